@@ -1,0 +1,47 @@
+# make demo   shows the engine at work on this machine (ARGS="--database postgresql://..." and so on)
+# make test   runs everything that must pass: linters, types, floors, tests (TESTS="tests/core -x" for some of them)
+# Both need only Python 3.11 or newer and make: the rest goes into .venv, again only when pyproject.toml changes.
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
+TESTS ?=
+
+.PHONY: demo test lint types revision clean
+
+demo: .venv/demo-installed
+	@$(BIN)/resilient demo $(ARGS)
+
+test: lint types
+	$(BIN)/pytest -q $(TESTS)
+
+lint: .venv/dev-installed
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	@$(BIN)/lint-imports --no-logo || { echo "a floor leaks: see [tool.importlinter] in pyproject.toml"; exit 1; }
+
+types: .venv/dev-installed
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/pyright --warnings
+
+# After a change of resilient/store/tables.py: make revision m="what changes"; then read and tidy the draft.
+revision: .venv/dev-installed
+	$(BIN)/alembic revision --autogenerate -m "$(m)"
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or say PYTHON=/path/to/python3"; exit 1; }
+	@"$(PYTHON)" -m venv .venv || { echo "no virtual environment (on Debian and Ubuntu: apt install python3-venv)"; exit 1; }
+
+.venv/demo-installed: pyproject.toml | .venv/bin/python
+	@echo "Installing into .venv ..."
+	@$(PIP) --editable '.[demo,postgres]'
+	@touch $@
+
+.venv/dev-installed: pyproject.toml | .venv/bin/python
+	@echo "Installing into .venv, with the tools that check it ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@ .venv/demo-installed

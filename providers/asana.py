@@ -1,0 +1,77 @@
+"""Asana: one user's grant; limits are per token, and refused requests count too.
+
+Retry-After is always sent. The cost of a request is charged afterwards and not published. The answer to a sync
+token that is too old (412) carries a new one. A webhook that fails for a day is removed.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Final, Unpack
+
+from resilient import Bearer, Errors, FailureKind, Incremental, Limit, NextCursor
+from resilient import OAuth2, Provider, Rule, Signature, Webhook
+
+if TYPE_CHECKING:
+    from resilient import Overrides, RequestFacts
+
+
+def route(asked: RequestFacts) -> tuple[str, float]:
+    """Search has a limit of its own."""
+    return ("search", 1) if asked.path.endswith("/tasks/search") else ("", 1)
+
+
+ASANA: Final = Provider(
+    name="asana",
+    title="Asana",
+    base_url="https://app.asana.com/api/1.0",
+    auth=(
+        OAuth2(
+            authorize_url="https://app.asana.com/-/oauth_authorize",
+            token_url="https://app.asana.com/-/oauth_token",
+            pkce="supported",
+            lifetime=3600,
+        ),
+        Bearer(),
+    ),
+    limits={
+        "account": [Limit(150, per="1m", name="token")],  # of the free plan; paid ones have 1500
+        "account/search": [Limit(60, per="1m", name="search")],
+    },
+    concurrency={"account": 15},  # writes in flight; 50 reads
+    route=route,
+    errors=Errors(
+        code=("errors[0].error",), message=("errors[0].message",), rules=(Rule(FailureKind.RESET_CURSOR, status=412),)
+    ),
+    pagination={
+        "list": NextCursor(items="data", found="next_page.offset", query="offset", size="limit", most=100),
+        "events": NextCursor(items="data", found="sync", query="sync", more="has_more", resume="sync"),
+    },
+    incremental={
+        "events": Incremental(
+            style="token",
+            query="sync",
+            found="sync",
+            taken="every_page",
+            deletions="marked",
+            deleted="action=deleted",
+            life=86400,
+        ),
+        "tasks": Incremental(style="filter", query="modified_since", field="modified_at"),
+    },
+    webhook=Webhook(
+        signatures=(Signature(header="x-hook-signature"),), challenge="echo", challenge_field="x-hook-secret"
+    ),
+    verified_on=date(2026, 11, 1),
+    sources=(
+        "Asana/developer-docs source/includes/markdown/_rate-limits.html.md, _webhooks.html.md",
+        "Asana/developer-docs defs/asana_oas.yaml",
+        "developers.asana.com docs oauth",
+    ),
+    unverified=("auth: scope_separator", "errors: 402 and 451", "idempotency: none", "incremental: action=deleted"),
+)
+
+
+def provider(client_id: str = "", client_secret: str = "", **overrides: Unpack[Overrides]) -> Provider:
+    """Asana's facts for one app."""
+    return ASANA.configured(client_id, client_secret, **overrides)

@@ -1,0 +1,77 @@
+"""Matrix client-server API (Synapse): one user and device on one homeserver.
+
+Whether a 401 is the end of the grant stands in ``soft_logout``. Lifetimes are in milliseconds, and the old refresh
+token works until the new one is used. Events are sent by PUT with a transaction id in the path, so a repeat has one
+effect. A timeline that is ``limited`` has a gap, to be filled backwards from ``prev_batch``.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Final, Unpack
+
+from resilient import Bearer, Errors, FailureKind, Incremental, Limit, NextCursor, OAuth2
+from resilient import Provider, Rotation, Rule, Signature, Wait, Webhook, Word
+
+if TYPE_CHECKING:
+    from resilient import Overrides, RequestFacts
+
+
+def route(asked: RequestFacts) -> tuple[str, float]:
+    """Sending has a limit of its own."""
+    return ("send", 1) if asked.method == "PUT" and "/send/" in asked.path else ("", 1)
+
+
+MATRIX: Final = Provider(
+    name="matrix",
+    title="Matrix",
+    base_url="https://{homeserver}/_matrix/client/v3",
+    auth=(
+        OAuth2(
+            token_url="https://{homeserver}/_matrix/client/v3/refresh",
+            flows=(),
+            client_auth="none",
+            body="json",
+            lifetime_field="expires_in_ms",
+            lifetime_unit=0.001,
+            rotation=Rotation.GRACE,  # until the new access or refresh token is used
+            errors=Errors(
+                code=("errcode",), message=("error",), rules=(Rule(FailureKind.AUTH, code="M_UNKNOWN_TOKEN"),)
+            ),
+        ),
+        Bearer(),
+    ),
+    limits={"account/send": [Limit(12, per="1m", burst=10, name="messages")]},  # a server's default
+    route=route,
+    errors=Errors(
+        code=("errcode",),
+        message=("error",),
+        rules=(
+            Rule(FailureKind.THROTTLED, status=429, wait=Wait(body="retry_after_ms", word=Word.DELTA_MS)),
+            Rule(FailureKind.QUOTA, status=403, code="M_RESOURCE_LIMIT_EXCEEDED", wait=Wait(fallback=3600)),
+        ),
+    ),
+    pagination={"messages": NextCursor(items="chunk", found="end", query="from", size="limit", most=100)},
+    incremental={
+        "sync": Incremental(
+            style="token",
+            query="since",
+            found="next_batch",
+            taken="every_page",
+            deletions="marked",
+            deleted="type=m.room.redaction",
+        )
+    },
+    webhook=Webhook(signatures=(Signature(header="authorization", scheme="equal", pattern=r"Bearer (\S+)"),)),
+    verified_on=date(2026, 11, 1),
+    sources=(
+        "matrix-org/matrix-spec content/client-server-api/_index.md",
+        "element-hq/synapse synapse/api/errors.py, synapse/config/ratelimiting.py",
+    ),
+    unverified=("pagination: the largest size", "webhook"),
+)
+
+
+def provider(client_id: str = "", client_secret: str = "", **overrides: Unpack[Overrides]) -> Provider:
+    """The protocol's facts; ``{homeserver}`` belongs to each connection."""
+    return MATRIX.configured(client_id, client_secret, **overrides)

@@ -1,0 +1,82 @@
+"""Salesforce REST: one user in one org, at the org's own address (``instance_url`` of the token answer).
+
+A spent request limit is a 403, at the token endpoint too, where it is easily taken for a dead grant. Errors are a
+list. Tokens state no lifetime: the org's session timeout decides. Inserts are made repeatable by an external id.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Final, Unpack
+
+from resilient import BudgetFields, Errors, FailureKind, Incremental, Limit, NextUrl
+from resilient import OAuth2, Provider, Rule, Wait, WaitDialect
+
+if TYPE_CHECKING:
+    from resilient import Overrides
+
+_LIMIT: Final = "REQUEST_LIMIT_EXCEEDED"
+
+SALESFORCE: Final = Provider(
+    name="salesforce",
+    title="Salesforce",
+    base_url="{instance_url}/services/data/v{version}",
+    hosts=("*.salesforce.com", "*.force.com"),
+    auth=(
+        OAuth2(
+            authorize_url="https://login.salesforce.com/services/oauth2/authorize",
+            token_url="https://login.salesforce.com/services/oauth2/token",
+            offline_scopes=("refresh_token",),
+            pkce="supported",
+            lifetime=7200,
+            keep=("instance_url", "id"),
+            errors=Errors(
+                code=("error", "[0].errorCode"), rules=(Rule(FailureKind.QUOTA, code=_LIMIT, wait=Wait(fallback=900)),)
+            ),
+        ),
+    ),
+    limits={"account": [Limit(100_000, per="1d", name="daily")]},
+    waits=WaitDialect(budgets=(BudgetFields("daily", used="sforce-limit-info"),)),
+    errors=Errors(
+        code=("[0].errorCode", "error"),
+        message=("[0].message", "error_description"),
+        rules=(
+            Rule(FailureKind.THROTTLED, code=_LIMIT, text="(?i)concurrent", wait=Wait(fallback=20)),
+            Rule(FailureKind.QUOTA, code=_LIMIT, wait=Wait(fallback=900)),  # of a rolling day: it frees up slowly
+            Rule(FailureKind.CONFLICT, code=("UNABLE_TO_LOCK_ROW", "DUPLICATE_VALUE", "DUPLICATES_DETECTED")),
+            Rule(FailureKind.RESET_CURSOR, code="INVALID_QUERY_LOCATOR"),
+        ),
+    ),
+    pagination={"query": NextUrl(items="records", found="nextRecordsUrl", done="done")},
+    incremental={
+        "query": Incremental(
+            style="filter", query="q", form="SystemModstamp >= {cursor}", field="SystemModstamp", deletions="separate"
+        )
+    },
+    verified_on=date(2026, 11, 1),
+    sources=(
+        "developer.salesforce.com docs salesforce_app_limits_cheatsheet, API limits headers, resources_getdeleted",
+        "help.salesforce.com connected app refresh token rotation (off by default)",
+        "simple-salesforce/simple-salesforce simple_salesforce/api.py",
+        "singer-io/tap-salesforce pull 221, issue 223",
+    ),
+    unverified=(
+        "auth: scope_separator, pkce, two hours of session, offline_scopes",
+        "errors.rules: UNABLE_TO_LOCK_ROW, DUPLICATE_VALUE, INVALID_QUERY_LOCATOR, the words of a concurrency limit",
+        "idempotency: none; upsert by an external id",
+        "webhook: none; Platform Events and Pub/Sub instead",
+    ),
+)
+
+
+def provider(
+    client_id: str = "",
+    client_secret: str = "",
+    *,
+    version: str = "64.0",
+    sandbox: bool = False,
+    **overrides: Unpack[Overrides],
+) -> Provider:
+    """Salesforce's facts for one connected app; ``{instance_url}`` belongs to each connection."""
+    made = SALESFORCE.configured(client_id, client_secret, **overrides).filled(version=version)
+    return made.signing_in_at("https://test.salesforce.com") if sandbox else made

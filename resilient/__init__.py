@@ -1,0 +1,207 @@
+"""Work that must go through somebody else's API: queued, limited, retried and seen through by your own database.
+
+The public names. Everything else may change without notice.
+"""
+
+from __future__ import annotations
+
+from resilient.core.alerts import AlertInfo, Alerting, Notice
+from resilient.core.auth import ApiKey, Auth, Basic, Bearer, OAuth2, Rotation
+from resilient.core.backoff import Retry
+from resilient.core.budgets import BudgetFields
+from resilient.core.changed import Cancelled, Changed, Deleted, Discarded, Edited, Retried
+from resilient.core.delays import (
+    Decorrelated,
+    EqualJitter,
+    Exponential,
+    Fixed,
+    FullJitter,
+    Linear,
+    PlusMinus,
+)
+from resilient.core.errors import (
+    Ambiguous,
+    BadCron,
+    BadPayload,
+    BadResourceKey,
+    Cancel,
+    ConnectionNotFound,
+    ConsentRefused,
+    DatabaseUnreachable,
+    DuplicateJob,
+    InvalidInput,
+    JobFailure,
+    JobNotFound,
+    LostLease,
+    MissingExtra,
+    NaiveDatetime,
+    PayloadTooLarge,
+    Permanent,
+    ResilientError,
+    ResourceStopped,
+    SchemaOutdated,
+    SchemaTooNew,
+    SetupError,
+    Snooze,
+    Throttled,
+    TransactionOpen,
+    Transient,
+    UnknownKind,
+)
+from resilient.core.exchange import AnswerFacts, RequestFacts
+from resilient.core.failure import Failure, FailureKind, Scope
+from resilient.core.incremental import Incremental
+from resilient.core.instants import Word
+from resilient.core.limit import Limit
+from resilient.core.page_request import PageRequest, PagingError
+from resilient.core.paginators import (
+    GraphQLPages,
+    LastKey,
+    LinkHeader,
+    NextCursor,
+    NextUrl,
+    Offset,
+    OnePage,
+    PageNumber,
+)
+from resilient.core.paging import Paginator
+from resilient.core.policy import BreakerPolicy
+from resilient.core.provider import Errors, Idempotency, Overrides, Provider, Rule, Wait
+from resilient.core.reasons import Reason
+from resilient.core.records import AttemptInfo, Count, JobInfo, ResourceInfo, StoppedGroup
+from resilient.core.retention import Pruned, Retention
+from resilient.core.retry_after import WaitDialect
+from resilient.core.schedule import ScheduleInfo
+from resilient.core.states import JobState
+from resilient.core.tokens import Credentials, GrantState
+from resilient.core.webhook import Signature, Webhook
+from resilient.core.why import Why
+from resilient.engine.access import Access, CredentialStore
+from resilient.engine.app import Resilient
+from resilient.engine.catalogue import providers_by_name
+from resilient.engine.connections import ConnectionInfo
+from resilient.engine.enqueue import Enqueued, Item
+from resilient.engine.handler import Handler, Kind, handler
+from resilient.engine.job import Job, SyncJob
+from resilient.engine.schedule import Schedule
+from resilient.engine.streams import Page, Rejected, Stream
+from resilient.engine.sync import Sweep
+from resilient.engine.worker import Worker
+from resilient.store.absent import insert_if_absent
+from resilient.store.filters import JobFilter
+
+__all__ = [
+    "Access",
+    "AlertInfo",
+    "Alerting",
+    "Ambiguous",
+    "AnswerFacts",
+    "ApiKey",
+    "AttemptInfo",
+    "Auth",
+    "BadCron",
+    "BadPayload",
+    "BadResourceKey",
+    "Basic",
+    "Bearer",
+    "BreakerPolicy",
+    "BudgetFields",
+    "Cancel",
+    "Cancelled",
+    "Changed",
+    "ConnectionInfo",
+    "ConnectionNotFound",
+    "ConsentRefused",
+    "Count",
+    "CredentialStore",
+    "Credentials",
+    "DatabaseUnreachable",
+    "Decorrelated",
+    "Deleted",
+    "Discarded",
+    "DuplicateJob",
+    "Edited",
+    "Enqueued",
+    "EqualJitter",
+    "Errors",
+    "Exponential",
+    "Failure",
+    "FailureKind",
+    "Fixed",
+    "FullJitter",
+    "GrantState",
+    "GraphQLPages",
+    "Handler",
+    "Idempotency",
+    "Incremental",
+    "InvalidInput",
+    "Item",
+    "Job",
+    "JobFailure",
+    "JobFilter",
+    "JobInfo",
+    "JobNotFound",
+    "JobState",
+    "Kind",
+    "LastKey",
+    "Limit",
+    "Linear",
+    "LinkHeader",
+    "LostLease",
+    "MissingExtra",
+    "NaiveDatetime",
+    "NextCursor",
+    "NextUrl",
+    "Notice",
+    "OAuth2",
+    "Offset",
+    "OnePage",
+    "Overrides",
+    "Page",
+    "PageNumber",
+    "PageRequest",
+    "Paginator",
+    "PagingError",
+    "PayloadTooLarge",
+    "Permanent",
+    "PlusMinus",
+    "Provider",
+    "Pruned",
+    "Reason",
+    "Rejected",
+    "RequestFacts",
+    "Resilient",
+    "ResilientError",
+    "ResourceInfo",
+    "ResourceStopped",
+    "Retention",
+    "Retried",
+    "Retry",
+    "Rotation",
+    "Rule",
+    "Schedule",
+    "ScheduleInfo",
+    "SchemaOutdated",
+    "SchemaTooNew",
+    "Scope",
+    "SetupError",
+    "Signature",
+    "Snooze",
+    "StoppedGroup",
+    "Stream",
+    "Sweep",
+    "SyncJob",
+    "Throttled",
+    "TransactionOpen",
+    "Transient",
+    "UnknownKind",
+    "Wait",
+    "WaitDialect",
+    "Webhook",
+    "Why",
+    "Word",
+    "Worker",
+    "handler",
+    "insert_if_absent",
+    "providers_by_name",
+]

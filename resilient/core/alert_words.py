@@ -1,0 +1,141 @@
+"""Alerts in words: one line each, that says what is wrong, with what, since when, and what to do.
+
+Many alerts of one sort are told in one notice (`digest`): an outage of a provider with a thousand accounts is
+one message, not a thousand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from resilient.core.alerts import AlertInfo, Notice
+from resilient.core.phrases import counted, moment, span, when
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+MOST: Final = 5  # notices of one sort and one provider, beyond which one stands for all
+NAMED: Final = 20  # others that it names
+
+
+def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: datetime) -> Notice:
+    """An alert in words."""
+    if state == "resolved":
+        lasted = span((now - alert.first_at).total_seconds())
+        return Notice(state, alert, f"resolved after {lasted}: {alert.subject}: {_OVER[alert.name]}")
+    text = f"{alert.subject}: {_WORDS[alert.name](alert.detail, alert.count, now)}"
+    if state == "again":
+        times = "" if alert.count == 1 else f", {alert.count:,} times"
+        text = f"still, since {moment(alert.first_at, now)}{times}: {text}"
+    return Notice(state, alert, text)
+
+
+def digest(notices: Iterable[Notice]) -> list[Notice]:
+    """The same notices, many of one sort made one."""
+    groups: dict[tuple[str, str, str], list[Notice]] = {}
+    for one in notices:
+        root = one.alert.subject.partition("/")[0]
+        groups.setdefault((one.state, one.alert.name, root), []).append(one)
+    told = []
+    for (_, _, root), members in groups.items():
+        if len(members) <= MOST:
+            told += members
+            continue
+        first, rest = members[0], [m.alert.subject for m in members[1:]]
+        text = f"{first.text} (and {counted(len(rest), 'other')} like it at {root}: {', '.join(rest[:3])}, …)"
+        told.append(replace(first, text=text, others=tuple(rest[:NAMED])))
+    return told
+
+
+# -- one phrase each ---------------------------------------------------------------------------------------------------
+
+
+def _new_error(d: Mapping[str, Any], _count: int, _now: datetime) -> str:
+    return f"fails with {_what(d)} on {d.get('resource')} (job {d.get('job')}){_error(d)}"
+
+
+def _dead(d: Mapping[str, Any], count: int, _now: datetime) -> str:
+    number = "a job is dead" if count == 1 else f"{count:,} jobs are dead"
+    return f"{number}, {_what(d)} (job {d.get('job')}){_error(d)}"
+
+
+def _invariant(d: Mapping[str, Any], _count: int, _now: datetime) -> str:
+    of = counted(d.get("resources", 1), "resource")
+    return f"the turns of {of} with ready jobs were lost and repaired. This is a bug: please report it"
+
+
+def _circuit_open(d: Mapping[str, Any], _count: int, now: datetime) -> str:
+    return f"its circuit is open{_since(d, now)}{_until(d, now)}, its jobs wait{_error(d)}"
+
+
+def _long_throttle(d: Mapping[str, Any], _count: int, now: datetime) -> str:
+    code = f" ({d['code']})" if d.get("code") else ""
+    return f"the provider asked to wait{_until(d, now)}{code}; if that cannot be meant, reset the resource"
+
+
+def _needs_reauth(d: Mapping[str, Any], _count: int, now: datetime) -> str:
+    if d.get("auth") == "needs_reauth":
+        return f"the account must be connected again{_since(d, now)}; until then its jobs wait"
+    return f"its credentials are {d.get('auth')}{_since(d, now)}; its jobs wait"
+
+
+def _failure_rate(d: Mapping[str, Any], _count: int, _now: datetime) -> str:
+    failed, of = d.get("failed", 0), d.get("executions", 1)
+    return f"{failed / of:.0%} of its last {counted(of, 'execution')} failed"
+
+
+def _backlog(d: Mapping[str, Any], _count: int, now: datetime) -> str:
+    since = datetime.fromisoformat(d["since"])
+    waits = span((now - since).total_seconds())
+    return (
+        f"job {d.get('job')} on {d.get('resource')} is ready for {waits} and nothing stops it: workers are missing,"
+        " too slow, or do not know its kind"
+    )
+
+
+def _no_success(d: Mapping[str, Any], _count: int, now: datetime) -> str:
+    since = when(datetime.fromisoformat(d["since"]), now)
+    last = f"its last job succeeded at {since}" if d.get("ever") else f"no job of it succeeded since {since}"
+    return f"{last}; {counted(d.get('periods', 1), 'tick')} in a row brought no success"
+
+
+_WORDS: Final[Mapping[str, Callable[[Mapping[str, Any], int, datetime], str]]] = {
+    "new_error": _new_error,
+    "dead": _dead,
+    "invariant": _invariant,
+    "circuit_open": _circuit_open,
+    "long_throttle": _long_throttle,
+    "needs_reauth": _needs_reauth,
+    "failure_rate": _failure_rate,
+    "backlog": _backlog,
+    "no_success": _no_success,
+}
+_OVER: Final[Mapping[str, str]] = {
+    "new_error": "fails no more",
+    "dead": "no more dead jobs",
+    "invariant": "no more lost turns",
+    "circuit_open": "its circuit is closed",
+    "long_throttle": "its wait is over",
+    "needs_reauth": "its credentials are good",
+    "failure_rate": "most executions succeed",
+    "backlog": "no job waits too long",
+    "no_success": "succeeded, or is no longer expected to",
+}
+
+
+def _what(d: Mapping[str, Any]) -> str:
+    return f"{d.get('error_kind')} {d['error_code']}" if d.get("error_code") else str(d.get("error_kind"))
+
+
+def _error(d: Mapping[str, Any]) -> str:
+    return f": {d['error']}" if d.get("error") else ""
+
+
+def _since(d: Mapping[str, Any], now: datetime) -> str:
+    return f" since {moment(datetime.fromisoformat(d['since']), now)}" if d.get("since") else ""
+
+
+def _until(d: Mapping[str, Any], now: datetime) -> str:
+    return f" until {when(datetime.fromisoformat(d['until']), now)}" if d.get("until") else ""

@@ -1,0 +1,179 @@
+"""How credentials of one API are got, kept fresh and sent: facts only, no tokens.
+
+A rotated refresh token is the dangerous part: where the old one dies with its use, an answer lost on the way
+costs the connection, so `Rotation` says what may be tried again. Errors of the token endpoint have a dialect
+like the API's own (`Errors`); RFC 6749, 5.2 is asked after the provider's rules. In these, `AUTH` means a
+dead grant (of this account), and `AUTH` with `Scope.PROVIDER` that the application itself is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from resilient.core.errors import InvalidInput
+from resilient.core.hosts import origin_of, without_secrets
+from resilient.core.placeholders import at_origin, fill_url
+from resilient.core.provider import NONE, Errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from resilient.core.limit import Limit
+
+RFC_CODES: Final = Errors(code=("error",))  # RFC 6749, 5.2
+ClientAuth = Literal["post", "basic", "jwt", "none"]
+Flow = Literal["authorization_code", "client_credentials", "jwt_bearer"]
+Pkce = Literal["required", "supported", "none"]
+_URLS: Final = ("authorize_url", "token_url", "refresh_url", "revoke_url")
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+
+class Rotation(StrEnum):
+    """What a refresh does to the refresh token that was sent."""
+
+    NONE = "none"  # it stays the same
+    OLD_KEPT = "old_kept"  # a new one comes, the old one goes on working
+    GRACE = "grace"  # a new one comes, the old one can be replayed for a while: see `OAuth2.grace`
+    SINGLE_USE = "single_use"  # it is dead as soon as it was used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bearer:
+    """A token the account gives us, sent as ``prefix`` and token in ``header``."""
+
+    kind: Literal["bearer"] = field(init=False, default="bearer")
+    header: str = "Authorization"
+    prefix: str = "Bearer "
+
+    def headers(self, token: str) -> dict[str, str]:
+        """What a request carries."""
+        return {self.header: f"{self.prefix}{token}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key the account gives us, sent in a header, or as the parameter ``query`` where there is no other way."""
+
+    kind: Literal["api_key"] = field(init=False, default="api_key")
+    header: str = "X-API-Key"
+    prefix: str = ""
+    query: str = ""
+
+    def headers(self, key: str) -> dict[str, str]:
+        """What a request carries; nothing if the key goes into the URL."""
+        return {} if self.query else {self.header: f"{self.prefix}{key}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basic:
+    """User and password, as RFC 7617 says. ``user``, ``password``: what the provider calls them."""
+
+    kind: Literal["basic"] = field(init=False, default="basic")
+    user: str = "user"
+    password: str = "password"  # noqa: S105 - the name of the field a person is asked for
+
+    def headers(self, user: str, password: str) -> dict[str, str]:
+        """What a request carries."""
+        if ":" in user:
+            raise InvalidInput("basic: a user name cannot contain a colon (RFC 7617, 2)")
+        text = base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+        return {"Authorization": f"Basic {text}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OAuth2:
+    """The OAuth facts of a provider, and with `Provider.configured` the application's client.
+
+    ``authorize_url``, ``token_url``, ``refresh_url`` (where it differs), ``revoke_url``: with
+    ``{placeholders}`` they are filled per account. ``authorize_params``, ``token_params``,
+    ``refresh_params``: what is added to each request; ``token_headers``: likewise. ``body``: how the token
+    endpoint wants to be asked. ``offline_scopes``: asked for beside the application's own ``scopes``, or
+    there is no refresh token. ``refresh_redirect``: the redirect URI is repeated on refresh. ``sends``: how
+    an access token is sent.
+
+    ``lifetime``: seconds an access token lasts if the answer does not say (None: until it is refused);
+    ``lifetime_field`` and ``lifetime_unit``: where the answer says it, and in how many seconds.
+    ``zero_lifetime``: what a stated 0 means. ``margin``: seconds before the end at which it is refreshed;
+    ``early_field``: where the answer says so itself. ``refresh_lifetime``: of the refresh token, and
+    ``refresh_lifetime_field``. ``rotation``, and ``grace``: seconds for which the old refresh token may be
+    replayed (None with `Rotation.GRACE`: until its successor is used).
+
+    ``keep``: paths in the token answer that belong to the connection (Salesforce's ``instance_url``);
+    ``keep_callback``: parameters of the callback that do (Intuit's ``realmId``). ``shared``: one grant may
+    serve several tenants. ``success``: paths of which one must hold the token. ``errors``: the dialect of the
+    token endpoint. ``limits``: its own. Raises `InvalidInput`.
+    """
+
+    kind: Literal["oauth2"] = field(init=False, default="oauth2")
+    authorize_url: str = ""
+    token_url: str
+    refresh_url: str = ""
+    revoke_url: str = ""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    redirect_uri: str = ""
+    scopes: tuple[str, ...] = ()
+    scope_separator: str = " "
+    offline_scopes: tuple[str, ...] = ()
+    flows: tuple[Flow, ...] = ("authorization_code",)
+    pkce: Pkce = "none"
+    client_auth: ClientAuth = "post"
+    body: Literal["form", "json"] = "form"
+    authorize_params: Mapping[str, str] = field(default_factory=lambda: NONE)
+    token_params: Mapping[str, str] = field(default_factory=lambda: NONE)
+    refresh_params: Mapping[str, str] = field(default_factory=lambda: NONE)
+    token_headers: Mapping[str, str] = field(default_factory=lambda: NONE)
+    refresh_redirect: bool = False
+    sends: Bearer = Bearer()
+    lifetime: float | None = None
+    lifetime_field: str = "expires_in"
+    lifetime_unit: float = 1.0
+    zero_lifetime: Literal["expired", "endless"] = "expired"
+    margin: float = 300.0
+    early_field: str = ""
+    refreshes: bool = True  # there are refresh tokens at all
+    refresh_lifetime: float | None = None
+    refresh_lifetime_field: str = ""
+    rotation: Rotation = Rotation.NONE
+    grace: float | None = None
+    keep: tuple[str, ...] = ()
+    keep_callback: tuple[str, ...] = ()
+    shared: bool = False
+    success: tuple[str, ...] = ("access_token",)
+    errors: Errors = RFC_CODES
+    limits: Sequence[Limit] = ()
+
+    def __post_init__(self) -> None:
+        for url in (getattr(self, name) for name in _URLS):
+            if url and not url.startswith(("https://", "{")) and origin_of(url)[1] not in _LOOPBACK:
+                raise InvalidInput(f"{without_secrets(url)!r}: secrets are sent there, so it must be https://")
+        if self.grace is not None and (self.rotation is not Rotation.GRACE or self.grace <= 0):
+            raise InvalidInput(f"OAuth2(grace={self.grace!r}) needs rotation=Rotation.GRACE and more than 0 s")
+        if not self.refreshes and self.rotation is not Rotation.NONE:
+            raise InvalidInput("OAuth2(refreshes=False): there is no refresh token that could rotate")
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a refresh whose answer was lost may be sent again with the same refresh token."""
+        return self.rotation is not Rotation.SINGLE_USE
+
+    def filled(self, values: Mapping[str, str]) -> Self:
+        """These facts with placeholders in the addresses filled. Raises `InvalidInput`."""
+        urls: dict[str, Any] = {name: fill_url(getattr(self, name), values) for name in _URLS}
+        return replace(self, **urls)
+
+    def moved(self, origin: str) -> Self:
+        """These facts on another origin, paths kept: an instance of one's own, or a test server."""
+        urls: dict[str, Any] = {name: at_origin(getattr(self, name), origin) for name in _URLS}
+        return replace(self, **urls)
+
+    def scope_text(self) -> str:
+        """The scopes to ask for, as the provider writes them."""
+        every = dict.fromkeys((*self.scopes, *self.offline_scopes))
+        return self.scope_separator.join(every)
+
+
+Auth = OAuth2 | Bearer | ApiKey | Basic

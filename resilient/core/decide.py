@@ -1,0 +1,333 @@
+"""What becomes of a job whose execution ended: (job, outcome, policy, now, dice) -> `Transition`.
+
+Rules, in the order in which they win: - a success is a success, also when a cancel came too late; - a request
+that may have been received is never blindly repeated: while its mark stands, the job goes on only by
+reconciling, else it is dead, "unknown outcome". A cancelled one is not run again, not even to reconcile: a
+person looks; - a permanent failure, and whatever is out of attempts or rescues, is dead; - a cancel wins over
+every way of going on; so does an expiry that comes before the next try; - waiting is not charged: throttles,
+quotas, credentials, stopped resources, snoozes, used-up slices, hand-backs and lost workers. A job that waits
+for a resource on its own path goes back to ready and keeps its place: the gate holds it. A resource elsewhere
+gates nothing in the claim, so then the job is scheduled; - everything else is charged and backed off; what
+the provider told is a floor.
+
+`decide` never raises for a handler's mistakes: a delay function that fails is replaced by the default delay.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from resilient.core.backoff import DEFAULT_DELAY
+from resilient.core.failure import WAITS_FOR_RESOURCE, Failure, FailureKind, at_scope
+from resilient.core.instants import add_seconds
+from resilient.core.outcomes import (
+    SUCCEEDED,
+    CancelledByHandler,
+    Decision,
+    Deferred,
+    Expired,
+    Failed,
+    HandedBack,
+    JobFacts,
+    Outcome,
+    Reconciled,
+    Rescued,
+    Snoozed,
+    Succeeded,
+    Transition,
+)
+from resilient.core.plain_text import plain
+from resilient.core.resource_key import is_below
+from resilient.core.retry_after import resume_at
+from resilient.core.states import JobState
+
+if TYPE_CHECKING:
+    from resilient.core.backoff import Retry
+
+__all__ = ["CancelledByHandler", "Decision", "Deferred", "Expired", "Failed", "HandedBack", "JobFacts"]
+__all__ += ["SUCCEEDED", "Outcome", "Reconciled", "Rescued", "Snoozed", "Succeeded", "Transition", "decide"]
+
+RECHECK: Final = 60.0  # seconds until a job asks again for a resource that is not on its path
+LONGEST_ERROR: Final = 8_000  # characters
+_DEAD_AT_ONCE: Final = frozenset(
+    {FailureKind.PERMANENT, FailureKind.UNDECODABLE, FailureKind.EXPIRED, FailureKind.LOST_WORKER}
+)
+_NEVER_RAN: Final = frozenset({FailureKind.UNDECODABLE, FailureKind.EXPIRED, FailureKind.LOST_WORKER})
+
+
+def decide(job: JobFacts, outcome: Outcome, retry: Retry, now: datetime, roll: float) -> Transition:
+    """The step of a running job. ``roll`` in [0, 1) is the only dice."""
+    match outcome:
+        case Succeeded():
+            step = _succeeded(job, outcome.result, now)
+        case Failed():
+            step = _failed(job, outcome, retry, now, roll)
+        case Deferred() | Snoozed() | HandedBack():
+            step = _waits(job, outcome, retry, now, roll)
+        case Rescued():
+            step = _rescued(job, outcome, retry, now)
+        case Reconciled():
+            step = _reconciled(job, outcome, now)
+        case CancelledByHandler():
+            step = _cancelled(job, outcome)
+        case Expired():
+            step = _expired(job, _step(job, JobState.DEAD, "expired", error=outcome.message or None), now)
+        case _:
+            assert_never(outcome)
+    return step
+
+
+def _step(job: JobFacts, state: JobState, decision: Decision, *, charged: bool = False, **rest: Any) -> Transition:
+    counters = {"attempts": job.attempts + charged, "deferrals": job.deferrals, "rescues": job.rescues}
+    return Transition(state, decision, charged, **{**counters, **rest})
+
+
+def _succeeded(job: JobFacts, result: str | None, now: datetime) -> Transition:
+    if job.once_more and not job.cancel_requested:  # back of the line, with a fresh budget
+        return Transition(
+            JobState.READY, "once_more", charged=False, attempts=0, deferrals=job.deferrals, rescues=0,
+            run_at=now, result=result, clear_sent=True,
+        )  # fmt: skip
+    return Transition(
+        JobState.SUCCEEDED, "succeeded", charged=False, attempts=job.attempts, deferrals=job.deferrals,
+        rescues=job.rescues, result=result, clear_sent=True,
+    )  # fmt: skip
+
+
+def _failed(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: float) -> Transition:
+    failure, kind = outcome.failure, outcome.failure.kind
+    about = _about(job, outcome)
+    if kind in _DEAD_AT_ONCE:
+        return _dead(job, kind, outcome.message, charged=kind not in _NEVER_RAN)._replace(**_origin(about))
+    if kind in WAITS_FOR_RESOURCE or kind is FailureKind.RESET_CURSOR:
+        if (unknown := _unanswered(job, outcome.message)) is not None:
+            return unknown._replace(**_origin(about))
+        told = _told(failure, now)
+        return _go_on(job, _uncharged(job, about, told, now, roll), now, told)
+    if job.sent or (kind is FailureKind.AMBIGUOUS and not outcome.repeatable):
+        return _in_doubt(job, outcome, retry, now, roll)
+    if kind is FailureKind.TIMEOUT and job.checkpointed:
+        step = _step(job, JobState.READY, "slice", run_at=now, **about)
+        return _go_on(job, step._replace(deferrals=job.deferrals + 1), now)
+    return _charged(job, outcome, retry, now, roll)
+
+
+def _charged(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: float) -> Transition:
+    """Retry with a delay, or dead."""
+    kind, attempts = outcome.failure.kind, job.attempts + 1
+    limit = retry.limit(kind, job.max_attempts)
+    if limit is not None and attempts >= limit:
+        message = f"{outcome.message} (attempt {attempts} of {limit})"
+        return _dead(job, kind, message, charged=True)._replace(**_origin(_about(job, outcome)))
+    run_at, remark = _next_try(job, outcome.failure, retry, now, roll)
+    about = _about(job, outcome, outcome.message + remark)
+    return _go_on(job, _at(_step(job, JobState.SCHEDULED, "retry", charged=True, **about), run_at, now), now)
+
+
+def _in_doubt(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: float) -> Transition:
+    """A request may have been received and cannot be repeated: reconcile, or dead."""
+    origin = _origin(_about(job, outcome))
+    limit = retry.limit(FailureKind.AMBIGUOUS, job.max_attempts)
+    run_at, remark = _next_try(job, outcome.failure, retry, now, roll)
+    if (
+        not job.can_reconcile
+        or job.cancel_requested
+        or (limit is not None and job.attempts >= limit)  # looking is not doing: one look beyond the last attempt
+        or (job.expires_at is not None and run_at >= job.expires_at)
+    ):
+        return _unknown(job, outcome.message)._replace(**origin)
+    error = _clip(f"unknown outcome, will be looked up: {outcome.message}{remark}")
+    step = _step(
+        job, JobState.SCHEDULED, "reconcile", charged=True, error=error, error_kind=FailureKind.AMBIGUOUS,
+        set_mark=not job.sent, **origin,
+    )  # fmt: skip
+    return _at(step, run_at, now)
+
+
+def _waits(
+    job: JobFacts, outcome: Deferred | Snoozed | HandedBack, retry: Retry, now: datetime, roll: float
+) -> Transition:
+    """Refused by a gate, snoozed or handed back: nothing is charged."""
+    told = None
+    match outcome:
+        case Deferred():
+            step = _deferred(job, outcome, now, roll)
+            if outcome.gate == "cooldown" and outcome.until is not None:  # other gates may open early
+                told = _aware(outcome.until)
+        case Snoozed():
+            step = _snoozed(job, outcome, retry, now, roll)
+        case HandedBack():
+            step = _step(job, JobState.READY, "handed_back", error=_clip(outcome.reason))
+    return _unanswered(job, step.error or step.decision) or _go_on(job, step, now, told)
+
+
+def _cancelled(job: JobFacts, outcome: CancelledByHandler) -> Transition:
+    """On request, a standing mark wins; a handler that cancels itself knows what it sent."""
+    if job.sent and job.cancel_requested:
+        return _unknown(job, outcome.reason)
+    return _step(job, JobState.CANCELLED, "cancelled", error=_clip(outcome.reason))
+
+
+def _reconciled(job: JobFacts, outcome: Reconciled, now: datetime) -> Transition:
+    if outcome.took_effect is None:
+        return _unknown(job, "its reconcile hook cannot tell")
+    if outcome.took_effect:
+        return _succeeded(job, None, now)
+    return _go_on(job, _step(job, JobState.READY, "reconciled", clear_sent=True), now)
+
+
+def _rescued(job: JobFacts, outcome: Rescued, retry: Retry, now: datetime) -> Transition:
+    rescues = job.rescues + 1
+    if (unknown := _unanswered(job, outcome.message)) is not None:
+        return unknown._replace(charged=False, attempts=job.attempts, rescues=rescues)
+    if rescues >= retry.max_rescues:
+        message = f"{outcome.message}; {rescues} workers were lost while they ran it"
+        return _dead(job, FailureKind.LOST_WORKER, message, charged=False)._replace(rescues=rescues)
+    step = _step(
+        job, JobState.READY, "reconcile" if job.sent else "rescued", error=_clip(outcome.message),
+        error_kind=FailureKind.LOST_WORKER,
+    )  # fmt: skip
+    return _go_on(job, step._replace(rescues=rescues), now)
+
+
+def _uncharged(job: JobFacts, about: dict[str, Any], told: datetime | None, now: datetime, roll: float) -> Transition:
+    """Throttled, out of quota, without credentials, or a refused cursor."""
+    if about["error_kind"] is FailureKind.RESET_CURSOR:
+        step = _step(job, JobState.READY, "reset_cursor", **about)
+    else:
+        step = _wait_for(job, about["resource_key"], told, now, roll)._replace(**about)
+    return step._replace(deferrals=job.deferrals + 1)
+
+
+def _deferred(job: JobFacts, outcome: Deferred, now: datetime, roll: float) -> Transition:
+    until = None if outcome.until is None else _aware(outcome.until)
+    step = _wait_for(job, outcome.resource, until, now, roll)
+    return step._replace(
+        deferrals=job.deferrals + 1, error=_clip(outcome.message), resource_key=outcome.resource or None
+    )
+
+
+def _wait_for(job: JobFacts, resource: str, until: datetime | None, now: datetime, roll: float) -> Transition:
+    if not job.resource_key or is_below(job.resource_key, resource):
+        return _step(job, JobState.READY, "defer", waiting_for=resource)
+    if until is None or until <= now:
+        run_at = add_seconds(now, RECHECK * (1 - roll / 2))
+    else:
+        run_at = resume_at(until, now, roll)
+    return _step(job, JobState.SCHEDULED, "defer", waiting_for=resource, run_at=run_at)
+
+
+def _snoozed(job: JobFacts, outcome: Snoozed, retry: Retry, now: datetime, roll: float) -> Transition:
+    if outcome.until is not None:
+        run_at = _aware(outcome.until)
+    else:
+        delay = outcome.delay.total_seconds() if isinstance(outcome.delay, timedelta) else outcome.delay
+        if not isinstance(delay, (int, float)) or not isfinite(delay):
+            delay = _delay(job, None, retry, job.deferrals + 1, roll)[0]
+        run_at = add_seconds(now, delay)
+    step = _step(job, JobState.SCHEDULED, "snooze", error=_clip(outcome.message))
+    return _at(step, run_at, now)._replace(deferrals=job.deferrals + 1)
+
+
+def _go_on(job: JobFacts, step: Transition, now: datetime, told: datetime | None = None) -> Transition:
+    """``step``, unless a cancel or an expiry forbids going on. ``told``: it certainly cannot run before."""
+    if job.cancel_requested:
+        return step._replace(state=JobState.CANCELLED, decision="cancelled", run_at=None, waiting_for=None)
+    if job.expires_at is not None:
+        next_try = max(t for t in (now, step.run_at, told) if t is not None)
+        if next_try >= job.expires_at:
+            return _expired(job, step, next_try)
+    return step
+
+
+def _expired(job: JobFacts, step: Transition, next_try: datetime) -> Transition:
+    if job.expires_at is None:
+        reason = "expired"
+    else:
+        reason = f"expires at {job.expires_at.isoformat()}, could not run before {next_try.isoformat()}"
+    return step._replace(
+        state=JobState.DEAD, decision="expired", run_at=None, waiting_for=None,
+        error_kind=FailureKind.EXPIRED, error=_clip(f"{reason}; {step.error}" if step.error else reason),
+    )  # fmt: skip
+
+
+def _unanswered(job: JobFacts, message: str) -> Transition | None:
+    """Dead, if a mark stands and nobody could look the request up; None lets the caller go on."""
+    if job.sent and (job.cancel_requested or not job.can_reconcile):
+        return _unknown(job, message)
+    return None
+
+
+def _unknown(job: JobFacts, message: str) -> Transition:
+    return _dead(job, FailureKind.AMBIGUOUS, message, charged=True)
+
+
+def _dead(job: JobFacts, kind: FailureKind, message: str, *, charged: bool) -> Transition:
+    if kind is FailureKind.AMBIGUOUS:
+        message = f"unknown outcome: a request may have been received, and is not repeated blindly; {message}"
+    elif job.sent:
+        message = f"{message}; another request of this job may have been received"
+    return _step(job, JobState.DEAD, "dead", charged=charged, error=_clip(message or kind.value), error_kind=kind)
+
+
+def _about(job: JobFacts, outcome: Failed, message: str | None = None) -> dict[str, Any]:
+    """The fields of a transition that say what went wrong."""
+    failure = outcome.failure
+    return {
+        "error": _clip(message or outcome.message or failure.kind.value),
+        "error_kind": failure.kind,
+        "error_code": None if failure.code is None else plain(failure.code),
+        "status": failure.status,
+        "resource_key": outcome.resource or at_scope(job.resource_key, failure.scope) or None,
+        "traceback": outcome.traceback,
+    }
+
+
+def _origin(about: dict[str, Any]) -> dict[str, Any]:
+    """Without the words and the kind, which are another's."""
+    return {key: about[key] for key in ("error_code", "status", "resource_key", "traceback")}
+
+
+def _next_try(job: JobFacts, failure: Failure, retry: Retry, now: datetime, roll: float) -> tuple[datetime, str]:
+    """When to try again, never earlier than told, and a remark if the policy's delay failed."""
+    delay, remark = _delay(job, failure, retry, job.attempts + 1, roll)
+    run_at, told = add_seconds(now, delay), _told(failure, now)
+    return (run_at if told is None else max(run_at, resume_at(told, now, roll))), remark
+
+
+def _delay(job: JobFacts, failure: Failure | None, retry: Retry, attempt: int, roll: float) -> tuple[float, str]:
+    kind = FailureKind.TRANSIENT if failure is None else failure.kind
+    try:
+        return retry.seconds(kind, attempt, roll, job.previous_delay, failure), ""
+    except Exception as error:  # noqa: BLE001 - a user's function must not lose the job
+        remark = f" (its delay function failed, the default is used: {type(error).__name__}: {error})"
+        return DEFAULT_DELAY.seconds(attempt, roll), remark
+
+
+def _told(failure: Failure, now: datetime) -> datetime | None:
+    """What the provider told, if it lies ahead."""
+    if failure.retry_at is not None:
+        at = _aware(failure.retry_at)
+    elif failure.retry_in is not None and failure.retry_in > 0:
+        at = add_seconds(now, failure.retry_in)
+    else:
+        return None
+    return at if at > now else None
+
+
+def _at(step: Transition, run_at: datetime, now: datetime) -> Transition:
+    """Scheduled for a time ahead, else ready at once, at the back of the line."""
+    if run_at > now:
+        return step._replace(state=JobState.SCHEDULED, run_at=run_at)
+    return step._replace(state=JobState.READY, run_at=now)
+
+
+def _aware(at: datetime) -> datetime:
+    """A handler's naive datetime is taken as UTC: refusing it here would lose the job."""
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at
+
+
+def _clip(text: str | None) -> str | None:
+    return plain(text[:LONGEST_ERROR]) if text else None

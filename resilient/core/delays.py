@@ -1,0 +1,244 @@
+"""Delay strategies: how long to wait after attempt n.
+
+Rules: a strategy is a frozen value; the dice are an argument (``roll`` in [0, 1)); jitter comes last, after
+the cap, or everybody who has reached the cap would return in the same second. Attempts count from 1: the
+delay after the first failure is that of attempt 1.
+
+Tenacity's own ``wait_*`` objects are accepted, recognised by where their classes come from, so that nothing
+here imports tenacity. They roll their own dice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from math import isfinite
+from types import SimpleNamespace
+from typing import Any, Final, Protocol, runtime_checkable
+
+from resilient.core.errors import InvalidInput, JobFailure
+from resilient.core.failure import Failure, FailureKind
+
+Seconds = float | timedelta
+
+LONGEST: Final = 366 * 86400.0  # seconds; longer is a mistake of units in a user's function
+_MOST_STEPS: Final = 64  # of a decorrelated chain that is made up; it settles much earlier
+
+
+@runtime_checkable
+class Delay(Protocol):
+    """A delay strategy."""
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:
+        """Seconds to wait after ``attempt`` (from 1) failed; ``previous``: the delay before it, if known."""
+
+
+DelayLike = Delay | Seconds | Callable[..., Any]
+
+
+class _Value:
+    """Shared by the strategies: checked fields of a frozen dataclass."""
+
+    __slots__ = ()
+
+    def _set(self, **values: float) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Fixed(_Value):
+    """Always the same delay, without jitter."""
+
+    delay: float
+
+    def __init__(self, delay: Seconds) -> None:
+        self._set(delay=_seconds("delay", delay))
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+        """See `Delay`."""
+        return self.delay
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Linear(_Value):
+    """``attempt`` x ``step``: 30 s, 60 s, 90 s ..., at most ``cap``. No jitter: wrap it in `PlusMinus`."""
+
+    step: float
+    cap: float
+
+    def __init__(self, step: Seconds = 30.0, cap: Seconds = 3600.0) -> None:
+        self._set(step=_seconds("step", step), cap=_seconds("cap", cap))
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+        """See `Delay`."""
+        return min(self.cap, attempt * self.step)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Exponential(_Value):
+    """``base`` x ``factor`` ^ (attempt - 1), at most ``cap``. No jitter: prefer `FullJitter`."""
+
+    base: float
+    factor: float
+    cap: float
+
+    def __init__(self, base: Seconds = 1.0, factor: float = 2.0, cap: Seconds = 600.0) -> None:
+        low, high = _seconds("base", base), _seconds("cap", cap)
+        if not (_is_number(factor) and factor >= 1):
+            raise InvalidInput(f"factor={factor!r} would shrink the delay: use a number of at least 1, such as 2")
+        if low > high:
+            raise InvalidInput(f"base={low:g} s is longer than cap={high:g} s: raise the cap or lower the base")
+        self._set(base=low, factor=float(factor), cap=high)
+
+    def curve(self, attempt: int) -> float:
+        """The delay before any jitter."""
+        try:
+            return min(self.cap, self.base * self.factor ** (max(attempt, 1) - 1))
+        except OverflowError:
+            return self.cap if self.base else 0.0
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+        """See `Delay`."""
+        return self.curve(attempt)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class FullJitter(Exponential):
+    """Anything between nothing and the exponential delay, but at least half the base. The default."""
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+        """See `Delay`."""
+        return max(self.base / 2, roll * self.curve(attempt))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class EqualJitter(Exponential):
+    """Half the exponential delay, and up to as much again."""
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+        """See `Delay`."""
+        return self.curve(attempt) * (1 + roll) / 2
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Decorrelated(_Value):
+    """Between ``base`` and three times the previous delay, at most ``cap``.
+
+    Where the previous delay is not known, the mean of such a chain stands for it.
+    """
+
+    base: float
+    cap: float
+
+    def __init__(self, base: Seconds = 1.0, cap: Seconds = 600.0) -> None:
+        low, high = _seconds("base", base), _seconds("cap", cap)
+        if low > high:
+            raise InvalidInput(f"base={low:g} s is longer than cap={high:g} s: raise the cap or lower the base")
+        self._set(base=low, cap=high)
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:
+        """See `Delay`."""
+        if previous is None:
+            previous = self.base
+            for _ in range(min(attempt - 1, _MOST_STEPS)):
+                previous = (self.base + self._high(previous)) / 2
+        return self.base + roll * (self._high(previous) - self.base)
+
+    def _high(self, previous: float) -> float:
+        return max(self.base, min(self.cap, 3 * previous))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class PlusMinus:
+    """Another strategy's delay, give or take ``ratio`` of it (+-20 %)."""
+
+    of: Delay
+    ratio: float
+
+    def __init__(self, of: DelayLike | None = None, ratio: float = 0.2) -> None:
+        if not (_is_number(ratio) and 0 <= ratio <= 1):
+            raise InvalidInput(f"ratio={ratio!r} is not a share: use a number from 0 to 1, such as 0.2 for +-20 %")
+        object.__setattr__(self, "of", Exponential() if of is None else as_delay(of))
+        object.__setattr__(self, "ratio", float(ratio))
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:
+        """See `Delay`."""
+        return self.of.seconds(attempt, roll, previous) * (1 - self.ratio + 2 * self.ratio * roll)
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """A function of the attempt (from 1) to seconds or a timedelta."""
+
+    function: Callable[[int], Any]
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+        """See `Delay`. Raises `InvalidInput` if the function returns no delay."""
+        return _returned(self.function(attempt), self.function)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenacity:
+    """One of tenacity's ``wait_*`` objects. Its retry state's exception is a `JobFailure`."""
+
+    wait: Callable[[Any], Any]
+
+    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:
+        """See `Delay`. Raises `InvalidInput` if it returns no delay."""
+        return self.after(attempt, roll, previous, None)
+
+    def after(self, attempt: int, roll: float, previous: float | None, failure: Failure | None) -> float:  # noqa: ARG002
+        """The delay after this failure."""
+        error = JobFailure("failed", failure=failure or Failure(FailureKind.TRANSIENT))
+        outcome = SimpleNamespace(exception=lambda: error, failed=True, attempt_number=attempt)
+        state = SimpleNamespace(
+            attempt_number=attempt, outcome=outcome, idle_for=previous or 0.0, seconds_since_start=None,
+            upcoming_sleep=0.0, next_action=None, start_time=0.0, outcome_timestamp=None, fn=None, args=(),
+            kwargs={}, retry_object=None,
+        )  # fmt: skip
+        return _returned(self.wait(state), self.wait)
+
+
+def as_delay(value: DelayLike) -> Delay:
+    """A strategy from a number of seconds, a timedelta, a function, a tenacity wait, or a strategy.
+
+    Raises `InvalidInput` for anything else.
+    """
+    if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
+        return Fixed(value)
+    if isinstance(value, type):
+        raise InvalidInput(f"delay={value.__name__} is a class: write {value.__name__}()")
+    if any(cls.__module__.partition(".")[0] == "tenacity" for cls in type(value).__mro__) and callable(value):
+        return Tenacity(value)
+    if isinstance(value, Delay):
+        return value
+    if callable(value):
+        return Custom(value)
+    raise InvalidInput(
+        f"delay={value!r} is no delay: use seconds, a timedelta, a strategy such as FullJitter(base=1), "
+        "a function of the attempt, or one of tenacity's waits",
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+
+
+def _seconds(name: str, value: Seconds) -> float:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if not (_is_number(value) and value >= 0):
+        raise InvalidInput(f"{name}={value!r} is no delay: use seconds from 0 on, or a timedelta")
+    return float(value)
+
+
+def _returned(value: Any, function: object) -> float:
+    """A delay out of a user's function, at most `LONGEST`."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        raise InvalidInput(f"delay function {name} returned {value!r}: return seconds from 0 on, or a timedelta")
+    return float(min(value, LONGEST))

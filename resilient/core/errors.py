@@ -1,0 +1,206 @@
+"""Every exception a user of the library can meet.
+
+    ResilientError
+    +-- InvalidInput (ValueError)      the caller's argument is wrong; nothing was written
+    |   +-- BadResourceKey
+    |   +-- BadPayload                 does not fit the handler's model, or is not JSON
+    |   +-- PayloadTooLarge
+    |   +-- UnknownKind                no handler of that name in this app
+    |   +-- NaiveDatetime
+    |   +-- BadCron
+    +-- SetupError                     the program or its database is not ready
+    |   +-- DatabaseUnreachable
+    |   +-- SchemaOutdated             database older than the code: run `resilient db upgrade`
+    |   +-- SchemaTooNew               database newer than the code: deploy the newer code
+    |   +-- MissingExtra               an optional dependency is not installed
+    +-- JobNotFound
+    +-- ConnectionNotFound
+    +-- ConsentRefused                 a person or a provider said no, or the callback is not one of ours
+    +-- DuplicateJob                   enqueue with on_conflict="raise"
+    +-- TransactionOpen                a request while a transaction of the job is open
+    +-- LostLease                      the job was given to another worker meanwhile
+    +-- ResourceStopped                a gate refused before any I/O; the job waits, no attempt is charged
+    +-- JobFailure                     carries a classified `Failure`; a handler may raise these itself
+    |   +-- Transient
+    |   +-- Permanent
+    |   +-- Throttled                  ``Throttled(until)``: the account must wait
+    |   +-- Ambiguous                  it may have happened; never repeated blindly
+    +-- Snooze, Cancel                 raised or returned by a handler: not failures
+
+Messages say what happened, to which job or resource, and what to do. They never contain secrets.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from resilient.core.failure import Failure
+
+
+class ResilientError(Exception):
+    """Base of everything the library raises on purpose."""
+
+
+class InvalidInput(ResilientError, ValueError):
+    """The caller's argument is wrong; nothing was written."""
+
+
+class BadResourceKey(InvalidInput):
+    """Not a resource key or pattern."""
+
+
+class BadPayload(InvalidInput):
+    """The payload does not fit the handler's model, or is not JSON."""
+
+
+class PayloadTooLarge(InvalidInput):
+    """The encoded payload exceeds the app's limit."""
+
+
+class UnknownKind(InvalidInput):
+    """No handler of that kind is listed in the app."""
+
+
+class NaiveDatetime(InvalidInput):
+    """A datetime without a time zone."""
+
+
+class BadCron(InvalidInput):
+    """Not a cron expression, or not a time zone."""
+
+
+class SetupError(ResilientError):
+    """The program or its database is not ready."""
+
+
+class DatabaseUnreachable(SetupError):
+    """The database does not answer; the message names host and database, never the password."""
+
+
+class SchemaOutdated(SetupError):
+    """The tables are older than this code, or missing."""
+
+
+class SchemaTooNew(SetupError):
+    """The tables are newer than this code."""
+
+
+class MissingExtra(SetupError):
+    """An optional dependency is not installed; the message names the extra."""
+
+
+class JobNotFound(ResilientError, LookupError):
+    """No job has that id."""
+
+
+class ConnectionNotFound(ResilientError, LookupError):
+    """The resource has no connection."""
+
+
+class ConsentRefused(ResilientError):
+    """A person or a provider said no to the access asked for, or a callback is not one of ours."""
+
+
+class DuplicateJob(ResilientError):
+    """A live job already holds the unique key."""
+
+
+class TransactionOpen(ResilientError):
+    """A request was tried while a transaction of the job is open."""
+
+
+class LostLease(ResilientError):
+    """The job was given to another worker meanwhile; nothing this execution writes counts."""
+
+
+class ResourceStopped(ResilientError):
+    """A gate refused before any I/O. The job waits for ``resource``; no attempt is charged."""
+
+    def __init__(self, resource: str, gate: str, until: datetime | None = None) -> None:
+        self.resource, self.gate, self.until = resource, gate, until
+        when = f" until {until.isoformat()}" if until else ""
+        super().__init__(f"resource {resource!r} is stopped by its {gate}{when}; the job waits and goes on by itself")
+
+
+class JobFailure(ResilientError):
+    """An error that carries its own classification."""
+
+    def __init__(self, message: str, *, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(message)
+
+
+def _moment(word: str, seconds: str, until: datetime | None) -> datetime | None:
+    """``until``, in UTC if it says no zone."""
+    if until is None:
+        return None
+    if not isinstance(until, datetime):
+        raise TypeError(f"until takes a datetime, not {until!r}; for seconds write {word}({seconds}=...)")
+    return until.replace(tzinfo=UTC) if until.tzinfo is None else until
+
+
+class Transient(JobFailure):
+    """Try again later: charged, backed off."""
+
+    def __init__(self, message: str = "transient failure", *, retry_after: float | None = None) -> None:
+        from resilient.core.failure import Failure, FailureKind  # noqa: PLC0415 - failure.py is typed by errors
+
+        super().__init__(message, failure=Failure(FailureKind.TRANSIENT, retry_in=retry_after))
+
+
+class Permanent(JobFailure):
+    """Never try again: dead at once."""
+
+    def __init__(self, message: str = "permanent failure", *, code: str | None = None) -> None:
+        from resilient.core.failure import Failure, FailureKind  # noqa: PLC0415
+
+        super().__init__(message, failure=Failure(FailureKind.PERMANENT, code=code))
+
+
+class Throttled(JobFailure):
+    """The account must wait until ``until`` (an aware datetime), or for ``retry_after`` seconds."""
+
+    def __init__(
+        self,
+        until: datetime | None = None,
+        *,
+        retry_after: float | None = None,
+        scope: str = "account",
+        message: str = "throttled",
+    ) -> None:
+        from resilient.core.failure import Failure, FailureKind, Scope  # noqa: PLC0415
+
+        at = _moment("Throttled", "retry_after", until)
+        super().__init__(
+            message,
+            failure=Failure(FailureKind.THROTTLED, scope=Scope(scope), retry_at=at, retry_in=retry_after),
+        )
+
+
+class Ambiguous(JobFailure):
+    """The request may have been received: reconciled, or shown to a person, never repeated blindly."""
+
+    def __init__(self, message: str = "unknown outcome") -> None:
+        from resilient.core.failure import Failure, FailureKind  # noqa: PLC0415
+
+        super().__init__(message, failure=Failure(FailureKind.AMBIGUOUS))
+
+
+class Snooze(ResilientError):
+    """Run the job again later without charging an attempt. Raise or return it."""
+
+    def __init__(self, delay: timedelta | float | None = None, *, until: datetime | None = None) -> None:
+        self.delay, self.until = delay, _moment("Snooze", "delay", until)
+        super().__init__("snoozed")
+
+
+class Cancel(ResilientError):
+    """End the job as cancelled. Raise or return it."""
+
+    def __init__(self, reason: str = "cancelled by its handler") -> None:
+        self.reason = reason
+        super().__init__(reason)

@@ -1,0 +1,58 @@
+"""The state of everything at a glance: what `resilient status` and the dashboard's first page show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.records import Count, StoppedGroup, fields_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    from resilient.core.alerts import AlertInfo
+    from resilient.core.reasons import WorkerSeen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Jobs that failed alike: of one kind, with one kind of error and code. ``example`` is the latest of them.
+
+    ``next_at`` is when the first of them is tried again (None: dead).
+    """
+
+    kind: str
+    error_kind: str | None
+    error_code: str | None
+    count: Count
+    example: UUID
+    resource_key: str
+    error: str | None
+    next_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Bounded counts of jobs by state, who works, what is stopped, what fails.
+
+    ``jobs`` counts scheduled, ready, running and dead ones; ``lately`` what ended within the last hour. ``retrying``
+    and ``died`` (within the last hour) are samples of at most 1,000 jobs. ``stranded`` resources have ready jobs
+    and no turn; housekeeping repairs them.
+    """
+
+    at: datetime
+    jobs: Mapping[str, Count]
+    lately: Mapping[str, Count]
+    overdue: Count  # scheduled jobs that should have become ready: no worker stages them
+    workers: list[WorkerSeen]
+    stopped: list[StoppedGroup]
+    retrying: list[Trouble]
+    died: list[Trouble]
+    alerts: list[AlertInfo]  # those that go on
+    stranded: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)

@@ -1,0 +1,62 @@
+"""``{placeholders}`` in a provider's addresses and headers, filled with what belongs to one account.
+
+A value must not change where a URL leads: in an address it is one label, host name or path segment, or, where
+the placeholder begins the URL, a whole origin (``https://acme.my.example.com``). Curly brackets, slashes,
+``@`` and the like in a value are refused, so that a shop called ``evil.test/`` gets no token.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from resilient.core.errors import InvalidInput
+from resilient.core.hosts import origin_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
+_PART: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:-]*")
+_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+")
+
+
+def names_in(*texts: str) -> frozenset[str]:
+    """The placeholders in ``texts``."""
+    return frozenset(name for text in texts for name in _PLACEHOLDER.findall(text))
+
+
+def fill_url(template: str, values: Mapping[str, str]) -> str:
+    """An address with its placeholders filled, as far as ``values`` has them. Raises `InvalidInput`."""
+    return _PLACEHOLDER.sub(lambda found: _part(found, template, values), template)
+
+
+def fill_header(template: str, values: Mapping[str, str]) -> str | None:
+    """A header's value; None if something for it is missing."""
+    if any(name not in values for name in names_in(template)):
+        return None
+    return _PLACEHOLDER.sub(lambda found: values[found[1]], template)
+
+
+def at_origin(url: str, origin: str) -> str:
+    """An address on another origin, its path kept; "" stays "". Raises `InvalidInput`."""
+    origin_of(origin)
+    if not url:
+        return ""
+    _, _, path = (url.partition("//")[2] if "//" in url else url).partition("/")
+    return f"{origin.rstrip('/')}/{path}"
+
+
+def _part(found: re.Match[str], template: str, values: Mapping[str, str]) -> str:
+    value = values.get(found[1])
+    if value is None:
+        return found[0]
+    if found.start() == 0 and _ORIGIN.fullmatch(value.rstrip("/")):
+        origin_of(value)
+        return value.rstrip("/")
+    if found.start() == 0 or not _PART.fullmatch(value) or ".." in value:
+        raise InvalidInput(
+            f"{value!r} cannot be the {found[1]} of {template}: give one name of letters, digits and ._~-"
+            + (", or a whole origin such as https://acme.example.com" if found.start() == 0 else "")
+        )
+    return value

@@ -1,0 +1,166 @@
+"""What a resource is allowed: limits, concurrency, breaker thresholds, chosen by key pattern.
+
+Owns the declarations and their choice, knows no state. The most specific pattern wins for each aspect by
+itself (limits, concurrency, breaker); its limits replace those of broader patterns. A resource's row may
+override aspects at runtime (`override`, a JSON object made by `Policy.to_json`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.errors import InvalidInput
+from resilient.core.limit import Counts, Limit, seconds
+from resilient.core.resource_key import check_pattern, matches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["BreakerPolicy", "Counts", "Limit", "Policies", "Policy", "seconds"]
+_MOST_KNOWN: Final = 65536  # keys whose choice is remembered
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerPolicy:
+    """When a circuit opens, for how long, and how it comes back. Times are in seconds.
+
+    Opens on ``streak`` failures in a row, or when ``ratio`` of at least ``volume`` requests within ``window``
+    failed; None switches either off. An ancestor also needs failures from ``children`` distinct children (all
+    active ones, if fewer). Open times double from ``first_open`` to ``longest_open`` and come down a step per
+    ``calm`` without trouble. After closing, ``ramp_first`` jobs run at once, doubling ten times within
+    ``ramp``.
+    """
+
+    streak: int | None = 5
+    ratio: float | None = 0.5
+    volume: int = 20
+    window: float = 60.0
+    children: int = 3
+    first_open: float = 15.0
+    longest_open: float = 600.0
+    probe_lease: float = 60.0
+    calm: float = 60.0
+    ramp: float = 30.0
+    ramp_first: int = 2
+
+    def __post_init__(self) -> None:
+        whole = (self.volume, self.children, self.ramp_first, 1 if self.streak is None else self.streak)
+        spans = (self.window, self.first_open, self.longest_open, self.probe_lease, self.calm)
+        ratio = 1.0 if self.ratio is None else self.ratio
+        if min(whole) < 1 or min(spans) <= 0 or self.ramp < 0 or not 0 < ratio <= 1:
+            raise InvalidInput(
+                f"{self} is no breaker policy: counts start at 1, times are positive, ratio is in (0, 1]"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything one resource key is allowed."""
+
+    limits: tuple[Limit, ...] = ()
+    concurrency: int | None = None
+    breaker: BreakerPolicy = BreakerPolicy()
+    job_limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False, default=())
+    request_limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False, default=())
+    plain: bool = field(init=False, repr=False, compare=False, default=True)  # no limit, no cap
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None and self.concurrency < 1:
+            raise InvalidInput(f"a concurrency cap starts at 1, not {self.concurrency}; to stop a resource, pause it")
+        names = [limit.name for limit in self.limits]
+        if len(set(names)) != len(names):
+            raise InvalidInput(f"two limits of one resource share a name ({', '.join(names)}): give them names")
+        object.__setattr__(self, "job_limits", tuple(x for x in self.limits if x.counts == "jobs"))
+        object.__setattr__(self, "request_limits", tuple(x for x in self.limits if x.counts == "requests"))
+        object.__setattr__(self, "plain", not self.limits and self.concurrency is None)
+
+    def to_json(self) -> dict[str, Any]:
+        """All aspects as a JSON object; drop members to override only the others."""
+        return {
+            "limits": [limit.to_json() for limit in self.limits],
+            "concurrency": self.concurrency,
+            "breaker": asdict(self.breaker),
+        }
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> Policy:
+        """Read what `to_json` wrote."""
+        return cls().overridden(doc)
+
+    def overridden(self, doc: Mapping[str, Any]) -> Policy:
+        """This policy with the aspects in ``doc`` replaced (members of ``breaker`` one by one).
+
+        Raises `InvalidInput` for anything that is not an aspect, so that a typing error is not silently no
+        limit.
+        """
+        if unknown := set(doc) - {"limits", "concurrency", "breaker"}:
+            raise InvalidInput(f"a policy has limits, concurrency and breaker, not {', '.join(sorted(unknown))}")
+        changes: dict[str, Any] = {}
+        if "limits" in doc:
+            changes["limits"] = tuple(Limit.from_json(one) for one in doc["limits"] or ())
+        if "concurrency" in doc:
+            changes["concurrency"] = doc["concurrency"]
+        if "breaker" in doc:
+            try:
+                changes["breaker"] = replace(self.breaker, **(doc["breaker"] or {}))
+            except TypeError:
+                known = ", ".join(item.name for item in fields(BreakerPolicy))
+                raise InvalidInput(f"{doc['breaker']!r} is no breaker policy; it may have {known}") from None
+        return replace(self, **changes)
+
+
+class Policies:
+    """The policies of one app, by key pattern.
+
+    ``limits={"github/*": [Limit(5000, per="1h")]}``, ``concurrency={"github": 8}``, ``breakers={"github/**":
+    ...}``. Raises `InvalidInput` or `BadResourceKey` for what cannot be meant.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, Sequence[Limit]] | None = None,
+        concurrency: Mapping[str, int] | None = None,
+        breakers: Mapping[str, BreakerPolicy] | None = None,
+    ) -> None:
+        self._limits = _sorted({pattern: tuple(found) for pattern, found in (limits or {}).items()})
+        self._caps = _sorted(concurrency or {})
+        self._breakers = _sorted(breakers or {})
+        for _, found in self._limits:
+            Policy(limits=found)  # refuse a bad declaration at start-up, not at its first key
+        for _, cap in self._caps:
+            Policy(concurrency=cap)
+        self._known: dict[str, Policy] = {}
+        self._shared: dict[Policy, Policy] = {}  # keys of one pattern share one object
+
+    def for_key(self, key: str, override: Mapping[str, Any] | None = None) -> Policy:
+        """The policy of ``key``, with its row's ``override``."""
+        if override:
+            return self._plain(key).overridden(override)
+        return self._known.get(key) or self._plain(key)
+
+    def _plain(self, key: str) -> Policy:
+        policy = Policy(
+            limits=_best(key, self._limits) or (),
+            concurrency=_best(key, self._caps),
+            breaker=_best(key, self._breakers) or BreakerPolicy(),
+        )
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        policy = self._known[key] = self._shared.setdefault(policy, policy)
+        return policy
+
+
+def _sorted(by_pattern: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Most specific first; of equals the one declared last."""
+    checked = [(check_pattern(pattern), value) for pattern, value in by_pattern.items()]
+    return sorted(checked, key=lambda item: _specificity(item[0]))[::-1]
+
+
+def _specificity(pattern: str) -> tuple[int, ...]:
+    """A literal segment before ``acct-*`` before ``*`` before ``**``, from the left."""
+    return tuple(-1 if s == "**" else 0 if s == "*" else 1 if "*" in s or "?" in s else 2 for s in pattern.split("/"))
+
+
+def _best(key: str, by_pattern: Sequence[tuple[str, Any]]) -> Any:
+    return next((value for pattern, value in by_pattern if matches(key, pattern)), None)

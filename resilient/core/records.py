@@ -1,0 +1,187 @@
+"""What people and programs are shown of jobs: plain frozen values, safe to keep after the transaction.
+
+Each has ``to_json``: the stable form that the command line's ``--json`` prints (ids as text, times as ISO
+8601 in UTC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.core.states import JobState
+
+
+class Count(int):
+    """A number of rows, counted up to a bound.
+
+    ``more`` says that there are more, and it prints as ``10000+``.
+    """
+
+    more: bool
+
+    def __new__(cls, number: int, *, more: bool = False) -> Self:
+        """``number`` rows, or at least that many."""
+        made = super().__new__(cls, number)
+        made.more = more
+        return made
+
+    def __str__(self) -> str:
+        return f"{int(self)}+" if self.more else f"{int(self)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """One job as it stood when it was read. Times are aware and in UTC."""
+
+    id: UUID
+    kind: str
+    resource_key: str
+    state: JobState
+    payload: Any
+    payload_version: int
+    priority: int
+    run_at: datetime
+    expires_at: datetime | None
+    attempts: int
+    max_attempts: int | None  # None: no end
+    executions: int
+    deferrals: int
+    rescues: int
+    version: int
+    locked_by: str | None  # the worker that runs it
+    lease_until: datetime | None
+    started_at: datetime | None
+    unique_key: str | None
+    idempotency_key: str | None
+    sent: Any  # mark of an unanswered non-idempotent request
+    tags: Mapping[str, str] | None
+    progress: Any
+    result: Any
+    last_error: str | None
+    last_error_kind: str | None
+    last_error_code: str | None
+    waiting_for: str | None
+    cancel_requested: bool
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptInfo:
+    """One execution that did not simply succeed."""
+
+    execution: int
+    worker_id: str | None
+    started_at: datetime | None
+    finished_at: datetime
+    duration: float | None  # seconds
+    decision: str
+    charged: bool
+    kind: str | None
+    code: str | None
+    status: int | None
+    resource_key: str | None
+    next_at: datetime | None
+    message: str | None
+    traceback: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceInfo:
+    """One resource as it stood when it was read.
+
+    ``gate`` is what stops it then (None: nothing, limits and caps aside), with its ``code``, ``since`` and
+    ``until`` (None: nobody knows). ``policy`` is the runtime override. ``waiting`` and ``running`` count the
+    jobs at or below it.
+    """
+
+    key: str
+    gate: str | None
+    code: str | None
+    since: datetime | None
+    until: datetime | None
+    breaker: str
+    reopens: int
+    probe_owner: str | None
+    blocked_until: datetime | None
+    paused_at: datetime | None
+    paused_reason: str | None
+    auth: str
+    policy: Mapping[str, Any] | None
+    last_error: str | None
+    last_error_kind: str | None
+    last_error_code: str | None
+    last_error_at: datetime | None
+    last_success_at: datetime | None
+    created_at: datetime | None  # None: no worker has met it yet
+    waiting: Count
+    running: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedGroup:
+    """Stopped resources of one provider, by gate and code.
+
+    ``since`` is the earliest, ``until`` the latest end (None if one of them has no known end). ``waiting``
+    counts ready jobs at or below them; ``example`` is one of the resources, ``example_job`` a job there.
+    """
+
+    provider: str
+    gate: str
+    code: str | None
+    resources: int
+    since: datetime | None
+    until: datetime | None
+    waiting: Count
+    example: str
+    example_job: UUID | None
+    last_error: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)
+
+
+def plain(value: Any) -> Any:
+    """``value`` made of JSON's types only."""
+    match value:
+        case Enum():
+            found: Any = value.value
+        case datetime():
+            found = value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        case UUID():
+            found = str(value)
+        case dict():
+            found = {str(k): plain(v) for k, v in value.items()}
+        case set() | frozenset():
+            found = sorted(plain(v) for v in value)
+        case list() | tuple():
+            found = [plain(v) for v in value]
+        case _:
+            found = fields_of(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return found
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """A dataclass as a JSON object."""
+    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}

@@ -1,0 +1,74 @@
+"""How long what is over is kept, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+from resilient.core.errors import InvalidInput
+from resilient.core.limit import seconds
+from resilient.core.records import fields_of
+
+Span: TypeAlias = "str | float | timedelta"
+_LARGEST_BATCH: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long finished jobs, old history and idle resources are kept.
+
+    Spans are seconds, timedeltas or text such as ``"7d"``; None keeps for ever. Jobs count from when they finished,
+    and their history goes with them. ``attempts`` is for the history of jobs that go on for ever, ``resources`` for
+    resources nobody used (and for resolved alerts and schedules that are no longer declared). ``batch`` is how many
+    rows one transaction deletes. Raises `InvalidInput`.
+    """
+
+    succeeded: Span | None = "7d"
+    dead: Span | None = "90d"
+    cancelled: Span | None = "7d"
+    attempts: Span | None = "180d"
+    resources: Span | None = "30d"
+    batch: int = 1_000
+
+    def __post_init__(self) -> None:
+        for name in SPANS:
+            object.__setattr__(self, name, span(name, getattr(self, name)))
+        if not isinstance(self.batch, int) or not 1 <= self.batch <= _LARGEST_BATCH:
+            raise InvalidInput(f"Retention(batch={self.batch!r}): delete 1 to {_LARGEST_BATCH:,} rows at a time")
+
+    def age(self, name: str) -> timedelta | None:
+        """The age one of the fields stands for."""
+        found: timedelta | None = getattr(self, name)
+        return found
+
+
+SPANS: Final = tuple(f.name for f in fields(Retention) if f.name != "batch")
+
+
+def span(name: str, value: Any) -> timedelta | None:
+    """A span of time, or None; raises `InvalidInput` with its name."""
+    try:
+        return None if value is None else timedelta(seconds=seconds(value))
+    except (InvalidInput, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"{name}={value!r} is not a span of time, such as '7d', '12h' or 3600: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many rows went, or with a dry run would go (counted up to a bound)."""
+
+    succeeded: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    attempts: int = 0
+    resources: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, name) for name in SPANS)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)

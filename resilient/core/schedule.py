@@ -1,0 +1,165 @@
+"""What a recurring job is, as values: its stored form, and which of its ticks run now.
+
+The row of a schedule holds everything a tick needs (`Spec`), the encoded payload included, so that every
+worker that knows the schedule by name ticks it alike: while a new version is rolled out, the declaration that
+was written last counts for all. Times come from `core.cron`; nothing here knows a database or a clock.
+
+Overlap: with "skip" a schedule has at most one unfinished job. That is the default, because a job that waits
+for a stopped account would otherwise gather one more behind it at every tick.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from resilient.core import cron
+from resilient.core.cron import CatchUp, Ticks
+from resilient.core.errors import InvalidInput
+from resilient.core.records import fields_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+Overlap: TypeAlias = Literal["skip", "allow"]
+CATCH_UPS: Final = ("latest", "skip", "all")
+OVERLAPS: Final = ("skip", "allow")
+RESERVED_TAGS: Final = frozenset({"schedule", "tick"})
+_NAME: Final = re.compile(r"[A-Za-z0-9._:@+/*-]{1,200}")
+_CHORE: Final = "engine:"  # rows of the same table that are no schedules
+_INSTANT: Final = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The job of each tick, checked and encoded. ``payload`` and ``tags`` are JSON; times are in seconds."""
+
+    resource_key: str
+    payload: str
+    payload_version: int = 1
+    priority: int = 0
+    max_attempts: int | None = None
+    expires_in: float | None = None
+    tags: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A schedule as its row keeps it. ``jitter``: each job starts up to that many seconds later."""
+
+    ticks: Ticks
+    template: Template
+    catch_up: CatchUp = "latest"
+    overlap: Overlap = "skip"
+    jitter: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "ticks": self.ticks.to_json(),
+            "job": asdict(self.template),
+            "catch_up": self.catch_up,
+            "overlap": self.overlap,
+            "jitter": self.jitter,
+        }
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> Spec:
+        """Back from `to_json`. What a newer version added is left out."""
+        job = {name: value for name, value in doc["job"].items() if name in Template.__slots__}
+        return cls(
+            Ticks.from_json(doc["ticks"]),
+            Template(**job),
+            doc["catch_up"],
+            doc["overlap"],
+            doc["jitter"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The ticks that run now, oldest first, and when the next one is."""
+
+    ticks: list[datetime]
+    next_at: datetime
+
+
+def serve(spec: Spec, next_at: datetime, now: datetime) -> Served:
+    """What becomes of the ticks from ``next_at`` (the first one nobody served) until ``now``."""
+    found = cron.missed(spec.ticks, next_at - _INSTANT, now, spec.catch_up)
+    return Served(found, cron.next_after(spec.ticks, now))
+
+
+def unique_key(name: str, spec: Spec, tick: datetime | None) -> str | None:
+    """The unique key of a tick's job: of the schedule, or of the tick where jobs may overlap.
+
+    ``tick`` is None for a job that was asked for by hand.
+    """
+    if spec.overlap == "skip":
+        return f"schedule:{name}"
+    return None if tick is None else f"schedule:{name}:{stamp(tick)}"
+
+
+def tags(name: str, spec: Spec, tick: datetime | None) -> dict[str, str]:
+    """The tags of a tick's job: those declared, the schedule's name and the tick's time."""
+    own = {"schedule": name} if tick is None else {"schedule": name, "tick": stamp(tick)}
+    return {**(spec.template.tags or {}), **own}
+
+
+def stamp(tick: datetime) -> str:
+    """A tick as text, in UTC."""
+    return tick.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can name a schedule, else raise `InvalidInput`."""
+    if not _NAME.fullmatch(name) or name.startswith(_CHORE):
+        raise InvalidInput(
+            f"{name!r} cannot name a schedule: give name= with at most 200 letters, digits and ._:@+/*-,"
+            f" not beginning with {_CHORE!r}"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """One schedule as it stood when it was read. Times are aware and in UTC.
+
+    ``last_at`` is the last tick that was served, ``last_job`` the job it brought, ``last_state`` that job's
+    state (None: no job, or pruned since). ``removed``: the program no longer declares it.
+    """
+
+    name: str
+    kind: str
+    timing: str
+    resource_key: str
+    catch_up: str
+    overlap: str
+    next_at: datetime
+    last_at: datetime | None = None
+    last_job: UUID | None = None
+    last_state: str | None = None
+    succeeded_at: datetime | None = None
+    paused: bool = False
+    removed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)
+
+
+def info(name: str, kind: str, spec: Spec, next_at: datetime, **rest: Any) -> ScheduleInfo:
+    """A schedule for people."""
+    return ScheduleInfo(
+        name=name,
+        kind=kind,
+        timing=str(spec.ticks),
+        resource_key=spec.template.resource_key,
+        catch_up=spec.catch_up,
+        overlap=spec.overlap,
+        next_at=next_at,
+        **rest,
+    )

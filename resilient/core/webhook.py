@@ -1,0 +1,255 @@
+"""Webhooks of a provider: how they are signed, as facts, and whether one is genuine.
+
+The signature is computed over the raw bytes; parsing first and writing again changes them. Comparisons take
+the same time wherever they differ. A signature without a time can be replayed for ever: such a provider's
+delivery id is the only guard, so it should be stored. Ed25519 needs a library, so its check is passed in.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import parse_qsl, urlsplit
+
+from resilient.core.budgets import Fields
+from resilient.core.errors import InvalidInput
+from resilient.core.instants import Word, read
+from resilient.core.provider import pick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
+
+Scheme = Literal["hmac-sha256", "hmac-sha1", "sha256", "ed25519", "equal"]
+_PARTS: Final = frozenset({"body", "timestamp", "id", "method", "url", "form", "secret"})
+_PART: Final = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """One scheme. ``header``: where the signature is; ``pattern``: a regular expression whose groups are it.
+
+    ``signed``: the signed text, of ``{body}``, ``{timestamp}``, ``{id}``, ``{method}``, ``{url}``, ``{form}``
+    (the form's fields sorted, each name with its value) and ``{secret}`` (for a plain hash). ``equal`` signs
+    nothing: the header holds the secret itself. ``timestamp``: a place, as `Webhook` has them;
+    ``timestamp_pattern``: its part that is the time, in the dialect ``word``; ``tolerance``: seconds it may
+    be off, and without ``timestamp`` nothing is checked. ``key``: how the provider writes the secret. Raises
+    `InvalidInput`.
+    """
+
+    header: str
+    scheme: Scheme = "hmac-sha256"
+    signed: str = "{body}"
+    encoding: Literal["hex", "base64"] = "hex"
+    pattern: str = r"(\S+)"
+    timestamp: str = ""
+    timestamp_pattern: str = r"(\S+)"
+    word: Word = Word.EPOCH_S
+    tolerance: float = 300.0
+    key: Literal["text", "hex", "base64", "whsec"] = "text"
+
+    def __post_init__(self) -> None:
+        unknown = set(_PART.findall(self.signed)) - _PARTS
+        if unknown or ("{timestamp}" in self.signed and not self.timestamp):
+            raise InvalidInput(
+                f"Signature(signed={self.signed!r}): use {', '.join(sorted(_PARTS))} in braces, and say"
+                " timestamp= for a time that is signed"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """How a provider calls us.
+
+    ``signatures``: the schemes it uses, the best first; none: it signs nothing, so ``token`` is the place of
+    what was agreed when the webhook was made. ``delivery``: the place of an id that a repeat carries again;
+    ``event``: of what happened. A place is a header, ``body:`` and a path, or ``query:`` and a parameter.
+    ``challenge``: how its address is proved: ``echo``: the value at the place ``challenge_field`` is sent
+    back; ``hmac``: with its signature; ``status``: by refusing bad signatures with 401. ``answer_within``:
+    seconds. ``repeats``: whether a failed delivery comes again by itself. ``life``: seconds after which it
+    must be renewed.
+    """
+
+    signatures: tuple[Signature, ...] = ()
+    token: str = ""
+    delivery: str = ""
+    event: str = ""
+    challenge: Literal["", "echo", "hmac", "status"] = ""
+    challenge_field: str = ""
+    answer_within: float | None = None
+    repeats: bool = True
+    life: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One request that says it is a webhook. ``url``: as the sender wrote it, with scheme, host and query."""
+
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+    url: str = field(default="", repr=False)
+    method: str = "POST"
+
+
+def verify(
+    webhook: Webhook,
+    delivery: Delivery,
+    secrets: Iterable[str],
+    now: datetime,
+    *,
+    body: Any = None,
+    ed25519: Callable[[bytes, bytes, bytes], bool] | None = None,
+) -> str:
+    """Why a delivery is refused; "" if one of ``secrets`` (several while they rotate) proves it genuine.
+
+    ``body``: the decoded JSON, for facts that stand in it. ``ed25519(key, signature, text)``: the check by a
+    library; without it Ed25519 raises `InvalidInput`.
+    """
+    fields, keys = Fields.of(delivery.headers), [secret for secret in secrets if secret]
+    if not keys:
+        return "no secret is known for it"
+    if not webhook.signatures:
+        token = value_at(webhook.token, fields, body, delivery.url)
+        return "" if any(_same(token, key) for key in keys) else "its token is not the one agreed"
+    reason = "it carries no signature"
+    for signature in webhook.signatures:
+        given = re.findall(signature.pattern, fields.get(signature.header.lower(), ""))
+        if not given:
+            continue
+        if stale := _stale(signature, delivery, fields, body, now):
+            return stale  # not asked for a weaker scheme, or an old delivery could be replayed by it
+        identity = value_at(webhook.delivery, fields, body, delivery.url)
+        if any(_proves(signature, key, given, delivery, identity, fields, body, ed25519) for key in keys):
+            return ""
+        reason = "its signature does not fit"
+    return reason
+
+
+def value_at(place: str, fields: Mapping[str, str], body: Any, url: str = "") -> str:
+    """The text at a place (see `Webhook`); "" if there is none."""
+    kind, colon, name = place.partition(":")
+    if not colon:
+        return fields.get(place.lower(), "")
+    if kind == "query":
+        return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)).get(name, "")
+    found = pick(body, name)
+    return str(found[0]) if found and isinstance(found[0], (str, int)) else ""
+
+
+def signed_text(
+    signature: Signature, delivery: Delivery, secret: str, fields: Fields, body: Any, identity: str = ""
+) -> bytes:
+    """The bytes that were signed."""
+    parts: dict[str, bytes] = {
+        "body": delivery.body,
+        "timestamp": _time_text(signature, delivery, fields, body).encode(),
+        "id": identity.encode(),
+        "method": delivery.method.encode(),
+        "url": delivery.url.encode(),
+        "form": _form(delivery.body) if "{form}" in signature.signed else b"",
+        "secret": secret.encode(),
+    }
+    at, text = 0, b""
+    for match in _PART.finditer(signature.signed):
+        text += signature.signed[at : match.start()].encode() + parts[match[1]]
+        at = match.end()
+    return text + signature.signed[at:].encode()
+
+
+def _proves(
+    signature: Signature, secret: str, given: list[str], delivery: Delivery, identity: str, fields: Fields,
+    body: Any, ed25519: Callable[[bytes, bytes, bytes], bool] | None,
+) -> bool:  # fmt: skip
+    if signature.scheme == "equal":
+        return any(_same(one, secret) for one in given)
+    key = key_bytes(signature, secret)
+    if key is None:
+        return False
+    for url in _spellings(delivery.url) if "{url}" in signature.signed else (delivery.url,):
+        text = signed_text(
+            signature, Delivery(fields, delivery.body, url, delivery.method), secret, fields, body, identity
+        )
+        if signature.scheme == "ed25519":
+            if ed25519 is None:
+                raise InvalidInput("verify: this provider signs with Ed25519; pass its check as ed25519=")
+            proved = any(ed25519(key, _decoded(signature, one), text) for one in given)
+        else:
+            wanted = _encoded(signature, _digest(signature, key, text))
+            proved = any(_same(one, wanted) for one in given)
+        if proved:
+            return True
+    return False
+
+
+def _digest(signature: Signature, key: bytes, text: bytes) -> bytes:
+    if signature.scheme == "sha256":
+        return hashlib.sha256(text).digest()
+    name = signature.scheme.removeprefix("hmac-")
+    return hmac.new(key, text, name).digest()
+
+
+def key_bytes(signature: Signature, secret: str) -> bytes | None:
+    """The key as bytes; None if it is not written as the provider writes it."""
+    try:
+        if signature.key == "hex":
+            return bytes.fromhex(secret)
+        if signature.key == "base64":
+            return base64.b64decode(secret, validate=True)
+        if signature.key == "whsec":
+            return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except (ValueError, binascii.Error):
+        return None
+    return secret.encode()
+
+
+def _encoded(signature: Signature, digest: bytes) -> str:
+    return digest.hex() if signature.encoding == "hex" else base64.b64encode(digest).decode("ascii")
+
+
+def _decoded(signature: Signature, text: str) -> bytes:
+    try:
+        return bytes.fromhex(text) if signature.encoding == "hex" else base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return b""
+
+
+def _time_text(signature: Signature, delivery: Delivery, fields: Fields, body: Any) -> str:
+    text = value_at(signature.timestamp, fields, body, delivery.url)
+    found = re.search(signature.timestamp_pattern, text)
+    return found[1] if found else ""
+
+
+def _stale(signature: Signature, delivery: Delivery, fields: Fields, body: Any, now: datetime) -> str:
+    if not signature.timestamp:
+        return ""
+    sent = read(_time_text(signature, delivery, fields, body), signature.word, now)
+    if sent is None:
+        return "it does not say when it was sent"
+    off = abs((now - sent).total_seconds())
+    return "" if off <= signature.tolerance else f"it was sent {off:.0f} s ago or ahead of our clock"
+
+
+def _form(body: bytes) -> bytes:
+    """A form's fields sorted by name, each name with its value, as Twilio signs them."""
+    pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+    return "".join(name + value for name, value in sorted(set(pairs))).encode()
+
+
+def _spellings(url: str) -> tuple[str, ...]:
+    """The URL with and without its default port: senders disagree about which they sign."""
+    parts = urlsplit(url)
+    if parts.hostname is None or "@" in parts.netloc:
+        return (url,)
+    default = 443 if parts.scheme == "https" else 80
+    bare = parts._replace(netloc=parts.netloc.removesuffix(f":{default}")).geturl()
+    ported = parts._replace(netloc=f"{parts.netloc.removesuffix(f':{default}')}:{default}").geturl()
+    return tuple(dict.fromkeys((url, bare, ported)))
+
+
+def _same(one: str, other: str) -> bool:
+    return bool(one) and hmac.compare_digest(one.encode(), other.encode())

@@ -1,0 +1,353 @@
+"""The app: the one place that wires.
+
+`Resilient` holds what a program declares (handlers, providers, policies, schedules) and the database; everything else
+is reached through it. It starts nothing by itself: `worker()` makes the process that runs jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core import resource_key
+from resilient.core.errors import ConnectionNotFound
+from resilient.core.policy import BreakerPolicy, Limit, Policies
+from resilient.engine import enqueue as enqueueing
+from resilient.engine import retention as retention_
+from resilient.engine.alerts import Alerts
+from resilient.engine.connections import Connections
+from resilient.engine.enqueue import Encoder, Enqueued
+from resilient.engine.grants import Grants
+from resilient.engine.handler import Handler, Kind, by_kind
+from resilient.engine.jobs_api import Jobs
+from resilient.engine.providers import caps_of, limits_of, registry
+from resilient.engine.resources_api import Resources
+from resilient.engine.schedules import Schedules
+from resilient.engine.streams_api import Streams
+from resilient.engine.worker import DEFAULT_CONCURRENCY, GRACE, LEASE, Worker
+from resilient.store import schema as schemas
+from resilient.store.database import Database
+from resilient.store.secrets import from_environment
+from resilient.store.wake import Waker
+from resilient.wire.trail import at_account
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from resilient.core.alerts import Alerting, Sink
+    from resilient.core.provider import Provider
+    from resilient.core.retention import Pruned, Retention, Span
+    from resilient.engine.access import Access, CredentialStore
+    from resilient.engine.schedule import Schedule
+    from resilient.store.circuits import Change
+
+log = logging.getLogger("resilient.app")
+MAX_PAYLOAD: Final = 256 * 1024
+ENQUEUE_BATCH: Final = 5_000
+
+
+class Resilient:
+    """A program's jobs, resources and the database they live in.
+
+    ``database`` is an address (``sqlite:///app.db``, ``postgresql://...``) or the program's own Engine or AsyncEngine.
+    ``limits``, ``concurrency`` and ``breakers`` are by resource pattern (``{"github/*": [Limit(5000, per="1h")]}``) and
+    can be overridden per resource at runtime. ``schema`` puts the tables into a PostgreSQL schema. ``listen_url`` is a
+    direct connection for LISTEN/NOTIFY where the pool cannot (PgBouncer). ``max_payload`` is in bytes. ``deps`` is
+    anything the handlers need, as ``job.deps``. ``upgrade`` makes or updates the tables when the app is first used; by
+    default on SQLite only (on PostgreSQL run ``resilient db upgrade`` with the deployment). ``clock`` is for tests: the
+    only time there is then (see ``resilient.testing.FakeClock``). ``session_factory`` makes the sessions that
+    handlers write with: AsyncSessions for ``async def`` handlers, Sessions for plain ones, on this same database.
+    ``secrets`` are the keys that credentials are stored under, the current one first (default:
+    ``RESILIENT_SECRETS``; ``resilient secrets new`` makes one). ``credentials`` is the app's own table of tokens,
+    instead of ours.
+
+    Raises `SetupError` for anything that cannot work, before any connection is opened.
+    """
+
+    def __init__(
+        self,
+        database: str | URL | Engine | AsyncEngine | Database,
+        *,
+        handlers: Iterable[Handler[Any, Any]] = (),
+        kinds: Iterable[Kind[Any]] = (),
+        providers: Iterable[Provider] = (),
+        schedules: Iterable[Schedule] = (),
+        limits: Mapping[str, Sequence[Limit]] | None = None,
+        concurrency: Mapping[str, int] | None = None,
+        breakers: Mapping[str, BreakerPolicy] | None = None,
+        schema: str | None = None,
+        listen_url: str | None = None,
+        max_payload: int = MAX_PAYLOAD,
+        deps: Any = None,
+        upgrade: bool | None = None,
+        clock: Callable[[], datetime] | None = None,
+        alerts: Alerting | Sink | Iterable[Sink] | None = None,
+        retention: Retention | None = None,
+        session_factory: Callable[[], Any] | None = None,
+        secrets: Sequence[str] | None = None,
+        credentials: CredentialStore | None = None,
+    ) -> None:
+        self.database = database if isinstance(database, Database) else Database(database, schema=schema, clock=clock)
+        self.kinds: Mapping[str, Handler[Any, Any]] = by_kind(handlers)
+        self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
+        self.providers = registry(providers)
+        known = self.providers.values()
+        self.policies = Policies(
+            {**limits_of(known), **(limits or {})}, {**caps_of(known), **(concurrency or {})}, breakers
+        )
+        self.deps = deps
+        self.session_factory = session_factory
+        self.session_engine: AsyncEngine | None = None  # of handlers, where threads serve the engine
+        self.listen_url = listen_url
+        self.jobs = Jobs(self)
+        self.resources = Resources(self)
+        self.streams = Streams(self)
+        self.grants = Grants(self, from_environment() if secrets is None else secrets, credentials)
+        self.connections = Connections(self)
+        self.local_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self._encoder = Encoder(self.declared, max_payload, lambda: None)
+        self.schedules = Schedules(self, schedules)
+        self.alerts = Alerts(self, alerts)
+        self.retention = retention_.checked(retention)
+        self.sync = SyncApp(self)
+        self._waker = Waker(self.database, listen_url=listen_url)
+        self._upgrade = self.database.is_sqlite if upgrade is None else upgrade
+        self._ready = False
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Check the database; see `ready`."""
+        await self.ready()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        """Close what was opened here."""
+        await self.close()
+
+    def lifespan(self, _app: Any = None) -> Self:
+        """For web frameworks: ``Starlette(lifespan=app.lifespan)``."""
+        return self
+
+    async def ready(self) -> None:
+        """See that the tables fit this code.
+
+        Raises `DatabaseUnreachable`, `SchemaOutdated` or `SchemaTooNew`, each with its remedy.
+        """
+        if not self._ready:
+            await (schemas.upgrade if self._upgrade else schemas.check)(self.database)
+            self._ready = True
+
+    def ready_sync(self) -> None:
+        """`ready` for synchronous programs."""
+        if not self._ready:
+            (schemas.upgrade_sync if self._upgrade else schemas.check_sync)(self.database)
+            self._ready = True
+
+    async def close(self) -> None:
+        """Close connections and threads opened here; an engine that was handed in stays open."""
+        await self.grants.close()
+        await self.alerts.close()
+        self._waker.close()
+        if self.session_engine is not None:
+            await self.session_engine.dispose()
+        await self.database.close()
+
+    async def credentials(self, key: str) -> Access:
+        """What requests of an account carry, refreshed if need be: for code that sends them without a job.
+
+        Raises `ConnectionNotFound`, or `ResourceStopped` while there is no usable token.
+        """
+        await self.ready()
+        found = await self.grants.access(at_account(resource_key.check(key)))
+        if found is None:
+            raise ConnectionNotFound(f"{key} has no connection: add one with app.connections.add")
+        return found
+
+    def now(self) -> datetime:
+        """The host's clock (or the test clock). Decisions about jobs use the database's."""
+        return self.database.dialect.host_now() or datetime.now(UTC)
+
+    # -- enqueueing -----------------------------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        kind: Kind[Any] | str,
+        payload: Any = None,
+        *,
+        resource_key: str,
+        session: Any = None,
+        **options: Any,
+    ) -> Enqueued:
+        """Enqueue one job; with ``session`` it exists only if that transaction commits.
+
+        Options: ``priority`` (-100 to 100), ``delay`` (seconds or timedelta) or ``run_at`` (aware datetime),
+        ``expires_at`` or ``expires_in``, ``max_attempts``, ``unique_key`` with ``unique_until`` ("start" or "finish"),
+        ``on_conflict`` ("keep", "replace", "raise") and ``while_running`` ("drop", "once_more"), ``idempotency_key``,
+        ``tags``. Raises `InvalidInput` (one of its kinds) or `DuplicateJob`, and then nothing was written.
+        """
+        ordered = [self._encoder.encode(kind, payload, resource_key, **options)]
+        if session is not None:
+            return (await enqueueing.join_async(session, self.database.dialect, ordered, self.poke))[0]
+        await self.ready()
+        (done,) = await self.database.transaction(enqueueing.write, ordered)
+        self.poke()
+        return done
+
+    def enqueue_sync(
+        self,
+        kind: Kind[Any] | str,
+        payload: Any = None,
+        *,
+        resource_key: str,
+        session: Any = None,
+        **options: Any,
+    ) -> Enqueued:
+        """`enqueue` for synchronous programs."""
+        ordered = [self._encoder.encode(kind, payload, resource_key, **options)]
+        if session is not None:
+            return enqueueing.join(session, self.database.dialect, ordered, self.poke)[0]
+        self.ready_sync()
+        (done,) = self.database.transaction_sync(enqueueing.write, ordered)
+        self.poke()
+        return done
+
+    async def enqueue_many(
+        self,
+        kind: Kind[Any] | str,
+        payloads: Iterable[Any],
+        *,
+        resource_key: str | None = None,
+        session: Any = None,
+        **options: Any,
+    ) -> list[Enqueued]:
+        """Enqueue many jobs of one kind in one transaction: payloads, or `Item` objects where more differs."""
+        ordered = self._encoder.encode_many(kind, payloads, resource_key, options)
+        if session is not None:
+            return await enqueueing.join_async(session, self.database.dialect, ordered, self.poke)
+        await self.ready()
+        done = await self.database.transaction(_write_many, ordered)
+        self.poke()
+        return done
+
+    def enqueue_many_sync(
+        self,
+        kind: Kind[Any] | str,
+        payloads: Iterable[Any],
+        *,
+        resource_key: str | None = None,
+        session: Any = None,
+        **options: Any,
+    ) -> list[Enqueued]:
+        """`enqueue_many` for synchronous programs."""
+        ordered = self._encoder.encode_many(kind, payloads, resource_key, options)
+        if session is not None:
+            return enqueueing.join(session, self.database.dialect, ordered, self.poke)
+        self.ready_sync()
+        done = self.database.transaction_sync(_write_many, ordered)
+        self.poke()
+        return done
+
+    def poke(self) -> None:
+        """There may be work: tell the workers of this process and of others."""
+        for worker in list(self.local_workers):
+            worker.wake()
+        self._waker.poke()
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def worker(
+        self,
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        kinds: Sequence[str] | None = None,
+        lease: float = LEASE,
+        grace: float = GRACE,
+        rng: random.Random | None = None,
+    ) -> Worker:
+        """A worker of this process: ``await app.worker().run()``.
+
+        ``concurrency`` jobs run at once; ``lease`` is how many seconds a vanished worker's jobs wait for others;
+        ``grace`` how many seconds running jobs get when the worker stops. Raises `SetupError`.
+        """
+        return Worker(self, concurrency=concurrency, kinds=kinds, lease=lease, grace=grace, rng=rng)
+
+    async def tick_schedules(self) -> None:
+        """Enqueue what is due by the schedules."""
+        await self.schedules.step()
+
+    async def keep_house(self) -> None:
+        """The app's own chores, by whichever worker was elected."""
+        await self.alerts.keep_house()
+        await retention_.keep(self)
+
+    async def prune(
+        self,
+        *,
+        older_than: Span | None = None,
+        state: str | Iterable[str] | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Delete what is over: by default everything the app's `Retention` keeps no longer.
+
+        ``older_than`` (a span such as ``"7d"``) and ``state`` mean finished jobs alone: those older, in those states.
+        ``limit`` bounds how many jobs go. A dry run only counts, up to 100,000 of each sort. Raises `InvalidInput`.
+        """
+        walk = retention_.walk_of(self.retention, older_than=older_than, state=state, limit=limit, dry_run=dry_run)
+        await self.ready()
+        return await retention_.walk(self, walk)
+
+    def prune_sync(
+        self,
+        *,
+        older_than: Span | None = None,
+        state: str | Iterable[str] | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """`prune` for synchronous programs."""
+        walk = retention_.walk_of(self.retention, older_than=older_than, state=state, limit=limit, dry_run=dry_run)
+        self.ready_sync()
+        return retention_.walk_sync(self, walk)
+
+    def circuit_changed(self, change: Change) -> None:
+        """A circuit opened or closed."""
+        self.alerts.circuit(change)
+
+    def noticed(self, execution: Any, transition: Any) -> None:
+        """A job ended other than well."""
+        self.alerts.noticed(execution, transition)
+
+
+class SyncApp:
+    """The synchronous face of an app: the same names, for threads and scripts."""
+
+    def __init__(self, app: Resilient) -> None:
+        self._app = app
+        self.enqueue = app.enqueue_sync
+        self.enqueue_many = app.enqueue_many_sync
+        self.jobs = app.jobs.sync
+        self.resources = app.resources.sync
+        self.streams = app.streams.sync
+        self.schedules = app.schedules.sync
+        self.connections = app.connections.sync
+        self.alerts = app.alerts.sync
+        self.prune = app.prune_sync
+
+
+def _write_many(c: Any, d: Any, ordered: Sequence[enqueueing.Ordered]) -> list[Enqueued]:
+    done: list[Enqueued] = []
+    for start in range(0, len(ordered), ENQUEUE_BATCH):
+        done += enqueueing.write(c, d, ordered[start : start + ENQUEUE_BATCH])
+    return done

@@ -1,0 +1,342 @@
+"""`app.connections`: the accounts of an app's customers, and their credentials. `app.sync.connections`: synchronous.
+
+Credentials come by hand (`add`), from another system (`import_`), or from the provider's consent page
+(`authorize_url`, `complete`). New ones for an account whose grant died open its gate: its jobs go on by themselves.
+Nothing here ever shows a secret.
+
+The state parameter of a consent page is 256 random bits, of which the database keeps only a hash: it cannot be
+forged, and is used up by the first callback. PKCE's verifier waits beside it, encrypted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from uuid_utils.compat import uuid7
+
+from resilient.core import tokens
+from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SetupError
+from resilient.core.records import plain
+from resilient.core.resource_key import check
+from resilient.core.tokens import EMPTY, Credentials, GrantState
+from resilient.engine.access import headers_of
+from resilient.engine.sessions import Face, Transactions, blocking
+from resilient.store import connections, grants
+from resilient.wire.oauth import callback_error, consent_url
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.core.auth import OAuth2
+    from resilient.core.provider import Provider
+    from resilient.engine.app import Resilient
+    from resilient.store.connections import Bound
+    from resilient.store.dialect import Dialect
+    from resilient.store.grants import NewSecrets
+
+CONSENT: Final = timedelta(minutes=30)  # to come back from a consent page
+_BATCH: Final = 200
+_ACCOUNT: Final = 2  # segments of an account's key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionInfo:
+    """One connection, without its secrets. Times are aware and in UTC."""
+
+    resource_key: str
+    provider: str
+    kind: str
+    state: GrantState
+    state_since: datetime
+    grant_id: UUID
+    version: int
+    expires_at: datetime | None
+    refreshed_at: datetime | None
+    retry_at: datetime | None  # not before is the next refresh tried
+    failures: int  # of refreshes, in a row
+    last_code: str | None
+    created_at: datetime
+    details: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The stable form for programs."""
+        return {name: plain(getattr(self, name)) for name in self.__slots__}
+
+
+class Connections:
+    """Connections of one app. Raises `BadResourceKey`, `InvalidInput`, and `SetupError` without a key for secrets."""
+
+    def __init__(self, app: Resilient, *, here: bool = False) -> None:
+        self._app, self._db = app, Transactions(app, here=here)
+
+    @property
+    def sync(self) -> SyncConnections:
+        """The same for synchronous programs."""
+        return SyncConnections(Connections(self._app, here=True))
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> ConnectionInfo:
+        """One connection. Raises `ConnectionNotFound`."""
+        found = await self._db.read(None, connections.find, check(key))
+        if found is None:
+            raise ConnectionNotFound(f"{key} has no connection: see `resilient connections list`")
+        return info_of(found)
+
+    async def list(
+        self,
+        provider: str | None = None,
+        *,
+        state: GrantState | str | None = None,
+        limit: int = 100,
+        after: str = "",
+    ) -> builtins.list[ConnectionInfo]:
+        """A page of connections by key: of one provider, in one state. The next one is ``after`` the last."""
+        wanted = None if state is None else GrantState(state).value
+        found = await self._db.read(None, connections.find_all, under=provider, state=wanted, after=after, limit=limit)
+        return [info_of(one) for one in found]
+
+    # -- changing --------------------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        key: str,
+        *,
+        token: str = "",
+        api_key: str = "",
+        user: str = "",
+        password: str = "",
+        client_credentials: bool = False,
+        grant_of: str | None = None,
+        details: Mapping[str, str] = EMPTY,
+    ) -> ConnectionInfo:
+        """Give an account credentials, or new ones: a token, an API key, user and password, or the app's own.
+
+        ``grant_of``: share the grant of another account instead. ``details`` fill the provider's placeholders.
+        """
+        said = [bool(token), bool(api_key), bool(user), client_credentials, grant_of is not None]
+        if sum(said) != 1:
+            raise InvalidInput(f"{key}: give one of token, api_key, user, client_credentials and grant_of")
+        if grant_of is not None:
+            await self._db.write(None, _share, check(key), check(grant_of), details)
+            return await self.get(key)
+        kind = ("bearer", "api_key", "basic", "oauth2")[said.index(True)]
+        credentials = Credentials(token=token or api_key or password, user=user)
+        flow = "client_credentials" if client_credentials else None
+        return await self._put(key, kind, credentials, flow, details)
+
+    async def import_(
+        self,
+        key: str,
+        *,
+        access_token: str = "",
+        refresh_token: str = "",
+        expires_at: datetime | None = None,
+        details: Mapping[str, str] = EMPTY,
+    ) -> ConnectionInfo:
+        """Take over OAuth tokens from another system; it must stop refreshing them then."""
+        if not (access_token or refresh_token):
+            raise InvalidInput(f"{key}: give access_token, refresh_token or both")
+        if expires_at is not None and expires_at.tzinfo is None:
+            raise InvalidInput(f"{key}: expires_at={expires_at.isoformat()} has no time zone")
+        margin = timedelta(seconds=self._oauth(key).margin)
+        refresh_at = None if expires_at is None or not refresh_token else expires_at - margin
+        credentials = Credentials(
+            token=access_token, refresh_token=refresh_token, expires_at=expires_at, refresh_at=refresh_at
+        )
+        return await self._put(key, "oauth2", credentials, "authorization_code", details)
+
+    async def revoke(self, key: str) -> bool:
+        """Forget an account's credentials; its jobs wait. False if they were forgotten before.
+
+        Accounts that share the grant lose it too. The provider is not told: see `Connections.disconnect`.
+        """
+        grant_id = (await self.get(key)).grant_id
+        done = await self._db.write(None, grants.give_up, grant_id)
+        self._app.grants.accounts.forget()
+        return done
+
+    async def disconnect(self, key: str) -> bool:
+        """`revoke`, and tell the provider where it can be told; whether it took it."""
+        held = await self._app.grants.accounts.held(check(key))
+        await self.revoke(key)
+        if held is None or held.oauth is None or not held.oauth.revoke_url:
+            return False
+        secret = held.credentials.refresh_token or held.credentials.token
+        return await self._app.grants.client.revoke(held.oauth, secret, self._app.now()) is None
+
+    async def restored(self, key: str) -> None:
+        """The app's own table has new credentials for an account whose grant died: its jobs go on."""
+        found = await self.get(key)
+        nothing = grants.NewSecrets(None, None, None, None)
+        await self._db.write(
+            None, grants.authorise, found.grant_id, nothing, kind=found.kind, flow="authorization_code"
+        )
+        self._app.grants.accounts.forget()
+
+    async def rotate_secrets(self) -> int:
+        """Encrypt with the first key of the ring what is encrypted with another one; how many grants that were."""
+        done = 0
+        while changed := await self._db.write(None, _reseal, self._app.grants.accounts):
+            done += changed
+        return done
+
+    # -- consent ---------------------------------------------------------------------------------------------
+
+    async def authorize_url(
+        self, key: str, *, redirect_uri: str | None = None, details: Mapping[str, str] = EMPTY
+    ) -> str:
+        """Where to send the person who shall grant access to an account; see `complete`.
+
+        ``redirect_uri`` must be the one of the provider's configuration, where there is one.
+        """
+        oauth = self._oauth(key, details)
+        allowed = oauth.redirect_uri
+        uri = redirect_uri or allowed
+        if not uri or (allowed and uri != allowed):
+            raise InvalidInput(
+                f"{key}: redirect_uri={redirect_uri!r} is not the one of the provider: configure it,"
+                " provider(client_id=..., redirect_uri='https://...')"
+            )
+        if not oauth.client_id or not oauth.authorize_url:
+            raise SetupError(f"{key}: the provider has no client_id: provider(client_id=..., client_secret=...)")
+        state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(48)
+        id_ = _hashed(state)
+        doc = json.dumps({"verifier": verifier, "uri": uri, "details": dict(details)})
+        sealed = self._app.grants.accounts.ring.seal(doc, "resilient_authorization", id_, "secrets")
+        await self._db.write(None, _expect, id_, check(key), sealed)
+        return consent_url(oauth, uri, state, verifier)
+
+    async def complete(self, parameters: Mapping[str, str]) -> ConnectionInfo:
+        """Take the parameters of the callback: exchange the code and connect the account.
+
+        Raises `ConsentRefused`; the state is used up then too.
+        """
+        state = parameters.get("state") or ""
+        arrived = await self._db.write(None, connections.arrived, _hashed(state))
+        if arrived is None or not arrived[2]:
+            raise ConsentRefused("this callback is not expected (any more): start again at the consent page")
+        key, sealed, _ = arrived
+        if (error := callback_error(parameters)) is not None or not parameters.get("code"):
+            raise ConsentRefused(f"access to {key} was not granted: {error or 'no code came back'}")
+        ring = self._app.grants.accounts.ring
+        doc = json.loads(ring.open(sealed, "resilient_authorization", _hashed(state), "secrets"))
+        oauth, now = self._oauth(key, doc["details"]), self._app.now()
+        verifier = doc["verifier"] if oauth.pkce != "none" else ""
+        answer = await self._app.grants.client.exchange(oauth, parameters["code"], verifier, doc["uri"], now)
+        made = None if answer.failure is not None else tokens.merged(Credentials(), answer.body, oauth, now)
+        if made is None:
+            code = "no token" if answer.failure is None else answer.failure.code
+            raise ConsentRefused(f"{key}: the provider gave no token for the code ({code}): start again")
+        kept = {name: parameters[name] for name in oauth.keep_callback if parameters.get(name)}
+        made = replace(made, values={**made.values, **kept})
+        return await self._put(key, "oauth2", made, "authorization_code", {**doc["details"], **kept})
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _provider(self, key: str) -> Provider:
+        name = check(key).partition("/")[0]
+        found = self._app.providers.get(name)
+        if found is None:
+            raise InvalidInput(f"{key}: no provider {name!r} is listed: Resilient(providers=[{name}.provider()])")
+        return found
+
+    def _oauth(self, key: str, details: Mapping[str, str] = EMPTY) -> OAuth2:
+        provider = self._provider(key)
+        if provider.oauth is None:
+            raise InvalidInput(f"provider {provider.name!r} has no OAuth: use add()")
+        return provider.oauth.filled(details)
+
+    async def _put(
+        self, key: str, kind: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]
+    ) -> ConnectionInfo:
+        if key.count("/") >= _ACCOUNT:
+            raise InvalidInput(f"{key}: credentials belong to an account: {'/'.join(key.split('/')[:2])}")
+        headers_of(self._provider(key), kind, credentials)
+        await self._db.write(None, _put, check(key), kind, credentials, flow, details, self._app.grants.accounts)
+        self._app.grants.accounts.forget()
+        return await self.get(key)
+
+
+class SyncConnections(Face[Connections]):
+    """`app.sync.connections`: what needs no request to a provider."""
+
+    get = blocking(Connections.get)
+    list = blocking(Connections.list)
+    add = blocking(Connections.add)
+    import_ = blocking(Connections.import_)
+    revoke = blocking(Connections.revoke)
+    restored = blocking(Connections.restored)
+    rotate_secrets = blocking(Connections.rotate_secrets)
+
+
+def info_of(bound: Bound) -> ConnectionInfo:
+    """A connection for people."""
+    g = bound.grant
+    return ConnectionInfo(
+        resource_key=bound.resource_key, provider=g.provider, kind=g.kind, state=g.state, state_since=g.state_since,
+        grant_id=g.id, version=g.version, expires_at=g.expires_at, refreshed_at=g.refreshed_at, retry_at=g.retry_at,
+        failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=dict(bound.details),
+    )  # fmt: skip
+
+
+def _hashed(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()
+
+
+def _expect(c: Connection, d: Dialect, id_: str, key: str, sealed: str) -> None:
+    connections.expect(c, d, id_, key, sealed, d.now(c) + CONSENT)
+
+
+def _put(
+    c: Connection,
+    d: Dialect,
+    key: str,
+    kind: str,
+    credentials: Credentials,
+    flow: str | None,
+    details: Mapping[str, str],
+    accounts: Any,
+) -> None:
+    """New credentials: of the grant the account has, else of a new one."""
+    known = connections.find(c, d, key)
+    id_ = uuid7() if known is None else known.grant.id
+    new: NewSecrets = accounts.sealed(id_, credentials)
+    if known is None:
+        now = d.now(c)
+        made = replace(
+            grants.new(id_, key, kind, now, flow=flow),
+            secrets=new.secrets, expires_at=new.expires_at, refresh_at=new.refresh_at,
+        )  # fmt: skip
+        grants.insert_if_new(c, d, made, new.key_id)
+    else:
+        grants.authorise(c, d, id_, new, kind=kind, flow=flow)
+        details = details or known.details
+    connections.bind(c, d, key, id_, details, "ok")
+
+
+def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str]) -> None:
+    found = connections.find(c, d, other)
+    if found is None:
+        raise ConnectionNotFound(f"{other} has no connection whose grant {key} could share")
+    grant = grants.lock(c, d, found.grant.id) or found.grant
+    auth = "ok" if grant.state in tokens.USABLE else grant.state.value
+    connections.bind(c, d, key, grant.id, details, auth)
+
+
+def _reseal(c: Connection, d: Dialect, accounts: Any) -> int:
+    found = grants.sealed_otherwise(c, d, accounts.ring.current, _BATCH)
+    for grant in found:
+        new = accounts.sealed(grant.id, accounts.opened(grant))
+        grants.reseal(c, d, grant.id, new.secrets, new.key_id)
+    return len(found)

@@ -1,0 +1,213 @@
+"""Request limits: drawn from the database when requests are sent.
+
+All draws of a worker that come while one transaction is under way go into the next, so a thousand waiting
+requests cost one. A busy path through fast limits leases some units more (a fraction of a second of the rate)
+and spends them without asking; what is left over goes back with the next draw. A draw that must wait a moment
+has reserved its place; one that would wait longer is refused, and so are those behind it until that time,
+without asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from resilient.core.errors import ResourceStopped
+from resilient.store import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.core.limit import Limit
+    from resilient.store.database import Database
+    from resilient.store.limits import Drawn, Seen
+
+log = logging.getLogger("resilient.gate")
+PATIENCE: Final = 2.0  # seconds a request may wait in place
+Path = tuple[tuple[str, "Limit"], ...]  # (resource, limit) of every request limit on a request's path
+_BATCH: Final = 500
+_MOST_LANES: Final = 10_000
+_LEAST_LEASE: Final = 2  # units
+_AWAY: Final = 5.0  # seconds a job waits if the database does not answer
+
+
+@dataclass(slots=True)
+class Lane:
+    """One path of limits as this worker uses it."""
+
+    path: Path
+    chunk: int  # units worth leasing at once; below 2: none
+    lease: float  # seconds
+    units: float = 0.0  # leased and not spent
+    until: float = 0.0  # monotonic
+    draws: int = 0  # in the present lease time
+    before: int = 0  # in the one before
+    since: float = 0.0  # monotonic
+    shut_until: float = 0.0  # epoch seconds; before that a draw of `shut_cost` is refused
+    shut_cost: float = 0.0
+    shut_by: str = ""
+
+    def count(self, at: float) -> None:
+        """One more draw."""
+        if at - self.since > self.lease:
+            self.before = self.draws if at - self.since <= 2 * self.lease else 0
+            self.draws, self.since = 0, at
+        self.draws += 1
+
+    def spend(self, cost: float, at: float) -> bool:
+        """Take from the leased units."""
+        if self.units < cost or at >= self.until:
+            return False
+        self.units -= cost
+        return True
+
+
+@dataclass(slots=True)
+class _Waiting:
+    lane: Lane
+    cost: float
+    answer: asyncio.Future[Drawn]
+
+
+class Drawing:
+    """The draws of one worker."""
+
+    def __init__(self, database: Database, monotonic: Callable[[], float], now: Callable[[], datetime]) -> None:
+        self._database, self._monotonic, self._now = database, monotonic, now
+        self._lanes: dict[tuple[tuple[str, str], ...], Lane] = {}
+        self._leased: list[Lane] = []  # lanes with units
+        self._waiting: list[_Waiting] = []
+        self._settled: list[tuple[str, Limit, float]] = []
+        self._seen: dict[tuple[str, str], Seen] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def draw(self, path: Path, cost: float) -> tuple[Lane, float]:
+        """Draw ``cost`` from every limit of ``path``: the lane, and the seconds to wait before sending.
+
+        Raises `ResourceStopped`.
+        """
+        lane, at = self._lane(path), self._monotonic()
+        lane.count(at)
+        if lane.spend(cost, at):
+            return lane, 0.0
+        self._refuse_if_shut(lane, cost)
+        waiting = _Waiting(lane, cost, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._start()
+        try:
+            drawn = await waiting.answer
+        except asyncio.CancelledError:
+            self._cancelled(waiting)
+            raise
+        if not drawn.draw.granted:
+            lane.shut_until, lane.shut_cost = drawn.draw.until, cost
+            lane.shut_by = path[drawn.draw.by][0]
+            raise self._stopped(lane)
+        return lane, drawn.draw.wait
+
+    def settle(self, lane: Lane, units: float) -> None:
+        """Draw ``units`` more than were asked for, or (negative) give some back, with the next draw."""
+        if units:
+            self._settled += [(key, limit, units) for key, limit in lane.path]
+            self._start()
+
+    def see(self, seen: Seen) -> None:
+        """Remember what the server reported; `flush` writes it."""
+        id_ = (seen.resource_key, seen.limit.name)
+        known = self._seen.get(id_)
+        if known is None or seen.sent_at >= known.sent_at:
+            self._seen[id_] = seen
+
+    async def flush(self) -> None:
+        """Write what is settled and what was seen."""
+        if self._settled:
+            self._start()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+        if seen := list(self._seen.values()):
+            self._seen = {}
+            await self._database.transaction(limits.observe, seen)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _lane(self, path: Path) -> Lane:
+        id_ = tuple((key, limit.name) for key, limit in path)
+        lane = self._lanes.get(id_)
+        if lane is None or lane.path != path:
+            if len(self._lanes) >= _MOST_LANES:
+                self._lanes.clear()
+            lease = min(limit.lease for _, limit in path)
+            chunk = int(min(lease / limit.interval for _, limit in path))
+            lane = self._lanes[id_] = Lane(path, chunk if chunk >= _LEAST_LEASE else 0, lease)
+        return lane
+
+    def _refuse_if_shut(self, lane: Lane, cost: float) -> None:
+        if cost >= lane.shut_cost and lane.shut_until > self._now().timestamp() + PATIENCE:
+            raise self._stopped(lane)
+
+    def _stopped(self, lane: Lane) -> ResourceStopped:
+        # A little early: the wait that is left is waited in place, where it has a reserved end.
+        until = datetime.fromtimestamp(lane.shut_until - PATIENCE / 2, UTC)
+        return ResourceStopped(lane.shut_by, "limit", until)
+
+    def _cancelled(self, waiting: _Waiting) -> None:
+        if waiting.answer.done() and not waiting.answer.cancelled() and waiting.answer.result().draw.granted:
+            self.settle(waiting.lane, -waiting.cost)
+
+    def _start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="resilient-draw")
+
+    async def _run(self) -> None:
+        while self._waiting or self._settled:
+            batch = [w for w in self._waiting[:_BATCH] if not w.answer.cancelled()]
+            self._waiting = self._waiting[_BATCH:]
+            settled, self._settled = self._settled + self._left_over(), []
+            asks = [limits.Ask(w.lane.path, w.cost, PATIENCE, self._more(w, batch)) for w in batch]
+            try:
+                drawn = await self._transaction(asks, settled)
+            except Exception as error:  # noqa: BLE001 - the database may be away; the jobs wait
+                log.warning("cannot draw request limits (%s: %s)", type(error).__name__, error)
+                self._settled += [one for one in settled if one[2] > 0]
+                until = self._now() + timedelta(seconds=_AWAY)
+                for w in batch:
+                    if not w.answer.done():
+                        w.answer.set_exception(ResourceStopped(w.lane.path[0][0], "database", until))
+                continue
+            at = self._monotonic()
+            for w, answer in zip(batch, drawn, strict=True):
+                if answer.leased:
+                    w.lane.units, w.lane.until = w.lane.units + answer.leased, at + w.lane.lease
+                    self._leased.append(w.lane)
+                if not w.answer.done():
+                    w.answer.set_result(answer)
+                elif answer.draw.granted:  # cancelled meanwhile
+                    self._settled += [(key, limit, -w.cost) for key, limit in w.lane.path]
+
+    async def _transaction(self, asks: list[limits.Ask], settled: list[tuple[str, Limit, float]]) -> list[limits.Drawn]:
+        try:
+            return await self._database.transaction(limits.draw, asks, settled)
+        except Exception:  # noqa: BLE001 - once more: a deadlock or a cut connection is over by then
+            await asyncio.sleep(0.05)
+            return await self._database.transaction(limits.draw, asks, settled)
+
+    def _more(self, w: _Waiting, batch: list[_Waiting]) -> int:
+        """Units to lease on top: as many as the lane used lately, for the last of its draws in the batch."""
+        lane = w.lane
+        if not lane.chunk or next(x for x in reversed(batch) if x.lane is lane) is not w:
+            return 0
+        lately = max(lane.before, lane.draws)
+        return min(lane.chunk, lately) if lately >= _LEAST_LEASE else 0
+
+    def _left_over(self) -> list[tuple[str, Limit, float]]:
+        """Leased units nobody spent in time."""
+        at = self._monotonic()
+        over = [lane for lane in self._leased if lane.until <= at]
+        self._leased = [lane for lane in self._leased if lane.until > at]
+        found = [(key, limit, -lane.units) for lane in over if lane.units for key, limit in lane.path]
+        for lane in over:
+            lane.units = 0.0
+        return found

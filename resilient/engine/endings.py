@@ -1,0 +1,162 @@
+"""How an execution ended: from what its handler returned or raised to an `Outcome`, and from a decision to a row.
+
+Nothing here raises, whatever a handler returned or raised: an exception without a text, or a text no database takes,
+must not cost a slot or hold up the results of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import re
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+
+from resilient.core import decide as decisions
+from resilient.core.errors import Cancel, JobFailure, LostLease, ResourceStopped, Snooze
+from resilient.core.failure import Failure, FailureKind
+from resilient.core.plain_text import plain
+from resilient.store.finishing import Finish
+from resilient.wire.explain import chain
+from resilient.wire.redact import scrub
+
+if TYPE_CHECKING:
+    from resilient.engine.execution import Execution
+
+log = logging.getLogger("resilient.worker")
+_RESULT: Final[TypeAdapter[Any]] = TypeAdapter(Any)
+_NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+TRACEBACK_LIMIT: Final = 8_000
+
+
+def returned(execution: Execution, result: Any, *, reconciling: bool) -> decisions.Outcome:
+    """What a handler's return value means; ``reconciling``: it is its reconcile hook's."""
+    if isinstance(result, (Snooze, Cancel)):
+        return _told(result)
+    if inspect.isawaitable(result):
+        return _never_ran(result)
+    if reconciling:
+        return decisions.Reconciled(took_effect=result)
+    if result is None:
+        return decisions.SUCCEEDED
+    try:
+        text = _RESULT.dump_json(result).decode()
+    except (PydanticSerializationError, RecursionError) as error:
+        log.warning("result of job %s (%s) is not JSON and was dropped: %s", execution.id, execution.row.kind, error)
+        return decisions.SUCCEEDED
+    if "\\u0000" in text:  # PostgreSQL takes no NUL in a text
+        text = _NUL.sub(r"\1\\ufffd", text)
+    return decisions.Succeeded(text)
+
+
+def _never_ran(result: Any) -> decisions.Outcome:
+    if inspect.iscoroutine(result):
+        result.close()
+    message = "the handler returned an awaitable: a decorator hides that it is async, so nobody awaited it"
+    return decisions.Failed(Failure(FailureKind.BUG, code="NotAwaited"), message)
+
+
+def raised(execution: Execution, error: BaseException) -> decisions.Outcome:
+    """What an exception that left a handler means."""
+    if isinstance(error, asyncio.CancelledError) and execution.reason is not None:
+        return interrupted(execution)
+    if execution.lost or isinstance(error, LostLease):
+        return decisions.HandedBack("its lease was lost")
+    for one in chain(error):  # SDKs and task groups wrap what they catch
+        if isinstance(one, (Snooze, Cancel)):
+            return _told(one)
+        if isinstance(one, ResourceStopped):
+            return decisions.Deferred(one.resource, one.gate, one.until, str(one))
+        if isinstance(one, JobFailure):
+            break  # raised over one of the others: it says more
+    if execution.reason == "timeout":
+        return interrupted(execution)
+    told = execution.worker.wire.explain(execution, error)
+    trace = _trace(error) if told.failure.kind is FailureKind.BUG else None
+    return decisions.Failed(told.failure, text_of(error), trace, resource=told.resource)
+
+
+def interrupted(execution: Execution) -> decisions.Outcome:
+    """What it means that an execution was stopped from outside."""
+    if execution.reason == "timeout":
+        return decisions.Failed(
+            Failure(FailureKind.TIMEOUT), f"took longer than its timeout of {execution.handler.timeout:g} s"
+        )
+    if execution.reason == "cancel":
+        return decisions.CancelledByHandler("cancelled on request")
+    return decisions.HandedBack("its worker stopped" if execution.reason == "stop" else "its lease was lost")
+
+
+def broken(error: BaseException) -> decisions.Outcome:
+    """What it means that the engine itself failed over an execution."""
+    return decisions.Failed(Failure(FailureKind.BUG, code=type(error).__name__), text_of(error), _trace(error))
+
+
+def _told(word: Snooze | Cancel) -> decisions.Outcome:
+    if isinstance(word, Cancel):
+        return decisions.CancelledByHandler(str(word.reason))
+    return decisions.Snoozed(delay=word.delay, until=word.until)
+
+
+def text_of(error: BaseException) -> str:
+    """Type and message of an exception, without secrets."""
+    try:
+        message = str(error).strip()
+    except Exception as second:  # noqa: BLE001 - the user's own `__str__`
+        message = f"(its text cannot be had: {type(second).__name__})"
+    return scrub(plain(f"{type(error).__name__}: {message}" if message else type(error).__name__))
+
+
+def _trace(error: BaseException) -> str:
+    return scrub(plain("".join(traceback.format_exception(error))[-TRACEBACK_LIMIT:]))
+
+
+def finish_of(execution: Execution, transition: decisions.Transition, worker_id: str, started_at: Any) -> Finish:
+    """The store's form of a decision about what this process ran.
+
+    Which requests are unanswered is written as this process knows it: a mark whose write was cut off may stand in the
+    database although its request was never sent.
+    """
+    finish = _finish(execution.row, execution.fence, execution.row.executions + 1, transition, worker_id, started_at)
+    if transition.clear_sent or transition.set_mark:
+        return finish
+    return replace(finish, clear_sent=not execution.sent, marks=execution.marks)
+
+
+def finish_of_row(row: Any, transition: decisions.Transition, worker_id: str | None) -> Finish:
+    """The store's form of a decision about a running row of somebody else (rescue)."""
+    return _finish(row, row.version, row.executions, transition, worker_id, row.started_at)
+
+
+def _finish(
+    row: Any, fence: int, execution: int, t: decisions.Transition, worker_id: str | None, started_at: Any
+) -> Finish:
+    return Finish(
+        id=row.id,
+        version=fence,
+        state=t.state,
+        decision=t.decision,
+        charged=t.charged,
+        run_at=t.run_at,
+        attempts=t.attempts,
+        deferrals=t.deferrals,
+        rescues=t.rescues,
+        error=t.error,
+        error_kind=t.error_kind,
+        error_code=t.error_code,
+        status=t.status,
+        waiting_for=t.waiting_for,
+        clear_sent=t.clear_sent,
+        set_mark=t.set_mark,
+        result=t.result,
+        execution=execution,
+        worker_id=worker_id,
+        started_at=started_at,
+        resource_key=t.resource_key,
+        traceback=t.traceback,
+    )

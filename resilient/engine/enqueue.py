@@ -1,0 +1,342 @@
+"""Enqueueing: from arguments to rows, in a transaction of one's own or in the caller's.
+
+Jobs without a unique key are written where the call stands. Jobs with one would make other transactions wait for this
+one's end, so in a caller's Session they are buffered and written, sorted, in the outermost commit's hook: the wait then
+lasts one commit. SQLAlchemy fires ``before_commit`` at savepoint releases too (ignored), and not at all for a session
+that sits on a connection whose transaction somebody else began (there, and on plain connections, they are written at
+once). A rolled-back savepoint takes its buffered jobs with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from pydantic import TypeAdapter
+from sqlalchemy import Connection, event
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from uuid_utils.compat import uuid7
+
+from resilient.core import resource_key as keys
+from resilient.core.errors import DuplicateJob, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
+from resilient.engine import sessions
+from resilient.engine.handler import Handler, Kind
+from resilient.store import jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from uuid import UUID
+
+    from sqlalchemy.orm import Session
+
+    from resilient.store.dialect import Dialect
+
+OnConflict = Literal["keep", "replace", "raise"]
+WhileRunning = Literal["drop", "once_more"]
+UniqueUntil = Literal["start", "finish"]
+PRIORITIES: Final = range(-100, 101)
+MAX_TAGS: Final = 20
+MAX_NAME: Final = 255
+MAX_TAG_NAME: Final = 64
+_BUFFER: Final = "resilient.buffered"
+
+
+class Enqueued(NamedTuple):
+    """What an enqueue brought: the job's id and whether it is new.
+
+    ``created`` is False if a job with the same unique key was kept (then ``id`` is that job's), and None if the job has
+    a unique key and is decided when the caller's transaction commits.
+    """
+
+    id: UUID
+    created: bool | None = True
+
+
+class Ordered(NamedTuple):
+    """One job as asked for, checked and encoded."""
+
+    row: jobs.NewJob
+    on_conflict: OnConflict = "keep"
+    while_running: WhileRunning = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One job of `enqueue_many`, when more than its payload differs. ``None`` takes what the call says."""
+
+    payload: Any = None
+    resource_key: str | None = None
+    priority: int | None = None
+    delay: timedelta | float | None = None
+    run_at: datetime | None = None
+    expires_at: datetime | None = None
+    unique_key: str | None = None
+    tags: Mapping[str, str] | None = None
+
+    def options(self) -> dict[str, Any]:
+        """What it says beside payload and resource key."""
+        return {name: value for name in _ITEM_OPTIONS if (value := getattr(self, name)) is not None}
+
+
+_ITEM_OPTIONS: Final = ("priority", "delay", "run_at", "expires_at", "unique_key", "tags")
+
+
+class Encoder:
+    """Checks and encodes what is enqueued, for one app."""
+
+    def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int, trace: Callable[[], str | None]) -> None:
+        self._kinds, self._max_payload, self._trace = kinds, max_payload, trace
+
+    def kind_of(self, what: Kind[Any] | str) -> Kind[Any]:
+        """The declaration of a kind; raises `UnknownKind` for a name this app does not know."""
+        if isinstance(what, Kind):
+            return what
+        if (known := self._kinds.get(what)) is None:
+            names = ", ".join(sorted(self._kinds)) or "none"
+            raise UnknownKind(
+                f"no handler is declared for kind {what!r}; this app knows: {names}. List it in"
+                " Resilient(handlers=[...]) or declare it with Kind(...)"
+            )
+        return known
+
+    def encode(
+        self,
+        what: Kind[Any] | str,
+        payload: Any,
+        resource_key: str,
+        *,
+        priority: int = 0,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        expires_in: timedelta | float | None = None,
+        max_attempts: int | None = None,
+        unique_key: str | None = None,
+        unique_until: UniqueUntil = "start",
+        on_conflict: OnConflict = "keep",
+        while_running: WhileRunning = "drop",
+        idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Ordered:
+        """Check every argument; raises `InvalidInput` (one of its kinds) and writes nothing."""
+        kind = self.kind_of(what)
+        keys.check(resource_key)
+        if not isinstance(priority, int) or priority not in PRIORITIES:
+            raise InvalidInput(f"priority must be a whole number from -100 to 100, not {priority!r}")
+        seconds = _seconds("delay", delay)
+        if run_at is not None:
+            if seconds is not None:
+                raise InvalidInput("give delay or run_at, not both")
+            run_at = aware("run_at", run_at)
+        if expires_in is not None:
+            if expires_at is not None:
+                raise InvalidInput("give expires_at or expires_in, not both")
+            expires_at = datetime.now(UTC) + timedelta(seconds=_seconds("expires_in", expires_in) or 0)
+        if max_attempts is not None and max_attempts < 1:
+            raise InvalidInput(f"max_attempts must be at least 1, not {max_attempts!r}")
+        text = self.text(kind, payload)
+        row = jobs.NewJob(
+            id=uuid7(),
+            kind=kind.kind,
+            resource_key=resource_key,
+            payload=text,
+            payload_version=kind.version,
+            priority=priority,
+            delay=seconds,
+            run_at=run_at,
+            expires_at=None if expires_at is None else aware("expires_at", expires_at),
+            max_attempts=max_attempts or _default_attempts(kind),
+            unique_key=_name("unique_key", unique_key),
+            unique_until=unique_until if unique_key is not None else None,
+            idempotency_key=_name("idempotency_key", idempotency_key),
+            tags=_tags(tags),
+            trace=self._trace(),
+        )
+        return Ordered(row, on_conflict, while_running)
+
+    def text(self, kind: Kind[Any], payload: Any) -> str:
+        """A payload as JSON text; raises `BadPayload` or `PayloadTooLarge`."""
+        text = kind.encode(payload)
+        if len(text) > self._max_payload // 4 and (size := len(text.encode())) > self._max_payload:
+            raise PayloadTooLarge(
+                f"payload of {kind.kind!r} has {size:,} bytes, more than max_payload={self._max_payload:,}:"
+                " store the data elsewhere and enqueue a reference"
+            )
+        return text
+
+    def encode_many(
+        self, what: Kind[Any] | str, payloads: Iterable[Any], resource_key: str | None, options: Mapping[str, Any]
+    ) -> list[Ordered]:
+        """Like `encode` for each payload or `Item`; what they have in common is checked once."""
+        kind = self.kind_of(what)
+        model: Ordered | None = None
+        ordered: list[Ordered] = []
+        for payload in payloads:
+            given, key = payload, resource_key
+            if isinstance(payload, Item):
+                given, key = payload.payload, payload.resource_key or resource_key
+                own = payload.options()
+                if own:
+                    ordered.append(self.encode(kind, given, key or "", **{**options, **own}))
+                    continue
+            if model is None:
+                model = self.encode(kind, given, key or "", **options)
+                ordered.append(model)
+                continue
+            row = jobs.NewJob(uuid7(), kind.kind, keys.check(key or ""), self.text(kind, given), *model.row[4:])
+            ordered.append(Ordered(row, *model[1:]))
+        return ordered
+
+
+def _default_attempts(kind: Kind[Any]) -> int | None:
+    return kind.retry.max_attempts if isinstance(kind, Handler) else kind.max_attempts
+
+
+def _seconds(name: str, value: timedelta | float | None) -> float | None:
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if not 0 <= seconds < 10 * 366 * 86400:
+        raise InvalidInput(f"{name} must be between 0 and ten years, in seconds or as a timedelta, not {value!r}")
+    return seconds
+
+
+def aware(name: str, value: datetime) -> datetime:
+    """A datetime with a zone; raises `NaiveDatetime` for one without."""
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise NaiveDatetime(f"{name}={value!r} has no time zone: write datetime.now(timezone.utc) or add tzinfo")
+    return value
+
+
+def _name(what: str, value: str | None) -> str | None:
+    if value is not None and not (0 < len(value) <= MAX_NAME and value.isprintable()):
+        raise InvalidInput(f"{what} must be 1 to 255 printable characters, not {value[:40]!r}")
+    return value
+
+
+def _tags(tags: Mapping[str, str] | None) -> str | None:
+    if not tags:
+        return None
+    if len(tags) > MAX_TAGS:
+        raise InvalidInput(f"a job takes at most {MAX_TAGS} tags, not {len(tags)}")
+    for name, value in tags.items():
+        if not isinstance(value, str) or not 0 < len(name) <= MAX_TAG_NAME or len(value) > MAX_NAME:
+            raise InvalidInput(
+                f"tag {name!r} must be text of at most 255 characters under a name of at most 64, not {value!r}"
+            )
+    text: str = _JSON.dump_json(dict(tags)).decode()
+    return text
+
+
+_JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
+
+
+# -- writing ----------------------------------------------------------------------------------------------
+
+
+def write(c: Connection, d: Dialect, ordered: Sequence[Ordered]) -> list[Enqueued]:
+    """Insert what was ordered, in this transaction."""
+    plain = [o.row for o in ordered if o.row.unique_key is None]
+    if len(plain) == len(ordered):
+        jobs.insert(c, d, plain)
+        return [Enqueued(row.id) for row in plain]
+    unique = sorted((o for o in ordered if o.row.unique_key is not None), key=_unique_order)
+    if plain:
+        jobs.insert(c, d, plain)
+    found = {o.row.id: Enqueued(o.row.id) for o in ordered}
+    for o in unique:
+        found[o.row.id] = _write_unique(c, d, o)
+    return [found[o.row.id] for o in ordered]
+
+
+def _unique_order(o: Ordered) -> tuple[str, str]:
+    return o.row.kind, o.row.unique_key or ""
+
+
+def _write_unique(c: Connection, d: Dialect, o: Ordered) -> Enqueued:
+    """Insert, or deal with whoever holds the key. Never select-then-insert: the unique index decides."""
+    row = o.row
+    if row.unique_key is None:
+        raise ValueError("a job without a unique key")
+    for _ in range(5):
+        if jobs.insert_unique(c, d, [row]):
+            return Enqueued(row.id)
+        held = jobs.holder(c, d, row.kind, row.unique_key)
+        if held is None:  # it ended between the two statements
+            continue
+        if o.on_conflict == "raise":
+            raise DuplicateJob(f"job {held.id} ({row.kind}, {held.state}) already holds unique_key {row.unique_key!r}")
+        now = d.now(c)
+        if held.state == "running":
+            if o.while_running == "once_more" and not jobs.mark_once_more(c, d, held.id, now):
+                continue
+        elif o.on_conflict == "replace" and not jobs.replace_if_waiting(c, d, held.id, row, now):
+            continue
+        return Enqueued(held.id, created=False)
+    raise DuplicateJob(f"unique_key {row.unique_key!r} of {row.kind!r} is taken and freed faster than it can be read")
+
+
+# -- the caller's transaction ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Buffered:
+    ordered: Ordered
+    within: tuple[Any, ...]  # the session's transactions, innermost first, when it was ordered
+
+
+def join(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: Callable[[], None]) -> list[Enqueued]:
+    """Write into the caller's transaction: a sync Session or Connection."""
+    target, c = sessions.enter(target, on_commit)
+    if isinstance(target, Connection):
+        return write(c, d, ordered)
+    foreign = isinstance(target.get_bind(), Connection)
+    direct = [o for o in ordered if o.row.unique_key is None or foreign]
+    later = [o for o in ordered if o.row.unique_key is not None and not foreign]
+    written = dict(zip([o.row.id for o in direct], write(c, d, direct), strict=True)) if direct else {}
+    if later:
+        _buffer(target, d, later)
+    return [written.get(o.row.id) or Enqueued(o.row.id, created=None) for o in ordered]
+
+
+async def join_async(
+    target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: Callable[[], None]
+) -> list[Enqueued]:
+    """Write into the caller's transaction: any of the four."""
+    target = sessions.unscoped(target)
+    if isinstance(target, (AsyncSession, AsyncConnection)):
+        return await target.run_sync(join, d, ordered, on_commit)
+    return join(target, d, ordered, on_commit)
+
+
+def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
+    buffered: list[_Buffered] = session.info.setdefault(_BUFFER, [])
+    within = _transactions(session)
+    buffered.extend(_Buffered(o, within) for o in ordered)
+    if session.info.get(_BUFFER + ".hooked"):
+        return
+    session.info[_BUFFER + ".hooked"] = True
+
+    @event.listens_for(session, "before_commit")
+    def _(s: Session) -> None:
+        if s.in_nested_transaction():
+            return
+        waiting: list[_Buffered] = s.info.get(_BUFFER) or []
+        if waiting:
+            s.flush()
+            write(s.connection(), d, [b.ordered for b in waiting])
+            waiting.clear()
+
+    @event.listens_for(session, "after_soft_rollback")
+    def _(s: Session, previous: Any) -> None:
+        waiting: list[_Buffered] = s.info.get(_BUFFER) or []
+        waiting[:] = [b for b in waiting if previous not in b.within]
+
+
+def _transactions(session: Session) -> tuple[Any, ...]:
+    found, current = [], session.get_nested_transaction() or session.get_transaction()
+    while current is not None:
+        found.append(current)
+        current = current.parent
+    return tuple(found)

@@ -1,0 +1,221 @@
+"""One execution of one claimed job: what is known about it while it runs.
+
+It is also the handler's side door (`Side`): the job object delegates its client, calls and progress to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from resilient.core.errors import LostLease, ResilientError
+from resilient.core.outcomes import JobFacts
+from resilient.store import leases
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from resilient.engine.handler import Handler
+    from resilient.engine.worker import Worker
+    from resilient.wire.trail import Trail
+
+
+class Side(Protocol):
+    """What a job object needs around it."""
+
+    app: Any
+    deps: Any
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether the handler should stop."""
+
+    def async_client(self) -> Any:
+        """A client for coroutines."""
+
+    def sync_client(self) -> Any:
+        """A client for threads."""
+
+    def async_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        """Admit one foreign request."""
+
+    def sync_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        """The same for threads."""
+
+    async def progress(self, value: Any) -> None:
+        """Save progress."""
+
+    def progress_sync(self, value: Any) -> None:
+        """The same for threads."""
+
+
+class Execution:
+    """A claimed job between its claim and its finish."""
+
+    __slots__ = (
+        "_client",
+        "_marking",
+        "_marks",
+        "answered",
+        "app",
+        "cancelled_at",
+        "checkpointed",
+        "deps",
+        "fence",
+        "future",
+        "handler",
+        "heard",
+        "id",
+        "lost",
+        "over",
+        "probes",
+        "reason",
+        "resource_key",
+        "row",
+        "sent",
+        "started",
+        "task",
+        "thread",
+        "trail",
+        "transaction_open",
+        "worker",
+    )
+
+    def __init__(self, worker: Worker, row: Any, handler: Handler[Any, Any], probes: tuple[str, ...]) -> None:
+        self.worker = worker
+        self.app = worker.app
+        self.deps = worker.app.deps
+        self.row = row
+        self.handler = handler
+        self.id: UUID = row.id
+        self.resource_key: str = row.resource_key
+        self.fence: int = row.version + 1  # the claim raised it
+        self.probes = probes  # half-open resources this job tries out
+        self.started = 0.0  # loop time; 0 until it starts
+        self.task: asyncio.Task[Any] | None = None  # the slot that runs it
+        self.thread = False  # its function runs in a thread, which cannot be interrupted
+        self.future: asyncio.Future[Any] | None = None  # that thread's end
+        self.cancelled_at = 0.0  # loop time; 0 if its task was not cancelled
+        self.heard = False  # the handler was told that it should stop
+        self.reason: str | None = None  # why it was interrupted: "timeout", "cancel", "stop" or "lost"
+        self.lost = False  # the fence is gone: nothing this execution writes counts
+        self.over = False  # its end was decided; a thread that goes on sends nothing more
+        self.sent = row.sent is not None  # a non-idempotent request is unanswered
+        self._marks: dict[str, Any] = dict(row.sent or {})
+        self.checkpointed = False  # saved progress of a sync since the claim
+        self.transaction_open = False  # of the handler's: nothing may be sent
+        self.answered = False  # some request of this execution was answered
+        self.trail: Trail | None = None  # of its requests; made with the first
+        self._client: Any = None
+        self._marking: asyncio.Lock | None = None  # made with the first mark
+
+    def facts(self) -> JobFacts:
+        """What `decide` must know."""
+        row = self.row
+        return JobFacts(
+            attempts=row.attempts,
+            max_attempts=row.max_attempts,
+            executions=row.executions,
+            deferrals=row.deferrals,
+            rescues=0 if self.checkpointed else row.rescues,
+            expires_at=row.expires_at,
+            sent=self.sent,
+            cancel_requested=self.reason == "cancel",
+            once_more=bool(row.once_more),
+            resource_key=row.resource_key,
+            can_reconcile=self.handler.reconcile is not None,
+            checkpointed=self.checkpointed,
+        )
+
+    # -- Side -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cancel_requested(self) -> bool:
+        """See `Side`. A thread that was told so and returns has not ended its work."""
+        self.heard = self.heard or self.reason is not None
+        return self.heard
+
+    def async_client(self) -> Any:
+        """See `Side`."""
+        if self._client is None:
+            self._client = self.worker.wire.async_client(self)
+        return self._client
+
+    def sync_client(self) -> Any:
+        """See `Side`."""
+        if self._client is None:
+            self._client = self.worker.wire.sync_client(self)
+        return self._client
+
+    def async_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        """See `Side`."""
+        return self.worker.wire.call(self, method, url, words)
+
+    def sync_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        """See `Side`."""
+        return self.worker.wire.sync_call(self, method, url, words)
+
+    async def progress(self, value: Any) -> None:
+        """See `Side`."""
+        text = _progress_text(self.row.id, value)
+        self.require_held(await self.worker.app.database.transaction(_progress, self.id, self.fence, text))
+
+    def progress_sync(self, value: Any) -> None:
+        """See `Side`."""
+        text = _progress_text(self.row.id, value)
+        self.require_held(self.worker.app.database.transaction_sync(_progress, self.id, self.fence, text))
+
+    async def mark(self, name: str, mark: dict[str, Any] | None) -> None:
+        """Commit or clear the mark of one unanswered request; raises `LostLease` if the fence is gone.
+
+        One after the other: two requests at once must not write each other's mark away.
+        """
+        self._marking = self._marking or asyncio.Lock()
+        async with self._marking:
+            if self.over or self.lost:  # too late to send; and what was decided in doubt stays in doubt
+                return self.require_running() if mark is not None else None
+            marks = {k: v for k, v in self._marks.items() if k != name}
+            if mark is not None:
+                marks[name] = mark
+            text = json.dumps(marks) if marks else None
+            self.require_held(await self.worker.app.database.transaction(_mark, self.id, self.fence, text))
+            if mark is not None:
+                self.require_running()
+            self._marks, self.sent = marks, bool(marks)
+        return None
+
+    @property
+    def marks(self) -> dict[str, Any] | None:
+        """The requests that are unanswered when it ends."""
+        return self._marks or None
+
+    def require_running(self) -> None:
+        """Raises `LostLease` if nothing this execution does counts any more."""
+        if self.over or self.lost:
+            raise LostLease(f"job {self.id} ({self.row.kind}) is not run by this execution any more: it sends nothing")
+
+    def require_held(self, held: bool) -> None:  # noqa: FBT001 - the answer of a conditional write
+        """Raises `LostLease` if a write under the fence met nothing."""
+        if not held:
+            self.lost = True
+            raise LostLease(
+                f"job {self.id} ({self.row.kind}) is no longer held by worker {self.worker.id}: it was given to another"
+                " one, so nothing more of this execution counts"
+            )
+
+
+def _progress_text(id_: Any, value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ResilientError(f"progress of job {id_} is not JSON: {error}") from None
+
+
+def _progress(c: Any, d: Any, id_: UUID, fence: int, text: str) -> bool:
+    return leases.set_progress_if_held(c, d, id_, fence, text, d.now(c))
+
+
+def _mark(c: Any, d: Any, id_: UUID, fence: int, text: str | None) -> bool:
+    return leases.mark_sent_if_held(c, d, id_, fence, text, d.now(c))

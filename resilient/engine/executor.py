@@ -1,0 +1,320 @@
+"""The executor: one claimed job through its handler to a decision.
+
+Slots are long-lived tasks that take executions from a queue; a task per job would cost more than many jobs do. What a
+handler raises, even SystemExit, ends its job and nothing else. Interrupts (timeout, cancel, stop, lost lease) cancel
+the slot; the reason is noted before, so that a handler which swallows its cancellation still ends as what it was.
+What does not stop (a function in a thread cannot be interrupted, a coroutine may swallow its cancellation) is given up:
+its job ends as timed out, whatever it still writes is refused by the fence, and its slot stays taken until it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core import decide as decisions
+from resilient.core.errors import BadPayload
+from resilient.core.failure import Failure, FailureKind
+from resilient.engine.endings import broken, interrupted, raised, returned, text_of
+from resilient.engine.job import Job, SyncJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor as ThreadPool
+
+    from resilient.core.errors import ResourceStopped
+    from resilient.engine.execution import Execution
+
+log = logging.getLogger("resilient.worker")
+BREATH: Final = 16  # jobs a slot may run without letting the loop breathe
+NEWER_VERSION_DELAY: Final = 30.0
+DEADLINE_LOOK: Final = 0.1  # seconds between two looks for executions past their timeout
+SOLO_PATIENCE: Final = 5.0  # seconds a suspect waits for the others to end
+CANCEL_PATIENCE: Final = 5.0  # seconds a coroutine may take to end after its cancellation
+CLOSE_PATIENCE: Final = 1.0
+_WEIGHT: Final = {None: 0, "stop": 1, "cancel": 2, "timeout": 3, "lost": 4}  # the heavier reason wins
+
+
+class Executor:
+    """Runs executions in a fixed number of slots."""
+
+    def __init__(
+        self,
+        concurrency: int,
+        threads: ThreadPool,
+        *,
+        on_done: Callable[[Execution, decisions.Outcome], None],
+        before: Callable[[Execution], ResourceStopped | None],
+    ) -> None:
+        self.concurrency = concurrency
+        self._threads = threads
+        self._on_done, self._before = on_done, before
+        self._queue: deque[Execution] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._slots: list[asyncio.Task[None]] = []
+        self.running: dict[Any, Execution] = {}  # claimed and not yet decided, waiting ones included
+        self._solo: deque[Execution] = deque()  # suspects: rescued before
+        self._alone: Execution | None = None  # the suspect that runs now
+        self._patience = 0.0
+        self._deadlines: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._started = 0  # handlers that run and are not given up
+        self.stuck: set[Execution] = set()  # given up, and still in their slots
+
+    # -- feeding --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the slots."""
+        self._slots = [asyncio.create_task(self._slot(), name=f"resilient-slot-{n}") for n in range(self.concurrency)]
+
+    def submit(self, execution: Execution) -> None:
+        """Run an execution as soon as a slot is free; one that was rescued before runs alone in this process."""
+        if (old := self.running.get(execution.id)) is not None:  # this process slept through its lease
+            self.interrupt(old, "lost")
+        self.running[execution.id] = execution
+        if self._deadlines is None:
+            self._deadlines = asyncio.get_running_loop().call_later(DEADLINE_LOOK, self._check_deadlines)
+        if execution.row.rescues:
+            if not self._solo:
+                loop = asyncio.get_running_loop()
+                self._patience = loop.time() + SOLO_PATIENCE
+                loop.call_later(SOLO_PATIENCE, self._wake_one)
+            self._solo.append(execution)
+        else:
+            self._queue.append(execution)
+            if len(self._queue) > 1:
+                return  # the slot that was woken for the first one wakes the next
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._idle:
+            future = self._idle.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    @property
+    def wants_quiet(self) -> bool:
+        """Whether nothing more should be claimed: a suspect waits for its time or runs, or all slots are stuck."""
+        return self._alone is not None or bool(self._solo) or len(self.stuck) >= self.concurrency
+
+    @property
+    def taken(self) -> int:
+        """Slots in use or promised."""
+        return len(self.running) + len(self.stuck)
+
+    def _next(self) -> Execution | None:
+        """The execution to start now. A suspect starts once nothing else runs, or when patience ends."""
+        if self._alone is not None or self._closing:
+            return None
+        patient = bool(self._solo) and asyncio.get_running_loop().time() < self._patience
+        if self._queue and (patient or not self._solo):
+            return self._queue.popleft()
+        if not self._solo or (self._started and patient):
+            return None
+        self._alone = self._solo.popleft()
+        return self._alone
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    async def _slot(self) -> None:
+        loop = asyncio.get_running_loop()
+        breath = 0
+        while True:
+            while (execution := self._next()) is None:
+                if self._closing:
+                    return
+                future = loop.create_future()
+                self._idle.append(future)
+                await future
+            # Each slot that starts wakes two more while there is work: jobs that never wait cost no wake-up at all.
+            if self._queue and self._idle:
+                self._wake_one()
+                self._wake_one()
+            execution.task = asyncio.current_task()
+            execution.started = loop.time()
+            self._started += 1
+            try:
+                outcome = await self._run(execution)
+            except Exception as error:
+                log.exception("the engine failed over job %s (%s)", execution.id, execution.row.kind)
+                outcome = broken(error)
+            self._close(execution, outcome)
+            if execution.future is not None and not execution.future.done():
+                self._keep_stuck(execution)
+                await asyncio.wait([execution.future])
+            self.stuck.discard(execution)
+            breath += 1
+            if breath >= BREATH:
+                breath = 0
+                await asyncio.sleep(0)
+
+    def _close(self, execution: Execution, outcome: decisions.Outcome) -> None:
+        """An execution ended: pass its outcome on, unless it was given up before."""
+        given_up = self.running.get(execution.id) is not execution
+        self._leave(execution)
+        if not given_up:
+            self._on_done(execution, outcome)
+
+    def _leave(self, execution: Execution) -> None:
+        """It does not count as running any more, and may send and mark nothing more."""
+        execution.over = True
+        if execution.task is not None:
+            self._started -= 1
+            execution.task = None
+        if self.running.get(execution.id) is execution:
+            del self.running[execution.id]
+        if self._alone is execution:
+            self._alone = None
+            self._wake_one()
+        elif self._solo:
+            self._wake_one()
+
+    def _keep_stuck(self, execution: Execution) -> None:
+        """Say that a slot is stuck; if all are, what waits for one goes to other workers."""
+        if execution in self.stuck:
+            return
+        self.stuck.add(execution)
+        log.error(
+            "a handler of kind %s does not end (job %s) and keeps its slot: %d of %d slots are stuck%s",
+            execution.row.kind,
+            execution.id,
+            len(self.stuck),
+            self.concurrency,
+            "; restart this worker" if len(self.stuck) >= self.concurrency else "",
+        )
+        if len(self.stuck) >= self.concurrency:
+            waiting = [*self._queue, *self._solo]
+            self._queue.clear()
+            self._solo.clear()
+            for one in waiting:
+                self._close(one, decisions.HandedBack("every slot of its worker is taken by handlers that do not end"))
+
+    async def _run(self, execution: Execution) -> decisions.Outcome:
+        """Prepare, run, translate."""
+        if execution.lost:
+            return decisions.HandedBack("its lease was lost before it started")
+        if (stopped := self._before(execution)) is not None:
+            return decisions.Deferred(stopped.resource, stopped.gate, stopped.until, str(stopped))
+        handler, row = execution.handler, execution.row
+        if row.payload_version > handler.version:
+            return decisions.Snoozed(
+                delay=NEWER_VERSION_DELAY,
+                message=f"payload version {row.payload_version} is newer than this worker's {handler.version} of"
+                f" {handler.kind!r}; waiting for a newer worker",
+            )
+        try:
+            payload = handler.decode(row.payload, row.payload_version)
+        except BadPayload as error:
+            return decisions.Failed(Failure(FailureKind.UNDECODABLE), str(error))
+        except Exception as error:  # noqa: BLE001 - the user's upgrade function
+            return decisions.Failed(
+                Failure(FailureKind.UNDECODABLE),
+                f"upgrade of payload version {row.payload_version}: {text_of(error)}",
+            )
+        return await self._call(execution, payload)
+
+    def _check_deadlines(self) -> None:
+        """Interrupt what has run for too long. One look at all costs less than a timer for each."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for execution in list(self.running.values()):
+            timeout = execution.handler.timeout
+            if execution.cancelled_at and now - execution.cancelled_at >= CANCEL_PATIENCE:
+                self.abandon(execution)
+            elif execution.started and timeout is not None and now - execution.started >= timeout:
+                self.interrupt(execution, "timeout")
+        self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines) if self.running else None
+
+    async def _call(self, execution: Execution, payload: Any) -> decisions.Outcome:
+        handler, row = execution.handler, execution.row
+        kind = Job if handler.is_async else SyncJob
+        job = kind(
+            id=execution.id,
+            kind=row.kind,
+            payload=payload,
+            resource_key=row.resource_key,
+            attempt=row.attempts + 1,
+            execution=row.executions + 1,
+            idempotency_key=row.idempotency_key or str(row.id),
+            tags=row.tags or {},
+            side=execution,
+        )
+        reconciling = execution.sent
+        fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
+        try:
+            result = fn(job) if handler.is_async else await self._in_thread(execution, partial(fn, job))
+            if handler.is_async and inspect.isawaitable(result):
+                result = await result
+        except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the job, not the worker
+            self._uncancel()
+            return raised(execution, error)
+        self._uncancel()
+        if execution.reason is not None and (not execution.thread or execution.heard):
+            return interrupted(execution)  # it swallowed its cancellation, or heard of it and returned early
+        return returned(execution, result, reconciling=reconciling and fn is handler.reconcile)
+
+    async def _in_thread(self, execution: Execution, fn: Callable[[], Any]) -> Any:
+        execution.thread = True
+        execution.future = asyncio.get_running_loop().run_in_executor(self._threads, fn)
+        execution.future.add_done_callback(_heard)
+        await asyncio.wait([execution.future])  # a cancellation leaves the future alone, because the thread goes on
+        return execution.future.result()
+
+    def _uncancel(self) -> None:
+        """The next job of this slot begins without the cancellations of this one."""
+        task = asyncio.current_task()
+        if task is not None:
+            while task.cancelling():
+                task.uncancel()
+
+    # -- interrupting ---------------------------------------------------------------------------------------------
+
+    def interrupt(self, execution: Execution, reason: str) -> None:
+        """Stop an execution: "timeout", "cancel", "stop" or "lost". A waiting one is dropped, a thread only told."""
+        if _WEIGHT[reason] <= _WEIGHT[execution.reason] or self.running.get(execution.id) is not execution:
+            return
+        execution.reason = reason
+        execution.lost = execution.lost or reason == "lost"
+        if execution.task is None:
+            for queue in (self._queue, self._solo):
+                if execution in queue:
+                    queue.remove(execution)
+                    self._close(execution, interrupted(execution))
+        elif not execution.thread or reason in ("timeout", "lost"):
+            execution.cancelled_at = execution.cancelled_at or asyncio.get_running_loop().time()
+            execution.task.cancel()
+
+    def abandon(self, execution: Execution) -> None:
+        """Give up waiting for a function that does not stop; what it still does is refused by the fence."""
+        if self.running.get(execution.id) is not execution:
+            return
+        outcome = interrupted(execution)
+        self._leave(execution)
+        if execution.started:
+            self._keep_stuck(execution)
+        self._on_done(execution, outcome)
+
+    async def close(self) -> None:
+        """Close the slots; what still runs (the worker was cancelled) is handed back, but for what is stuck."""
+        self._closing = True
+        for execution in list(self.running.values()):
+            self.interrupt(execution, "stop")
+        if self._deadlines is not None:
+            self._deadlines.cancel()
+        for slot in self._slots:
+            slot.cancel()
+        if self._slots:
+            await asyncio.wait(self._slots, timeout=CLOSE_PATIENCE)
+        for execution in list(self.running.values()):
+            self.abandon(execution)
+
+
+def _heard(future: asyncio.Future[Any]) -> None:
+    """What a thread raised after it was given up is nobody's business."""
+    if not future.cancelled():
+        future.exception()

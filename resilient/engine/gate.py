@@ -1,0 +1,348 @@
+"""The gate of one worker process: may this job start, may this request be sent, and what came of it.
+
+Before each start and each request the facts of the whole path are looked at; they are at most `MAX_AGE` old
+(the promise is a second; a quarter keeps what other workers still send after a 429 small). What this worker
+finds out itself counts at once. Limits are drawn per request (`drawing.py`), outcomes summed (`tally.py`),
+throttles written immediately and once, however many requests were in flight.
+
+Everything runs on the worker's event loop. Threads use the ``_sync`` twins, which come to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.admission import ResourceFacts, Stop, needs_count, refusal
+from resilient.core.errors import ResourceStopped
+from resilient.core.evidence import child_of, judge
+from resilient.core.failure import WAITS_FOR_RESOURCE, at_scope
+from resilient.core.outcomes import Failed, Succeeded
+from resilient.core.resource_key import path
+from resilient.core.retry_after import HORIZON
+from resilient.engine.budgets import spent, told_of
+from resilient.engine.drawing import Drawing
+from resilient.engine.reporter import Reporter
+from resilient.engine.snapshot import Snapshot
+from resilient.engine.tally import QUIET
+from resilient.store import gates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from datetime import datetime
+
+    from resilient.core.budgets import Budget
+    from resilient.core.exchange import AnswerFacts
+    from resilient.core.failure import Failure
+    from resilient.core.outcomes import Outcome
+    from resilient.core.policy import Policies
+    from resilient.engine.drawing import Lane, Path
+    from resilient.store.circuits import Change
+    from resilient.store.database import Database
+
+log = logging.getLogger("resilient.gate")
+MAX_AGE: Final = 0.25  # seconds
+
+
+@dataclass(slots=True)
+class Ticket:
+    """Leave to send one request: the generations it is sent under, and what was drawn for it."""
+
+    key: str
+    generations: tuple[int, ...]  # of `path(key)`
+    probing: tuple[str, ...]
+    sent_at: datetime
+    cost: float = 0.0
+    lane: Lane | None = field(default=None, repr=False)
+
+
+class Gate:
+    """See the top of this file.
+
+    ``owner`` is the worker's id, under which the claim elects its probes. ``on_change`` hears of circuits
+    that opened or closed, ``on_cooldown`` of resources that began to rest, or rest longer.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        policies: Policies,
+        *,
+        owner: str | None = None,
+        rng: random.Random | None = None,
+        monotonic: Callable[[], float] | None = None,
+        max_age: float = MAX_AGE,
+        on_change: Callable[[Change], None] | None = None,
+        on_cooldown: Callable[[ResourceFacts], None] | None = None,
+    ) -> None:
+        clock = database.dialect.clock
+        # Under a test clock facts age with it; timers and leases still run by the process's own time.
+        aging = monotonic or (time.monotonic if clock is None else lambda: clock().timestamp())
+        monotonic = monotonic or time.monotonic
+        self._database, self._policies, self._owner = database, policies, owner
+        self._roll = (rng or random.Random()).random  # noqa: S311 - jitter
+        self._snapshot = Snapshot(database, aging, max_age)
+        self._drawing = Drawing(database, monotonic, self.now)
+        self._reporter = Reporter(
+            database, policies, snapshot=self._snapshot, drawing=self._drawing, monotonic=monotonic,
+            roll=self._roll, on_change=on_change,
+        )  # fmt: skip
+        self._on_cooldown = on_cooldown
+        self._resting: dict[str, datetime] = {}  # throttles on their way to the database
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Remember the loop, for threads and timers."""
+        self._loop = asyncio.get_running_loop()
+        self._reporter.start(self._loop)
+
+    async def close(self) -> None:
+        """Write everything and stop."""
+        await self._reporter.close()
+
+    async def flush(self) -> None:
+        """Write all sums now."""
+        await self._reporter.flush()
+
+    def now(self) -> datetime:
+        """The database's time."""
+        return self._snapshot.now()
+
+    # -- knowing ---------------------------------------------------------------------------------------------
+
+    def learn(self, facts: Mapping[str, ResourceFacts], now: datetime) -> None:
+        """Take in what a claim has read and written."""
+        self._snapshot.learn(facts, now)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Somebody says that these resources changed: read them again before they are used."""
+        self._snapshot.forget(keys)
+
+    def stop(self, key: str, *, probes: Collection[str] = ()) -> Stop | None:
+        """What stops a job of ``key`` from starting, as far as is known without asking the database."""
+        known, now = self._snapshot.known, None
+        for level in path(key):
+            facts = known.get(level)
+            if level in self._resting:
+                return Stop(level, "cooldown", self._resting[level])
+            if facts is None or facts.calm:
+                continue
+            now = now or self.now()
+            stop = refusal(facts, now, probing=self._probes(facts, probes))
+            if stop is not None:
+                return stop
+        return None
+
+    def capped(self, key: str) -> list[str]:
+        """The keys of the path on which an ended job frees a slot that others may wait for."""
+        known, found = self._snapshot.known, []
+        for level in path(key):
+            facts = known.get(level)
+            override = None if facts is None else facts.policy_override
+            policy = self._policies.for_key(level, override)
+            if policy.concurrency is not None or (
+                facts is not None and not facts.calm and needs_count(facts, policy, self.now())
+            ):
+                found.append(level)
+        return found
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    async def check(self, key: str, *, probes: Collection[str] = ()) -> None:
+        """Raise `ResourceStopped` if a gate of the path is shut; facts are fresh."""
+        await self._snapshot.refresh(path(key))
+        if (stop := self.stop(key, probes=probes)) is not None:
+            raise ResourceStopped(stop.resource, stop.gate, stop.until)
+
+    async def admit(self, key: str, cost: float = 1.0, *, probes: Collection[str] = ()) -> Ticket:
+        """Check the gates and draw the request limits, waiting up to two seconds; raises `ResourceStopped`.
+
+        Exactly one of `answered`, `failed` and `abandoned` takes the ticket back.
+        """
+        await self.check(key, probes=probes)
+        limits = self._limits(key)
+        if not limits or cost <= 0:
+            return self._ticket(key, probes)
+        lane, wait = await self._drawing.draw(limits, cost)
+        try:
+            if wait > 0:
+                await asyncio.sleep(wait)
+            await self.check(key, probes=probes)  # both the wait and the draw took time
+        except BaseException:
+            self._drawing.settle(lane, -cost)
+            raise
+        ticket = self._ticket(key, probes)
+        ticket.cost, ticket.lane = cost, lane
+        return ticket
+
+    async def answered(self, ticket: Ticket, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
+        """Take in an answer: a cooldown at once, then breaker, budgets and the real cost."""
+        if failure is not None and failure.kind in WAITS_FOR_RESOURCE:
+            await self._throttled(key, failure, ticket.sent_at)
+        self._count(ticket, failure)
+        if ticket.lane is not None and answer.cost is not None:
+            self._drawing.settle(ticket.lane, answer.cost - ticket.cost)
+        if answer.budgets:
+            await self.budgets(ticket, answer.budgets)
+
+    async def failed(self, ticket: Ticket, key: str, failure: Failure) -> None:
+        """Take in a request without an answer."""
+        if failure.kind in WAITS_FOR_RESOURCE:
+            await self._throttled(key, failure, ticket.sent_at)
+        self._count(ticket, failure)
+
+    def abandoned(self, ticket: Ticket) -> None:
+        """A request nobody waits for any more: it says nothing, and what was drawn for it is gone."""
+
+    def ended(self, key: str, probes: Collection[str], outcome: Outcome, *, answered: bool) -> None:
+        """An execution is over: what no request of it said about its resource, its outcome does.
+
+        A probe that decided nothing gives its circuit back.
+        """
+        failure = outcome.failure if isinstance(outcome, Failed) else None
+        silent = not answered and isinstance(outcome, (Failed, Succeeded))
+        telling = silent and (failure is not None or probes or self._uneasy(key))
+        if telling or probes:
+            ticket = self._ticket(key, probes)
+            if telling:
+                self._count(ticket, failure)
+            elif ticket.probing:
+                self._undecided(ticket)
+        if failure is not None and failure.status is None and failure.kind in WAITS_FOR_RESOURCE:
+            self._reporter.spawn(self._throttled(key, failure, None))
+
+    async def cool_down(
+        self,
+        key: str,
+        until: datetime | None,
+        code: str | None = None,
+        *,
+        sent_at: datetime | None = None,
+        exact: bool = False,
+    ) -> None:
+        """``key`` was throttled until the told time (None: it did not say); see `core.cooldown`."""
+        now = self.now()
+        facts = self._snapshot.known.get(key)
+        rests = None if facts is None else facts.blocked_until
+        rests = max((t for t in (rests, self._resting.get(key)) if t is not None and t > now), default=None)
+        if rests is not None and (until is None or until <= rests):
+            return  # one signal, however many requests were in flight
+        self._resting[key] = until if until is not None and until > now else now + timedelta(seconds=1)
+        try:
+            cooled, news = await self._database.transaction(
+                gates.cool_down, key, until, code, self._roll(), sent_at=sent_at, exact=exact
+            )
+            self._snapshot.put(cooled)
+        finally:
+            self._resting.pop(key, None)
+        if news and cooled.blocked_until is not None:
+            level = logging.WARNING if cooled.blocked_until - self.now() > HORIZON else logging.INFO
+            when = cooled.blocked_until.isoformat(timespec="seconds")
+            log.log(level, "%s is throttled until %s (%s)", key, when, code or "no code")
+            if self._on_cooldown is not None:
+                self._on_cooldown(cooled)
+
+    async def budgets(self, ticket: Ticket, found: Sequence[Budget]) -> None:
+        """What the server says is left lowers our view of declared limits; a spent unknown one cools down."""
+        now = self.now()
+        declared = self._limits(ticket.key)
+        for budget in found:
+            if (seen := told_of(budget, declared, ticket.sent_at, now)) is not None:
+                self._drawing.see(seen)
+                self._reporter.wake(0.0 if seen.remaining <= seen.limit.capacity else 1.0)
+            elif (reset_at := spent(budget, declared, now)) is not None:
+                await self.cool_down(ticket.key, reset_at, f"budget:{budget.name}", exact=True)
+
+    # -- threads ---------------------------------------------------------------------------------------------
+
+    def admit_sync(self, key: str, cost: float = 1.0, *, probes: Collection[str] = ()) -> Ticket:
+        """`admit`, for a thread."""
+        return self._on_loop(self.admit(key, cost, probes=probes))  # type: ignore[no-any-return]
+
+    def answered_sync(self, ticket: Ticket, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
+        """`answered`, for a thread."""
+        self._on_loop(self.answered(ticket, key, answer, failure))
+
+    def failed_sync(self, ticket: Ticket, key: str, failure: Failure) -> None:
+        """`failed`, for a thread."""
+        self._on_loop(self.failed(ticket, key, failure))
+
+    def _on_loop(self, coroutine: Any) -> Any:
+        if self._loop is None:
+            coroutine.close()
+            raise RuntimeError("the gate is not started")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _ticket(self, key: str, probes: Collection[str]) -> Ticket:
+        known = self._snapshot.known
+        levels = [known.get(level) for level in path(key)]
+        probing: tuple[str, ...] = ()
+        if probes:
+            probing = tuple(facts.key for facts in levels if facts is not None and self._probes(facts, probes))
+        generations = tuple(-1 if facts is None else facts.breaker.generation for facts in levels)
+        return Ticket(key, generations, probing, self.now())
+
+    def _probes(self, facts: ResourceFacts, probes: Collection[str]) -> bool:
+        """Whether a job with these probes is the one its half-open circuit lets through."""
+        b = facts.breaker
+        return b.state == "half_open" and facts.key in probes and self._owner in (None, b.probe_owner)
+
+    def _uneasy(self, key: str) -> bool:
+        known = self._snapshot.known
+        return any((facts := known.get(level)) is not None and not facts.calm for level in path(key))
+
+    def _limits(self, key: str) -> Path:
+        found: list[Any] = []
+        known = self._snapshot.known
+        for level in path(key):
+            facts = known.get(level)
+            policy = self._policies.for_key(level, None if facts is None else facts.policy_override)
+            if policy.request_limits:
+                found += [(level, limit) for limit in policy.request_limits]
+        return tuple(found)
+
+    def _count(self, ticket: Ticket, failure: Failure | None) -> None:
+        """Add the outcome of a request to the sums of its path."""
+        key, soonest, known = ticket.key, QUIET, self._snapshot.known
+        floor = None if failure is None else self._told(failure)
+        for level, generation in zip(path(key), ticket.generations, strict=True):
+            verdict = "ok" if failure is None else judge(failure, key, level)
+            if level in ticket.probing:
+                self._reporter.tally.probe(level, generation, verdict, failure, floor)
+                soonest = 0.0
+                continue
+            facts = known.get(level)
+            calm = facts is not None and facts.calm
+            wait = self._reporter.tally.add(
+                level, generation, verdict, child_of(key, level), failure=failure, floor=floor, calm=calm
+            )
+            soonest = min(soonest, wait)
+        self._reporter.wake(soonest)
+
+    def _undecided(self, ticket: Ticket) -> None:
+        for level, generation in zip(path(ticket.key), ticket.generations, strict=True):
+            if level in ticket.probing:
+                self._reporter.tally.probe(level, generation, "neutral", None, None)
+        self._reporter.wake(0.0)
+
+    async def _throttled(self, key: str, failure: Failure, sent_at: datetime | None) -> None:
+        if failure.kind == "auth":
+            return  # credentials are not waited for by the clock
+        with contextlib.suppress(ResourceStopped):
+            resource = at_scope(key, failure.scope)
+            await self.cool_down(resource, self._told(failure), failure.code, sent_at=sent_at)
+
+    def _told(self, failure: Failure) -> datetime | None:
+        if failure.retry_at is not None:
+            return failure.retry_at
+        return None if failure.retry_in is None else self.now() + timedelta(seconds=failure.retry_in)

@@ -1,0 +1,197 @@
+"""Handlers: what a user declares, and nothing more.
+
+A declaration is a value: it registers nowhere, is listed in ``Resilient(handlers=[...])`` and stays callable with a
+job, so that a test needs no database. `Kind` declares a kind without its function, for programs that only enqueue.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, get_args, get_origin, overload
+
+from pydantic import TypeAdapter, ValidationError
+
+from resilient.core.backoff import Retry
+from resilient.core.errors import BadPayload, SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from resilient.engine.job import Job, SyncJob
+
+P = TypeVar("P")
+R = TypeVar("R")
+_KIND: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
+DEFAULT_TIMEOUT: Final = 300.0
+DEFAULT_RETRY: Final = Retry()
+_UNTYPED: Final[TypeAdapter[Any]] = TypeAdapter(Any)
+
+
+@dataclass(frozen=True, eq=False)
+class Kind(Generic[P]):
+    """One kind of job: its name and the shape of its payload.
+
+    ``version`` is stored with every payload; ``upgrade(payload, version)`` turns an older stored payload (decoded JSON)
+    into the present shape.
+    """
+
+    kind: str
+    model: Any = None
+    version: int = 1
+    upgrade: Callable[[Any, int], Any] | None = None
+    max_attempts: int | None = None
+    _adapter: TypeAdapter[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not _KIND.fullmatch(self.kind):
+            raise SetupError(
+                f"{self.kind!r} is not a handler kind: use letters, digits and ._:@+-, such as 'mail.send'"
+            )
+        object.__setattr__(self, "_adapter", _UNTYPED if self.model is None else TypeAdapter(self.model))
+
+    def encode(self, payload: Any) -> str:
+        """Check a payload against the model and return it as JSON text; raises `BadPayload`."""
+        try:
+            checked = payload if self.model is None else self._adapter.validate_python(payload)
+            return self._adapter.dump_json(checked).decode()
+        except ValidationError as error:
+            raise BadPayload(f"payload of {self.kind!r} does not fit its model: {_brief(error)}") from None
+        except ValueError as error:  # PydanticSerializationError: not JSON
+            raise BadPayload(f"payload of {self.kind!r} is not JSON: {error}") from None
+
+    def decode(self, text: str | None, version: int) -> P:
+        """A stored payload back as the model; raises `BadPayload`."""
+        try:
+            if version != self.version and self.upgrade is not None:
+                return cast(
+                    "P",
+                    self._adapter.validate_python(self.upgrade(_UNTYPED.validate_json(text or "null"), version)),
+                )
+            return cast("P", self._adapter.validate_json(text or "null"))
+        except ValidationError as error:
+            raise BadPayload(
+                f"stored payload (version {version}) does not fit the model of {self.kind!r}: {_brief(error)}"
+            ) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Handler(Kind[P], Generic[P, R]):
+    """A user's function for one kind of job, and how it is to be run."""
+
+    fn: Callable[[Any], Any] = field(default=lambda _job: None, repr=False)
+    retry: Retry = DEFAULT_RETRY
+    timeout: float | None = DEFAULT_TIMEOUT  # seconds an execution may take; None: no limit
+    reconcile: Callable[[Any], Any] | None = None
+    is_async: bool = True
+
+    def __call__(self, job: Job[P] | SyncJob[P]) -> Any:
+        """Run the function itself."""
+        return self.fn(job)
+
+
+if TYPE_CHECKING:
+
+    class Declare:
+        """What `handler(...)` returns: a decorator for async and plain functions."""
+
+        @overload
+        def __call__(self, fn: Callable[[Job[P]], Awaitable[R]]) -> Handler[P, R]: ...
+        @overload
+        def __call__(self, fn: Callable[[SyncJob[P]], R]) -> Handler[P, R]: ...
+        def __call__(self, fn: Any) -> Any:
+            """Declare ``fn``."""
+
+
+def handler(
+    kind: str,
+    *,
+    retry: Retry = DEFAULT_RETRY,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    model: Any = None,
+    version: int = 1,
+    upgrade: Callable[[Any, int], Any] | None = None,
+    reconcile: Callable[[Any], Any] | None = None,
+) -> Declare:
+    """Declare a handler: ``async def`` functions take a `Job`, plain ones a `SyncJob` and run in a thread.
+
+    The payload model is read from the annotation (``job: Job[SendMail]``) unless ``model`` is given. ``timeout`` is in
+    seconds. ``reconcile(job)`` is asked after a request whose outcome is unknown: it returns True if the request took
+    effect, False if it did not (the job runs again), None if nobody can tell (the job is dead, "unknown outcome").
+
+    Raises `SetupError` for a bad kind, timeout or annotation.
+    """
+    if timeout is not None and timeout <= 0:
+        raise SetupError(f"timeout of handler {kind!r} must be positive seconds or None, not {timeout!r}")
+
+    def declare(fn: Callable[[Any], Any]) -> Handler[Any, Any]:
+        return Handler(
+            kind=kind,
+            model=_model_of(kind, fn) if model is None else model,
+            version=version,
+            upgrade=upgrade,
+            fn=fn,
+            retry=retry,
+            timeout=timeout,
+            reconcile=reconcile,
+            is_async=inspect.iscoroutinefunction(fn),
+        )
+
+    return cast("Declare", declare)
+
+
+def _model_of(kind: str, fn: Callable[..., Any]) -> Any:
+    """The ``P`` of ``Job[P]`` in the first parameter's annotation; None where nothing is said."""
+    parameters = list(inspect.signature(fn).parameters.values())
+    if not parameters:
+        raise SetupError(f"handler {kind!r} must take one argument, the job")
+    annotation = parameters[0].annotation
+    if annotation is inspect.Parameter.empty:
+        return None
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, _names_of(fn))  # noqa: S307 - the program's own annotation
+        except Exception as error:  # noqa: BLE001 - whatever the annotation raises
+            raise SetupError(
+                f"handler {kind!r}: cannot read the annotation {annotation!r} ({error}); import it at run time or pass"
+                " model="
+            ) from None
+    if get_origin(annotation) is None:
+        return None
+    model = get_args(annotation)[0]
+    return None if isinstance(model, TypeVar) or model is Any else model
+
+
+def _names_of(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The names an annotation may use: the function's globals, what it closes over, and its definer's locals."""
+    from resilient.engine import job  # noqa: PLC0415 - job.py needs handlers
+
+    definer: dict[str, Any] = {}
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    if frame is not None:
+        definer = dict(frame.f_locals)
+    return {"Job": job.Job, "SyncJob": job.SyncJob, **getattr(fn, "__globals__", {}), **definer}
+
+
+def _brief(error: ValidationError) -> str:
+    """The first few problems, by place and rule; never the values (they may be secrets)."""
+    problems = [
+        ".".join(map(str, e["loc"])) + ": " + e["msg"] for e in error.errors(include_input=False, include_url=False)[:3]
+    ]
+    more = error.error_count() - len(problems)
+    return "; ".join(problems) + (f" (and {more} more)" if more > 0 else "")
+
+
+def by_kind(handlers: Any) -> Mapping[str, Handler[Any, Any]]:
+    """Handlers by kind; raises `SetupError` for two of one kind or something that is no handler."""
+    found: dict[str, Handler[Any, Any]] = {}
+    for h in handlers:
+        if not isinstance(h, Handler):
+            raise SetupError(f"{h!r} is not a handler: decorate it with @handler('some.kind')")
+        if h.kind in found:
+            raise SetupError(f"two handlers are declared for kind {h.kind!r}: give one another name")
+        found[h.kind] = h
+    return found

@@ -1,0 +1,141 @@
+"""The heartbeat: a thread that keeps leases, tells the database's time, and watches the event loop.
+
+It is a thread because a handler may block the loop. It names the blocking handler's line in the log, and after
+`BLOCKED_LIMIT` seconds it stops renewing on purpose, so that the jobs move to workers that are alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Final
+
+from resilient.store import leases, workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.engine.worker import Worker
+    from resilient.store.dialect import Dialect
+
+log = logging.getLogger("resilient.worker")
+LONGEST_BEAT: Final = 5.0  # seconds; also how soon a cancel request reaches a running job
+BLOCKED_WARNING: Final = 1.0
+BLOCKED_LIMIT: Final = 300.0
+
+
+class Heartbeat:
+    """Beats for one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._interval = min(worker.lease.total_seconds() / 4, LONGEST_BEAT)
+        self._stop = threading.Event()
+        self._beat_now = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="resilient-heartbeat", daemon=True)
+        self._alive_at = 0.0  # when the loop last moved
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._warned = False
+        self._ticker: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Register the worker and begin."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        await asyncio.to_thread(self._beat)
+        self._tick()
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Stop beating and take the worker off the list."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, 5)
+        try:
+            await self._worker.app.database.transaction(workers.remove, self._worker.id)
+        except Exception as error:  # noqa: BLE001 - housekeeping removes it later
+            log.debug("cannot sign off worker %s: %s", self._worker.id, type(error).__name__)
+
+    def _tick(self) -> None:
+        if self._loop is None:
+            return
+        self._alive_at = self._worker.monotonic()
+        self._warned = False
+        self._ticker = self._loop.call_later(0.25, self._tick)
+
+    def _run(self) -> None:
+        next_beat = self._worker.monotonic() + self._interval
+        while not self._stop.wait(0.25):
+            try:
+                blocked = self._worker.monotonic() - self._alive_at
+                if blocked > BLOCKED_WARNING and not self._warned:
+                    self._warned = True
+                    self._warn(blocked)
+                if self._worker.monotonic() < next_beat or blocked > BLOCKED_LIMIT:
+                    continue
+                next_beat = self._worker.monotonic() + self._interval
+                self._beat()
+            except Exception as error:  # noqa: BLE001 - the database may be away; fences hold
+                log.warning("heartbeat failed (%s: %s)", type(error).__name__, error)
+
+    def _beat(self) -> None:
+        w = self._worker
+        held = w.held()
+        (now, at), renewed, versions = w.app.database.transaction_sync(beat, w.row(), held, w.lease, w.monotonic)
+        w.synchronise(now, at)
+        told: dict[tuple[UUID, int], str] = {}
+        for i, fence in held:
+            if i not in renewed and versions.get(i, (fence, "running")) != (fence, "running"):
+                told[i, fence] = "lost"
+            elif renewed.get(i):
+                told[i, fence] = "cancel"
+        if told and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, told)
+
+    def _tell(self, told: dict[tuple[UUID, int], str]) -> None:
+        """The fence too: the job may have ended and been claimed here again while the heartbeat was under way."""
+        executor = self._worker.executor
+        for (id_, fence), reason in told.items():
+            if (execution := executor.running.get(id_)) is not None and execution.fence == fence:
+                executor.interrupt(execution, reason)
+
+    def _warn(self, blocked: float) -> None:
+        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - the documented way to see another thread
+        where = "".join(traceback.format_stack(frame)[-2:]).strip() if frame is not None else "unknown"
+        running = [e for e in list(self._worker.executor.running.values()) if e.started]
+        log.warning(
+            "the event loop has been blocked for %.1f s by %s: make the handler a plain def, or await its work.\n%s",
+            blocked,
+            f"one of {len(running)} running jobs" if len(running) != 1 else f"job {running[0].row.kind}",
+            where,
+        )
+
+
+def beat(
+    c: Connection,
+    d: Dialect,
+    row: workers.Beat,
+    held: list[tuple[UUID, int]],
+    lease: timedelta,
+    monotonic: Callable[[], float],
+) -> tuple[tuple[datetime, float], dict[UUID, bool], dict[UUID, tuple[int, str]]]:
+    """Renew what is held and say that the worker lives.
+
+    Returns the database's time with this process's monotonic one, what was renewed, and how the rest stands.
+    """
+    now = d.steer(c)
+    at = monotonic()  # here: a connection may have been waited for
+    renewed = leases.renew_if_held(c, d, held, lease, now)
+    missing = [i for i, _ in held if i not in renewed]
+    versions = leases.held_versions(c, d, missing) if missing else {}
+    workers.beat(c, d, row, now)
+    return (now, at), renewed, versions

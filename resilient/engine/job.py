@@ -1,0 +1,190 @@
+"""What a handler sees: its job.
+
+`Job` is for ``async def`` handlers, `SyncJob` for plain ones (they run in a thread). Both are made by the executor, or
+by ``resilient.testing.job(...)`` without a database.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from resilient.engine import sync
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from uuid import UUID
+
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+    from resilient.engine.execution import Side
+    from resilient.engine.streams import Page, Stream
+    from resilient.engine.sync import Sweep
+    from resilient.wire.call import AsyncCall, SyncCall
+    from resilient.wire.client import AsyncClient, Client
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+class BaseJob(Generic[P]):
+    """What both kinds of job share."""
+
+    __slots__ = (
+        "_side",
+        "attempt",
+        "execution",
+        "id",
+        "idempotency_key",
+        "kind",
+        "payload",
+        "resource_key",
+        "tags",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: UUID,  # noqa: A002 - the user's word
+        kind: str,
+        payload: P,
+        resource_key: str,
+        attempt: int,
+        execution: int,
+        idempotency_key: str,
+        tags: Mapping[str, str],
+        side: Side,
+    ) -> None:
+        self.id = id
+        self.kind = kind
+        self.payload = payload
+        self.resource_key = resource_key
+        self.attempt = attempt  # 1 for the first; deferrals do not count
+        self.execution = execution  # counts every start
+        self.idempotency_key = idempotency_key  # stable over retries; each request derives its own from it
+        self.tags = tags
+        self._side = side
+
+    def __repr__(self) -> str:
+        """Without the payload: it may hold secrets."""
+        return f"<{type(self).__name__} {self.kind} {self.id} on {self.resource_key}, attempt {self.attempt}>"
+
+    @property
+    def app(self) -> Any:
+        """The `Resilient` app that runs this job."""
+        return self._side.app
+
+    @property
+    def deps(self) -> Any:
+        """What was given as ``Resilient(deps=...)``."""
+        return self._side.deps
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether somebody asked to cancel the job, or its worker is about to stop."""
+        return self._side.cancel_requested
+
+
+class Job(BaseJob[P]):
+    """A job as its ``async def`` handler sees it."""
+
+    __slots__ = ()
+
+    @property
+    def client(self) -> AsyncClient:
+        """An ``httpx.AsyncClient`` that keeps this job's resource's limits, gate, keys and classification."""
+        client: AsyncClient = self._side.async_client()
+        return client
+
+    def call(
+        self,
+        method: str,
+        url: str,
+        *,
+        cost: float | None = None,
+        op: str | None = None,
+        idempotent: bool | None = None,
+        idempotency_key: str | None = None,
+        body: bytes | None = None,
+    ) -> AsyncCall:
+        """Admit one request that somebody else's client makes: ``async with job.call("POST", url) as call:``.
+
+        Entering admits or raises, before any I/O; send ``call.headers``, then say
+        ``call.report(status, headers, body)``. ``cost`` is in units of the limits. ``op`` names the request
+        (its key and mark), ``idempotent`` says that repeating it is harmless.
+        """
+        words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "body": body}
+        made: AsyncCall = self._side.async_call(method, url, words)
+        return made
+
+    async def progress(self, value: Any) -> None:
+        """Save how far the job is (any JSON value); raises `LostLease` if it was given to another worker."""
+        await self._side.progress(value)
+
+    def pages(self, stream: Stream[T], **params: Any) -> AsyncIterator[Page[T]]:
+        """The pages of a stream from where it stands: a full pass first, then what changed.
+
+        Each page must be saved by `checkpoint` before the next one is asked for; else `ResilientError`. ``params``
+        go to the stream's request; each set of them has a cursor of its own.
+        """
+        return sync.pages(self._side, stream, params)
+
+    def checkpoint(self, page: Page[Any]) -> AbstractAsyncContextManager[AsyncSession]:
+        """``async with job.checkpoint(page) as session:`` rows written there and the cursor are committed together.
+
+        Raises `LostLease` (nothing is committed) if the job was given to another worker. The handler's timeout
+        begins anew.
+        """
+        return sync.checkpoint(self._side, page)
+
+    def sweep(self, stream: Stream[Any], **params: Any) -> AbstractAsyncContextManager[Sweep[AsyncSession] | None]:
+        """``async with job.sweep(stream) as sweep:`` is None unless a full pass ended since the last sweep.
+
+        Delete the rows whose latest ``page.pass_id`` is less than ``sweep.pass_id``, with ``sweep.session``.
+        """
+        return sync.sweep(self._side, stream, params)
+
+
+class SyncJob(BaseJob[P]):
+    """A job as its plain handler sees it, in a thread."""
+
+    __slots__ = ()
+
+    @property
+    def client(self) -> Client:
+        """An ``httpx.Client`` that keeps this job's resource's limits, gate, keys and classification."""
+        client: Client = self._side.sync_client()
+        return client
+
+    def call(
+        self,
+        method: str,
+        url: str,
+        *,
+        cost: float | None = None,
+        op: str | None = None,
+        idempotent: bool | None = None,
+        idempotency_key: str | None = None,
+        body: bytes | None = None,
+    ) -> SyncCall:
+        """See `Job.call`: ``with job.call("POST", url) as call:``."""
+        words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "body": body}
+        made: SyncCall = self._side.sync_call(method, url, words)
+        return made
+
+    def progress(self, value: Any) -> None:
+        """Save how far the job is (any JSON value); raises `LostLease` if it was given to another worker."""
+        self._side.progress_sync(value)
+
+    def pages(self, stream: Stream[T], **params: Any) -> Iterator[Page[T]]:
+        """See `Job.pages`."""
+        return sync.pages_sync(self._side, stream, params)
+
+    def checkpoint(self, page: Page[Any]) -> AbstractContextManager[Session]:
+        """See `Job.checkpoint`."""
+        return sync.checkpoint_sync(self._side, page)
+
+    def sweep(self, stream: Stream[Any], **params: Any) -> AbstractContextManager[Sweep[Session] | None]:
+        """See `Job.sweep`."""
+        return sync.sweep_sync(self._side, stream, params)

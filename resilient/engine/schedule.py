@@ -1,0 +1,129 @@
+"""The declaration of a recurring job.
+
+A value like a handler's: it registers nowhere and is listed in ``Resilient(schedules=[...])``. Everything that can be
+wrong with it is said when the program starts, with the schedule's name in front.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from resilient.core import cron, resource_key, schedule
+from resilient.core.errors import InvalidInput, SetupError
+from resilient.core.limit import seconds
+from resilient.core.schedule import Spec, Template
+from resilient.engine.handler import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
+
+    from resilient.core.cron import CatchUp, Ticks
+    from resilient.core.schedule import Overlap
+    from resilient.engine.enqueue import Encoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """One recurring job of a program, listed in ``Resilient(schedules=[...])``.
+
+    ``handler`` is a declared handler or the name of its kind. Give either ``cron`` (five fields or a name such as
+    ``@daily``, in the IANA time zone ``timezone``; daylight saving as `core.cron` says) or ``every`` (seconds, a
+    timedelta or text such as ``"1h"``, counted from ``anchor``, by default midnight UTC). ``name`` is by default
+    ``kind@resource_key``; a schedule under a new name is a new schedule.
+
+    ``catch_up`` says what becomes of ticks nobody was there for: "latest" runs one job for all of them, "skip" none
+    (unless less than a minute late), "all" one each, at most 100. ``overlap``: "skip" brings no job while the last one
+    is unfinished, "allow" does. ``jitter`` (seconds, timedelta or text) starts each job up to that much later.
+    ``priority``, ``max_attempts``, ``expires_in`` and ``tags`` are those of each job, which also gets the tags
+    ``schedule`` and ``tick``.
+
+    Raises `BadCron` or `InvalidInput`, naming the schedule.
+    """
+
+    handler: Kind[Any] | str = field(kw_only=False)
+    payload: Any = field(default=None, kw_only=False)
+    resource_key: str
+    cron: str | None = None
+    every: str | float | timedelta | None = None
+    timezone: str = "UTC"
+    anchor: datetime | None = None
+    name: str = ""
+    catch_up: CatchUp = "latest"
+    overlap: Overlap = "skip"
+    jitter: str | float | timedelta = 0.0
+    priority: int = 0
+    max_attempts: int | None = None
+    expires_in: timedelta | float | None = None
+    tags: Mapping[str, str] | None = None
+    ticks: Ticks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        resource_key.check(self.resource_key)
+        if not self.name:
+            object.__setattr__(self, "name", f"{self.kind}@{self.resource_key}")
+        schedule.check_name(self.name)
+        with _naming(self.name):
+            self._check()
+            made = cron.ticks(cron=self.cron, every=self.every, zone=self.timezone, anchor=self.anchor)
+        object.__setattr__(self, "ticks", made)
+
+    def _check(self) -> None:
+        for option, value, known in (
+            ("catch_up", self.catch_up, schedule.CATCH_UPS),
+            ("overlap", self.overlap, schedule.OVERLAPS),
+        ):
+            if value not in known:
+                raise InvalidInput(f"{option}={value!r} is not one of {', '.join(known)}")
+        if self.catch_up == "all" and self.overlap == "skip":
+            raise InvalidInput(
+                "catch_up='all' brings several jobs at once, which overlap='skip' forbids: say overlap='allow'"
+            )
+        if self.jitter:
+            object.__setattr__(self, "jitter", seconds(self.jitter))
+        if taken := schedule.RESERVED_TAGS & set(self.tags or ()):
+            raise InvalidInput(f"the tag {min(taken)!r} is written by the schedule itself")
+
+    @property
+    def kind(self) -> str:
+        """The kind of its jobs."""
+        return self.handler.kind if isinstance(self.handler, Kind) else self.handler
+
+    def spec(self, encoder: Encoder) -> Spec:
+        """What its row keeps; raises what an enqueue of its job would."""
+        with _naming(self.name):
+            row = encoder.encode(
+                self.kind, self.payload, self.resource_key, priority=self.priority, tags=self.tags,
+                max_attempts=self.max_attempts, expires_in=self.expires_in,
+            ).row  # fmt: skip
+        within = self.expires_in.total_seconds() if isinstance(self.expires_in, timedelta) else self.expires_in
+        template = Template(
+            resource_key=row.resource_key, payload=row.payload, payload_version=row.payload_version,
+            priority=row.priority, max_attempts=row.max_attempts, expires_in=within,
+            tags=dict(self.tags) if self.tags else None,
+        )  # fmt: skip
+        return Spec(self.ticks, template, self.catch_up, self.overlap, float(self.jitter))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Says in an error which schedule is meant."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise type(error)(f"schedule {name!r}: {error}") from None
+
+
+def by_name(declared: Iterable[Schedule]) -> dict[str, Schedule]:
+    """Schedules by name; raises `SetupError` for two of one name or something that is no schedule."""
+    found: dict[str, Schedule] = {}
+    for one in declared:
+        if not isinstance(one, Schedule):
+            raise SetupError(f"{one!r} is not a schedule: write Schedule(handler, every='1h', resource_key=...)")
+        if one.name in found:
+            raise SetupError(f"two schedules are called {one.name!r}: give one another name=")
+        found[one.name] = one
+    return found

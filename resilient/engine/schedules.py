@@ -1,0 +1,199 @@
+"""Recurring jobs: the tick that any worker may win, and what people do to schedules.
+
+Every worker asks about once a second what is due (one indexed statement, none at all in a program without schedules)
+and serves each schedule in a transaction of its own: lock the row, move it on, insert the job. So a tick has one job
+over all workers, also if one dies half-way. The job's unique key is a second guard, and what "skip" means for
+overlapping ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from copy import copy
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from uuid_utils.compat import uuid7
+
+from resilient.core import cron, schedule
+from resilient.core.errors import DatabaseUnreachable, InvalidInput
+from resilient.engine import enqueue as enqueueing
+from resilient.engine.schedule import Schedule, by_name
+from resilient.engine.sessions import Face, Transactions, blocking
+from resilient.store import jobs, schedule_records
+from resilient.store import schedules as store
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from sqlalchemy import Connection
+
+    from resilient.core.schedule import ScheduleInfo
+    from resilient.engine.app import Resilient
+    from resilient.engine.enqueue import Enqueued
+    from resilient.store.dialect import Dialect
+
+log = logging.getLogger("resilient.schedules")
+BATCH: Final = 100
+LOOK_EVERY: Final = 0.8  # seconds; a worker's staging loop may turn much faster
+
+
+class Schedules:
+    """Schedules of one app: ``app.schedules``."""
+
+    def __init__(self, app: Resilient, declared: Iterable[Schedule] = (), rng: random.Random | None = None) -> None:
+        self._app = app
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self.declared = by_name(declared)
+        self._specs = {s.name: (s.kind, s.spec(app._encoder)) for s in self.declared.values()}  # noqa: SLF001
+        self._written = False
+        self._looked_at = -LOOK_EVERY
+        self._broken: set[str] = set()
+        self._db = Transactions(app)
+
+    # -- ticking --------------------------------------------------------------------------------------------------
+
+    async def step(self) -> None:
+        """`tick`, but not more often than about once a second."""
+        if self._specs and time.monotonic() - self._looked_at >= LOOK_EVERY:
+            self._looked_at = time.monotonic()
+            await self.tick()
+
+    async def tick(self) -> int:
+        """Enqueue the jobs of every tick that is due; returns how many."""
+        if not self._specs:
+            return 0
+        await self.declare()
+        enqueued = 0
+        while names := await self._app.database.transaction(store.due, self._specs.keys() - self._broken, BATCH):
+            enqueued += sum([await self._serve(name) for name in names])
+            if len(names) < BATCH:
+                break
+        if enqueued:
+            self._app.poke()
+        return enqueued
+
+    async def declare(self) -> None:
+        """Write the declarations to their rows, once per process."""
+        if not self._written:
+            await self._app.database.transaction(store.declare, self._specs, self._app.kinds)
+            self._written = True
+
+    async def _serve(self, name: str) -> int:
+        """One schedule; whatever is wrong with it keeps the others from nothing."""
+        try:
+            return await self._app.database.transaction(_serve, name, self._rng.random())
+        except DatabaseUnreachable:
+            raise
+        except Exception:
+            self._broken.add(name)
+            log.exception("schedule %s cannot tick and is left out until this worker starts again", name)
+            return 0
+
+    # -- people ---------------------------------------------------------------------------------------------------
+
+    @property
+    def sync(self) -> SyncSchedules:
+        """The same for synchronous programs."""
+        inner = copy(self)
+        inner._db = Transactions(self._app, here=True)  # noqa: SLF001 - another of this class
+        return SyncSchedules(inner)
+
+    async def list(self) -> builtins.list[ScheduleInfo]:
+        """Every schedule by name: those declared here, and those whose rows are left."""
+        return await self._db.read(None, self._list)
+
+    async def pause(self, name: str) -> ScheduleInfo:
+        """Let no tick of it happen until `resume`; raises `InvalidInput` for an unknown name."""
+        return await self._db.write(None, self._set_paused, name, paused=True)
+
+    async def resume(self, name: str) -> ScheduleInfo:
+        """Go on with the next tick; what would have ticked meanwhile never does."""
+        return await self._db.write(None, self._set_paused, name, paused=False)
+
+    async def run(self, name: str) -> Enqueued:
+        """Enqueue its job now, beside its ticks.
+
+        With overlap="skip" an unfinished job of it is kept instead (``created`` is False).
+        """
+        return await self._db.write(None, self._run, name)
+
+    def _list(self, c: Connection, d: Dialect) -> builtins.list[ScheduleInfo]:
+        found = {s.name: s for s in schedule_records.page(c, d)}
+        now = d.now(c)
+        for name, (kind, spec) in self._specs.items():  # no worker has started with it yet
+            found.setdefault(name, schedule.info(name, kind, spec, cron.next_after(spec.ticks, now)))
+        return sorted(found.values(), key=lambda s: s.name)
+
+    def _set_paused(self, c: Connection, d: Dialect, name: str, *, paused: bool) -> ScheduleInfo:
+        row = self._row(c, d, name)
+        if row.paused != paused:
+            store.set_paused(c, d, row, paused=paused)
+        found = schedule_records.get(c, d, name)
+        assert found is not None  # noqa: S101 - its row is locked
+        return found
+
+    def _run(self, c: Connection, d: Dialect, name: str) -> Enqueued:
+        row, now = self._row(c, d, name), d.now(c)
+        (done,) = enqueueing.write(c, d, [_job(row, None, now, 0.0)])
+        if done.created:
+            store.move_on(c, d, name, now, next_at=row.next_at, last_at=row.last_at, job=done.id)
+        return done
+
+    def _row(self, c: Connection, d: Dialect, name: str) -> store.Row:
+        """The locked row of a schedule; one that is declared and has none yet gets it."""
+        row = store.lock(c, d, name)
+        if row is None and name in self._specs:
+            store.declare(c, d, {name: self._specs[name]}, ())
+            row = store.lock(c, d, name)
+        if row is None:
+            known = ", ".join(sorted({s.name for s in schedule_records.page(c, d)} | self._specs.keys())) or "none"
+            raise InvalidInput(f"there is no schedule {name!r}; known are: {known}")
+        if row.removed:
+            raise InvalidInput(
+                f"schedule {name!r} is no longer declared by the program: list it in Resilient(schedules=[...])"
+            )
+        return row
+
+
+class SyncSchedules(Face[Schedules]):
+    """`Schedules` for synchronous programs: the same methods, without ``await``."""
+
+    list = blocking(Schedules.list)
+    pause = blocking(Schedules.pause)
+    resume = blocking(Schedules.resume)
+    run = blocking(Schedules.run)
+
+
+def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:
+    """Move a due schedule on and insert its jobs; returns how many are new (0: another worker was faster)."""
+    if (found := store.lock_if_due(c, d, name)) is None:
+        return 0
+    row, now = found
+    served = schedule.serve(row.spec, row.next_at, now)
+    done = enqueueing.write(c, d, [_job(row, tick, now, roll) for tick in served.ticks])
+    new = [one.id for one in done if one.created]
+    store.move_on(
+        c, d, name, now, next_at=served.next_at, last_at=served.ticks[-1] if served.ticks else row.last_at,
+        job=new[-1] if new else None,
+    )  # fmt: skip
+    if len(new) < len(done):
+        log.info("schedule %s ticked, but its last job is not finished: no new job", name)
+    return len(new)
+
+
+def _job(row: store.Row, tick: datetime | None, now: datetime, roll: float) -> enqueueing.Ordered:
+    """The job of a tick; ``tick`` None: asked for by hand."""
+    t, key = row.spec.template, schedule.unique_key(row.name, row.spec, tick)
+    made = jobs.NewJob(
+        id=uuid7(), kind=row.kind, resource_key=t.resource_key, payload=t.payload, payload_version=t.payload_version,
+        priority=t.priority, max_attempts=t.max_attempts, delay=row.spec.jitter * roll or None,
+        expires_at=None if t.expires_in is None else now + timedelta(seconds=t.expires_in),
+        unique_key=key, unique_until=None if key is None else "finish",
+        tags=enqueueing._tags(schedule.tags(row.name, row.spec, tick)),  # noqa: SLF001 - the one encoder of tags
+    )  # fmt: skip
+    return enqueueing.Ordered(made)

@@ -1,0 +1,197 @@
+"""One store function, four ways to run it: in a transaction of its own or in the caller's, async or not.
+
+The caller's may be a Session (SQLModel's too), AsyncSession, Connection or AsyncConnection, or a scoped
+session. What is done in it exists only if it commits; workers are woken after that.
+
+An API is written once, as async methods that await nothing but `Transactions`. Its synchronous face is made
+of the same methods (`blocking`): where no transaction suspends, a coroutine can be driven to its end on the
+spot.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
+
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from resilient.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from resilient.engine.app import Resilient
+    from resilient.store.dialect import Dialect
+
+BROKEN_OFF: Final = ("40P01", "40001")  # deadlock, serialization failure: nothing was committed
+BROKEN_OFF_TRIES: Final = 4
+T = TypeVar("T")
+P = ParamSpec("P")
+A = TypeVar("A")
+CallersSession: TypeAlias = (
+    Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any] | None
+)
+
+
+class Transactions:
+    """Runs store functions for one app.
+
+    With ``here`` in the calling thread, blocking, without ever suspending.
+    """
+
+    def __init__(self, app: Resilient, *, here: bool = False) -> None:
+        self._app, self._here = app, here
+
+    async def read(
+        self,
+        session: CallersSession,
+        fn: Callable[Concatenate[Connection, Dialect, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """``fn(connection, dialect, ...)``, which only looks."""
+        if session is not None:
+            return await self._join(session, lambda c, d: fn(c, d, *args, **kwargs), writes=False)
+        return await self._own(lambda c, d: fn(c, d, *args, **kwargs))
+
+    async def write(
+        self,
+        session: CallersSession,
+        fn: Callable[Concatenate[Connection, Dialect, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """``fn(connection, dialect, ...)``; workers hear of it after the commit."""
+        if session is not None:
+            return await self._join(session, lambda c, d: fn(c, d, *args, **kwargs), writes=True)
+        result = await self._own(lambda c, d: fn(c, d, *args, **kwargs))
+        self._app.poke()
+        return result
+
+    async def _own(self, fn: Callable[[Connection, Dialect], T]) -> T:
+        """In a transaction of its own; once more if the database broke it off to resolve a deadlock."""
+        for _ in range(BROKEN_OFF_TRIES):
+            try:
+                return await self._once(fn)
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) not in BROKEN_OFF:
+                    raise
+        return await self._once(fn)
+
+    async def _once(self, fn: Callable[[Connection, Dialect], T]) -> T:
+        if self._here:
+            self._app.ready_sync()
+            return self._app.database.transaction_sync(fn)
+        await self._app.ready()
+        return await self._app.database.transaction(fn)
+
+    async def _join(self, target: Any, fn: Callable[[Connection, Dialect], T], *, writes: bool) -> T:
+        if isinstance(target, async_scoped_session):
+            target = target()
+        if not isinstance(target, (AsyncSession, AsyncConnection)):
+            return _joined(target, self._app, fn, writes=writes)
+        if self._here:
+            raise InvalidInput(f"app.sync takes a Session or Connection, not {type(target).__name__}")
+        return await target.run_sync(_joined, self._app, fn, writes=writes)
+
+
+def _joined(target: Any, app: Resilient, fn: Callable[[Connection, Dialect], T], *, writes: bool) -> T:
+    """In the caller's transaction."""
+    target = unscoped(target)
+    if writes or not isinstance(target, (Session, Connection)):
+        target, c = enter(target, app.poke)
+    else:
+        c = target.connection() if isinstance(target, Session) else target
+    if isinstance(target, Session):
+        target.flush()
+    return fn(c, app.database.dialect)
+
+
+def unscoped(target: Any) -> Any:
+    """The session itself, where a scoped one was handed in."""
+    return target() if isinstance(target, (scoped_session, async_scoped_session)) else target
+
+
+def enter(target: Any, on_commit: Callable[[], None]) -> tuple[Any, Connection]:
+    """The caller's session or connection, and the connection to write on; ``on_commit`` is called after its commit.
+
+    Raises `InvalidInput` for anything else, and for autocommit: what is written there would be committed at once.
+    """
+    target = unscoped(target)
+    if isinstance(target, Connection):
+        _require_transaction(target, "connection")
+        _hook_connection(target, on_commit)
+        return target, target
+    if not isinstance(target, Session):
+        raise InvalidInput(
+            f"session= takes a Session, AsyncSession, Connection or AsyncConnection, not {type(target).__name__}"
+        )
+    if not target.in_transaction():
+        target.begin()
+    c = target.connection()
+    _require_transaction(c, "session")
+    _hook_session(target, on_commit)
+    return target, c
+
+
+def _require_transaction(c: Connection, what: str) -> None:
+    if not c.in_transaction() or c.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        raise InvalidInput(
+            f"the {what} is not in a transaction (autocommit): begin one, or leave out session= so that the job gets"
+            " its own"
+        )
+
+
+def _hook_session(session: Session, on_commit: Callable[[], None]) -> None:
+    """Call after each outermost commit: a hint to workers, it may be lost and costs nothing."""
+    if session.info.get(_HOOKED):
+        return
+    session.info[_HOOKED] = True
+
+    @event.listens_for(session, "after_commit")
+    def _(s: Session) -> None:
+        if not s.in_nested_transaction():
+            on_commit()
+
+
+def _hook_connection(c: Connection, on_commit: Callable[[], None]) -> None:
+    if c in _CONNECTIONS:
+        return
+    _CONNECTIONS.add(c)
+
+    @event.listens_for(c, "commit")
+    def _(_: Connection) -> None:
+        on_commit()
+
+
+_HOOKED: Final = "resilient.wakes"
+_CONNECTIONS: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+
+
+class Face(Generic[A]):
+    """The synchronous face of an API: ``inner`` is the async one on `Transactions` that block."""
+
+    def __init__(self, inner: A) -> None:
+        self._inner = inner
+
+
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Face[A], P], T]:
+    """The same method for a `Face`."""
+
+    @wraps(method)
+    def call(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        coroutine = method(self._inner, *args, **kwargs)
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        raise AssertionError(f"{method.__name__} waited for something else than its database")
+
+    return call

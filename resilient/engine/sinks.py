@@ -1,0 +1,127 @@
+"""Where alerts go: the log, functions, webhooks.
+
+A sink that fails or hangs hurts nobody: it has a time limit, three tries if it is a webhook, and a line in the log.
+Plain functions run in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.wire import notify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from resilient.core.alerts import Notice, Sink
+
+log = logging.getLogger("resilient.alerts")
+LONGEST: Final = 10.0  # seconds one sink may take for one notice
+PAUSES: Final = (1.0, 5.0)  # seconds before a webhook is tried again
+MOST_WAITING: Final = 10  # batches under way, beyond which the log has to do
+
+
+class Sinks:
+    """Tells people, beside everything else."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def tell(self, notices: Sequence[Notice]) -> None:
+        """Log notices now and begin to deliver them."""
+        for one in notices:
+            level = logging.INFO if one.state == "resolved" else logging.WARNING
+            log.log(level, "%s: %s", one.alert.name, one.text)
+        if not notices or not self._sinks:
+            return
+        if len(self._under_way) >= MOST_WAITING:
+            log.warning("the sinks of alerts are too slow: %d alerts are only logged", len(notices))
+            return
+        task = asyncio.get_running_loop().create_task(self._deliver(tuple(notices)), name="resilient-alerts")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def delivered(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _deliver(self, notices: Sequence[Notice]) -> None:
+        await asyncio.gather(*(_deliver(sink, notices) for sink in self._sinks))
+
+
+async def _deliver(sink: Sink, notices: Sequence[Notice]) -> None:
+    for number, one in enumerate(notices):
+        try:
+            if isinstance(sink, str):
+                await _post(sink, one)
+            else:
+                async with asyncio.timeout(LONGEST):
+                    await _call(sink, one)
+        except Exception as error:  # noqa: BLE001 - somebody else's code or server
+            left = len(notices) - number
+            log.warning("%d alerts did not reach %s: %s", left, _name(sink), _reason(error))
+            return
+
+
+async def _call(sink: Any, notice: Notice) -> None:
+    if inspect.iscoroutinefunction(sink) or inspect.iscoroutinefunction(getattr(sink, "__call__", None)):  # noqa: B004
+        await sink(notice)
+        return
+    result = await _in_thread(sink, notice)
+    if inspect.isawaitable(result):
+        await result
+
+
+async def _in_thread(sink: Callable[[Notice], Any], notice: Notice) -> Any:
+    """Call a plain function in a thread that nobody waits for at the end of the process, should it hang."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def call() -> None:
+        try:
+            result, error = sink(notice), None
+        except Exception as raised:  # noqa: BLE001 - handed over
+            result, error = None, raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed meanwhile
+            loop.call_soon_threadsafe(_settle, future, result, error)
+
+    threading.Thread(target=call, name="resilient-alerts", daemon=True).start()
+    return await future
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():  # its time was up
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+async def _post(url: str, notice: Notice) -> None:
+    document = notice.to_json()
+    for pause in PAUSES:
+        try:
+            async with asyncio.timeout(LONGEST):
+                return await notify.post(url, document)
+        except (notify.NotDelivered, TimeoutError):
+            await asyncio.sleep(pause)
+    async with asyncio.timeout(LONGEST):
+        return await notify.post(url, document)
+
+
+def _name(sink: Sink) -> str:
+    if isinstance(sink, str):
+        return f"the webhook at {notify.host_of(sink)}"
+    return f"the function {getattr(sink, '__qualname__', type(sink).__name__)}"
+
+
+def _reason(error: Exception) -> str:
+    """What may be logged: our own words, or the name of a stranger's exception."""
+    return str(error) if isinstance(error, notify.NotDelivered) else type(error).__name__

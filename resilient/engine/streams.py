@@ -1,0 +1,178 @@
+"""Streams: what a program declares about one feed of a provider, and the page it gets.
+
+A `Stream` is a value like a handler: it registers nowhere. Its facts (paginator, incremental mechanism) are
+mostly the provider's, so ``Stream("issues", request=..., paginator=P.pagination["rest"])`` says the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from urllib.parse import quote
+
+from pydantic import TypeAdapter, ValidationError
+
+from resilient.core.errors import InvalidInput, SetupError
+from resilient.core.paginators import OnePage
+from resilient.core.retention import span
+from resilient.core.sync import Cursor, Record, Rules, asked_since
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from resilient.core.incremental import Incremental
+    from resilient.core.page_request import PageRequest
+    from resilient.core.paging import Paginator
+    from resilient.store.cursors import Place
+
+T = TypeVar("T")
+_LONGEST_PART: Final = 200
+_LONGEST_NAME: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that does not fit the stream's model: put aside, so that it holds up no other.
+
+    ``key``: None if it cannot be read. ``why`` names fields and rules, never values.
+    """
+
+    raw: Any = field(repr=False)
+    key: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """One page of a stream.
+
+    ``full``: it belongs to a full pass. ``pass_id``: the number of its pass; later passes have larger ones.
+    ``items``: what is new or changed. ``deleted``: keys of records that the provider says are gone.
+    ``rejected``: records that do not fit the model. ``last``: the pass ends with it.
+    """
+
+    full: bool
+    pass_id: int
+    items: list[T]
+    deleted: list[str]
+    rejected: list[Rejected]
+    last: bool
+    stream: str
+    _move: Any = field(repr=False, compare=False)  # what its checkpoint saves
+
+
+@dataclass(frozen=True, eq=False)
+class Stream(Generic[T]):
+    """One feed of a provider, read page by page.
+
+    ``request(**params)`` makes the first request of a full pass, with ``incremental`` (the provider's fact)
+    also of incremental ones, unless ``changes(since, **params)`` makes those. ``paginator`` pages it,
+    ``changes_paginator`` the incremental pass, where that differs. ``model``: what each record is read as (a
+    pydantic model, dataclass or TypedDict; None leaves the decoded JSON). ``key``: the path of a record's
+    key. ``deleted``: what marks a record as gone, ``field`` or ``field=value`` (default: the incremental
+    mechanism's). ``overlap``: seconds by which incremental passes go back (default: the provider's precision).
+    ``full_every``: a full pass that often, for deletions the feed does not show. ``before(**params)``: the
+    request that tells the cursor where it must be read before the pass.
+
+    Raises `SetupError`.
+    """
+
+    name: str
+    request: Callable[..., PageRequest]
+    paginator: Paginator = field(default_factory=OnePage)
+    model: type[T] | None = None
+    incremental: Incremental | None = None
+    changes: Callable[..., PageRequest] | None = None
+    changes_paginator: Paginator | None = None
+    key: str = "id"
+    deleted: str = ""
+    overlap: float | timedelta | str | None = None
+    full_every: float | timedelta | str | None = None
+    before: Callable[..., PageRequest] | None = None
+    rules: Rules = field(init=False, repr=False)
+    _adapter: TypeAdapter[Any] | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > _LONGEST_NAME or self.name != self.name.strip():
+            raise SetupError(f"{self.name!r} is not a stream's name: 1 to {_LONGEST_NAME} characters")
+        told = self.incremental
+        if told is not None and told.taken == "before_pass" and self.before is None:
+            raise SetupError(f"stream {self.name!r} needs before=: its cursor is read by a request before the pass")
+        if told is not None and told.style == "conditional" and not isinstance(self.paginator, OnePage):
+            raise SetupError(
+                f"stream {self.name!r} has several pages, and a conditional request speaks for one: use another"
+                " incremental mechanism, or none"
+            )
+        marked = told.deleted if told is not None and told.deletions == "marked" else ""
+        overlap = 0.0 if told is None else told.precision
+        rules = Rules(
+            key=self.key, incremental=told, deleted=self.deleted or marked,
+            overlap=overlap if self.overlap is None else _seconds("overlap", self.overlap),
+            full_every=None if self.full_every is None else _seconds("full_every", self.full_every),
+        )  # fmt: skip
+        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "_adapter", None if self.model is None else TypeAdapter(self.model))
+
+    def place(self, resource_key: str, params: dict[str, Any]) -> Place:
+        """Where its cursor is kept: each set of parameters is a part of its own."""
+        part = "&".join(f"{name}={quote(str(value), safe='/:@,')}" for name, value in sorted(params.items()))
+        if len(part) > _LONGEST_PART:
+            part = sha256(part.encode()).hexdigest()[:32]
+        return resource_key, self.name, part
+
+    def pages_by(self, cursor: Cursor) -> Paginator:
+        """The paginator of the pass."""
+        return self.paginator if cursor.full or self.changes_paginator is None else self.changes_paginator
+
+    def first(self, cursor: Cursor, params: dict[str, Any]) -> PageRequest:
+        """The first request of a pass."""
+        if cursor.full:
+            return self.pages_by(cursor).first(self.request(**params))
+        since = asked_since(cursor, self.rules)
+        if self.changes is not None:
+            return self.pages_by(cursor).first(self.changes(since, **params))
+        return self.pages_by(cursor).first(self._asking(self.request(**params), since))
+
+    def _asking(self, request: PageRequest, since: str) -> PageRequest:
+        """The request with the cursor where the provider's facts say."""
+        told = self.incremental
+        assert told is not None  # noqa: S101 - only incremental passes ask
+        value = told.form.replace("{cursor}", since)
+        if told.query:
+            return request.with_query(**{told.query: value})
+        if told.body:
+            return request.with_body(told.body, value)
+        if told.header:
+            return replace(request, headers={**request.headers, told.header: value})
+        return request.at(since)
+
+    def read(self, record: Record) -> T | Rejected:
+        """A record as the model, or why it is none."""
+        if self._adapter is None:
+            return cast("T", record.raw)
+        try:
+            return cast("T", self._adapter.validate_python(record.raw))
+        except ValidationError as error:
+            problems = error.errors(include_input=False, include_url=False, include_context=False)[:3]
+            said = "; ".join(".".join(map(str, e["loc"])) + ": " + e["msg"] for e in problems)
+            return Rejected(record.raw, record.key, said)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, (int, float)):
+        return float(value)
+    found = span(name, value)
+    return 0.0 if found is None else found.total_seconds()
+
+
+def checked_params(stream: Stream[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters that can name a part. Raises `InvalidInput`."""
+    for name, value in params.items():
+        if not isinstance(value, (str, int, float, bool)):
+            raise InvalidInput(
+                f"stream {stream.name!r}: parameter {name} is a {type(value).__name__}; parameters are text, numbers"
+                " or flags, because each set of them has a cursor of its own"
+            )
+    return params

@@ -1,0 +1,245 @@
+"""The sweeper: what time alone brings about.
+
+`stage` makes due jobs ready and releases parked turns whose resource may be served again; every worker does it, row
+locks share the work out. Rescue gives jobs of vanished workers back. Housekeeping (expired jobs, the turn invariant,
+old rows) is done by whoever moves its row in `resilient_schedule` forward: elected anew each time, no leader process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from datetime import datetime, timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core import decide as decisions
+from resilient.core.admission import needs_count, releasable, stop_of
+from resilient.core.resource_key import path
+from resilient.engine.completer import free_slots
+from resilient.engine.endings import finish_of_row
+from resilient.store import finishing, jobs, leases, resources, schedules, turns, workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from sqlalchemy import Connection
+
+    from resilient.core.admission import Stop
+    from resilient.core.policy import Policy
+    from resilient.engine.worker import Worker
+    from resilient.store.dialect import Dialect
+
+log = logging.getLogger("resilient.worker")
+TICK: Final = 1.0  # seconds between two looks at what is due, jittered
+SOONEST: Final = 0.005  # seconds; what is due and locked by somebody else is looked at again
+PARKED_PACE: Final = 0.05  # seconds between two looks for the sake of parked turns
+HOUSEKEEPING: Final = timedelta(seconds=30)
+RELEASE_BATCH: Final = 200
+RECHECK: Final = 60.0
+
+
+class Sweeper:
+    """Staging, rescue and housekeeping of one worker."""
+
+    def __init__(self, worker: Worker, *, housekeeping: bool = True) -> None:
+        self._worker = worker
+        self._housekeeping = housekeeping
+        self._database = worker.app.database
+        self.rescued = 0
+        self.repaired = 0
+        self._look_at = inf  # loop time by which this worker's own parked turns want to be looked at
+        self._rest: asyncio.Timeout | None = None  # of the staging loop
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """The loops, started."""
+        rescue_every = max(0.2, min(self._worker.lease.total_seconds() / 4, 15.0))
+        loops = [("stage", self.stage_step, TICK), ("rescue", self.rescue, rescue_every)]
+        if self._housekeeping:
+            loops.append(("housekeeping", self.keep_house, HOUSEKEEPING.total_seconds() / 3))
+        return [asyncio.create_task(self._loop(*loop), name=f"resilient-{loop[0]}") for loop in loops]
+
+    async def _loop(self, name: str, step: Callable[[], Any], every: float) -> None:
+        while True:
+            delay = every
+            try:
+                told = await step()
+                if isinstance(told, float):
+                    delay = min(delay, told)
+            except Exception as error:  # noqa: BLE001 - the database may be away; the loop stays
+                log.warning("%s failed (%s: %s); trying again", name, type(error).__name__, error)
+            delay *= 0.8 + 0.4 * self._worker.rng.random()
+            await (self._until_parked(delay) if name == "stage" else asyncio.sleep(delay))
+
+    # -- staging --------------------------------------------------------------------------------------------------
+
+    async def stage_step(self) -> float:
+        """`stage`, then how long until something is due."""
+        await self._worker.app.tick_schedules()
+        moved, due_at, recheck_at = await self._stage_all()
+        if moved:
+            self._worker.wake()
+        now, delays = self._worker.now(), [TICK]
+        for at, least in ((due_at, SOONEST), (recheck_at, PARKED_PACE)):
+            if at is not None:
+                delays.append(max(least, (at - now).total_seconds()))
+        return min(delays)
+
+    def parked(self, stops: Iterable[Stop]) -> None:
+        """Turns were parked by this worker: look at them as soon as they may go on, not only with the next tick."""
+        soonest = min((stop.until for stop in stops if stop.until is not None), default=None)
+        if soonest is None:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(PARKED_PACE, (soonest - self._worker.now()).total_seconds())
+        if self._rest is None or self._rest.expired():
+            self._look_at = min(self._look_at, at)
+        elif at < (self._rest.when() or 0.0):
+            self._rest.reschedule(at)
+
+    async def _until_parked(self, delay: float) -> None:
+        """Sleep, but no longer than `parked` says."""
+        at = min(asyncio.get_running_loop().time() + delay, self._look_at)
+        self._look_at = inf
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(at) as self._rest:
+                await asyncio.Event().wait()
+        self._rest = None
+
+    async def stage(self) -> int:
+        """Due jobs become ready and parked turns are looked at; returns how many of both moved."""
+        return (await self._stage_all())[0]
+
+    async def _stage_all(self) -> tuple[int, datetime | None, datetime | None]:
+        moved = 0
+        for _ in range(1000):
+            staged, released, due_at, recheck_at = await self._database.transaction(
+                attend, self._worker.app.policies.for_key, self._worker.rng.random()
+            )
+            moved += staged + released
+            if staged < jobs.STAGE_LIMIT and released < turns.RECHECK_BATCH:
+                break
+        return moved, due_at, recheck_at
+
+    # -- rescue ---------------------------------------------------------------------------------------------------
+
+    async def rescue(self) -> None:
+        """Jobs whose lease is over go back, or die after too many rescues."""
+        while True:
+            rescued = await self._database.transaction(rescue, self._worker)
+            self.rescued += rescued
+            if rescued:
+                log.warning("%d jobs of vanished or silent workers were rescued", rescued)
+                self._worker.wake()
+            if rescued < leases.RESCUE_BATCH:
+                return
+
+    # -- housekeeping ---------------------------------------------------------------------------------------------
+
+    async def keep_house(self) -> None:
+        """Chores, if it is this worker's turn."""
+        if await self._database.transaction(schedules.elect, "engine:housekeeping", HOUSEKEEPING):
+            await self.chores()
+
+    async def chores(self) -> None:
+        """Expired jobs, lost turns, silent workers, retention, alerts."""
+        while await self._database.transaction(_expire) >= jobs.STAGE_LIMIT:
+            pass
+        repaired = await self._database.transaction(_repair)
+        if repaired:
+            self.repaired += repaired
+            self._worker.app.alerts.repaired(repaired)
+            log.error("%d resources had ready jobs and no turn; repaired. This is a bug: please report it", repaired)
+            self._worker.wake()
+        await self._database.transaction(_forget)
+        await self._worker.app.keep_house()
+
+
+def attend(
+    c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float
+) -> tuple[int, int, datetime | None, datetime | None]:
+    """One look at what time brings, in one transaction: jobs staged, turns released, when each is due again."""
+    staged = jobs.stage(c, d, d.steer(c))
+    released = recheck(c, d, policy, roll)
+    return staged, released, jobs.next_due(c, d), turns.next_recheck(c, d)
+
+
+def recheck(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float) -> int:
+    """Look at parked turns that are due: release what may run, postpone the rest; returns how many were released."""
+    now = d.now(c)
+    due = turns.due_parked(c, d, now)
+    facts = resources.read(c, d, sorted(due)) if due else {}
+    released = 0
+    for key, ids in sorted(due.items()):
+        known = facts.get(key)
+        count = RELEASE_BATCH
+        if known is not None:
+            count = releasable(known, policy(key, known.policy_override), now, RELEASE_BATCH)
+        if count:
+            turns.postpone(c, d, ids, now + turns.RELEASE_STEP)
+            released += turns.release(c, d, key, count, now)
+            continue
+        stop = stop_of(known, now) if known is not None else None
+        later = now + timedelta(seconds=RECHECK * (0.75 + 0.5 * roll))
+        until = stop.until if stop is not None and stop.until is not None else later
+        turns.postpone(c, d, ids[:1], max(now + turns.RELEASE_STEP, min(until, later)))
+        turns.postpone(c, d, ids[1:], later)
+    return released
+
+
+def rescue(c: Connection, d: Dialect, worker: Worker) -> int:
+    """Decide about jobs whose lease is over; returns how many."""
+    now = d.steer(c)
+    rows = leases.overdue(c, d, now)
+    finishes = []
+    for row in rows:
+        handler = worker.app.kinds.get(row.kind)
+        facts = decisions.JobFacts(
+            attempts=row.attempts,
+            max_attempts=row.max_attempts,
+            executions=row.executions - 1,
+            deferrals=row.deferrals,
+            rescues=row.rescues,
+            expires_at=row.expires_at,
+            sent=row.sent is not None,
+            cancel_requested=bool(row.cancel_requested),
+            once_more=bool(row.once_more),
+            resource_key=row.resource_key,
+            can_reconcile=handler is not None and handler.reconcile is not None,
+        )
+        outcome = decisions.Rescued(f"worker {row.locked_by} was lost or silent for longer than its lease")
+        transition = decisions.decide(facts, outcome, worker.retry_of(handler), now, worker.rng.random())
+        finishes.append(finish_of_row(row, transition, row.locked_by))
+    rescued = finishing.finish_if_held(c, d, finishes, now)
+    _free_slots(c, d, worker, [row.resource_key for row in rows if row.id in rescued], now)
+    return len(rescued)
+
+
+def _free_slots(c: Connection, d: Dialect, worker: Worker, ended: Sequence[str], now: datetime) -> None:
+    """Release turns parked on caps: the dead or delayed job will not come back to do it."""
+    levels = [level for key in ended for level in path(key)]
+    policy, freed = worker.app.policies.for_key, dict[str, int]()
+    facts = resources.read(c, d, sorted(set(levels))) if levels else {}
+    for level in levels:
+        if level in facts and needs_count(facts[level], policy(level, facts[level].policy_override), now):
+            freed[level] = freed.get(level, 0) + 1
+    free_slots(c, d, freed, now)
+
+
+def _expire(c: Connection, d: Dialect) -> int:
+    return finishing.expire(c, d, d.now(c), _expired_text)
+
+
+def _expired_text(at: datetime) -> str:
+    return f"expired at {at.isoformat(timespec='seconds')} before it could run"
+
+
+def _repair(c: Connection, d: Dialect) -> int:
+    lost = turns.stranded(c, d)
+    turns.insert(c, d, lost)
+    return len(lost)
+
+
+def _forget(c: Connection, d: Dialect) -> int:
+    return workers.forget_silent(c, d, d.now(c))

@@ -1,0 +1,120 @@
+"""The user's own session inside a handler: opened, ended by a last word of ours, committed.
+
+It comes from ``Resilient(session_factory=...)``, else it is a plain AsyncSession or Session on the app's
+database. While it is open the job's client refuses to send: a transaction must not wait for a provider. The
+user never commits it; that would separate rows from what must be committed with them.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from resilient.core.errors import InvalidInput, MissingExtra, ResilientError, SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from resilient.engine.app import Resilient
+    from resilient.engine.execution import Execution
+
+
+@asynccontextmanager
+async def opened(execution: Execution, last: Callable[[Session], None]) -> AsyncIterator[Any]:
+    """An AsyncSession in a transaction; ``last`` is called before its commit, and rolls back what it refuses."""
+    async with _made(execution.app, AsyncSession) as session, _exclusive(execution):
+        with _only_ours(session.sync_session) as ours:
+            await session.run_sync(_begin, execution.app)
+            yield session
+            await session.run_sync(last)
+            ours.append(True)
+            await session.commit()
+
+
+@contextmanager
+def opened_sync(execution: Execution, last: Callable[[Session], None]) -> Iterator[Any]:
+    """`opened` for threads: a Session."""
+    with _made(execution.app, Session) as session, _held(execution), _only_ours(session) as ours:
+        _begin(session, execution.app)
+        yield session
+        last(session)
+        ours.append(True)
+        session.commit()
+
+
+def _begin(session: Session, app: Resilient) -> None:
+    """Begin now, on SQLite as a writer: a reader that turns writer fails at once instead of waiting."""
+    app.database.begin_as_writer(session.connection())
+
+
+@contextmanager
+def _held(execution: Execution) -> Iterator[None]:
+    if execution.transaction_open:
+        raise InvalidInput(f"job {execution.id} has a transaction open already: end it before the next one begins")
+    execution.transaction_open = True
+    try:
+        yield
+    finally:
+        execution.transaction_open = False
+
+
+@asynccontextmanager
+async def _exclusive(execution: Execution) -> AsyncIterator[None]:
+    with _held(execution):
+        yield
+
+
+@contextmanager
+def _only_ours(session: Session) -> Iterator[list[bool]]:
+    """Refuse a commit by anybody else; a savepoint's release is none."""
+    ours: list[bool] = []
+
+    def check(s: Session) -> None:
+        if not ours and not s.in_nested_transaction():
+            raise ResilientError("do not commit a checkpoint's session: it is committed where its block ends")
+
+    event.listen(session, "before_commit", check)
+    try:
+        yield ours
+    finally:
+        event.remove(session, "before_commit", check)
+
+
+def _made(app: Resilient, kind: type[Any]) -> Any:
+    if app.session_factory is None:
+        return (
+            AsyncSession(_engine(app), expire_on_commit=False)
+            if kind is AsyncSession
+            else Session(app.database.sync_engine, expire_on_commit=False)
+        )
+    session = app.session_factory()
+    if not isinstance(session, kind):
+        raise SetupError(
+            f"session_factory= makes a {type(session).__name__}, but this handler needs a {kind.__name__}:"
+            " `async def` handlers take an AsyncSession, plain ones a Session"
+        )
+    return session
+
+
+def _engine(app: Resilient) -> AsyncEngine:
+    """The app's asynchronous engine; where threads serve the engine, one for sessions alone."""
+    if (engine := app.database.async_engine or app.session_engine) is not None:
+        return engine
+    if app.session_engine is None:
+        url = app.database.url
+        if app.database.is_sqlite and app.database.file is None:
+            raise SetupError("a database in memory has no second connection for sessions: use a file")
+        try:
+            app.session_engine = create_async_engine(
+                url.set(drivername="sqlite+aiosqlite" if app.database.is_sqlite else "postgresql+psycopg"),
+                hide_parameters=True, connect_args={"timeout": 30} if app.database.is_sqlite else {},
+            )  # fmt: skip
+        except ModuleNotFoundError:
+            raise MissingExtra(
+                "an async session on SQLite needs aiosqlite: pip install 'resilient-engine[sqlite-async]'"
+            ) from None
+    return app.session_engine

@@ -1,0 +1,383 @@
+"""The worker: wires claiming, running and finishing into one process and stops them gracefully.
+
+Threads and tasks: the event loop runs dispatcher, slots and completer; a thread of its own sends heartbeats, so that a
+handler that blocks the loop is seen (and named in the log) instead of costing every other job its lease. Once the loop
+has been blocked for longer than `BLOCKED_LIMIT` the heartbeat stops on purpose: the jobs move to other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from resilient.core import decide as decisions
+from resilient.core.errors import LostLease, ResourceStopped, SetupError
+from resilient.core.states import TERMINAL
+from resilient.engine.completer import Completer, retry_pause
+from resilient.engine.dispatcher import Dispatcher
+from resilient.engine.endings import broken, finish_of
+from resilient.engine.execution import Execution
+from resilient.engine.executor import Executor
+from resilient.engine.gate import Gate
+from resilient.engine.handler import DEFAULT_RETRY
+from resilient.engine.services import Services
+from resilient.engine.sweeper import Sweeper
+from resilient.engine.wiring import Wire
+from resilient.store.workers import Beat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from uuid import UUID
+
+    from resilient.core.backoff import Retry
+    from resilient.engine.app import Resilient
+    from resilient.engine.handler import Handler
+
+T = TypeVar("T")
+log = logging.getLogger("resilient.worker")
+DEFAULT_CONCURRENCY: Final = 50
+LEASE: Final = 60.0
+GRACE: Final = 30.0
+
+
+class Worker:
+    """Runs jobs until told to stop."""
+
+    def __init__(
+        self,
+        app: Resilient,
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        kinds: Sequence[str] | None = None,
+        lease: float = LEASE,
+        grace: float = GRACE,
+        housekeeping: bool = True,
+        rng: random.Random | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise SetupError(f"concurrency must be at least 1, not {concurrency}")
+        if unknown := set(kinds or ()) - set(app.kinds):
+            raise SetupError(
+                f"no handler is declared for {', '.join(sorted(map(repr, unknown)))}: see Resilient(handlers=...)"
+            )
+        if not app.kinds:
+            raise SetupError("this app declares no handlers: list them in Resilient(handlers=[...])")
+        self.app = app
+        self.id = f"{socket.gethostname()[:80]}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.kinds = tuple(kinds or app.kinds)
+        self.concurrency, self.grace = concurrency, grace
+        self.lease = timedelta(seconds=lease)
+        self.rng = rng or random.Random()  # noqa: S311 - jitter
+        self.monotonic = time.monotonic
+        self.gate = Gate(app.database, app.policies, owner=self.id, rng=self.rng, on_change=app.circuit_changed)
+        self.wire = Wire(self)
+        self.threads = ThreadPoolExecutor(concurrency, "resilient-handler")
+        self.completer = Completer(app.database, self.gate.capped, self._written)
+        self.executor = Executor(concurrency, self.threads, on_done=self._decided, before=self._stopped)
+        self.dispatcher = Dispatcher(
+            app.database,
+            worker_id=self.id,
+            kinds=self.kinds,
+            concurrency=concurrency,
+            lease=self.lease,
+            policies=app.policies,
+            monotonic=self.monotonic,
+            rng=self.rng,
+        )
+        self.sweeper = Sweeper(self, housekeeping=housekeeping)
+        self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._told = (datetime.now(UTC), self.monotonic())
+        self._unwritten: dict[UUID, Execution] = {}  # decided, not yet committed: their leases still matter
+        self.ended = 0
+        self.executions = 0
+        self.outcomes: dict[str, int] = {}
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Work until `stop` (or SIGTERM, SIGINT); then finish or hand back what is running, and return."""
+        await self.app.ready()
+        loop = asyncio.get_running_loop()
+        handled = self._on_signals(loop) if signals else []
+        try:
+            async with self._services():
+                log.info("worker %s started: %d slots, kinds %s", self.id, self.concurrency, ", ".join(self.kinds))
+                await self._claim_until_stopped()
+                await self._wind_down()
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+        log.info("worker %s stopped after %d executions", self.id, self.executions)
+
+    async def drain(self, *, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the caller's bound
+        """Run until nothing is ready or running any more (what is due later, blocked or parked stays); for tests.
+
+        Returns how many executions ended.
+        """
+        await self.app.ready()
+        before = self.ended
+        async with asyncio.timeout(timeout), self._services(background=False):
+            while True:
+                staged = await self.sweeper.stage()
+                claimed = await self._claim_once()
+                while self.executor.running:
+                    await self._wake_or(0.01)
+                await self.completer.flushed()
+                await self.gate.flush()
+                if not staged and not claimed and not await self._claim_once():
+                    if self.executor.running:
+                        continue
+                    break
+            await self._wind_down()
+        return self.ended - before
+
+    def stop(self) -> None:
+        """Claim nothing more, then finish or hand back what is running. Call it from the worker's loop."""
+        self._stopping.set()
+        self._wake.set()
+
+    def _services(self, *, background: bool = True) -> Services:
+        return Services(self, background=background)
+
+    def _on_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
+        handled: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(number, self._signalled)
+                handled.append(number)
+            except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
+                break
+        return handled
+
+    def _signalled(self) -> None:
+        if self._stopping.is_set():  # the second time: hand back now
+            self.grace = 0.0
+            self._interrupt_all()
+        log.info("worker %s is stopping: %d jobs still run", self.id, len(self.executor.running))
+        self.stop()
+
+    # -- claiming -------------------------------------------------------------------------------------------------
+
+    async def _claim_until_stopped(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                delay = await self._claim_step()
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - the database may be away; the worker stays
+                delay = retry_pause(failures)
+                failures += 1
+                if failures in (1, 5) or failures % 30 == 0:
+                    log.warning("cannot claim (%s: %s); trying again in %.1f s", type(error).__name__, error, delay)
+                await asyncio.sleep(delay)
+                continue
+            if delay > 0:
+                await self._wake_or(delay)
+
+    async def _claim_step(self) -> float:
+        """Claim once if it is worth it; returns how long to wait before the next step."""
+        self.dispatcher.ended(self.ended)
+        slots = 0 if self.executor.wants_quiet else self.dispatcher.wanted(self.executor.taken)
+        if slots <= 0:
+            return 0.005 if self.executor.running else 0.05
+        if self.completer.full:
+            await self.completer.room()
+        self._wake.clear()
+        claimed, delay = await self.dispatcher.poll(slots)
+        if claimed is not None:
+            self._submit(claimed)
+            if claimed.stops:
+                self.sweeper.parked(claimed.stops.values())
+            await asyncio.sleep(0)
+        return delay
+
+    async def _claim_once(self) -> int:
+        """Claim until a look brings nothing; for `drain`."""
+        total = 0
+        for _ in range(1000):
+            slots = self.concurrency - self.executor.taken
+            if slots <= 0 or self.executor.wants_quiet:
+                return total
+            claimed, delay = await self.dispatcher.poll(slots)
+            if claimed is not None:
+                self._submit(claimed)
+                total += len(claimed.jobs)
+            elif delay > 0:
+                return total
+        return total
+
+    def _submit(self, claimed: Any) -> None:
+        self.gate.learn(claimed.facts, claimed.now)
+        self.executions += len(claimed.jobs)
+        handlers = self.app.kinds
+        for row in claimed.jobs:
+            self.executor.submit(Execution(self, row, handlers[row.kind], claimed.probes.get(row.id, ())))
+
+    async def _wake_or(self, delay: float) -> None:
+        if self._wake.is_set():
+            await asyncio.sleep(0)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
+        self._wake.clear()
+
+    def wake(self) -> None:
+        """There may be work; call it from any thread."""
+        loop = self.loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake.set)
+
+    def from_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the worker's loop, for a handler in a thread, and wait for it."""
+        loop = self.loop
+        if loop is None or loop.is_closed():
+            coroutine.close()
+            raise LostLease(f"worker {self.id} has stopped")
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    # -- deciding -------------------------------------------------------------------------------------------------
+
+    def _stopped(self, execution: Execution) -> ResourceStopped | None:
+        """The gate once more, right before the start: it may have closed since the claim."""
+        stop = self.gate.stop(execution.resource_key, probes=execution.probes)
+        return None if stop is None else ResourceStopped(stop.resource, stop.gate, stop.until)
+
+    def _decided(self, execution: Execution, outcome: decisions.Outcome) -> None:
+        """An execution ended: decide and pass the result on."""
+        self.ended += 1
+        self._unwritten[execution.id] = execution
+        if isinstance(outcome, decisions.Succeeded):
+            result = outcome.result
+            self._count("succeeded")
+            self.completer.succeed(execution.id, execution.fence, result, execution.resource_key)
+        else:
+            self._decide(execution, outcome)
+        self._tell(self.wire.ended, execution, outcome)
+        self._wake.set()
+
+    def _decide(self, execution: Execution, outcome: decisions.Outcome) -> None:
+        now = self.now()
+        facts, retry, roll = execution.facts(), execution.handler.retry, self.rng.random()
+        try:
+            transition = decisions.decide(facts, outcome, retry, now, roll)
+        except Exception as error:  # noqa: BLE001 - a handler said something impossible: a time that is none, say
+            transition = decisions.decide(facts, broken(error), retry, now, roll)
+        self._count(transition.decision)
+        started = now - timedelta(seconds=max(0.0, self._elapsed(execution)))
+        self.completer.finish(finish_of(execution, transition, self.id, started), execution.resource_key)
+        level = logging.WARNING if transition.state in TERMINAL and transition.decision != "cancelled" else logging.INFO
+        if log.isEnabledFor(level):
+            log.log(
+                level,
+                "job %s (%s on %s): %s%s",
+                execution.id,
+                execution.row.kind,
+                execution.resource_key,
+                transition.decision,
+                f": {transition.error}" if transition.error else "",
+            )
+        self._tell(self.app.noticed, execution, transition)
+
+    def _tell(self, hear: Callable[[Execution, Any], None], execution: Execution, what: Any) -> None:
+        """Gate and alerts hear how it ended: counts may be lost, slots may not."""
+        try:
+            hear(execution, what)
+        except Exception:
+            log.exception("%s failed over job %s", getattr(hear, "__qualname__", hear), execution.id)
+
+    def _elapsed(self, execution: Execution) -> float:
+        return asyncio.get_running_loop().time() - execution.started if execution.started else 0.0
+
+    def _count(self, decision: str) -> None:
+        self.outcomes[decision] = self.outcomes.get(decision, 0) + 1
+
+    def _written(self, ids: Sequence[UUID]) -> None:
+        for id_ in ids:
+            self._unwritten.pop(id_, None)
+
+    def now(self) -> datetime:
+        """The database's time, as last told plus what has passed since: workers' clocks may be hours apart."""
+        if (clock := self.app.database.dialect.clock) is not None:
+            return clock()
+        told, at = self._told
+        return told + timedelta(seconds=self.monotonic() - at)
+
+    def synchronise(self, told: datetime, at: float) -> None:
+        """Take the database's time, read at the monotonic time ``at``."""
+        self._told = (told, at)
+
+    def retry_of(self, handler: Handler[Any, Any] | None) -> Retry:
+        """The retry policy of a kind; the default for kinds this worker does not know."""
+        return DEFAULT_RETRY if handler is None else handler.retry
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it claims nothing more."""
+        return self._stopping.is_set()
+
+    def row(self) -> Beat:
+        """What its heartbeat says."""
+        return Beat(
+            id=self.id,
+            host=socket.gethostname()[:255],
+            pid=os.getpid(),
+            kinds=list(self.kinds),
+            concurrency=self.concurrency,
+            running=len(self.executor.running),
+            code_version=_version(),
+            stopping=self.stopping,
+        )
+
+    def held(self) -> list[tuple[UUID, int]]:
+        """Every job this worker holds, with its fence (heartbeat)."""
+        known = {**self._unwritten, **self.executor.running}
+        return [(e.id, e.fence) for e in list(known.values()) if not e.lost]
+
+    # -- stopping -------------------------------------------------------------------------------------------------
+
+    async def _wind_down(self) -> None:
+        """Drop what waits, give what runs its grace, hand the rest back, write everything."""
+        for execution in [e for e in self.executor.running.values() if not e.started]:
+            self.executor.interrupt(execution, "stop")
+        deadline = self.monotonic() + self.grace
+        while self.executor.running and self.monotonic() < deadline:
+            await self._wake_or(min(0.05, max(0.0, deadline - self.monotonic())))
+            self._wake.clear()
+        self._interrupt_all()
+        deadline = self.monotonic() + 5.0
+        while any(not e.thread for e in self.executor.running.values()) and self.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for execution in list(self.executor.running.values()):  # threads and handlers that will not stop
+            log.warning(
+                "job %s (%s) does not stop; it is handed back and what it still does is refused",
+                execution.id,
+                execution.row.kind,
+            )
+            self.executor.abandon(execution)
+        await self.completer.flushed()
+
+    def _interrupt_all(self) -> None:
+        for execution in list(self.executor.running.values()):
+            self.executor.interrupt(execution, "stop")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("resilient-engine")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,103 @@
+"""Database addresses: what people may write, and what they are told when nothing answers there.
+
+A message never repeats what was written: an address may hold a password.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from resilient.core.errors import MissingExtra, SetupError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+BUSY_TIMEOUT: Final = 30.0  # seconds a SQLite writer waits for another process
+_DRIVERS: Final = {"sqlite": ("pysqlite", "aiosqlite"), "postgresql": ("psycopg",)}
+_EXAMPLES: Final = "sqlite:///app.db or postgresql://user:password@host/name"
+_HINTS: Final = {
+    "Connection refused": " (is the server running, and is the port right?)",
+    "No such file or directory": " (is the server running?)",
+    "does not exist": " (create it, or correct the address)",
+    "password": " (correct the user or the password)",
+    "too many clients": " (lower pool_size or the number of workers, or raise max_connections)",
+    "unable to open": " (does its directory exist, and may this user write to it?)",
+    "is locked": f" (another process has been writing for {BUSY_TIMEOUT:.0f} s)",
+}
+
+
+def checked(target: str | URL) -> URL:
+    """The address, with the path of a SQLite file made absolute.
+
+    Raises `SetupError` (or its `MissingExtra`) for one that can never work.
+    """
+    try:
+        url = make_url(target)
+    except (ArgumentError, ValueError):
+        raise SetupError(f"that is not a database address: write {_EXAMPLES}") from None
+    if url.drivername == "postgres":
+        url = url.set(drivername="postgresql")
+    _known_driver(url.get_backend_name(), url.drivername.partition("+")[2])
+    if url.get_backend_name() == "sqlite":
+        plain = url.database and url.database != ":memory:" and not url.database.startswith("file:")
+        name = str(Path(url.database or "").absolute()) if plain else url.database
+        return url.set(drivername="sqlite", database=name)
+    return url
+
+
+def without_threshold(url: URL) -> tuple[URL, dict[str, Any]]:
+    """Take ``?prepare_threshold=none`` (or a number) out of the address: psycopg's, which wants no string there.
+
+    A PgBouncer in transaction mode before 1.21 loses prepared statements; ``none`` prepares none.
+    """
+    asked = url.query.get("prepare_threshold")
+    if asked is None:
+        return url, {}
+    if asked != "none" and not (isinstance(asked, str) and asked.isascii() and asked.isdecimal()):
+        raise SetupError("prepare_threshold in the database address must be a number or 'none'")
+    threshold = None if asked == "none" else int(asked)
+    return url.difference_update_query(["prepare_threshold"]), {"prepare_threshold": threshold}
+
+
+def of_engine(engine: Engine | AsyncEngine) -> URL:
+    """The address of an engine that was handed over. Raises `SetupError` for a driver that cannot serve."""
+    _known_driver(engine.url.get_backend_name(), engine.dialect.driver)
+    return engine.url
+
+
+def _known_driver(backend: str, driver: str) -> None:
+    if backend not in _DRIVERS:
+        raise SetupError(f"{backend!r} databases are not supported: use {_EXAMPLES}")
+    if driver not in ("", *_DRIVERS[backend]):
+        raise SetupError(f"driver {driver!r} is not supported: use {_DRIVERS[backend][0]!r} ({backend}://...)")
+    if backend == "postgresql":
+        try:
+            import psycopg  # noqa: F401, PLC0415 - the extra may be missing
+        except ImportError:
+            raise MissingExtra("PostgreSQL needs psycopg: pip install 'resilient-engine[postgres]'") from None
+
+
+def reason(error: DBAPIError, url: URL) -> str:
+    """What the driver said, in one line, without the password, and what to do about it."""
+    lines = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
+    said = lines[0].removeprefix("connection failed: ")
+    if url.password:
+        said = said.replace(str(url.password), "***")
+    return said + next((hint for sign, hint in _HINTS.items() if sign in said), "")
+
+
+def cannot_connect(error: DBAPIError) -> bool:
+    """Whether the driver failed before any statement ran, or SQLite never got its turn."""
+    name, text = type(error.orig).__name__, str(error.orig)
+    return name in ("ConnectionTimeout", "AdminShutdown", "CannotConnectNow") or (
+        name == "OperationalError" and any(sign in text for sign in ("connect", "unable to open", "database is locked"))
+    )
+
+
+def loses_statements(error: DBAPIError) -> bool:
+    """Whether a pooler gave a statement to a session that has not prepared it, or has prepared it before."""
+    return getattr(error.orig, "sqlstate", None) in ("26000", "42P05")

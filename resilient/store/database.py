@@ -1,0 +1,279 @@
+"""One database: how transactions are opened, for async and sync callers alike.
+
+Ways in, by what was handed over:
+
+- a PostgreSQL address or an `AsyncEngine`: SQLAlchemy's async engine and `run_sync`, so statements are
+  written once;
+- SQLite, or an `Engine`: threads. SQLite has one writer, so there it is one thread and its transactions run
+  one after the other: no busy waiting inside a process, one hop per transaction. Between processes ``BEGIN
+  IMMEDIATE`` and the busy timeout keep the queue;
+- synchronous callers: the `Engine`, or one of our own made from the address.
+
+An engine that was handed over keeps its settings. Only inside our transactions two things differ: PostgreSQL
+runs at READ COMMITTED (statements after a lock must see what was committed meanwhile), SQLite begins as a
+writer (a reader that turns writer fails at once instead of waiting).
+
+SQLite is opened with WAL and ``synchronous=FULL``: a commit survives a power cut, as on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from resilient.core.errors import DatabaseUnreachable, SetupError
+from resilient.store.address import (
+    BUSY_TIMEOUT,
+    cannot_connect,
+    checked,
+    loses_statements,
+    of_engine,
+    reason,
+    without_threshold,
+)
+from resilient.store.dialect import Dialect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from datetime import datetime
+
+    from sqlalchemy import Connection
+    from sqlalchemy.engine import URL
+
+T = TypeVar("T")
+_PRAGMAS: Final = ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY")
+
+
+class Database:
+    """A database and its two ways in."""
+
+    def __init__(
+        self,
+        target: str | URL | Engine | AsyncEngine,
+        *,
+        schema: str | None = None,
+        clock: Callable[[], datetime] | None = None,
+        pool_size: int = 10,
+    ) -> None:
+        """Connect to nothing yet. Raises `SetupError` (or its `MissingExtra`) for what can never work."""
+        self._pool_size = pool_size
+        self._owned: list[Engine | AsyncEngine] = []
+        self._sync = target if isinstance(target, Engine) else None
+        self._async = target if isinstance(target, AsyncEngine) else None
+        self.url = of_engine(target) if isinstance(target, Engine | AsyncEngine) else checked(target)
+        self.url, self._connect_args = without_threshold(self.url)
+        backend = self.url.get_backend_name()
+        if schema is not None and backend != "postgresql":
+            raise SetupError(f"schema={schema!r} needs PostgreSQL; this database is {backend}")
+        try:
+            self.dialect = Dialect(backend, schema=schema, clock=clock)
+        except ValueError as error:
+            raise SetupError(str(error)) from None
+        self.is_sqlite = backend == "sqlite"
+        self._in_threads = self._async is None and (self.is_sqlite or self._sync is not None)
+        # Not the loop's default executor: the application's own threads may fill that.
+        self._threads = ThreadPoolExecutor(1 if self.is_sqlite else pool_size, "resilient-database")
+        self._async_turn = asyncio.Lock()
+        self._sync_turn = threading.RLock()
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file; None on PostgreSQL and in memory."""
+        name = self.url.database or ":memory:"
+        if not self.is_sqlite or name == ":memory:" or name.startswith("file:"):
+            return None
+        return Path(name).absolute()
+
+    # -- engines ---------------------------------------------------------------------------------------------
+
+    @property
+    def sync_engine(self) -> Engine:
+        """The synchronous engine, made on first use."""
+        if self._sync is None:
+            if self._async is not None and self.is_sqlite and self.file is None:
+                raise SetupError("an AsyncEngine in memory cannot serve synchronous callers: use a file")
+            self._sync = _sqlite_engine(self.url) if self.is_sqlite else sa.create_engine(**self._options())
+            self._owned.append(self._sync)
+        return self._sync
+
+    @property
+    def async_engine(self) -> AsyncEngine | None:
+        """The asynchronous engine, made on first use; None where threads serve async callers."""
+        if self._async is None and not self._in_threads:
+            self._async = create_async_engine(**self._options())
+            self._owned.append(self._async)
+        return self._async
+
+    def _options(self) -> dict[str, Any]:
+        """How our own PostgreSQL engines are made."""
+        return {
+            "url": self.url.set(drivername="postgresql+psycopg"),
+            "connect_args": self._connect_args,
+            "pool_size": self._pool_size,
+            "max_overflow": 5,
+            "isolation_level": "READ COMMITTED",  # whatever default_transaction_isolation says
+            "hide_parameters": True,  # payloads do not belong into error messages
+        }
+
+    # -- transactions ----------------------------------------------------------------------------------------
+
+    async def transaction(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run ``fn(connection, dialect, *args, **kwargs)`` in a transaction of its own and commit.
+
+        Raises `DatabaseUnreachable` where the database refuses, is gone, or stays busy; nothing was committed
+        then, unless the connection broke during the commit itself.
+        """
+        if (engine := self.async_engine) is None:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, lambda: self.transaction_sync(fn, *args, **kwargs))
+        with self._named_errors():
+            async with self._writer(engine), engine.connect() as ac:
+                c = await ac.execution_options(**self._isolation(engine))
+                async with c.begin():
+                    return await c.run_sync(self._run, engine, fn, args, kwargs)
+
+    def transaction_sync(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The same for synchronous callers."""
+        engine = self.sync_engine
+        with self._named_errors(), self._sync_writer(), engine.connect() as c:
+            c.execution_options(**self._isolation(engine))
+            with c.begin():
+                return self._run(c, engine, fn, args, kwargs)
+
+    def _run(self, c: Connection, engine: Engine | AsyncEngine, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        if self.is_sqlite and engine not in self._owned:
+            _begin_as_writer(c)
+        return fn(c, self.dialect, *args, **kwargs)
+
+    def begin_as_writer(self, c: Connection) -> None:
+        """Begin the transaction of somebody's session as a writer, where that matters."""
+        if self.is_sqlite and c.engine not in self._owned:
+            _begin_as_writer(c)
+
+    def _isolation(self, engine: Engine | AsyncEngine) -> dict[str, Any]:
+        theirs = engine not in self._owned
+        return {"isolation_level": "READ COMMITTED"} if theirs and not self.is_sqlite else {}
+
+    @asynccontextmanager
+    async def _writer(self, _engine: AsyncEngine) -> AsyncIterator[None]:
+        """SQLite's one writer of this process, so that its busy timeout is left for other processes."""
+        if not self.is_sqlite:
+            yield
+            return
+        async with self._async_turn:
+            yield
+
+    @contextmanager
+    def _sync_writer(self) -> Iterator[None]:
+        if not self.is_sqlite:
+            yield
+            return
+        with self._sync_turn:
+            yield
+
+    # -- errors ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """A refused, lost or busy connection names the database; anything else stays what it is."""
+        try:
+            yield
+        except PoolTimeout:
+            raise DatabaseUnreachable(
+                f"every connection to {self.address} is in use: raise pool_size, or shorten transactions"
+            ) from None
+        except DBAPIError as error:
+            if loses_statements(error):
+                raise SetupError(
+                    f"the pooler at {self.address} does not keep prepared statements (PgBouncer in transaction mode?):"
+                    " add ?prepare_threshold=none to the address"
+                ) from error.orig
+            if not (error.connection_invalidated or cannot_connect(error)):
+                raise
+            raise DatabaseUnreachable(
+                f"the database {self.address} does not answer: {reason(error, self.url)}"
+            ) from error.orig
+
+    @property
+    def address(self) -> str:
+        """The address without its password, for people."""
+        return str(self.file) if self.file is not None else self.url.render_as_string(hide_password=True)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Close what was opened here; an engine that was handed over stays open."""
+        for engine in self._owned:
+            if isinstance(engine, AsyncEngine):
+                await engine.dispose()
+        self.close_sync()
+
+    def close_sync(self) -> None:
+        """Close the synchronous side."""
+        for engine in self._owned:
+            if isinstance(engine, Engine):
+                engine.dispose()
+        self._owned.clear()
+        self._threads.shutdown(wait=True)
+
+
+# -- SQLite --------------------------------------------------------------------------------------------------
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    """SQLite as a queue wants it: WAL, durable commits, every transaction a writer from its start."""
+    memory = url.database in (None, "", ":memory:")
+    engine = sa.create_engine(
+        url.set(drivername="sqlite"),
+        connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
+        poolclass=sa.StaticPool if memory else None,
+        hide_parameters=True,
+    )
+
+    @event.listens_for(engine, "connect")
+    def _(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN is deferred: see `_begin_as_writer`
+        _use_wal(connection)
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _(c: Connection) -> None:
+        c.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _use_wal(connection: Any) -> None:
+    """Processes that open a new file at once refuse each other this change, without the busy timeout."""
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _begin_as_writer(c: Connection) -> None:
+    """On an engine that was handed over: begin as a writer, whatever its own settings do at a begin."""
+    driver: Any = c.connection.driver_connection
+    if driver.in_transaction:
+        c.exec_driver_sql("COMMIT")  # its own BEGIN, with nothing in it yet
+    c.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,323 @@
+"""Grants: every statement that writes `resilient_grant`.
+
+A refresh is three short transactions with the request between them, and none open meanwhile:
+
+1. `begin` takes the lease (a higher ``fence``) and writes the mark ``sent_at``, or says why not;
+2. `renew_if_held` commits the new secrets if version and fence are still those of the beginning: nobody uses a
+   token before that;
+3. or `settle_if_held` writes what the failure means.
+
+Whoever was overtaken changes nothing. A lease that is over while the state is `refreshing` belongs to a worker that
+died between the request and its commit. Lock order: the grant, then resource rows by key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.tokens import USABLE, GrantEvent, GrantState, after
+from resilient.store import gates
+from resilient.store.dialect import ID, TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.store.dialect import Dialect
+
+_COLUMNS: Final = (
+    "id, provider, kind, flow, state, state_since, secrets, version, expires_at, refresh_at, fence, lease_until,"
+    " sent_at, failures, retry_at, last_code, refreshed_at, created_at"
+)
+_TIMES: Final = (
+    "state_since", "expires_at", "refresh_at", "lease_until", "sent_at", "retry_at", "refreshed_at", "created_at",
+)  # fmt: skip
+TYPES: Final[dict[str, Any]] = {
+    name: TIME if name in _TIMES else ID if name == "id" else None for name in _COLUMNS.replace(" ", "").split(",")
+}
+_TYPED: Final = {name: type_ for name, type_ in TYPES.items() if type_ is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One row; its secrets as they are stored, out of its ``repr``."""
+
+    id: UUID
+    provider: str
+    kind: str
+    flow: str | None
+    state: GrantState
+    state_since: datetime
+    secrets: str | None
+    version: int
+    expires_at: datetime | None
+    refresh_at: datetime | None
+    fence: int
+    lease_until: datetime | None
+    sent_at: datetime | None
+    failures: int
+    retry_at: datetime | None
+    last_code: str | None
+    refreshed_at: datetime | None
+    created_at: datetime
+
+    def __repr__(self) -> str:
+        return f"<Grant {self.id} of {self.provider}, {self.state}, version {self.version}>"
+
+
+def new(id_: UUID, key: str, kind: str, now: datetime, *, flow: str | None = None) -> Grant:
+    """A grant without any secrets yet, for the provider of a resource."""
+    return Grant(
+        id_, key.partition("/")[0], kind, flow, GrantState.ACTIVE, now, None, 1, None, None, 0, None, None, 0, None,
+        None, None, now,
+    )  # fmt: skip
+
+
+def of_row(row: Any) -> Grant:
+    """A row of `_COLUMNS` as a value."""
+    parts = list(row)
+    parts[4] = GrantState(parts[4])
+    return Grant(*parts)
+
+
+def read(c: Connection, d: Dialect, id_: UUID) -> Grant | None:
+    """One grant, without locking."""
+    row = d.run(c, f"SELECT {_COLUMNS} FROM {{grant}} WHERE id = :id", {"id": d.id(id_)}, **_TYPED).first()
+    return None if row is None else of_row(row)
+
+
+def lock(c: Connection, d: Dialect, id_: UUID) -> Grant | None:
+    """One grant, locked."""
+    query = f"SELECT {_COLUMNS} FROM {{grant}} WHERE id = :id {{row_lock}}"
+    row = d.run(c, query, {"id": d.id(id_)}, **_TYPED).first()
+    return None if row is None else of_row(row)
+
+
+def keys_of(c: Connection, d: Dialect, id_: UUID) -> list[str]:
+    """The resources that use a grant, in lock order."""
+    rows = d.run(
+        c,
+        "SELECT resource_key FROM {connection} WHERE grant_id = :id ORDER BY resource_key",
+        {"id": d.id(id_)},
+    )
+    return [row[0] for row in rows]
+
+
+def insert_if_new(c: Connection, d: Dialect, grant: Grant, key_id: str | None) -> bool:
+    """A new grant; False if there is one of that id."""
+    values = {name: getattr(grant, name) for name in TYPES}
+    values |= {"id": d.id(grant.id), "state": grant.state.value, "key_id": key_id, "now": d.now(c)}
+    names = ", ".join(f":{name}" for name in TYPES)
+    made = d.run(
+        c,
+        f"INSERT INTO {{grant}} ({_COLUMNS}, key_id, updated_at) VALUES ({names}, :key_id, :now)"
+        " ON CONFLICT (id) DO NOTHING RETURNING 1",
+        values,
+    ).first()
+    return made is not None
+
+
+# -- refreshing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What `begin` found: the row as it is now, and whether this caller holds the lease and may send."""
+
+    grant: Grant
+    mine: bool
+    now: datetime
+
+
+def begin(c: Connection, d: Dialect, id_: UUID, seen: int, lease: float, *, refused: bool) -> Begun | None:
+    """Take the lease of a grant whose version is still ``seen`` and write the mark; None if there is none.
+
+    ``refused``: the provider no longer takes that version's token, so it counts as expired from now on, whoever
+    refreshes it.
+    """
+    grant = lock(c, d, id_)
+    if grant is None:
+        return None
+    now = d.now(c)
+    if grant.version != seen or grant.state not in USABLE:
+        return Begun(grant, mine=False, now=now)
+    if refused and (grant.expires_at is None or grant.expires_at > now):
+        grant = replace(grant, expires_at=now, refresh_at=now)
+        _set(c, d, id_, now, expires_at=now, refresh_at=now)
+    held = grant.lease_until is not None and grant.lease_until > now
+    waits = grant.retry_at is not None and grant.retry_at > now
+    if held or waits:
+        return Begun(grant, mine=False, now=now)
+    if grant.state is GrantState.REFRESHING:  # its worker died: the answer may have been lost
+        grant = replace(grant, state=_next(grant.state, GrantEvent.LOST))
+    until = now + timedelta(seconds=lease)
+    grant = replace(
+        grant,
+        state=_next(grant.state, GrantEvent.BEGUN),
+        fence=grant.fence + 1,
+        lease_until=until,
+        sent_at=now,
+    )
+    _set(
+        c, d, id_, now,
+        state=grant.state.value, state_since=now, fence=grant.fence, lease_until=until, sent_at=now,
+    )  # fmt: skip
+    return Begun(grant, mine=True, now=now)
+
+
+@dataclass(frozen=True, slots=True)
+class NewSecrets:
+    """What a refresh or a person brought, sealed."""
+
+    secrets: str | None
+    key_id: str | None
+    expires_at: datetime | None
+    refresh_at: datetime | None
+
+
+def renew_if_held(c: Connection, d: Dialect, held: Grant, fresh: NewSecrets) -> bool:
+    """Commit the outcome of a refresh if nobody was faster; its resources' gates open."""
+    grant = lock(c, d, held.id)
+    if grant is None or (grant.version, grant.fence) != (held.version, held.fence):
+        return False
+    state = after(grant.state, GrantEvent.RENEWED)
+    if state is None:
+        return False
+    now = d.now(c)
+    _set(
+        c, d, held.id, now,
+        state=state.value, state_since=now, secrets=fresh.secrets, key_id=fresh.key_id, version=grant.version + 1,
+        expires_at=fresh.expires_at, refresh_at=fresh.refresh_at, lease_until=None, sent_at=None, failures=0,
+        retry_at=None, last_code=None, refreshed_at=now,
+    )  # fmt: skip
+    _gate(c, d, held.id, "ok")
+    return True
+
+
+def settle_if_held(
+    c: Connection, d: Dialect, held: Grant, event: GrantEvent, code: str | None, retry_at: datetime | None
+) -> Grant | None:
+    """Write what a failed refresh means, unless somebody was faster; returns the row as it is then.
+
+    A dead grant gates the accounts that use it, in the same transaction.
+    """
+    grant = lock(c, d, held.id)
+    if grant is None or (grant.version, grant.fence) != (held.version, held.fence):
+        return grant
+    state = after(grant.state, event)
+    if state is None:
+        return grant
+    now = d.now(c)
+    sent_at = grant.sent_at if event is GrantEvent.LOST else None
+    _set(
+        c, d, held.id, now,
+        state=state.value, state_since=now if state is not grant.state else grant.state_since, lease_until=None,
+        sent_at=sent_at, failures=grant.failures + 1, retry_at=retry_at, last_code=code,
+    )  # fmt: skip
+    if state is GrantState.NEEDS_REAUTH:
+        _gate(c, d, held.id, state.value)
+    return replace(grant, state=state, failures=grant.failures + 1, retry_at=retry_at, last_code=code)
+
+
+def let_go(c: Connection, d: Dialect, held: Grant) -> None:
+    """Give the lease back: nothing was sent."""
+    grant = lock(c, d, held.id)
+    if grant is not None and grant.fence == held.fence and grant.state is GrantState.REFRESHING:
+        state = _next(grant.state, GrantEvent.REFUSED)
+        _set(c, d, held.id, d.now(c), state=state.value, lease_until=None, sent_at=None)
+
+
+def die_if_version(c: Connection, d: Dialect, id_: UUID, seen: int, code: str | None) -> bool:
+    """The provider refuses credentials that nobody can renew, or fresh ones: gate the accounts."""
+    grant = lock(c, d, id_)
+    if grant is None or grant.version != seen:
+        return False
+    state = after(grant.state, GrantEvent.DIED)
+    if state is None or grant.state is GrantState.REFRESHING:
+        return False
+    now = d.now(c)
+    _set(c, d, id_, now, state=state.value, state_since=now, last_code=code)
+    _gate(c, d, id_, state.value)
+    return True
+
+
+# -- by people -----------------------------------------------------------------------------------------------
+
+
+def authorise(c: Connection, d: Dialect, id_: UUID, fresh: NewSecrets, *, kind: str, flow: str | None) -> bool:
+    """New credentials for a grant: whatever refresh is under way is overtaken, its accounts go on."""
+    grant = lock(c, d, id_)
+    if grant is None:
+        return False
+    now = d.now(c)
+    state = _next(grant.state, GrantEvent.AUTHORISED)
+    _set(
+        c, d, id_, now,
+        state=state.value, state_since=now, secrets=fresh.secrets, key_id=fresh.key_id, version=grant.version + 1,
+        expires_at=fresh.expires_at, refresh_at=fresh.refresh_at, fence=grant.fence + 1, lease_until=None,
+        sent_at=None, failures=0, retry_at=None, last_code=None, kind=kind, flow=flow,
+    )  # fmt: skip
+    _gate(c, d, id_, "ok")
+    return True
+
+
+def give_up(c: Connection, d: Dialect, id_: UUID) -> bool:
+    """Forget a grant's secrets; its accounts are gated. False if that had happened before."""
+    grant = lock(c, d, id_)
+    state = None if grant is None else after(grant.state, GrantEvent.GIVEN_UP)
+    if grant is None or state is None:
+        return False
+    now = d.now(c)
+    _set(
+        c, d, id_, now,
+        state=state.value, state_since=now, secrets=None, version=grant.version + 1, fence=grant.fence + 1,
+        lease_until=None, sent_at=None, retry_at=None,
+    )  # fmt: skip
+    _gate(c, d, id_, state.value)
+    return True
+
+
+# -- keys ----------------------------------------------------------------------------------------------------
+
+
+def sealed_otherwise(c: Connection, d: Dialect, key_id: str, limit: int) -> Sequence[Grant]:
+    """Grants whose secrets are not encrypted with this key, locked."""
+    query = (
+        f"SELECT {_COLUMNS} FROM {{grant}} WHERE secrets IS NOT NULL AND key_id <> :key_id"
+        " ORDER BY id LIMIT :limit {skip_locked}"
+    )
+    return [of_row(row) for row in d.run(c, query, {"key_id": key_id, "limit": limit}, **_TYPED)]
+
+
+def reseal(c: Connection, d: Dialect, id_: UUID, secrets: str, key_id: str) -> None:
+    """The same secrets under another key; the caller holds the row."""
+    _set(c, d, id_, d.now(c), secrets=secrets, key_id=key_id)
+
+
+# -- inside --------------------------------------------------------------------------------------------------
+
+
+def _next(state: GrantState, event: GrantEvent) -> GrantState:
+    found = after(state, event)
+    assert found is not None, f"{event} in {state}"  # noqa: S101 - callers looked before
+    return found
+
+
+def _gate(c: Connection, d: Dialect, id_: UUID, auth: str) -> None:
+    """The accounts of a grant may go on, or must wait."""
+    for key in keys_of(c, d, id_):
+        gates.set_auth(c, d, key, auth)
+
+
+def _set(c: Connection, d: Dialect, id_: UUID, now: datetime, **values: Any) -> None:
+    sets = ", ".join(f"{name} = :{name}" for name in values)
+    d.run(
+        c,
+        f"UPDATE {{grant}} SET {sets}, updated_at = :now WHERE id = :id",
+        {**values, "id": d.id(id_), "now": now},
+    )

@@ -1,0 +1,325 @@
+"""Jobs: inserting them and making them ready. `claim.py`, `finishing.py` and `leases.py` have the rest of their life.
+
+Rules. A write names the version it was decided on (the fence) and bumps it; what no longer matches is not written and
+is missing from the returned ids. Whatever writes `ready` goes through `_make_ready`, which inserts the turn in the same
+transaction. Many rows travel as one JSON document. Locks on several jobs are taken in id order.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from resilient.store import turns
+from resilient.store.dialect import ID, TIME, Dialect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from sqlalchemy import Connection, Row
+
+STAGE_LIMIT: Final = 500
+
+
+class NewJob(NamedTuple):
+    """A job to insert. ``run_at`` or ``delay`` (seconds from the database's now) make it scheduled, else it is ready.
+
+    The first four fields are its own, the others often the same for a whole batch.
+    """
+
+    id: UUID
+    kind: str
+    resource_key: str
+    payload: str  # JSON text
+    payload_version: int = 1
+    priority: int = 0
+    run_at: datetime | None = None
+    delay: float | None = None
+    expires_at: datetime | None = None
+    max_attempts: int | None = None
+    unique_key: str | None = None
+    unique_until: str | None = None
+    idempotency_key: str | None = None
+    tags: str | None = None  # JSON text
+    trace: str | None = None  # JSON text
+
+
+_FIELDS: Final = {
+    "id": "uuid",
+    "kind": "text",
+    "resource_key": "text",
+    "payload": "json",
+    "payload_version": "int",
+    "state": "text",
+    "priority": "int",
+    "run_at": "timestamptz",
+    "delay": "float8",
+    "expires_at": "timestamptz",
+    "max_attempts": "int",
+    "unique_key": "text",
+    "unique_until": "text",
+    "idempotency_key": "text",
+    "tags": "jsonb",
+    "trace": "json",
+}
+_COPIED: Final = (
+    "id",
+    "kind",
+    "resource_key",
+    "payload",
+    "payload_version",
+    "state",
+    "priority",
+    "expires_at",
+    "max_attempts",
+    "unique_key",
+    "unique_until",
+    "idempotency_key",
+    "tags",
+    "trace",
+)
+
+
+def insert(c: Connection, d: Dialect, jobs: Sequence[NewJob]) -> None:
+    """Insert jobs without unique keys, and a turn for each resource that got ready ones: one statement."""
+    _insert(c, d, jobs, on_conflict="")
+
+
+def insert_unique(c: Connection, d: Dialect, jobs: Sequence[NewJob]) -> set[UUID]:
+    """Insert jobs that may have unique keys; returns the ids that are new. Call with the jobs sorted by unique key."""
+    return _insert(c, d, jobs, on_conflict=" ON CONFLICT (kind, unique_lock) WHERE unique_lock IS NOT NULL DO NOTHING")
+
+
+def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str) -> set[UUID]:
+    if len(jobs) == 1 and not on_conflict and d.is_postgresql and d.clock is None and _plain(jobs[0]):
+        _insert_one(c, d, jobs[0])
+        return set()
+    columns = ", ".join(_COPIED)
+    # A literal payload keeps its exact text; times are the database's unless the caller gave some.
+    now = d.now_sql
+    due = (
+        f"coalesce(r.run_at, {now} + make_interval(secs => coalesce(r.delay, 0)))"
+        if d.is_postgresql and d.clock is None
+        else "coalesce(r.run_at, :now)"
+    )
+    source = f"SELECT {columns}, {due}, unique_key, {now}, {now} FROM {d.records('doc', _FIELDS)} AS r WHERE true"
+    head = f"INSERT INTO {{job}} ({columns}, run_at, unique_lock, created_at, updated_at) "
+    host = d.host_now()
+    params: dict[str, Any] = {"doc": _document(d, jobs, host)}
+    if host is not None:
+        params["now"] = host
+    if d.is_postgresql:
+        rows = d.run(
+            c,
+            f"WITH new AS ({head}{source}{on_conflict} RETURNING id, resource_key, priority, state), turned AS ("
+            "INSERT INTO {turn} (resource_key, priority)"
+            " SELECT resource_key, max(priority) FROM new WHERE state = 'ready' GROUP BY resource_key)"
+            + (" SELECT id FROM new" if on_conflict else " SELECT NULL WHERE false"),
+            params,
+        ).all()
+        return {r[0] for r in rows}
+    rows = d.run(c, f"{head}{source}{on_conflict} RETURNING id, resource_key, priority, state", params, id=ID).all()
+    turns.insert(c, d, best_of((r[1], r[2]) for r in rows if r[3] == "ready"))
+    return {r[0] for r in rows}
+
+
+def _plain(j: NewJob) -> bool:
+    return j.run_at is None and j.delay is None and j.expires_at is None
+
+
+def _insert_one(c: Connection, d: Dialect, j: NewJob) -> None:
+    """One job that is ready at once: half the time of the general way, which is made for batches."""
+    d.run(
+        c,
+        "WITH new AS (INSERT INTO {job} (id, kind, resource_key, payload, payload_version, state, priority, run_at,"
+        " max_attempts, idempotency_key, tags, trace, created_at, updated_at) VALUES (CAST(:id AS uuid), :kind, :key,"
+        " CAST(:payload AS json), :version, 'ready', :priority, clock_timestamp(), :max_attempts, :idempotency_key,"
+        " CAST(:tags AS jsonb), CAST(:trace AS json), clock_timestamp(), clock_timestamp()))"
+        " INSERT INTO {turn} (resource_key, priority) VALUES (:key, :priority)",
+        {
+            "id": j.id.hex,
+            "kind": j.kind,
+            "key": j.resource_key,
+            "payload": j.payload,
+            "version": j.payload_version,
+            "priority": j.priority,
+            "max_attempts": j.max_attempts,
+            "idempotency_key": j.idempotency_key,
+            "tags": j.tags,
+            "trace": j.trace,
+        },
+    )
+
+
+def _document(d: Dialect, jobs: Sequence[NewJob], host_now: datetime | None) -> str:
+    """The batch as one JSON array; payloads are spliced in as they are, what jobs have in common is encoded once."""
+    common: dict[tuple[Any, ...], str] = {}
+    rows = []
+    for j in jobs:
+        shared = (j[1], *j[4:])
+        rest = common.get(shared)
+        if rest is None:
+            rest = common[shared] = _shared_fields(d, j, host_now)
+        rows.append(f'{{"id":"{j[0].hex}","resource_key":"{j[2]}","payload":{j[3]},{rest}}}')
+    return "[" + ",".join(rows) + "]"
+
+
+def _shared_fields(d: Dialect, j: NewJob, host_now: datetime | None) -> str:
+    run_at = j.run_at
+    if run_at is None and j.delay and host_now is not None:
+        run_at = host_now + timedelta(seconds=j.delay)
+    later = j.run_at is not None or j.delay is not None
+    fields: dict[str, Any] = {
+        "kind": j.kind,
+        "payload_version": j.payload_version,
+        "state": "scheduled" if later else "ready",
+        "priority": j.priority,
+        "run_at": d.time(run_at),
+        "delay": j.delay,
+        "expires_at": d.time(j.expires_at),
+        "max_attempts": j.max_attempts,
+        "unique_key": j.unique_key,
+        "unique_until": j.unique_until,
+        "idempotency_key": j.idempotency_key,
+    }
+    text = json.dumps({name: value for name, value in fields.items() if value is not None})[1:-1]
+    for name, value in (("tags", j.tags), ("trace", j.trace)):
+        if value is not None:
+            text += f',"{name}":{value}'
+    return text
+
+
+def best_of(rows: Any) -> dict[str, int]:
+    """Resource keys with the priority of their best row."""
+    best: dict[str, int] = {}
+    for key, priority in rows:
+        if priority > best.get(key, -32768):
+            best[key] = priority
+    return best
+
+
+def holder(c: Connection, d: Dialect, kind: str, unique_key: str) -> Row[Any] | None:
+    """The job that holds a unique key: (id, state, version), or None."""
+    return d.run(
+        c,
+        "SELECT id, state, version FROM {job} WHERE kind = :kind AND unique_lock = :unique_key",
+        {"kind": kind, "unique_key": unique_key},
+        id=ID,
+    ).one_or_none()
+
+
+def replace_if_waiting(c: Connection, d: Dialect, id_: UUID, new: NewJob, now: datetime) -> bool:
+    """Give a waiting job the payload, priority and time of a newer one with the same unique key."""
+    run_at = new.run_at or (now + timedelta(seconds=new.delay or 0))
+    params = {
+        "id": d.id(id_),
+        "payload": new.payload,
+        "version": new.payload_version,
+        "priority": new.priority,
+        "run_at": run_at,
+        "now": now,
+        "tags": new.tags,
+    }
+    later = new.run_at is not None or new.delay is not None
+    sets = (
+        (
+            "payload = {json_payload}, payload_version = :version, priority = :priority, run_at = :run_at,"
+            " tags = {json_tags}, version = {job}.version + 1, updated_at = :now"
+        )
+        .replace("{json_payload}", json_param(d, "payload", "json"))
+        .replace("{json_tags}", json_param(d, "tags", "jsonb"))
+    )
+    if later:
+        return (
+            d.run(
+                c,
+                f"UPDATE {{job}} SET {sets}, state = 'scheduled' WHERE id = :id AND state IN ('scheduled', 'ready')"
+                " RETURNING 1",
+                params,
+            ).first()
+            is not None
+        )
+    return bool(_make_ready(c, d, sets + ", state = 'ready'", "id = :id AND state IN ('scheduled', 'ready')", params))
+
+
+def mark_once_more(c: Connection, d: Dialect, id_: UUID, now: datetime) -> bool:
+    """A running job shall run once more after it finishes; False if it is not running any more."""
+    return (
+        d.run(
+            c,
+            "UPDATE {job} SET once_more = true, updated_at = :now WHERE id = :id AND state = 'running' RETURNING 1",
+            {"id": d.id(id_), "now": now},
+        ).first()
+        is not None
+    )
+
+
+def json_param(d: Dialect, name: str, type_: str) -> str:
+    """A parameter that is JSON text."""
+    return f"CAST(:{name} AS {type_})" if d.is_postgresql else f":{name}"
+
+
+# -- making ready --------------------------------------------------------------------------------------------
+
+
+def _make_ready(
+    c: Connection, d: Dialect, sets: str, where: str, params: Mapping[str, Any], source: str = ""
+) -> list[UUID]:
+    """The one way into `ready`: update jobs and give their resources turns. Returns the ids that changed."""
+    rows = d.run(
+        c,
+        f"UPDATE {{job}} SET {sets}{source} WHERE {where} RETURNING {{job}}.id, {{job}}.resource_key, {{job}}.priority",
+        params,
+        id=ID,
+    ).all()
+    turns.insert(c, d, best_of((r[1], r[2]) for r in rows))
+    return [r[0] for r in rows]
+
+
+def stage(c: Connection, d: Dialect, now: datetime, limit: int = STAGE_LIMIT) -> int:
+    """Scheduled jobs that are due become ready; returns how many (call again until fewer than ``limit``)."""
+    return len(
+        _make_ready(
+            c,
+            d,
+            "state = 'ready', version = {job}.version + 1, updated_at = :now",
+            "id IN (SELECT id FROM {job} WHERE state = 'scheduled' AND run_at <= :now"
+            " ORDER BY run_at, id LIMIT :limit {skip_locked})",
+            {"now": now, "limit": limit},
+        )
+    )
+
+
+def next_due(c: Connection, d: Dialect) -> datetime | None:
+    """When the next scheduled job is due."""
+    found: datetime | None = d.run(
+        c,
+        "SELECT run_at AS due_at FROM {job} WHERE state = 'scheduled' ORDER BY run_at LIMIT 1",
+        due_at=TIME,
+    ).scalar()
+    return found
+
+
+def make_ready_if_version(
+    c: Connection, d: Dialect, versions: Mapping[UUID, int], now: datetime, *, reset: bool = False
+) -> list[UUID]:
+    """Jobs in any state the caller has checked become ready at once, if their version still is the given one.
+
+    With ``reset`` attempts, rescues and the finish are forgotten (retry, replay).
+    """
+    if not versions:
+        return []
+    doc = json.dumps([{"id": d.id(i), "version": v} for i, v in sorted(versions.items())])
+    sets = "state = 'ready', run_at = :now, version = {job}.version + 1, updated_at = :now"
+    if reset:
+        sets += ", attempts = 0, rescues = 0, finished_at = NULL, cancel_requested = false, sent = NULL"
+    return _make_ready(
+        c,
+        d,
+        sets,
+        "{job}.id = r.id AND {job}.version = r.version",
+        {"doc": doc, "now": now},
+        source=f" FROM {d.records('doc', {'id': 'uuid', 'version': 'int'})} AS r",
+    )

@@ -1,0 +1,99 @@
+"""Leases: keeping them, finding those that are over, and what a running job saves under its fence.
+
+Renewal and rescue never wait on a job row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.store.dialect import ID, JSON, TIME, Dialect
+from resilient.store.finishing import fences
+from resilient.store.jobs import json_param
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    from sqlalchemy import Connection, Row
+
+
+def renew_if_held(
+    c: Connection, d: Dialect, held: Sequence[tuple[UUID, int]], lease: timedelta, now: datetime
+) -> dict[UUID, bool]:
+    """Extend the leases still held; returns id to whether a cancel was requested. Never waits on a job row.
+
+    An id that is missing was locked by somebody just now, or its fence is gone: `held_versions` tells which.
+    """
+    if not held:
+        return {}
+    source, params = fences(d, [(i, v, None) for i, v in sorted(held)], with_result=False)
+    rows = d.run(
+        c,
+        "UPDATE {job} SET lease_until = :lease_until WHERE id IN (SELECT j.id FROM {job} j,"
+        + source.removeprefix(" FROM")
+        + " WHERE j.id = p.id AND j.version = p.version AND j.state = 'running' {skip_locked_j})"
+        " RETURNING id, cancel_requested",
+        {**params, "lease_until": now + lease},
+        id=ID,
+    ).all()
+    return {r[0]: bool(r[1]) for r in rows}
+
+
+def held_versions(c: Connection, d: Dialect, ids: Sequence[UUID]) -> dict[UUID, tuple[int, str]]:
+    """The present version and state of some jobs, without locking."""
+    rows = d.run(
+        c,
+        f"SELECT id, version, state FROM {{job}} WHERE id IN (SELECT value FROM {d.array('ids', 'uuid')})",
+        {"ids": d.pack_ids(ids)},
+        id=ID,
+    )
+    return {r[0]: (r[1], r[2]) for r in rows}
+
+
+RESCUE_BATCH: Final = 100
+
+
+def overdue(c: Connection, d: Dialect, now: datetime, limit: int = RESCUE_BATCH) -> Sequence[Row[Any]]:
+    """Running jobs whose lease is over, locked; never waits on a job row."""
+    return d.run(
+        c,
+        "SELECT id, version, kind, resource_key, attempts, max_attempts, executions, deferrals, rescues, expires_at,"
+        " sent, cancel_requested, once_more, locked_by, started_at FROM {job}"
+        " WHERE state = 'running' AND lease_until < :now ORDER BY id LIMIT :limit {skip_locked}",
+        {"now": now, "limit": limit},
+        **_OVERDUE_TYPES,
+    ).all()
+
+
+# -- marks of requests ---------------------------------------------------------------------------------------
+
+
+def mark_sent_if_held(c: Connection, d: Dialect, id_: UUID, version: int, mark: str | None, now: datetime) -> bool:
+    """Commit (or with None clear) the mark of an unanswered non-idempotent request, under the fence."""
+    return (
+        d.run(
+            c,
+            f"UPDATE {{job}} SET sent = {json_param(d, 'mark', 'json')}, updated_at = :now"
+            " WHERE id = :id AND version = :version AND state = 'running' RETURNING 1",
+            {"mark": mark, "id": d.id(id_), "version": version, "now": now},
+        ).first()
+        is not None
+    )
+
+
+def set_progress_if_held(c: Connection, d: Dialect, id_: UUID, version: int, progress: str, now: datetime) -> bool:
+    """Save what a running job says about its progress (JSON text), under the fence."""
+    return (
+        d.run(
+            c,
+            f"UPDATE {{job}} SET progress = {json_param(d, 'progress', 'json')}, updated_at = :now"
+            " WHERE id = :id AND version = :version AND state = 'running' RETURNING 1",
+            {"progress": progress, "id": d.id(id_), "version": version, "now": now},
+        ).first()
+        is not None
+    )
+
+
+_OVERDUE_TYPES: Final[dict[str, Any]] = {"id": ID, "expires_at": TIME, "started_at": TIME, "sent": JSON}

@@ -1,0 +1,197 @@
+"""Rate limits: every statement that writes a rate-limit row.
+
+Rows are locked in one ordered SELECT, by (resource, name), and missing ones made before. Draws are computed
+in Python under those locks (`core.rate_limit`): reservations, weights and the server's view in SQL would be a
+second implementation of the same rules. Request limits are drawn here, job limits by the claim, which holds
+the resource rows and so needs no lock on theirs; the two never touch each other's rows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core import rate_limit
+from resilient.core.rate_limit import FRESH, Draw, LimitState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy import Connection
+
+    from resilient.core.policy import Limit
+    from resilient.store.dialect import Dialect
+
+LimitId = tuple[str, str]  # resource, name
+_ID: Final = {"resource_key": "text", "name": "text"}
+_FIELDS: Final = _ID | dict.fromkeys(("tat", "remaining", "reset_at", "observed_at"), "float8")
+_SAME: Final = " WHERE {rate_limit}.resource_key = v.resource_key AND {rate_limit}.name = v.name"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A draw of ``cost`` units from all of ``limits``, or from none.
+
+    ``patience`` seconds may be waited. ``more`` further units are leased if they are there at once.
+    """
+
+    limits: tuple[tuple[str, Limit], ...]  # (resource, limit)
+    cost: float = 1.0
+    patience: float = 0.0
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The answer to an `Ask`; ``leased`` further units were drawn. Times in epoch seconds of the database."""
+
+    draw: Draw
+    leased: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the server said about one limit, and when the request was sent (epoch seconds)."""
+
+    resource_key: str
+    limit: Limit
+    remaining: float
+    reset_at: float
+    sent_at: float
+
+
+def read(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, dict[str, LimitState]]:
+    """The limit states of these resources by name; limits that were never drawn are absent."""
+    within = "= ANY(CAST(:keys AS text[]))" if d.is_postgresql else "IN (SELECT value FROM json_each(:keys))"
+    rows = d.run(
+        c,
+        "SELECT resource_key, name, tat, remaining, reset_at, observed_at"
+        f" FROM {{rate_limit}} WHERE resource_key {within}",
+        {"keys": d.pack_keys(keys)},
+    )
+    found: dict[str, dict[str, LimitState]] = {}
+    for key, name, *numbers in rows:
+        found.setdefault(key, {})[name] = LimitState(*numbers)
+    return found
+
+
+def draw(
+    c: Connection,
+    d: Dialect,
+    asks: Sequence[Ask],
+    settled: Sequence[tuple[str, Limit, float]] = (),
+) -> list[Drawn]:
+    """Draw for each ask in turn, after settling: (resource, limit, units), negative to give units back."""
+    limits = {(key, limit.name): limit for ask in asks for key, limit in ask.limits}
+    limits |= {(key, limit.name): limit for key, limit, _ in settled}
+    before = _lock(c, d, sorted(limits))
+    now = d.now(c).timestamp()
+    states = dict(before)
+    for key, limit, units in settled:
+        state = states[key, limit.name]
+        change = rate_limit.take if units > 0 else rate_limit.give_back
+        states[key, limit.name] = change(limit, state, abs(units), now)
+    answers = [_draw(ask, states, now) for ask in asks]
+    write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
+    return answers
+
+
+def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
+    ids = [(key, limit.name) for key, limit in ask.limits]
+    found = rate_limit.draw(
+        [(x, states[i]) for i, (_, x) in zip(ids, ask.limits, strict=True)], ask.cost, now, ask.patience
+    )
+    states.update(zip(ids, found.states, strict=True))
+    leased = 0
+    if found.granted and ask.more and not found.wait:
+        room = min(rate_limit.available(x, states[key, x.name], now) for key, x in ask.limits)
+        leased = min(ask.more, int(room))
+        if leased:
+            for key, x in ask.limits:
+                states[key, x.name] = rate_limit.take(x, states[key, x.name], leased, now)
+    return Drawn(found, leased, now)
+
+
+def observe(c: Connection, d: Dialect, seen: Sequence[Seen]) -> None:
+    """Take in what the server reported; see `core.rate_limit`."""
+    before = _lock(c, d, sorted({(s.resource_key, s.limit.name) for s in seen}))
+    states = dict(before)
+    for s in seen:
+        id_ = (s.resource_key, s.limit.name)
+        states[id_] = rate_limit.observe(states[id_], s.remaining, s.reset_at, s.sent_at)
+    write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
+
+
+def forget(c: Connection, d: Dialect, key: str) -> int:
+    """Drop what is known about a resource's limits (full buckets again); returns how many there were."""
+    return d.run(c, "DELETE FROM {rate_limit} WHERE resource_key = :key", {"key": key}).rowcount
+
+
+def insert(c: Connection, d: Dialect, ids: Iterable[LimitId]) -> None:
+    """Make the missing rows, in lock order."""
+    d.run(
+        c,
+        "INSERT INTO {rate_limit} (resource_key, name)"
+        f" SELECT resource_key, name FROM {d.records('doc', _ID)} AS v WHERE true ORDER BY resource_key, name"
+        " ON CONFLICT (resource_key, name) DO NOTHING",
+        {"doc": json.dumps([{"resource_key": key, "name": name} for key, name in ids])},
+    )
+
+
+def write(c: Connection, d: Dialect, states: Sequence[tuple[str, str, LimitState]]) -> None:
+    """Write (resource, name, state) of rows the caller holds."""
+    if not states:
+        return
+    doc = [
+        {"resource_key": key, "name": name, "tat": s.tat, "remaining": s.remaining, "reset_at": s.reset_at,
+         "observed_at": s.observed_at}
+        for key, name, s in states
+    ]  # fmt: skip
+    d.run(
+        c,
+        "UPDATE {rate_limit} SET tat = v.tat, remaining = v.remaining, reset_at = v.reset_at,"
+        f" observed_at = v.observed_at FROM {d.records('doc', _FIELDS)} AS v" + _SAME,
+        {"doc": json.dumps(doc)},
+    )
+
+
+def write_tats(c: Connection, d: Dialect, states: Sequence[tuple[str, str, LimitState]]) -> None:
+    """The hot half of `write`: what the claim's draw of job limits changes."""
+    if not states:
+        return
+    if d.is_postgresql:  # array literals cost a third of a JSON document; LIMIT as in `Dialect.records`
+        source = (
+            "(SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:names AS text[]), CAST(:tats AS float8[]))"
+            " AS u(resource_key, name, tat) LIMIT 100000)"
+        )
+        params: dict[str, Any] = {
+            "keys": d.pack_keys([key for key, _, _ in states]),
+            "names": d.pack_keys([name for _, name, _ in states]),
+            "tats": "{" + ",".join(repr(s.tat) for _, _, s in states) + "}",
+        }
+    else:
+        source = d.records("doc", _ID | {"tat": "float8"})
+        params = {"doc": json.dumps([{"resource_key": k, "name": n, "tat": s.tat} for k, n, s in states])}
+    d.run(c, f"UPDATE {{rate_limit}} SET tat = v.tat FROM {source} AS v" + _SAME, params)
+
+
+def _lock(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, LimitState]:
+    """Lock rows in order, making the missing ones; exactly these rows, or the claim's would be locked too."""
+    found = _select_locked(c, d, ids)
+    if len(found) < len(ids):
+        insert(c, d, [i for i in ids if i not in found])
+        found = _select_locked(c, d, ids)
+    return {i: found.get(i, FRESH) for i in ids}
+
+
+def _select_locked(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, LimitState]:
+    rows = d.run(
+        c,
+        "SELECT l.resource_key, l.name, l.tat, l.remaining, l.reset_at, l.observed_at FROM {rate_limit} l"
+        f" JOIN {d.records('doc', _ID)} AS v ON l.resource_key = v.resource_key AND l.name = v.name"
+        " ORDER BY l.resource_key, l.name" + (" FOR NO KEY UPDATE OF l" if d.is_postgresql else ""),
+        {"doc": json.dumps([{"resource_key": key, "name": name} for key, name in ids])},
+    )
+    return {(key, name): LimitState(*numbers) for key, name, *numbers in rows}

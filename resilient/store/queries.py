@@ -1,0 +1,140 @@
+"""Reading jobs: one, a page of many, a bounded count, the history of one.
+
+A page is cut by id (uuid7: in the order of creation), never by OFFSET. Several states become one sub-select
+each, merged: each then has its own partial index. Nothing here counts further than it is told to
+(`COUNT_LIMIT`).
+
+What serves which question, seen with EXPLAIN over 1,000,000 jobs (`tests/store/test_queries_plans.py`):
+
+- ready or running jobs of a resource, exact, below or by pattern: `resilient_job_ready`,
+  `resilient_job_running`
+- finished jobs of a state, alone or since a time: `resilient_job_finished`
+- scheduled jobs by time: `resilient_job_due`
+- tags on PostgreSQL: `resilient_job_tags`; on SQLite they are looked into one by one, after what else narrows
+- ids: the primary key; the newest of all: the primary key, backwards
+- anything else reads the rows its state's index leaves over, or all of them if no state is named
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import UnaryExpression
+
+from resilient.core.errors import InvalidInput, JobNotFound
+from resilient.core.records import AttemptInfo, Count, JobInfo
+from resilient.core.states import JobState
+from resilient.store import tables
+from resilient.store.filters import JOB, JobFilter, conditions, in_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.store.dialect import Dialect
+
+Order: TypeAlias = Literal["newest", "oldest"]
+COUNT_LIMIT: Final = 10_000
+PAGE_LIMIT: Final = 10_000  # rows of one page; ask for the next one instead
+ATTEMPT: Final[sa.Table] = tables.metadata.tables["resilient_attempt"]
+_JOB_COLUMNS: Final = tuple(JOB.c[name] for name in JobInfo.__slots__)
+_PLUS_ID: Final[ColumnElement[Any]] = UnaryExpression(JOB.c.id, operator=operators.custom_op("+"))
+_ATTEMPT_COLUMNS: Final = tuple(ATTEMPT.c[name] for name in AttemptInfo.__slots__)
+
+
+def get(c: Connection, d: Dialect, id_: UUID) -> JobInfo | None:
+    """One job, or None."""
+    row = d.execute(c, sa.select(*_JOB_COLUMNS).where(JOB.c.id == id_)).mappings().one_or_none()
+    return None if row is None else _info(row)
+
+
+def require(c: Connection, d: Dialect, id_: UUID) -> JobInfo:
+    """One job, or `JobNotFound`."""
+    if (found := get(c, d, id_)) is None:
+        raise JobNotFound(missing(id_))
+    return found
+
+
+def missing(*ids: UUID) -> str:
+    """What to say of ids that no job has."""
+    return f"there is no job {', '.join(map(str, ids))}: it was never committed, or it was pruned since"
+
+
+def page(
+    c: Connection,
+    d: Dialect,
+    f: JobFilter,
+    *,
+    limit: int = 100,
+    after: UUID | None = None,
+    order: Order = "newest",
+) -> list[JobInfo]:
+    """Up to ``limit`` jobs in the order of their ids, from the one that follows ``after``."""
+    if not 1 <= limit <= PAGE_LIMIT:
+        raise InvalidInput(f"limit={limit}: ask for 1 to {PAGE_LIMIT} jobs at a time, then for those after the last")
+    newest = order == "newest"
+    extra = [] if after is None else [JOB.c.id < after if newest else JOB.c.id > after]
+    rows = d.execute(c, picked(d, f.at(d.now(c)), _JOB_COLUMNS, extra, limit=limit, newest=newest))
+    return [_info(row) for row in rows.mappings()]
+
+
+def count(c: Connection, d: Dialect, f: JobFilter, *, limit: int = COUNT_LIMIT) -> Count:
+    """How many jobs fit, counted up to ``limit``."""
+    if limit < 1:
+        raise InvalidInput(f"limit={limit}: count up to at least 1")
+    inner = picked(d, f.at(d.now(c)), (JOB.c.id,), [], limit=limit + 1, newest=None).subquery()
+    found: int = d.execute(c, sa.select(sa.func.count()).select_from(inner)).scalar_one()
+    return Count(min(found, limit), more=found > limit)
+
+
+def picked(
+    d: Dialect,
+    f: JobFilter,
+    columns: Sequence[ColumnElement[Any]],
+    extra: Sequence[ColumnElement[bool]],
+    *,
+    limit: int,
+    newest: bool | None,
+    whole: bool = True,
+) -> sa.Select[Any]:
+    """A SELECT of ``columns`` (with the id first) that fit; ``newest`` None leaves the order open.
+
+    ``whole``: the caller wants one page, and does not come back for all the others.
+    """
+    where = [*conditions(f, d), *extra]
+    # A time range is served by the index of the state's time. SQLite would rather walk the primary key, which is in
+    # order already, past every job that was ever finished (0.3 s for a million); a plus sign forbids that.
+    by = JOB.c.id if d.is_postgresql or not (whole and f.ranged) else _PLUS_ID
+
+    def branch(state: str | None) -> sa.Select[Any]:
+        one = sa.select(*columns).where(*where, *([] if state is None else [in_state(state)]))
+        return _ordered(one, by, newest=newest).limit(limit)
+
+    states = tuple(dict.fromkeys(f.state))
+    if len(states) < 2:  # noqa: PLR2004 - nothing to merge
+        return branch(states[0] if states else None)
+    # SQLite takes no LIMIT inside a UNION, only inside a sub-select of one.
+    parts = [sa.select(branch(state).subquery()) for state in states]
+    merged = sa.union_all(*parts).subquery()
+    return _ordered(sa.select(merged), merged.c.id, newest=newest).limit(limit)
+
+
+def _ordered(statement: sa.Select[Any], id_: ColumnElement[Any], *, newest: bool | None) -> sa.Select[Any]:
+    if newest is None:
+        return statement
+    return statement.order_by(id_.desc() if newest else id_)
+
+
+def attempts(c: Connection, d: Dialect, job_id: UUID, *, limit: int = 100) -> list[AttemptInfo]:
+    """The latest executions of a job that did not simply succeed, oldest first."""
+    newest = sa.select(*_ATTEMPT_COLUMNS).where(ATTEMPT.c.job_id == job_id).order_by(ATTEMPT.c.id.desc()).limit(limit)
+    return [AttemptInfo(**row) for row in reversed(d.execute(c, newest).mappings().all())]
+
+
+def _info(row: Mapping[Any, Any]) -> JobInfo:
+    return JobInfo(**{**row, "state": JobState(row["state"])})

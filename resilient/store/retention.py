@@ -1,0 +1,153 @@
+"""Deleting what is over: finished jobs with their history, old history, idle resources, old notes.
+
+Each function is one short transaction over a bounded number of rows and never waits for a lock: what somebody holds
+is left for the next time. A walk goes on where the last batch ended instead of starting over, because deleted rows
+stay in the index until a vacuum, and an old snapshot somewhere can keep them there for hours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from resilient.core.errors import InvalidInput
+from resilient.core.states import TERMINAL
+from resilient.store.dialect import ID, TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from sqlalchemy import Connection
+
+    from resilient.core.states import JobState
+    from resilient.store.dialect import Dialect
+
+WINDOW: Final = 5_000  # resource rows looked at in one transaction
+
+
+def prune_finished(
+    c: Connection, d: Dialect, state: JobState | str, before: datetime, *, since: datetime | None = None, limit: int
+) -> tuple[int, datetime | None]:
+    """Delete up to ``limit`` jobs that finished in ``state`` before a time, oldest first, with their history.
+
+    Returns how many, and the ``since`` of the next batch (None: there is none).
+    """
+    rows = d.run(
+        c,
+        f"SELECT id, finished_at FROM {{job}} WHERE {_finished(state, since)}"
+        " ORDER BY finished_at LIMIT :limit {skip_locked}",
+        {"before": before, "limit": limit} | ({} if since is None else {"since": since}),
+        id=ID,
+        finished_at=TIME,
+    ).all()
+    if rows:
+        ids = {"ids": d.pack_ids([r.id for r in rows])}
+        d.run(c, f"DELETE FROM {{attempt}} WHERE job_id {_among(d, 'ids', 'uuid')}", ids)
+        d.run(c, f"DELETE FROM {{job}} WHERE id {_among(d, 'ids', 'uuid')}", ids)
+    return len(rows), rows[-1].finished_at if len(rows) == limit else None
+
+
+def count_finished(c: Connection, d: Dialect, state: JobState | str, before: datetime, *, limit: int) -> int:
+    """How many `prune_finished` would find, counted up to ``limit``."""
+    found: int = d.run(
+        c,
+        f"SELECT count(*) FROM (SELECT 1 FROM {{job}} WHERE {_finished(state, None)} LIMIT :limit) AS found",
+        {"before": before, "limit": limit},
+    ).scalar_one()
+    return found
+
+
+def _finished(state: JobState | str, since: datetime | None) -> str:
+    """The condition, with the state written out: its index is partial."""
+    if state not in TERMINAL:
+        raise InvalidInput(f"{state} jobs are not over: only {', '.join(sorted(TERMINAL))} ones are pruned")
+    later = "" if since is None else " AND finished_at >= :since"
+    return f"state = '{state}' AND finished_at IS NOT NULL AND finished_at < :before{later}"
+
+
+def prune_attempts(c: Connection, d: Dialect, before: datetime, limit: int) -> tuple[int, bool]:
+    """Delete up to ``limit`` of the oldest executions, if they ended before a time; (how many, whether more may)."""
+    gone = d.run(
+        c,
+        f"DELETE FROM {{attempt}} WHERE id {_oldest(d)} AND finished_at < :before",
+        {"before": before, "limit": limit},
+    ).rowcount
+    return int(gone), gone >= limit
+
+
+def count_attempts(c: Connection, d: Dialect, before: datetime, limit: int) -> int:
+    """How many of the ``limit`` oldest `prune_attempts` would delete."""
+    found: int = d.run(
+        c,
+        f"SELECT count(*) FROM {{attempt}} WHERE id {_oldest(d)} AND finished_at < :before",
+        {"before": before, "limit": limit},
+    ).scalar_one()
+    return found
+
+
+def _oldest(d: Dialect) -> str:
+    """Among the oldest by number, which is the order they were written in; by array, lest a plan read them all."""
+    oldest = "SELECT id FROM {attempt} ORDER BY id LIMIT :limit"
+    return f"= ANY(ARRAY({oldest}))" if d.is_postgresql else f"IN ({oldest})"
+
+
+def forget_idle(
+    c: Connection, d: Dialect, before: datetime, after: str, *, dry_run: bool = False
+) -> tuple[int, str | None]:
+    """Forget idle resources among the next rows by key; (how many, the ``after`` of the next call or None).
+
+    Idle: not used since ``before``, nothing waits or runs there, its gates are open and nobody overrode its policy.
+    If it is used again, its row is made anew, with the same answers: its limits are full again by then.
+    """
+    window = [
+        r[0]
+        for r in d.run(
+            c,
+            "SELECT key FROM {resource} WHERE key > :after_key ORDER BY key LIMIT :limit",
+            {"after_key": after, "limit": WINDOW},
+        )
+    ]
+    idle = _idle(c, d, window, before, lock="" if dry_run else "{skip_locked}") if window else []
+    if idle and not dry_run:
+        keys = {"keys": d.pack_keys(idle)}
+        d.run(c, f"DELETE FROM {{resource}} WHERE key {_among(d, 'keys', 'text')}", keys)
+        d.run(c, f"DELETE FROM {{rate_limit}} WHERE resource_key {_among(d, 'keys', 'text')}", keys)
+    return len(idle), window[-1] if len(window) == WINDOW else None
+
+
+def _idle(c: Connection, d: Dialect, keys: Sequence[str], before: datetime, lock: str) -> list[str]:
+    r = "{resource}.key"
+    rows = d.run(
+        c,
+        f"SELECT key FROM {{resource}} WHERE key {_among(d, 'keys', 'text')} AND updated_at < :before"
+        " AND breaker = 'closed' AND auth = 'ok' AND paused_at IS NULL AND policy IS NULL"
+        " AND (blocked_until IS NULL OR blocked_until < :before)"
+        f" AND NOT EXISTS (SELECT 1 FROM {{turn}} t WHERE t.resource_key = {r} AND t.parked_on IS NULL)"
+        f" AND NOT EXISTS (SELECT 1 FROM {{turn}} t WHERE t.resource_key = {r} AND t.parked_on IS NOT NULL)"
+        f" AND NOT EXISTS (SELECT 1 FROM {{turn}} t WHERE t.parked_on = {r})"
+        + "".join(
+            f" AND NOT EXISTS (SELECT 1 FROM {{job}} j WHERE j.state = '{state}' AND {where})"
+            for state in ("ready", "running")
+            # '0' follows '/' among the bytes, so the second is everything below the key
+            for where in (f"j.resource_key = {r}", f"j.resource_key > {r} || '/' AND j.resource_key < {r} || '0'")
+        )
+        + f" AND NOT EXISTS (SELECT 1 FROM {{rate_limit}} l WHERE l.resource_key = {r}"
+        "   AND (l.tat > :epoch OR coalesce(l.reset_at, 0) > :epoch OR coalesce(l.observed_at, 0) > :epoch))"
+        f" ORDER BY key {lock}",
+        {"keys": d.pack_keys(keys), "before": before, "epoch": before.timestamp()},
+    )
+    return [r[0] for r in rows]
+
+
+def forget_notes(c: Connection, d: Dialect, before: datetime) -> int:
+    """Forget alerts resolved, and schedules no longer declared, since before a time."""
+    gone = d.run(c, "DELETE FROM {alert} WHERE resolved_at < :before", {"before": before}).rowcount
+    gone += d.run(c, "DELETE FROM {schedule} WHERE removed AND updated_at < :before", {"before": before}).rowcount
+    return int(gone)
+
+
+def _among(d: Dialect, param: str, type_: str) -> str:
+    """A condition on the values of a packed parameter, for which both planners use the index."""
+    if d.is_postgresql:
+        return f"= ANY(CAST(:{param} AS {type_}[]))"
+    return f"IN (SELECT value FROM json_each(:{param}))"

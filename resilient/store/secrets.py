@@ -1,0 +1,105 @@
+"""Secrets in columns: AES-256-GCM, bound to the table, row and column they belong to, under a ring of keys.
+
+The first key of the ring encrypts, all of them decrypt, so that keys are changed while everything runs: put the new
+one in front everywhere, re-encrypt (``resilient secrets rotate``), take the old one away. A ciphertext that was moved
+to another row or column cannot be read there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from typing import TYPE_CHECKING, Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from resilient.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+VARIABLE: Final = "RESILIENT_SECRETS"
+PREFIX: Final = "rsk1_"
+_NONCE: Final = 12  # bytes; random, which is safe for 2**32 values under one key (NIST SP 800-38D, 8.3)
+_BYTES: Final = 32
+HOW: Final = (
+    f"make one with `resilient secrets new` and give it as {VARIABLE} or Resilient(secrets=[...]), the same in every"
+    " process"
+)
+
+
+class KeyRing:
+    """Encrypts with its first key, decrypts with any."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        """Raises `SetupError` for what is no key; it never shows it."""
+        self._keys: dict[str, AESGCM] = {}
+        for number, text in enumerate(keys, 1):
+            raw = _decoded(text, number)
+            self._keys[hashlib.sha256(b"resilient key id" + raw).hexdigest()[:12]] = AESGCM(raw)
+
+    def __repr__(self) -> str:
+        return f"<KeyRing of {len(self._keys)} keys>"
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    @property
+    def current(self) -> str:
+        """The id of the key that encrypts. Raises `SetupError` without any."""
+        for key_id in self._keys:
+            return key_id
+        raise SetupError(f"credentials are stored encrypted, and there is no key: {HOW}")
+
+    def seal(self, text: str, *place: str) -> str:
+        """``text`` encrypted for one place: table, row, column."""
+        key_id, nonce = self.current, os.urandom(_NONCE)
+        sealed = self._keys[key_id].encrypt(nonce, text.encode(), _place(place))
+        return f"{key_id}:{base64.b64encode(nonce + sealed).decode('ascii')}"
+
+    def open(self, sealed: str, *place: str) -> str:
+        """The text sealed for that place. Raises `SetupError` if no key of the ring opens it."""
+        key_id, _, data = sealed.partition(":")
+        key, raw = self._keys.get(key_id), base64.b64decode(data)
+        where = f"the secrets of {place[0]} {place[1]}"
+        if key is None:
+            raise SetupError(
+                f"{where} are encrypted with key {key_id}, which is not among the {len(self._keys)} given: add the"
+                f" missing key to {VARIABLE} or Resilient(secrets=[...])" + ("" if self._keys else f"; or {HOW}")
+            )
+        try:
+            return key.decrypt(raw[:_NONCE], raw[_NONCE:], _place(place)).decode()
+        except InvalidTag:
+            raise SetupError(f"{where} were changed or belong to another row: authorise that account again") from None
+
+
+def key_id_of(sealed: str) -> str:
+    """Which key sealed it."""
+    return sealed.partition(":")[0]
+
+
+def new_key() -> str:
+    """A fresh key, as text."""
+    return PREFIX + base64.urlsafe_b64encode(os.urandom(_BYTES)).decode("ascii").rstrip("=")
+
+
+def from_environment() -> list[str]:
+    """The keys of ``RESILIENT_SECRETS``: separated by commas or spaces, the current one first."""
+    return os.environ.get(VARIABLE, "").replace(",", " ").split()
+
+
+def _place(parts: tuple[str, ...]) -> bytes:
+    return "|".join(parts).encode()
+
+
+def _decoded(text: str, number: int) -> bytes:
+    body = text.strip().removeprefix(PREFIX)
+    try:
+        raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        raw = b""
+    if len(raw) != _BYTES or not text.strip().startswith(PREFIX):
+        raise SetupError(f"key {number} of the secrets is no key: {HOW}")
+    return raw

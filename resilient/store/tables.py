@@ -1,0 +1,394 @@
+"""Every table on one page.
+
+The story of a job: `Job` is inserted (`ready`, or `scheduled` for later) together with a `Turn`, which says that its
+resource has ready work. A worker takes turns, locks the `Resource` rows, reads the gates and `RateLimit` rows, claims
+jobs under a lease and writes new turns for what is left, or parks one turn on the resource that stops it. Every
+execution that did not simply succeed leaves an `Attempt`. `Worker` rows are heartbeats, `Schedule` rows tick, `Alert`
+rows group what people are told, `Cursor` rows say where sync streams stand.
+A `Connection` says which `Grant` (tokens, encrypted) a resource uses.
+
+The tables live in their own MetaData, so an application's Alembic never sees them (`resilient.alembic.include_name`).
+No foreign key points at a resource: it comes and goes with the keys in use.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, SmallInteger, Uuid, text
+from sqlalchemy.orm import registry
+from sqlmodel import Field, SQLModel
+
+from resilient.store.types import DOCUMENT, KEY, NAME, SEARCHED, TEXT, UtcDateTime
+
+metadata = MetaData()
+_BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only for INTEGER
+
+
+class Base(SQLModel, registry=registry(metadata=metadata)):
+    """Root of the engine's tables."""
+
+    metadata: ClassVar[MetaData] = metadata
+
+
+class Job(Base, table=True):
+    """One row of work."""
+
+    __tablename__ = "resilient_job"
+
+    id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    kind: str = Field(sa_column=Column(NAME, nullable=False))
+    resource_key: str = Field(sa_column=Column(KEY, nullable=False))
+    payload: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    payload_version: int = Field(default=1, sa_column=Column(Integer, nullable=False, server_default="1"))
+    state: str = Field(sa_column=Column(NAME, nullable=False))
+    priority: int = Field(default=0, sa_column=Column(SmallInteger, nullable=False, server_default="0"))
+    run_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    expires_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    attempts: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    max_attempts: int | None = Field(default=None, sa_column=Column(Integer))  # null: no end
+    executions: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    deferrals: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    rescues: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    version: int = Field(default=1, sa_column=Column(Integer, nullable=False, server_default="1"))  # the fence
+    locked_by: str | None = Field(default=None, sa_column=Column(NAME))
+    lease_until: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    started_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # of the latest execution
+    unique_key: str | None = Field(default=None, sa_column=Column(NAME))
+    unique_until: str | None = Field(default=None, sa_column=Column(NAME))  # "start" or "finish"
+    unique_lock: str | None = Field(default=None, sa_column=Column(NAME))  # unique_key while it is held
+    once_more: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    idempotency_key: str | None = Field(default=None, sa_column=Column(NAME))  # null: derived from the id
+    sent: Any = Field(default=None, sa_column=Column(DOCUMENT))  # mark of an unanswered non-idempotent request
+    tags: Any = Field(default=None, sa_column=Column(SEARCHED))
+    progress: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    result: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    last_error: str | None = Field(default=None, sa_column=Column(TEXT))
+    last_error_kind: str | None = Field(default=None, sa_column=Column(NAME))
+    last_error_code: str | None = Field(default=None, sa_column=Column(NAME))
+    waiting_for: str | None = Field(default=None, sa_column=Column(KEY))  # the resource that sent it back
+    cancel_requested: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false"))
+    )
+    trace: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    finished_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+
+    __table_args__ = (
+        Index(
+            "resilient_job_ready",
+            "resource_key",
+            text("priority DESC"),
+            "run_at",
+            "id",
+            postgresql_where=text("state = 'ready'"),
+            sqlite_where=text("state = 'ready'"),
+        ),
+        Index(
+            "resilient_job_due",
+            "run_at",
+            "id",
+            postgresql_where=text("state = 'scheduled'"),
+            sqlite_where=text("state = 'scheduled'"),
+        ),
+        # One index for two questions: how many run below a key, and whose lease is over.
+        Index(
+            "resilient_job_running",
+            "resource_key",
+            "lease_until",
+            postgresql_where=text("state = 'running'"),
+            sqlite_where=text("state = 'running'"),
+        ),
+        Index(
+            "resilient_job_finished",
+            "state",
+            "finished_at",
+            postgresql_where=text("finished_at IS NOT NULL"),
+            sqlite_where=text("finished_at IS NOT NULL"),
+        ),
+        Index(
+            "resilient_job_unique",
+            "kind",
+            "unique_lock",
+            unique=True,
+            postgresql_where=text("unique_lock IS NOT NULL"),
+            sqlite_where=text("unique_lock IS NOT NULL"),
+        ),
+        Index(
+            "resilient_job_expires",
+            "expires_at",
+            postgresql_where=text("expires_at IS NOT NULL AND finished_at IS NULL"),
+            sqlite_where=text("expires_at IS NOT NULL AND finished_at IS NULL"),
+        ),
+        Index(
+            "resilient_job_tags",
+            "tags",
+            postgresql_using="gin",
+            postgresql_ops={"tags": "jsonb_path_ops"},
+            postgresql_where=text("tags IS NOT NULL"),
+            sqlite_where=text("tags IS NOT NULL"),
+        ),
+    )
+
+
+class Resource(Base, table=True):
+    """What a job goes through: breaker, cooldown, pause and overrides of one key. Columns are unindexed (HOT)."""
+
+    __tablename__ = "resilient_resource"
+
+    key: str = Field(sa_column=Column(KEY, primary_key=True))
+    breaker: str = Field(default="closed", sa_column=Column(NAME, nullable=False, server_default="closed"))
+    generation: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))
+    open_until: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    opened_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    closed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # the ramp starts here
+    reopens: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    probe_owner: str | None = Field(default=None, sa_column=Column(NAME))
+    probe_until: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    streak: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    window_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    window: Any = Field(default=None, sa_column=Column(DOCUMENT))  # two buckets of ok and failed, children seen
+    blocked_until: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # cooldown
+    blocked_since: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    blocked_code: str | None = Field(default=None, sa_column=Column(NAME))
+    paused_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    paused_until: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # null with paused_at: no end
+    paused_reason: str | None = Field(default=None, sa_column=Column(TEXT))
+    auth: str = Field(default="ok", sa_column=Column(NAME, nullable=False, server_default="ok"))
+    auth_since: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    revision: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))  # of the gates
+    policy: Any = Field(default=None, sa_column=Column(DOCUMENT))  # runtime overrides: limits, concurrency, breaker
+    last_error: str | None = Field(default=None, sa_column=Column(TEXT))
+    last_error_kind: str | None = Field(default=None, sa_column=Column(NAME))
+    last_error_code: str | None = Field(default=None, sa_column=Column(NAME))
+    last_error_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    last_success_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+
+class RateLimit(Base, table=True):
+    """One named limit of one resource: where its GCRA stands and what the server last said."""
+
+    __tablename__ = "resilient_rate_limit"
+
+    resource_key: str = Field(sa_column=Column(KEY, primary_key=True))
+    name: str = Field(sa_column=Column(NAME, primary_key=True))
+    tat: float = Field(default=0.0, sa_column=Column(Float(53), nullable=False, server_default="0"))  # epoch seconds
+    remaining: float | None = Field(default=None, sa_column=Column(Float(53)))  # as the server reported it
+    reset_at: float | None = Field(default=None, sa_column=Column(Float(53)))  # epoch seconds
+    observed_at: float | None = Field(default=None, sa_column=Column(Float(53)))  # start of the observed request
+
+
+class Turn(Base, table=True):
+    """This resource may be served now and has ready work; with `parked_on`, it waits for that resource instead."""
+
+    __tablename__ = "resilient_turn"
+
+    id: int | None = Field(default=None, sa_column=Column(_BIG_ID, primary_key=True, autoincrement=True))
+    resource_key: str = Field(sa_column=Column(KEY, nullable=False))
+    priority: int = Field(default=0, sa_column=Column(SmallInteger, nullable=False, server_default="0"))
+    parked_on: str | None = Field(default=None, sa_column=Column(KEY))
+    recheck_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+
+    __table_args__ = (
+        Index(
+            "resilient_turn_order",
+            text("priority DESC"),
+            "id",
+            postgresql_where=text("parked_on IS NULL"),
+            sqlite_where=text("parked_on IS NULL"),
+        ),
+        Index(
+            "resilient_turn_key",
+            "resource_key",
+            "id",
+            postgresql_where=text("parked_on IS NULL"),
+            sqlite_where=text("parked_on IS NULL"),
+        ),
+        Index(
+            "resilient_turn_parked",
+            "resource_key",
+            unique=True,
+            postgresql_where=text("parked_on IS NOT NULL"),
+            sqlite_where=text("parked_on IS NOT NULL"),
+        ),
+        Index(
+            "resilient_turn_release",
+            "parked_on",
+            "id",
+            postgresql_where=text("parked_on IS NOT NULL"),
+            sqlite_where=text("parked_on IS NOT NULL"),
+        ),
+        Index(
+            "resilient_turn_recheck",
+            "recheck_at",
+            postgresql_where=text("parked_on IS NOT NULL"),
+            sqlite_where=text("parked_on IS NOT NULL"),
+        ),
+    )
+
+
+class Attempt(Base, table=True):
+    """History: one execution that did not simply succeed."""
+
+    __tablename__ = "resilient_attempt"
+
+    id: int | None = Field(default=None, sa_column=Column(_BIG_ID, primary_key=True, autoincrement=True))
+    job_id: UUID = Field(sa_column=Column(Uuid, nullable=False))
+    execution: int = Field(sa_column=Column(Integer, nullable=False))
+    worker_id: str | None = Field(default=None, sa_column=Column(NAME))
+    started_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    finished_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    duration: float | None = Field(default=None, sa_column=Column(Float(53)))  # seconds
+    decision: str = Field(sa_column=Column(NAME, nullable=False))  # retry, defer, snooze, dead, cancelled, rescued ...
+    charged: bool = Field(sa_column=Column(Boolean, nullable=False))
+    kind: str | None = Field(default=None, sa_column=Column(NAME))  # FailureKind
+    code: str | None = Field(default=None, sa_column=Column(NAME))
+    status: int | None = Field(default=None, sa_column=Column(Integer))
+    resource_key: str | None = Field(default=None, sa_column=Column(KEY))  # the resource the failure named
+    next_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    message: str | None = Field(default=None, sa_column=Column(TEXT))
+    traceback: str | None = Field(default=None, sa_column=Column(TEXT))
+
+    __table_args__ = (Index("resilient_attempt_job", "job_id"),)
+
+
+class Worker(Base, table=True):
+    """One worker process, by its heartbeat."""
+
+    __tablename__ = "resilient_worker"
+
+    id: str = Field(sa_column=Column(NAME, primary_key=True))
+    host: str = Field(sa_column=Column(NAME, nullable=False))
+    pid: int = Field(sa_column=Column(Integer, nullable=False))
+    kinds: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    concurrency: int = Field(sa_column=Column(Integer, nullable=False))
+    running: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    code_version: str = Field(sa_column=Column(NAME, nullable=False))
+    started_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    seen_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    stopping: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+
+
+class Schedule(Base, table=True):
+    """A recurring job, or a chore of the engine: whoever moves `next_at` forward does it."""
+
+    __tablename__ = "resilient_schedule"
+
+    name: str = Field(sa_column=Column(NAME, primary_key=True))
+    kind: str | None = Field(default=None, sa_column=Column(NAME))  # null: housekeeping
+    spec: Any = Field(default=None, sa_column=Column(DOCUMENT))  # cron/every, tz, catch-up, as last declared
+    next_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    last_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    last_job: UUID | None = Field(default=None, sa_column=Column(Uuid))
+    active_since: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # declared, changed or resumed
+    succeeded_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # the latest of its jobs to
+    paused: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    removed: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+    __table_args__ = (
+        Index(
+            "resilient_schedule_due",
+            "next_at",
+            postgresql_where=text("kind IS NOT NULL AND NOT paused AND NOT removed"),
+            sqlite_where=text("kind IS NOT NULL AND NOT paused AND NOT removed"),
+        ),
+    )
+
+
+class Alert(Base, table=True):
+    """What people are told, grouped by fingerprint."""
+
+    __tablename__ = "resilient_alert"
+
+    fingerprint: str = Field(sa_column=Column(NAME, primary_key=True))
+    name: str = Field(sa_column=Column(NAME, nullable=False))
+    subject: str = Field(sa_column=Column(NAME, nullable=False))
+    detail: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    count: int = Field(default=1, sa_column=Column(Integer, nullable=False, server_default="1"))
+    first_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    last_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    told_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    resolved_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+
+
+class Grant(Base, table=True):
+    """The credentials of one grant, encrypted, and who refreshes them. Columns that change are unindexed (HOT)."""
+
+    __tablename__ = "resilient_grant"
+
+    id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    provider: str = Field(sa_column=Column(KEY, nullable=False))
+    kind: str = Field(sa_column=Column(NAME, nullable=False))  # oauth2, bearer, api_key, basic
+    flow: str | None = Field(default=None, sa_column=Column(NAME))
+    state: str = Field(default="active", sa_column=Column(NAME, nullable=False, server_default="active"))
+    state_since: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    secrets: str | None = Field(default=None, sa_column=Column(TEXT))  # null: the program's own table holds them
+    key_id: str | None = Field(default=None, sa_column=Column(NAME))  # what they are encrypted with
+    version: int = Field(default=1, sa_column=Column(BigInteger, nullable=False, server_default="1"))  # of the secrets
+    expires_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    refresh_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    fence: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))  # of the lease
+    lease_until: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    sent_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # mark of an unanswered refresh
+    failures: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))  # in a row
+    retry_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    last_code: str | None = Field(default=None, sa_column=Column(NAME))
+    refreshed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+
+class Connection(Base, table=True):
+    """Which grant a resource uses; one grant may serve several."""
+
+    __tablename__ = "resilient_connection"
+
+    resource_key: str = Field(sa_column=Column(KEY, primary_key=True))
+    grant_id: UUID = Field(sa_column=Column(Uuid, nullable=False))
+    details: Any = Field(default=None, sa_column=Column(DOCUMENT))  # what fills the provider's placeholders
+    created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+    __table_args__ = (Index("resilient_connection_grant", "grant_id"),)
+
+
+class Authorization(Base, table=True):
+    """Somebody was sent to a provider to grant access; used up by the callback."""
+
+    __tablename__ = "resilient_authorization"
+
+    id: str = Field(sa_column=Column(NAME, primary_key=True))  # SHA-256 of the state parameter
+    resource_key: str = Field(sa_column=Column(KEY, nullable=False))
+    secrets: str = Field(sa_column=Column(TEXT, nullable=False))  # PKCE verifier and redirect URI
+    expires_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+
+class Cursor(Base, table=True):
+    """Where one sync stream of one resource stands, saved in the transaction of each page's rows."""
+
+    __tablename__ = "resilient_cursor"
+
+    resource_key: str = Field(sa_column=Column(KEY, primary_key=True))
+    stream: str = Field(sa_column=Column(KEY, primary_key=True))
+    part: str = Field(sa_column=Column(KEY, primary_key=True))  # the stream's parameters, as text
+    version: int = Field(default=1, sa_column=Column(BigInteger, nullable=False, server_default="1"))
+    pass_id: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))
+    is_full: bool = Field(default=True, sa_column=Column(Boolean, nullable=False, server_default=text("true")))
+    full_pass: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))
+    swept_pass: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))
+    position: Any = Field(default=None, sa_column=Column(DOCUMENT))  # of `core.sync.Cursor`
+    pages: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))  # of this pass
+    records: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))
+    rejected: int = Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default="0"))
+    full_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    completed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    error: str | None = Field(default=None, sa_column=Column(TEXT))  # why it began anew
+    job_id: UUID | None = Field(default=None, sa_column=Column(Uuid))  # the latest to move it
+    created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))

@@ -1,0 +1,299 @@
+"""Turns: the run queue of resources.
+
+Invariant: a key with a ready job has a turn, a parked turn, or a claim in progress. Enqueueing only ever inserts a
+turn. Taking a key deletes all its visible turns; whoever takes it must, in the same transaction, write a new turn or a
+parked one for what is left (`store/claim.py`).
+
+A parked turn waits on the resource that stops its key (itself or an ancestor), one row per key. Two things bring it
+back: whatever opens the gate calls `release` in a statement after the one that wrote the resource row, and staging
+looks at it again at `recheck_at`. Parking is conditional (`park`): the stopping row is read FOR SHARE and must still be
+as it was judged, so a gate that opens meanwhile strands nobody; a key that is not parked gets an ordinary turn.
+
+Ids only grow, so a worker remembers how far all smaller ones were gone (`low`): dead turns under somebody's old
+snapshot are then never looked at. Ids are drawn before they commit, so an unbounded look follows now and then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from resilient.store.dialect import TIME
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from resilient.store.dialect import Dialect
+
+RELEASE_STEP: Final = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A taken turn."""
+
+    resource_key: str
+    priority: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """One key to park: on which resource, as judged at which of its generations and times, until when to recheck."""
+
+    resource_key: str
+    priority: int
+    parked_on: str
+    recheck_at: datetime
+    spread_at: datetime  # recheck of all but the first turn parked on the same resource
+
+
+def insert(c: Connection, d: Dialect, turns: Mapping[str, int] | Iterable[tuple[str, int]]) -> None:
+    """Write ordinary turns: keys with the priority of their best ready job."""
+    rows = list(turns.items() if isinstance(turns, Mapping) else turns)
+    if not rows:
+        return
+    if len(rows) == 1:
+        d.run(
+            c,
+            "INSERT INTO {turn} (resource_key, priority) VALUES (:resource_key, :priority)",
+            {"resource_key": rows[0][0], "priority": rows[0][1]},
+        )
+        return
+    source = (
+        "SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:priorities AS int[]))"
+        if d.is_postgresql
+        else "SELECT value ->> '$[0]', value ->> '$[1]' FROM json_each(:doc)"
+    )
+    params = (
+        {"keys": d.pack_keys([k for k, _ in rows]), "priorities": d.pack_ints([p for _, p in rows])}
+        if d.is_postgresql
+        else {"doc": json.dumps(rows)}
+    )
+    d.run(c, "INSERT INTO {turn} (resource_key, priority) " + source, params)
+
+
+def take(
+    c: Connection,
+    d: Dialect,
+    limit: int,
+    *,
+    priority: int | None = None,
+    low: int = 0,
+    oldest_first: bool = False,
+    skip: Sequence[str] = (),
+) -> list[Turn]:
+    """Take up to ``limit`` turns and delete every visible turn of the same keys; one `Turn` per key, in order.
+
+    With ``priority`` only turns of exactly that priority with an id of at least ``low`` are looked at (a direct seek);
+    otherwise the best priority first, or the oldest. Turns of keys in ``skip`` are passed over.
+    """
+    where = "parked_on IS NULL AND id >= :low"
+    params: dict[str, object] = {"limit": limit, "low": low}
+    if priority is not None:
+        where += " AND priority = :priority"
+        params["priority"] = priority
+    if skip:
+        where += f" AND resource_key NOT IN (SELECT value FROM {d.array('skip', 'text')})"
+        params["skip"] = d.pack_keys(skip)
+    order = "id" if oldest_first or priority is not None else "priority DESC, id"
+    picked = f"SELECT id, resource_key FROM {{turn}} WHERE {where} ORDER BY {order} LIMIT :limit {{skip_locked}}"
+    if d.is_postgresql:
+        rows = d.run(
+            c,
+            f"WITH picked AS MATERIALIZED ({picked}), gone AS MATERIALIZED ("
+            "  SELECT t.id FROM {turn} t WHERE t.parked_on IS NULL"
+            # An array, not a join: without fresh statistics a join compares every turn with every picked key.
+            " AND t.resource_key = ANY(ARRAY(SELECT resource_key FROM picked)) FOR UPDATE SKIP LOCKED)"
+            " DELETE FROM {turn} t WHERE t.id = ANY(ARRAY(SELECT id FROM gone))"
+            " RETURNING t.resource_key, t.priority, t.id",
+            params,
+        ).all()
+    else:
+        rows = d.run(
+            c,
+            "DELETE FROM {turn} WHERE parked_on IS NULL AND resource_key IN"
+            f" (SELECT resource_key FROM ({picked})) RETURNING resource_key, priority, id",
+            params,
+        ).all()
+    best: dict[str, Turn] = {}
+    for key, rank, id_ in sorted(rows, key=lambda r: (-r[1], r[2])):
+        best.setdefault(key, Turn(key, rank, id_))
+    turns = list(best.values())
+    if oldest_first:
+        turns.sort(key=lambda t: t.id)
+    return turns
+
+
+def park(c: Connection, d: Dialect, parkings: Sequence[Parking], judged: Mapping[str, int]) -> None:
+    """Park keys on resources that are still as they were ``judged`` (key to revision); the rest get ordinary turns.
+
+    A resource that is not in ``judged`` is locked by the caller and cannot have changed. The first turn parked on
+    a resource is rechecked at ``recheck_at``, the others at ``spread_at``.
+    """
+    if not parkings:
+        return
+    targets = {p.parked_on for p in parkings}
+    held = (targets - judged.keys()) | _still_judged(c, d, sorted(targets & judged.keys()), judged)
+    insert(c, d, [(p.resource_key, p.priority) for p in parkings if p.parked_on not in held])
+    parkings = [p for p in parkings if p.parked_on in held]
+    if not parkings:
+        return
+    own = [p.resource_key for p in parkings]
+    _leave_behind(c, d, parkings)
+    armed = _armed(c, d, {p.parked_on: p.recheck_at for p in parkings}, own)
+    rows = []
+    for p in parkings:
+        recheck_at = p.spread_at if p.parked_on in armed else p.recheck_at
+        armed.add(p.parked_on)
+        rows.append(
+            {
+                "resource_key": p.resource_key,
+                "priority": p.priority,
+                "parked_on": p.parked_on,
+                "recheck_at": d.time(recheck_at),
+            }
+        )
+    d.run(
+        c,
+        "INSERT INTO {turn} (resource_key, priority, parked_on, recheck_at)"
+        f" SELECT resource_key, priority, parked_on, recheck_at FROM {d.records('doc', _PARKED)} AS r WHERE true"
+        " ON CONFLICT (resource_key) WHERE parked_on IS NOT NULL DO UPDATE SET parked_on = excluded.parked_on,"
+        " priority = excluded.priority, recheck_at = excluded.recheck_at",
+        {"doc": json.dumps(rows)},
+    )
+
+
+_PARKED: Final = {"resource_key": "text", "priority": "int", "parked_on": "text", "recheck_at": "timestamptz"}
+
+
+def _leave_behind(c: Connection, d: Dialect, parkings: Sequence[Parking]) -> None:
+    """A turn that moves to another resource may have been the one its old resource is looked at by: arm the next."""
+    rows = d.run(
+        c,
+        f"SELECT t.parked_on, count(*) FROM {d.records('doc', {'resource_key': 'text', 'parked_on': 'text'})} AS r"
+        " JOIN {turn} t ON t.resource_key = r.resource_key AND t.parked_on IS NOT NULL AND t.parked_on <> r.parked_on"
+        " GROUP BY t.parked_on",
+        {"doc": json.dumps([{"resource_key": p.resource_key, "parked_on": p.parked_on} for p in parkings])},
+    ).all()
+    for left, count in rows:
+        arm(c, d, left, min(p.recheck_at for p in parkings), skip=count)
+
+
+def _armed(c: Connection, d: Dialect, wanted: Mapping[str, datetime], own: Sequence[str]) -> set[str]:
+    """The resources on which some parked turn is already looked at early enough.
+
+    The turns of ``own`` keys do not count: they are about to be written over.
+    """
+    rows = d.run(
+        c,
+        f"SELECT r.parked_on FROM {d.records('doc', {'parked_on': 'text', 'recheck_at': 'timestamptz'})} AS r"
+        " WHERE EXISTS (SELECT 1 FROM {turn} t WHERE t.parked_on = r.parked_on AND t.recheck_at <= r.recheck_at"
+        f" AND t.resource_key NOT IN (SELECT value FROM {d.array('own', 'text')}))",
+        {
+            "doc": json.dumps([{"parked_on": k, "recheck_at": d.time(at)} for k, at in wanted.items()]),
+            "own": d.pack_keys(own),
+        },
+    )
+    return {r[0] for r in rows}
+
+
+def _still_judged(c: Connection, d: Dialect, keys: Sequence[str], judged: Mapping[str, int]) -> frozenset[str]:
+    """The resources whose revision is the one judged, share-locked until the commit.
+
+    One that somebody else has locked may be changing, so it does not count: waiting for it, with other resources
+    locked, could be a deadlock.
+    """
+    if not keys:
+        return frozenset()
+    rows = d.run(
+        c,
+        f"SELECT key, revision FROM {{resource}} WHERE key IN (SELECT value FROM {d.array('keys', 'text')})"
+        " ORDER BY key {share_lock}",
+        {"keys": d.pack_keys(keys)},
+    )
+    return frozenset(key for key, revision in rows if judged.get(key) == revision)
+
+
+def release(c: Connection, d: Dialect, parked_on: str, limit: int, now: datetime) -> int:
+    """Turn up to ``limit`` turns parked on a resource into ordinary ones, best first; returns how many.
+
+    Call it in a statement after the one that wrote the resource row. If more are parked, the next is rechecked a
+    second later, so that staging goes on releasing.
+    """
+    rows = d.run(
+        c,
+        "DELETE FROM {turn} WHERE id IN (SELECT id FROM {turn} WHERE parked_on = :parked_on"
+        " ORDER BY priority DESC, id LIMIT :limit {skip_locked}) RETURNING resource_key, priority",
+        {"parked_on": parked_on, "limit": limit},
+    ).all()
+    insert(c, d, [(r[0], r[1]) for r in rows])
+    if len(rows) == limit:
+        arm(c, d, parked_on, now + RELEASE_STEP)
+    return len(rows)
+
+
+def arm(c: Connection, d: Dialect, parked_on: str, recheck_at: datetime, *, skip: int = 0) -> None:
+    """See that one of the turns parked on a resource is looked at by ``recheck_at``; the first ``skip`` leave it."""
+    d.run(
+        c,
+        "UPDATE {turn} SET recheck_at = :recheck_at WHERE recheck_at > :recheck_at AND id IN"
+        " (SELECT id FROM {turn} WHERE parked_on = :parked_on ORDER BY id LIMIT :few {skip_locked})",
+        {"parked_on": parked_on, "recheck_at": recheck_at, "few": 1 + skip},
+    )
+
+
+RECHECK_BATCH: Final = 500
+
+
+def due_parked(c: Connection, d: Dialect, now: datetime, limit: int = RECHECK_BATCH) -> dict[str, list[int]]:
+    """Parked turns whose recheck is due, locked: resource parked on to turn ids."""
+    rows = d.run(
+        c,
+        "SELECT id, parked_on FROM {turn} WHERE parked_on IS NOT NULL AND recheck_at <= :now"
+        " ORDER BY recheck_at LIMIT :limit {skip_locked}",
+        {"now": now, "limit": limit},
+    )
+    found: dict[str, list[int]] = {}
+    for id_, parked_on in rows:
+        found.setdefault(parked_on, []).append(id_)
+    return found
+
+
+def next_recheck(c: Connection, d: Dialect) -> datetime | None:
+    """When the next parked turn is to be looked at."""
+    found: datetime | None = d.run(
+        c,
+        "SELECT recheck_at AS due_at FROM {turn} WHERE parked_on IS NOT NULL ORDER BY recheck_at LIMIT 1",
+        due_at=TIME,
+    ).scalar()
+    return found
+
+
+def postpone(c: Connection, d: Dialect, ids: Sequence[int], recheck_at: datetime) -> None:
+    """Look at these parked turns again later."""
+    d.run(
+        c,
+        f"UPDATE {{turn}} SET recheck_at = :recheck_at WHERE id IN (SELECT value FROM {d.array('ids', 'bigint')})",
+        {"ids": d.pack_ints(ids), "recheck_at": recheck_at},
+    )
+
+
+def stranded(c: Connection, d: Dialect, limit: int = 1000) -> list[tuple[str, int]]:
+    """Keys with a ready job and no turn at all: violations of the invariant (housekeeping repairs and counts them)."""
+    # A loose index scan: one probe per distinct key with ready work, never one per ready job.
+    rows = d.run(
+        c,
+        "WITH RECURSIVE keys(key) AS ("
+        " SELECT min(resource_key) FROM {job} WHERE state = 'ready'"
+        " UNION ALL SELECT (SELECT min(resource_key) FROM {job} WHERE state = 'ready' AND resource_key > keys.key)"
+        " FROM keys WHERE keys.key IS NOT NULL)"
+        " SELECT key, (SELECT max(priority) FROM {job} WHERE state = 'ready' AND resource_key = key) FROM keys"
+        " WHERE key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {turn} WHERE resource_key = key AND parked_on IS NULL)"
+        " AND NOT EXISTS (SELECT 1 FROM {turn} WHERE resource_key = key AND parked_on IS NOT NULL) LIMIT :limit",
+        {"limit": limit},
+    )
+    return [(r[0], r[1]) for r in rows]

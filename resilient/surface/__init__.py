@@ -1,0 +1,1 @@
+"""What people and monitoring look at: command line, demo, benchmarks."""

@@ -1,0 +1,139 @@
+"""``resilient bench ...``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from resilient.core.errors import ResilientError
+from resilient.surface.bench.floor import floor as run_floor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+app = typer.Typer(
+    help="Measure this machine: the engine, and the bare limit of the same database.", no_args_is_help=True
+)
+Database = Annotated[
+    str | None, typer.Option(help="sqlite:///... or postgresql://...; default: a temporary SQLite file.")
+]
+Jobs = Annotated[int, typer.Option(min=1, help="How many jobs.")]
+Resources = Annotated[int, typer.Option(min=1, help="Over how many accounts they are spread.")]
+Workers = Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")]
+Concurrency = Annotated[int, typer.Option(min=1, help="Jobs at once in each worker.")]
+Limits = Annotated[bool, typer.Option("--limits", help="Two rate limits on each account.")]
+WithFloor = Annotated[bool, typer.Option("--with-floor", help="Also the bare limit, in the same run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
+@app.command()
+def floor(
+    database: Database = None,
+    jobs: Jobs = 20_000,
+    resources: Resources = 1_000,
+    workers: Workers = 1,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """The bare limit of the database: a minimal loop that claims 100 and completes 100."""
+    _run("floor", lambda: run_floor(database, jobs=jobs, resources=resources, workers=workers), as_json=as_json)
+
+
+@app.command()
+def drain(
+    database: Database = None,
+    jobs: Jobs = 20_000,
+    resources: Resources = 1_000,
+    workers: Workers = 1,
+    concurrency: Concurrency = 100,
+    blocked: Annotated[int, typer.Option(min=0, help="Older jobs of an account that is down, in front.")] = 0,
+    *,
+    limits: Limits = False,
+    with_floor: WithFloor = False,
+    as_json: AsJson = False,
+) -> None:
+    """Jobs that do nothing, claimed, run and finished."""
+    from resilient.surface.bench.drain import drain as run_drain  # noqa: PLC0415 - the engine: only where needed
+
+    shape = {"jobs": jobs, "resources": resources, "workers": workers, "concurrency": concurrency}
+    _run(
+        "drain",
+        lambda: shape | run_drain(database, **shape, limits=limits, blocked=blocked, with_floor=with_floor),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def enqueue(
+    database: Database = None,
+    jobs: Jobs = 100_000,
+    resources: Resources = 1_000,
+    *,
+    with_floor: WithFloor = False,
+    as_json: AsJson = False,
+) -> None:
+    """Jobs into the database: 10,000 at a time, and one by one."""
+    from resilient.surface.bench.enqueue import enqueue as run_enqueue  # noqa: PLC0415 - as above
+
+    _run(
+        "enqueue",
+        lambda: run_enqueue(database, jobs=jobs, resources=resources, with_floor=with_floor),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def pickup(
+    database: Database = None,
+    jobs: Jobs = 200,
+    concurrency: Concurrency = 100,
+    *,
+    with_floor: WithFloor = False,
+    as_json: AsJson = False,
+) -> None:
+    """How soon an idle worker starts a job, and what idling costs."""
+    from resilient.surface.bench.pickup import pickup as run_pickup  # noqa: PLC0415 - as above
+
+    _run(
+        "pickup",
+        lambda: run_pickup(database, jobs=jobs, concurrency=concurrency, with_floor=with_floor),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def http(
+    database: Database = None,
+    jobs: Jobs = 2_000,
+    resources: Resources = 100,
+    workers: Workers = 1,
+    concurrency: Concurrency = 100,
+    *,
+    limits: Limits = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Without the bare loop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Jobs of one 50 ms request, beside a bare loop over one httpx client."""
+    from resilient.surface.bench.http import http as run_http  # noqa: PLC0415 - as above
+
+    shape = {"jobs": jobs, "resources": resources, "workers": workers, "concurrency": concurrency}
+    _run("http", lambda: shape | run_http(database, **shape, limits=limits, bare=not alone), as_json=as_json)
+
+
+def _run(name: str, bench: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
+    """Print the figures; exit status 2 with a sentence for what could not be measured."""
+    console = Console()
+    try:
+        found = {"bench": name, **bench()}
+    except ResilientError as error:
+        Console(stderr=True).print(f"error: {error}", soft_wrap=True, markup=False, highlight=False)
+        raise typer.Exit(2) from None
+    if as_json:
+        console.print(json.dumps(found), soft_wrap=True, markup=False, highlight=False)
+        return
+    width = max(map(len, found))
+    for key, value in found.items():
+        console.print(f"{key.replace('_', ' '):{width}}  {value:,}" if isinstance(value, (int, float)) else value)

@@ -1,0 +1,148 @@
+"""``bench http``: jobs of one 50 ms request each, beside a bare asyncio loop over one ``httpx.AsyncClient``.
+
+The provider is a process of its own and as cheap as can be (asyncio, no framework): its CPU is shared with
+what is measured. Both sides send the same requests with the same number at once, one after the other in the
+same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+
+from resilient import Item
+from resilient.surface.bench.app import account, build, get
+from resilient.surface.bench.crew import BenchFailed, run_crew
+from resilient.surface.bench.figures import rate
+from resilient.surface.bench.server import Server
+from resilient.surface.bench.work import Load, work
+from resilient.surface.scratch import scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
+    from resilient.surface.bench.crew import Crew, Start
+
+_LATENCY: Final = 0.05
+_ANSWER: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def http(
+    url: str | None, *, jobs: int, resources: int, workers: int, concurrency: int, limits: bool, bare: bool = True
+) -> dict[str, Any]:
+    """Push ``jobs`` requests, ``concurrency`` at once in each of ``workers`` processes."""
+    with _provider() as address:
+        loops = [run_crew(_bare, workers, address, jobs // workers, concurrency)] if bare else []
+        with scratch(url, "bench") as place:
+            app = build(place, limits=limits)
+            try:
+                app.enqueue_many_sync(get, [Item(address, resource_key=account(n, resources)) for n in range(jobs)])
+                done = multiprocessing.get_context("spawn").Array("q", workers, lock=False)
+                server = Server(place)
+                before = server.cpu()
+                crew = run_crew(work, workers, done, Load(place, jobs, concurrency, limits), numbered=True)
+                cpu = server.total(crew.cpu, before)
+            finally:
+                app.database.close_sync()
+        if bare:  # before and after: machines change their pace
+            loops.append(run_crew(_bare, workers, address, jobs // workers, concurrency))
+    return _figures(jobs, crew, cpu) | (_compared(jobs, crew, loops) if bare else {})
+
+
+def _figures(jobs: int, crew: Crew, cpu: float) -> dict[str, Any]:
+    return {
+        "jobs_per_second": rate(jobs, crew.seconds),
+        "cpu_seconds": cpu,
+        "worker_cpu_seconds": round(crew.cpu, 3),
+        "worker_memory_mb": crew.memory,
+        "useless_executions": crew.total("executions") - jobs,
+    }
+
+
+def _compared(jobs: int, crew: Crew, loops: list[Crew]) -> dict[str, Any]:
+    per_second = sum(rate(loop.total("sent"), loop.seconds) for loop in loops) / len(loops)
+    return {
+        "bare_per_second": round(per_second, 1),
+        "share_of_bare": round(rate(jobs, crew.seconds) / per_second, 3),
+        "bare_cpu_seconds": round(sum(loop.cpu for loop in loops) / len(loops), 3),
+    }
+
+
+def _bare(start: Start, address: str, jobs: int, concurrency: int) -> dict[str, Any]:
+    """The bare loop (a task of `run_crew`)."""
+    return asyncio.run(_bare_loop(start, address, jobs, concurrency))
+
+
+async def _bare_loop(start: Start, address: str, jobs: int, concurrency: int) -> dict[str, Any]:
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    left = iter(range(jobs))
+
+    async def loop(client: httpx.AsyncClient) -> None:
+        for _ in left:
+            (await client.get(address)).raise_for_status()
+
+    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+        start()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(loop(client))
+        return {"sent": jobs, "finished_at": time.perf_counter()}
+
+
+# -- the provider --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _provider() -> Iterator[str]:
+    """A process that answers every request after 50 ms; yields its address."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield f"http://127.0.0.1:{_port(ours)}/"
+    finally:
+        process.terminate()
+        process.join(10)
+
+
+def _port(pipe: Connection) -> int:
+    try:
+        return int(pipe.recv())
+    except EOFError:
+        raise BenchFailed("the bench's provider died; its own output above says why") from None
+
+
+def _serve(pipe: Connection) -> None:
+    asyncio.run(_serving(pipe))
+
+
+async def _serving(pipe: Connection) -> None:
+    server = await asyncio.get_running_loop().create_server(_Slow, "127.0.0.1", 0)
+    pipe.send(server.sockets[0].getsockname()[1])
+    await server.serve_forever()
+
+
+class _Slow(asyncio.Protocol):
+    """Just enough HTTP/1.1: requests without a body, one at a time on a connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+        self._seen = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._seen += data
+        if self._seen.endswith(b"\r\n\r\n"):
+            self._seen = b""
+            asyncio.get_running_loop().call_later(_LATENCY, self._answer)
+
+    def _answer(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(_ANSWER)

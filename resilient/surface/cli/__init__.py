@@ -1,0 +1,41 @@
+"""The command line: ``resilient``.
+
+``main`` is all the rest of the world needs: it prints errors as one line and returns the exit status (`exits.py`).
+Options that every command takes (``--app``, ``--json`` ...) may stand before or after the command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from resilient.surface.cli.exits import INTERRUPTED, OK, USAGE, line_of, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    from resilient.surface.cli import root  # noqa: PLC0415 - typer and rich: only for this
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        return root.run(given)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Exception as error:
+        if debug:
+            raise
+        if (usage := root.usage_line(error)) is not None:
+            root.errors().error(usage)
+            return USAGE
+        root.errors().error(line_of(error))
+        return status_of(error)

@@ -1,0 +1,132 @@
+"""What every command needs: the app (or just a database), how to print, and closing it all afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.errors import SetupError
+from resilient.surface.cli.output import Output
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from types import ModuleType
+
+    from resilient.engine.app import Resilient
+
+NEITHER = (
+    "which app? Say --app module:app (or RESILIENT_APP=module:app); for looking at a database without the program's"
+    " code: --database sqlite:///app.db or postgresql://..."
+)
+
+
+@dataclass(slots=True)
+class Context:
+    """One run of the command line."""
+
+    app_name: str | None = None
+    database: str | None = None
+    schema: str | None = None
+    debug: bool = False
+    out: Output = field(default_factory=Output)
+    typed_database: str | None = None
+    _app: Resilient | None = None
+
+    @property
+    def app(self) -> Resilient:
+        """The program's app; with only a database, one that knows no handlers."""
+        if self._app is None:
+            if self.app_name is not None:
+                self._app = load(self.app_name)
+            elif self.database is not None:
+                from resilient.engine.app import Resilient  # noqa: PLC0415 - a second of imports, only where needed
+
+                self._app = Resilient(self.database, schema=self.schema, upgrade=False)
+            else:
+                raise SetupError(NEITHER)
+        return self._app
+
+    def program(self, what: str) -> Resilient:
+        """The program's app, for commands that need its code."""
+        if self.app_name is None:
+            raise SetupError(f"{what} needs the program's code: say --app module:app (or RESILIENT_APP=module:app)")
+        return self.app
+
+    @property
+    def knows_policies(self) -> bool:
+        """Whether limits declared in code are known."""
+        return self.app_name is not None
+
+    @property
+    def now(self) -> datetime:
+        """The database's clock, which all times on the screen are compared with."""
+        found: datetime = self.app.database.transaction_sync(lambda c, d: d.now(c))
+        return found
+
+    def close(self) -> None:
+        """Close connections that were opened here."""
+        if self._app is not None:
+            asyncio.run(self._app.close())
+
+
+def load(name: str) -> Resilient:
+    """The app that ``module:attribute`` names; the attribute may be a function that makes it.
+
+    Raises `SetupError` with what was tried.
+    """
+    from resilient.engine.app import Resilient  # noqa: PLC0415 - as above
+
+    module_name, _, attribute = name.partition(":")
+    module = _import(module_name, name)
+    found = _attribute(module, attribute, name) if attribute else _only_app(module, name)
+    if callable(found) and not isinstance(found, Resilient):
+        found = found()
+    if not isinstance(found, Resilient):
+        raise SetupError(f"{name} is a {type(found).__name__}, not a Resilient app")
+    return found
+
+
+def _import(module_name: str, name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if not module_name or module_name.endswith(".py") or "/" in module_name:
+        raise SetupError(f"{name!r} is not module:app: write the import name, such as 'shop.jobs:app'")
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise SetupError(f"there is no module {module_name!r} here ({here}) or among the installed ones") from None
+        raise SetupError(f"{module_name} cannot be imported: {error}") from error
+    except Exception as error:
+        if isinstance(error, SetupError):
+            raise
+        raise SetupError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _attribute(module: ModuleType, attribute: str, name: str) -> Any:
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            have = ", ".join(f"{module.__name__}:{one}" for one in _apps(module)) or "none"
+            raise SetupError(f"{name}: there is no {attribute!r}; apps in that module: {have}")
+        found = getattr(found, part)
+    return found
+
+
+def _only_app(module: ModuleType, name: str) -> Any:
+    apps = _apps(module)
+    if len(apps) != 1:
+        have = ", ".join(f"{module.__name__}:{one}" for one in apps) or "none"
+        raise SetupError(f"{name} names no app: write module:app; apps in that module: {have}")
+    return getattr(module, apps[0])
+
+
+def _apps(module: ModuleType) -> list[str]:
+    from resilient.engine.app import Resilient  # noqa: PLC0415 - as above
+
+    return sorted(key for key, value in vars(module).items() if isinstance(value, Resilient))

@@ -1,0 +1,282 @@
+"""``resilient resources ...``: what is stopped, and stopping it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.core.errors import InvalidInput
+from resilient.core.phrases import counted, when
+from resilient.surface.cli import views
+from resilient.surface.cli.exits import FAILED
+from resilient.surface.cli.filters import until
+from resilient.surface.cli.jobs import DryRun, PageSize, Yes  # noqa: TC001 - typer evaluates annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.core.records import ResourceInfo
+    from resilient.surface.cli.context import Context
+
+resources = typer.Typer(help="What jobs go through: see what is stopped, stop it, limit it.", no_args_is_help=True)
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="A resource key, such as github/acct-7.")]
+Which = Annotated[
+    str, typer.Argument(metavar="KEY|PATTERN", help="A key, or a pattern such as 'github/*' for the existing ones.")
+]
+Gate = Annotated[
+    str | None, typer.Option(help="Only those it stops: breaker, cooldown, pause, auth or any.", show_default=False)
+]
+Reason = Annotated[str | None, typer.Option(help="Why; shown to whoever asks.", show_default=False)]
+For = Annotated[str | None, typer.Option("--for", help="How long: 15m, 2h.", show_default=False)]
+Until = Annotated[str | None, typer.Option("--until", help="Until when: 2030-01-31T12:00Z.", show_default=False)]
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+
+@resources.command("list")
+def list_resources(
+    ctx: typer.Context,
+    pattern: Annotated[str | None, typer.Argument(help="Such as 'github/*'.", show_default=False)] = None,
+    *,
+    gate: Gate = None,
+    stopped: Annotated[bool, typer.Option("--stopped", help="The same as --gate any.")] = False,
+    limit: PageSize = 50,
+    after: Annotated[str | None, typer.Option(help="Those that follow this key.", show_default=False)] = None,
+) -> None:
+    """List the resources in use, by key."""
+    run: Context = ctx.obj
+    wanted: Any = gate or ("any" if stopped else None)
+    found = run.app.sync.resources.list(pattern, gate=wanted, limit=limit, after=after)
+    more = found[-1].key if len(found) == limit else None
+    if run.out.as_json:
+        run.out.json({"resources": [one.to_json() for one in found], "next": more})
+        return
+    if not found:
+        run.out.say("No resource is stopped." if wanted and not pattern else "No resource fits.")
+        return
+    now = run.now
+    run.out.table(views.RESOURCE_HEADERS, [views.resource_row(one, now) for one in found], right=(3, 4))
+    if more is not None:
+        run.out.say(f"There may be more: --after {more}", style="dim")
+
+
+@resources.command("show")
+def show_resource(ctx: typer.Context, key: Key) -> None:
+    """Everything about one resource, with the limits that apply to it."""
+    run: Context = ctx.obj
+    api = run.app.sync.resources
+    info, why = api.get(key), api.why(key)
+    policy = run.app.policies.for_key(key, info.policy).to_json()
+    if run.out.as_json:
+        run.out.json({"resource": info.to_json(), "policy": policy, "why": why.to_json()})
+        return
+    _show(run, info, policy)
+    views.show_why(run.out, why)
+
+
+def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
+    now, override = run.now, info.policy or {}
+    marks = {name: " (set at runtime)" if name in override else "" for name in policy}
+    run.out.fields(
+        [
+            ("resource", info.key),
+            ("state", views.state_of(info)),
+            ("circuit", f"{info.breaker}, opened {info.reopens + 1} times in a row" if info.reopens else info.breaker),
+            ("credentials", info.auth),
+            ("waiting", counted(info.waiting, "job")),
+            ("running", counted(info.running, "job")),
+            ("limits", limits_of(policy) + marks["limits"]),
+            ("concurrency", cap_of(policy) + marks["concurrency"]),
+            ("breaker", json.dumps(override["breaker"]) + marks["breaker"] if "breaker" in override else None),
+            ("last success", info.last_success_at and when(info.last_success_at, now)),
+            ("last error", info.last_error and f"{info.last_error} ({info.last_error_kind or 'unknown'})"),
+            ("last error at", info.last_error_at and when(info.last_error_at, now)),
+            ("first used", when(info.created_at, now) if info.created_at else "not yet"),
+        ]
+    )
+    if not run.knows_policies:
+        run.out.say("Limits declared by the program are not known here: say --app to see them.", style="dim")
+
+
+def limits_of(policy: dict[str, Any]) -> str:
+    """The rate limits of a policy in words."""
+    told = (
+        f"{one['rate']:g} {one['counts']} per {one['per']:g} s"
+        + (f", burst {one['burst']:g}" if "burst" in one else "")
+        for one in policy["limits"]
+    )
+    return "; ".join(told) or "none"
+
+
+def cap_of(policy: dict[str, Any]) -> str:
+    """The concurrency cap of a policy in words."""
+    return "no cap" if policy["concurrency"] is None else f"{policy['concurrency']:,} at once"
+
+
+@resources.command("why")
+def why_resource(ctx: typer.Context, key: Key) -> None:
+    """Why the jobs of a resource are not running, and when they will."""
+    run: Context = ctx.obj
+    found = run.app.sync.resources.why(key)
+    if run.out.as_json:
+        run.out.json(found.to_json())
+    else:
+        views.say_why(run.out, found)
+
+
+# -- changing ------------------------------------------------------------------------------------------------
+
+
+@resources.command("pause")
+def pause(
+    ctx: typer.Context,
+    which: Which,
+    *,
+    reason: Reason = None,
+    duration: For = None,
+    end: Until = None,
+    gate: Gate = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Start nothing there until it is resumed.
+
+    Or for some time (--for, --until). What runs goes on.
+    """
+    run: Context = ctx.obj
+    options = {"reason": reason, "until": until("--until", duration, end), "gate": gate}
+    _change(run, "paused", run.app.sync.resources.pause, which, options, dry_run, yes)
+
+
+@resources.command("resume")
+def resume(ctx: typer.Context, which: Which, *, dry_run: DryRun = False, yes: Yes = False) -> None:
+    """End a pause."""
+    run: Context = ctx.obj
+    _change(run, "resumed", run.app.sync.resources.resume, which, {}, dry_run, yes)
+
+
+@resources.command("open")
+def open_(
+    ctx: typer.Context,
+    which: Which,
+    *,
+    reason: Reason = None,
+    duration: For = None,
+    end: Until = None,
+    gate: Gate = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Open the circuit by hand.
+
+    Nothing goes through, not even requests of jobs that run, until it is closed by hand or a trial goes well.
+    """
+    run: Context = ctx.obj
+    options = {"reason": reason, "until": until("--until", duration, end), "gate": gate}
+    _change(run, "opened", run.app.sync.resources.open, which, options, dry_run, yes)
+
+
+@resources.command("close")
+def close(ctx: typer.Context, which: Which, *, dry_run: DryRun = False, yes: Yes = False) -> None:
+    """Close the circuit by hand.
+
+    The load comes back step by step.
+    """
+    run: Context = ctx.obj
+    _change(run, "closed", run.app.sync.resources.close, which, {}, dry_run, yes)
+
+
+@resources.command("reset")
+def reset(ctx: typer.Context, which: Which, *, dry_run: DryRun = False, yes: Yes = False) -> None:
+    """Close the circuit, end cooldown and pause. Credentials and limits stay."""
+    run: Context = ctx.obj
+    _change(run, "reset", run.app.sync.resources.reset, which, {}, dry_run, yes)
+
+
+@resources.command("limit")
+def limit_(
+    ctx: typer.Context,
+    which: Which,
+    *,
+    limit: Annotated[
+        list[str] | None, typer.Option(help="100/min, 5000/1h or '2/s burst 40'; may be repeated.")
+    ] = None,
+    no_limits: Annotated[bool, typer.Option("--no-limits", help="No rate limit at all.")] = False,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Jobs at once.", show_default=False)] = None,
+    no_concurrency: Annotated[bool, typer.Option("--no-concurrency", help="No cap.")] = False,
+    breaker: Annotated[
+        list[str] | None, typer.Option(help="name=value: streak, ratio, volume, window, first_open, longest_open ...")
+    ] = None,
+    clear: Annotated[
+        list[str] | None, typer.Option(help="Back to what the program declares: limits, concurrency, breaker or all.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Override the limits of a resource.
+
+    At once and for every worker; --clear goes back to what the program declares.
+    """
+    run: Context = ctx.obj
+    options: dict[str, Any] = {"clear": True if "all" in (clear or []) else tuple(clear or ())}
+    if limit or no_limits:
+        options["limits"] = limit or None
+    if concurrency is not None or no_concurrency:
+        options["concurrency"] = concurrency
+    if breaker:
+        options["breaker"] = dict(_member(one) for one in breaker)
+    api = run.app.sync.resources
+    _change(run, "limited anew", api.limit, which, options, dry_run, yes)
+    if not (run.out.as_json or dry_run or _is_pattern(which)):
+        policy = run.app.policies.for_key(which, api.get(which).policy).to_json()
+        run.out.say(f"  rate limits: {limits_of(policy)}; concurrency: {cap_of(policy)}")
+
+
+def _member(text: str) -> tuple[str, float | int | None]:
+    name, equals, value = text.partition("=")
+    try:
+        number = None if value == "none" else float(value)
+    except ValueError:
+        equals = ""
+        number = None
+    if not equals:
+        raise InvalidInput(f"--breaker {text!r}: write name=number, such as streak=10, or name=none")
+    return name, int(number) if number is not None and number.is_integer() else number
+
+
+def _is_pattern(which: str) -> bool:
+    return "*" in which or "?" in which
+
+
+def _change(
+    run: Context,
+    done: str,
+    change: Callable[..., Any],
+    which: str,
+    options: dict[str, Any],
+    dry_run: bool,  # noqa: FBT001 - passed on
+    yes: bool,  # noqa: FBT001 - the same
+) -> None:
+    """Change one resource, or those of a pattern after a look at how many, and a yes."""
+    pattern = _is_pattern(which)
+    if pattern and not dry_run:
+        meant = change(which, **options, dry_run=True)
+        if meant and not run.out.confirm(f"{len(meant):,} resources would be {done}. Go on?", yes=yes):
+            raise typer.Exit(FAILED)
+    changed = change(which, **options, dry_run=dry_run)
+    if run.out.as_json:
+        run.out.json({**changed.to_json(), "dry_run": dry_run})
+        return
+    would = "would be " if dry_run else ""
+    if not pattern:
+        run.out.say(f"{which} {would or 'is '}{done}.")
+        return
+    for key in changed.keys[:20]:
+        run.out.say(f"  {key}")
+    if len(changed) > 20:  # noqa: PLR2004 - a screenful
+        run.out.say(f"  ... and {len(changed) - 20:,} more")
+    run.out.say(f"{counted(len(changed), 'resource')} {would}{done}.")

@@ -1,0 +1,186 @@
+"""The commands put together, and the options that all of them share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from resilient.core.errors import SetupError
+from resilient.surface.cli import operate
+from resilient.surface.cli.connections import connections, secrets
+from resilient.surface.cli.context import Context
+from resilient.surface.cli.exits import HELP, OK, USAGE
+from resilient.surface.cli.jobs import dead, jobs
+from resilient.surface.cli.output import Output
+from resilient.surface.cli.providers import providers
+from resilient.surface.cli.resources import resources
+from resilient.surface.cli.schedules import schedules
+from resilient.surface.cli.sync import sync
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+cli = typer.Typer(
+    name="resilient",
+    help="Work that must go through somebody else's API: see it, run it, change it.",
+    epilog=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+SHARED: Final = "Also --app, --database, --schema, --json and --debug: see `resilient --help`."
+VALUED: Final = ("--app", "--database", "--schema")
+FLAGS: Final = ("--json", "--debug")
+OWN_OPTIONS: Final = ("bench", "demo")  # commands with a --database and --json of their own
+
+
+@cli.callback()
+def shared(
+    ctx: typer.Context,
+    app: Annotated[
+        str | None, typer.Option("--app", "-A", envvar="RESILIENT_APP", help="The program's app, as module:app.")
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(envvar="RESILIENT_DATABASE", help="Instead of --app: sqlite:///app.db or postgresql://..."),
+    ] = None,
+    schema: Annotated[
+        str | None, typer.Option(envvar="RESILIENT_SCHEMA", help="PostgreSQL schema of the tables, with --database.")
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+) -> None:
+    """These options may also stand after the command."""
+    sources = {name: ctx.get_parameter_source(name) for name in ("app", "database")}
+    said = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if said == {"app", "database"}:
+        raise SetupError("give --app or --database, not both")
+    if database is not None and (app is None or "database" in said):
+        app = None  # what was typed wins over the environment
+    else:
+        database = None
+    made = Context(app, database, schema, debug, Output(as_json=as_json))
+    made.typed_database = database if "database" in said else None
+    ctx.obj = made
+    ctx.call_on_close(made.close)
+
+
+cli.command()(operate.status)
+cli.command()(operate.worker)
+cli.command()(operate.enqueue)
+cli.add_typer(jobs, name="jobs")
+cli.add_typer(dead, name="dead")
+cli.add_typer(resources, name="resources")
+cli.add_typer(schedules, name="schedules")
+cli.add_typer(sync, name="sync")
+cli.add_typer(connections, name="connections")
+cli.add_typer(secrets, name="secrets")
+cli.add_typer(providers, name="providers")
+cli.add_typer(operate.database, name="db")
+cli.command()(operate.prune)
+cli.command()(operate.doctor)
+
+_PASSED_ON: Final[dict[str, Any]] = {
+    "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    "add_help_option": False,
+}
+
+
+@cli.command(**_PASSED_ON)
+def bench(ctx: typer.Context) -> None:
+    """Measure the engine on this machine."""
+    from resilient.surface.bench.command import app  # noqa: PLC0415 - only where needed
+
+    alone = _plain(no_args_is_help=True)
+    alone.add_typer(app)
+    _pass_on(ctx, alone, at_least=1)
+
+
+@cli.command(**_PASSED_ON)
+def demo(ctx: typer.Context) -> None:
+    """Show the engine at work, and audit it."""
+    from resilient.surface.demo.command import demo as command  # noqa: PLC0415 - only where needed
+
+    alone = _plain()
+    alone.command()(command)
+    _pass_on(ctx, alone, at_least=0)
+
+
+def _plain(**options: Any) -> typer.Typer:
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **options)
+
+
+def _pass_on(ctx: typer.Context, app: typer.Typer, *, at_least: int) -> None:
+    """Hand the rest of the line to a command that lives elsewhere, with the shared options that were typed."""
+    run: Context = ctx.obj
+    arguments = list(ctx.args)
+    if len(arguments) >= at_least:
+        arguments += ["--database", run.typed_database] if run.typed_database else []
+        arguments += ["--json"] if run.out.as_json else []
+    command = typer.main.get_command(app)
+    raise typer.Exit(command.main(arguments, prog_name=ctx.command_path, standalone_mode=False) or 0)
+
+
+# -- running -------------------------------------------------------------------------------------------------
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; errors are raised."""
+    command = typer.main.get_command(cli)
+    _add_epilogs(command)
+    try:
+        result = command.main(hoisted(arguments), prog_name="resilient", standalone_mode=False)
+    except Exception as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            raise
+        Output().say(usage_line(error) or "")
+        return USAGE
+    return result if isinstance(result, int) else OK
+
+
+def _add_epilogs(command: Any) -> None:
+    """Every help ends with where the shared options are explained."""
+    for one in getattr(command, "commands", {}).values():
+        one.epilog = one.epilog or SHARED
+        _add_epilogs(one)
+
+
+def hoisted(arguments: Sequence[str]) -> list[str]:
+    """The same line with the shared options in front, wherever they stood."""
+    front: list[str] = []
+    rest: list[str] = []
+    left = iter(arguments)
+    for one in left:
+        if one == "--" or (one in OWN_OPTIONS and not [word for word in rest if not word.startswith("-")]):
+            rest += [one, *left]
+        elif one in FLAGS:
+            front.append(one)
+        elif one in (*VALUED, "-A"):
+            front += [one, *([value] if (value := next(left, None)) is not None else [])]
+        elif one.startswith(tuple(f"{name}=" for name in VALUED)):
+            front.append(one)
+        else:
+            rest.append(one)
+    return front + rest
+
+
+def usage_line(error: BaseException) -> str | None:
+    """A wrong command line in one sentence; None for other errors.
+
+    Told by shape: newer typers bring their own click, older ones import it.
+    """
+    if not callable(said := getattr(error, "format_message", None)):
+        return None
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return str(said())
+    ctx = getattr(error, "ctx", None)
+    return str(said()).rstrip(".") + (f" (see `{ctx.command_path} --help`)" if ctx is not None else "")
+
+
+def errors() -> Output:
+    """Where errors are printed."""
+    return Output()

@@ -1,0 +1,93 @@
+"""The demo's application: one handler, one provider's facts. What a user of the library writes, and no more.
+
+``python -m resilient.surface.demo.app '{"url": ..., "schema": ..., "addresses": ...}'`` is one worker
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+from typing import Any, Final
+
+from resilient import BreakerPolicy, FullJitter, Job, Resilient, Retry, handler
+from resilient.core.failure import FailureKind, Scope
+from resilient.core.provider import Errors, Idempotency, Provider, Rule
+from resilient.surface.demo import accounts
+from resilient.surface.demo.contacts import Contact  # noqa: TC001 - a handler's annotation is read
+
+CONCURRENCY: Final = 8  # jobs at once in one worker
+LEASE: Final = 4.0  # seconds until a dead worker's jobs run elsewhere; short, because people are watching
+_ANSWER: Final = 2.0  # seconds we wait for an answer
+
+
+@handler("contact.push", retry=Retry(max_attempts=10, delay=FullJitter(base=0.5, cap=4)), timeout=30)
+async def push_contact(job: Job[Contact]) -> None:
+    """Push one contact to its account at the provider."""
+    contact = job.payload
+    addresses: dict[str, str] = job.deps
+    base = addresses["fragile" if contact.account == accounts.DOWN else "steady"]
+    response = await job.client.post(
+        f"{base}/v1/{contact.account}/{contact.endpoint}",
+        json={"id": contact.id, "name": contact.name, "email": contact.email},
+        timeout=_ANSWER,
+    )
+    response.raise_for_status()
+
+
+def provider(addresses: dict[str, str]) -> Provider:
+    """The facts of the demo's provider: where it is, how it says no, and that it honours Idempotency-Key."""
+    return Provider(
+        name=accounts.PROVIDER,
+        base_url=addresses["steady"],
+        hosts=(addresses["fragile"],),
+        errors=Errors(
+            code=("error.code",),
+            rules=(
+                Rule(FailureKind.THROTTLED, status=429, where={"error.scope": "endpoint"}, scope=Scope.ENDPOINT),
+                Rule(FailureKind.THROTTLED, status=429, scope=Scope.ACCOUNT),
+            ),
+        ),
+        idempotency=Idempotency(),
+    )
+
+
+def build(url: str, schema: str | None, addresses: dict[str, str]) -> Resilient:
+    """The application; its tables are made when it is first used."""
+    return Resilient(
+        url,
+        schema=schema,
+        upgrade=True,
+        handlers=[push_contact],
+        providers=[provider(addresses)],
+        breakers={"crm/**": BreakerPolicy(first_open=1.5, longest_open=6.0, ramp=4.0)},
+        deps=addresses,
+    )
+
+
+async def _work(settings: dict[str, Any]) -> None:
+    app = build(settings["url"], settings["schema"], settings["addresses"])
+    async with app:
+        worker = app.worker(concurrency=CONCURRENCY, lease=LEASE, grace=5)
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_until_closed, args=(loop, worker.stop), daemon=True).start()
+        await worker.run()
+
+
+def _until_closed(loop: asyncio.AbstractEventLoop, stop: Any) -> None:
+    """Stop when standard input closes: the process that started this one is gone."""
+    sys.stdin.buffer.read()
+    loop.call_soon_threadsafe(stop)
+
+
+def main() -> None:
+    """One worker process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    asyncio.run(_work(json.loads(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

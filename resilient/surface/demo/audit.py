@@ -1,0 +1,141 @@
+"""The audit: the provider's own log held against the database. Pure; decides what is true, prints nothing.
+
+The log is believed, the engine is not. Each `Claim` is one sentence of the promise with what was found; the
+demo succeeds only if all of them hold. A request that reaches the provider during a cooldown is forgiven
+only if nobody could know yet when it was sent, which is taken to be so within `ON_THE_WIRE` of the answer
+that announced it: that answer still has to travel, be read, be written where other processes see it, and
+they look at most a quarter of a second later. What was forgiven is counted and said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from resilient.surface.demo.view import JobView
+
+ON_THE_WIRE: Final = 0.5  # seconds
+_SHOWN: Final = 5  # culprits named per broken claim
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One sentence, whether it is true, and what it rests on."""
+
+    text: str
+    found: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """``claims`` decide; ``facts`` say how hard it was; ``dead`` are contacts and why their jobs died."""
+
+    claims: tuple[Claim, ...]
+    facts: tuple[str, ...]
+    dead: tuple[tuple[str, str], ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every claim holds."""
+        return all(claim.holds for claim in self.claims)
+
+
+def audit(log: Sequence[Mapping[str, Any]], jobs: Sequence[JobView], contacts: Iterable[str]) -> Audit:
+    """Judge a run. ``contacts`` are the ids that were enqueued, ``jobs`` what the database says now."""
+    wanted = set(contacts)
+    stored = Counter(e["contact"] for e in log if e["decision"] == "stored")
+    invalid = {e["contact"] for e in log if e["decision"] == "invalid"}
+    claims = (
+        _delivered(wanted, stored, invalid),
+        _duplicates(stored),
+        _cooldowns(log),
+        _dead(jobs, invalid),
+        _lost(wanted, jobs, stored),
+        _waiting(jobs),
+    )
+    dead = tuple(sorted((job.contact, job.error or "no reason") for job in jobs if job.state == "dead"))
+    return Audit(claims, _facts(log, jobs), dead)
+
+
+def _delivered(wanted: set[str], stored: Counter[str], invalid: set[str]) -> Claim:
+    valid = wanted - invalid
+    missing = sorted(valid - set(stored))
+    once = sum(stored[contact] == 1 for contact in valid)
+    return Claim(
+        "Every valid contact was delivered, once each",
+        f"{once} of {len(valid)}" + _named(missing, "missing"),
+        once == len(valid) and bool(wanted),
+    )
+
+
+def _duplicates(stored: Counter[str]) -> Claim:
+    twice = sorted(contact for contact, n in stored.items() if n > 1)
+    return Claim("Duplicates at the provider", f"{len(twice)}" + _named(twice, "stored twice"), not twice)
+
+
+def _cooldowns(log: Sequence[Mapping[str, Any]]) -> Claim:
+    early = [e for e in log if e.get("in_cooldown")]
+    sent = [e for e in early if e["late"] > ON_THE_WIRE]
+    forgiven = [e["late"] for e in early if e["late"] <= ON_THE_WIRE]
+    found = f"{len(sent)}"
+    if forgiven:
+        latest = max(forgiven) * 1000
+        found += f" ({len(forgiven)} more were on the wire when one began: they arrived within {latest:.0f} ms)"
+    named = sorted({f"{e['account']}/{e['endpoint']} {e['late']:.2f} s into it" for e in sent})
+    return Claim("Requests sent during a cooldown", found + _named(named, "the provider saw"), not sent)
+
+
+def _dead(jobs: Sequence[JobView], invalid: set[str]) -> Claim:
+    dead = {job.contact for job in jobs if job.state == "dead"}
+    unexplained = [job.contact for job in jobs if job.state == "dead" and not job.error]
+    wrong = sorted((dead ^ invalid) | set(unexplained))
+    return Claim(
+        "Dead jobs are the contacts the provider refused, each with its reason",
+        f"{len(dead)} dead, {len(invalid)} refused" + _named(wrong, "not both"),
+        not wrong,
+    )
+
+
+def _lost(wanted: set[str], jobs: Sequence[JobView], stored: Counter[str]) -> Claim:
+    by_contact = Counter(job.contact for job in jobs)
+    lost = {contact for contact in wanted if by_contact[contact] != 1}
+    lost |= {job.contact for job in jobs if job.state not in ("succeeded", "dead")}
+    lost |= {job.contact for job in jobs if (job.state == "succeeded") != (stored[job.contact] > 0)}
+    return Claim(
+        "Lost jobs, or jobs whose state says something else than the provider",
+        f"{len(lost)}" + _named(sorted(lost), "see"),
+        not lost,
+    )
+
+
+def _waiting(jobs: Sequence[JobView]) -> Claim:
+    charged = sorted(job.contact for job in jobs if job.charged_waits)
+    return Claim("Attempts charged for waiting (429)", f"{len(charged)}" + _named(charged, "charged"), not charged)
+
+
+def _facts(log: Sequence[Mapping[str, Any]], jobs: Sequence[JobView]) -> tuple[str, ...]:
+    decisions = Counter(e["decision"] for e in log)
+    dialects = sorted({e["dialect"] for e in log if "dialect" in e})
+    spoken = ": " + ", ".join(dialects) if dialects else ""
+    rescued = sum(job.rescues for job in jobs)
+    facts = [
+        f"{len(log)} requests reached the provider for {len(jobs)} jobs",
+        f"{decisions['throttled']} answers were 429, in {len(dialects)} dialects{spoken}",
+        f"{decisions['unavailable']} answers were 503, then the port was closed",
+        f"{decisions['repeated']} requests repeated one whose answer was lost; their keys were recognised",
+        f"{rescued} executions were cut off by the kill; their jobs were rescued",
+    ]
+    return tuple(facts)
+
+
+def _named(culprits: Sequence[str], what: str) -> str:
+    """The first few culprits, or nothing."""
+    if not culprits:
+        return ""
+    more = f" and {len(culprits) - _SHOWN} more" if len(culprits) > _SHOWN else ""
+    return f"; {what}: {', '.join(culprits[:_SHOWN])}{more}"

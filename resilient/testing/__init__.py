@@ -1,0 +1,16 @@
+"""What an application needs to test its handlers: jobs without a database, and a clock that moves when told.
+
+from resilient import testing
+
+result = await sync_issues(testing.job(SyncIssues(repo="a/b"), client=client))
+
+clock = testing.FakeClock()
+app = Resilient("sqlite:///test.db", handlers=[...], clock=clock.now)
+await app.worker().drain()          # runs everything that is due, then returns
+clock.advance(60)
+"""
+
+from resilient.testing.clock import FakeClock
+from resilient.testing.jobs import Bench, bench_of, job, sync_job
+
+__all__ = ["Bench", "FakeClock", "bench_of", "job", "sync_job"]

@@ -1,0 +1,283 @@
+"""The contract every provider keeps: its facts are well formed, and they read its own answers rightly.
+
+A provider comes with a `Dialect`: sample answers as the API gives them and what each must mean. The contract
+runs them through the engine's own decisions, and asks that no rule goes untested: each line of an error
+dialect must decide some sample.
+
+    from resilient.testing.contract import Dialect, Sample, problems
+
+    def test_acme():
+        assert problems(acme.provider(), DIALECT) == []
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.auth import OAuth2, Rotation
+from resilient.core.budgets import Fields
+from resilient.core.classify import classify, rule_for
+from resilient.core.errors import InvalidInput
+from resilient.core.exchange import AnswerFacts
+from resilient.core.failure import FailureKind, Scope
+from resilient.core.page_request import PageRequest, PagingError
+from resilient.core.paging import Loop
+from resilient.core.provider import Provider, Rule
+from resilient.core.resource_key import check
+from resilient.core.token_answer import RFC_6749, classify_token
+from resilient.core.webhook import Delivery, verify
+from resilient.testing.fact_checks import fact_problems
+from resilient.testing.samples import NOW, Dialect, Hook, Page, Pages, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resilient.core.exchange import RequestFacts
+    from resilient.core.failure import Failure
+    from resilient.core.paging import Paginator
+
+_EXACT: Final = 0.001  # seconds
+_LONGEST_LOOP: Final = 12  # pages after which going round must have been noticed
+
+
+def problems(provider: Provider, dialect: Dialect) -> list[str]:
+    """Everything in which a provider breaks its contract; empty if nothing."""
+    found = list(fact_problems(provider, datetime.now(UTC)))
+    for look in (sample_problems, token_problems, page_problems, hook_problems):
+        try:
+            found += look(provider, dialect)
+        except (InvalidInput, re.error) as error:
+            found.append(f"{look.__name__.replace('_', ' ')}: {error}")
+    return found
+
+
+# -- answers of the API --------------------------------------------------------------------------------------
+
+
+def sample_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
+    """Samples that mean something else, groups that lack theirs, and rules no sample reaches."""
+    used: list[Rule] = []
+    for sample in dialect.answers():
+        asked, answer = sample.asked(provider), sample.answer(provider)
+        yield from _compare(sample, classify(answer, asked, provider, NOW))
+        if sample.status >= 400 or provider.errors.reads_success:  # noqa: PLR2004 - HTTP's own border of failure
+            rule = rule_for(answer, asked, provider)
+            used += [] if rule is None else [rule]
+        yield from _routed(provider, sample, asked)
+    for rule in provider.errors.rules:
+        if not any(rule is one for one in used):
+            yield f"no sample is decided by the rule {_brief(rule)}"
+    waits = {FailureKind.THROTTLED, FailureKind.QUOTA}
+    if not dialect.throttled or any(s.kind not in waits | {FailureKind.CONFLICT} for s in dialect.throttled):
+        yield "throttled: give at least one sample, each throttled, quota or conflict"
+    if not dialect.refused or any(s.kind in waits or s.kind is None for s in dialect.refused):
+        yield "refused: give at least one permission error, none of which is a throttle"
+    if provider.auth and (not dialect.expired or any(s.kind is not FailureKind.AUTH for s in dialect.expired)):
+        yield "expired: give at least one answer to a token that is refused"
+    if provider.incremental and not dialect.no_reset and not dialect.reset:
+        yield "reset: give the answer to a cursor that is refused, or say in no_reset why there is none"
+    if any(s.kind is not FailureKind.RESET_CURSOR for s in dialect.reset):
+        yield "reset: a refused cursor must start a full pass"
+
+
+def _compare(sample: Sample, failure: Failure | None) -> Iterator[str]:
+    kind = None if failure is None else failure.kind
+    if kind is not sample.kind:
+        yield f"{sample.about}: means {kind or 'success'}, not {sample.kind or 'success'}"
+        return
+    if failure is None:
+        return
+    if failure.scope is not sample.scope:
+        yield f"{sample.about}: concerns the {failure.scope}, not the {sample.scope}"
+    if sample.wait is ...:
+        return
+    told = failure.retry_in
+    if told is not sample.wait and (told is None or sample.wait is None or abs(told - sample.wait) > _EXACT):
+        yield f"{sample.about}: tells to wait {told} s, not {sample.wait}"
+
+
+def _routed(provider: Provider, sample: Sample, asked: RequestFacts) -> Iterator[str]:
+    suffix = ""
+    if provider.route is not None:
+        suffix, cost = provider.route(asked)
+        if cost < 0:
+            yield f"{sample.about}: its route costs {cost}"
+        if suffix:
+            check(f"{provider.name}/account/{suffix}")
+    if sample.key is not None and sample.key != suffix:
+        yield f"{sample.about}: is routed to {suffix!r}, not {sample.key!r}"
+
+
+def _brief(rule: Rule) -> str:
+    said = {name: getattr(rule, name) for name in ("kind", "status", "code", "where", "header", "text", "path")}
+    return ", ".join(f"{name}={value!r}" for name, value in said.items() if value)
+
+
+# -- answers of the token endpoint ---------------------------------------------------------------------------
+
+
+def token_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
+    """The token endpoint's dialect, and what holds for every token endpoint."""
+    oauth = provider.oauth
+    if oauth is None:
+        return
+    samples = (*dialect.dead_grant, *dialect.token_errors)
+    for sample in samples:
+        yield from _compare(sample, classify_token(sample.answer(), oauth, NOW))
+    for rule in oauth.errors.rules:
+        judge = Provider(name="token", errors=replace(oauth.errors, rules=(*oauth.errors.rules, *RFC_6749)))
+        found = [rule_for(_as_error(s.answer()), s.asked(judge), judge) for s in samples]
+        if not any(rule is one for one in found):
+            yield f"no sample of the token endpoint is decided by the rule {_brief(rule)}"
+    if oauth.refreshes and not dialect.dead_grant:
+        yield "dead_grant: give the answer to a refresh whose grant is gone"
+    dead = FailureKind.AUTH, Scope.ACCOUNT
+    if any((s.kind, s.scope) != dead for s in dialect.dead_grant):
+        yield "dead_grant: must concern this account's credentials only"
+    yield from _common_to_tokens(oauth)
+
+
+def _as_error(answer: AnswerFacts) -> AnswerFacts:
+    return replace(answer, status=400) if answer.status < 400 else answer  # noqa: PLR2004 - HTTP's own border
+
+
+def _common_to_tokens(oauth: OAuth2) -> Iterator[str]:
+    good: dict[str, Any] = {}
+    *parents, name = oauth.success[0].split(".")
+    inner = good
+    for parent in parents:
+        inner = inner.setdefault(parent, {})
+    inner[name] = "token"
+    lost = FailureKind.TRANSIENT if oauth.replayable else FailureKind.AMBIGUOUS
+    every = (
+        Sample("a token", 200, None, good),
+        Sample("an empty token", 200, FailureKind.TRANSIENT, {oauth.success[0]: ""}),
+        Sample("an answer that is no token", 200, FailureKind.TRANSIENT, {"message": "slow down"}),
+        Sample("a page of HTML", 200, FailureKind.TRANSIENT, "<html>"),
+        Sample("a lost answer", 502, lost, "<html>"),
+        Sample("an outage", 503, FailureKind.TRANSIENT, "<html>"),
+        Sample("a throttle", 429, FailureKind.THROTTLED, "", {"Retry-After": "30"}, wait=30),
+    )
+    for sample in every:
+        for problem in _compare(sample, classify_token(sample.answer(), oauth, NOW)):
+            yield f"token endpoint: {problem}"
+    if oauth.rotation is Rotation.GRACE and oauth.lifetime is None and not oauth.lifetime_field:
+        yield "token endpoint: nothing says how long an access token lasts"
+
+
+# -- pages ---------------------------------------------------------------------------------------------------
+
+
+def page_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
+    """Each pagination to its end, and going round."""
+    for missing in set(provider.pagination) - {one.of for one in dialect.pages}:
+        yield f"pages: no sample pages through {missing!r}"
+    for passed in dialect.pages:
+        if passed.of not in provider.pagination:
+            yield f"pages: there is no pagination {passed.of!r}"
+            continue
+        paginator = replace(provider.pagination[passed.of], **passed.changes)
+        yield from (f"pages of {passed.of}: {problem}" for problem in _pass(paginator, passed))
+        yield from (f"pages of {passed.of}: {problem}" for problem in _round(paginator, passed))
+
+
+def _pass(paginator: Paginator, passed: Pages) -> Iterator[str]:
+    request: PageRequest | None = paginator.first(passed.first)
+    loop, count, resume = Loop(), 0, None
+    for number, page in enumerate(passed.pages, 1):
+        if request is None:
+            yield f"ends after {number - 1} of {len(passed.pages)} pages"
+            return
+        if not _asks(request, page.asks):
+            yield f"page {number} is asked for as {request.to_json()}, without {page.asks!r}"
+        if PageRequest.from_json(json.loads(json.dumps(request.to_json()))) != request:
+            yield f"page {number} cannot be stored"
+        try:
+            turn = paginator.turn(request, AnswerFacts(200, Fields.of(page.headers), body=page.body))
+            loop = loop.step(request, turn)
+        except PagingError as error:
+            yield f"page {number}: {error}"
+            return
+        count, request, resume = count + len(turn.items), turn.next, turn.resume
+    if request is not None:
+        yield f"does not end, but asks for {request.to_json()}"
+    if count != passed.items:
+        yield f"gives {count} records, not {passed.items}"
+    if resume != passed.resume:
+        yield f"the next pass begins at {resume!r}, not {passed.resume!r}"
+
+
+def _asks(request: PageRequest, wanted: str) -> bool:
+    name, _, value = wanted.partition("=")
+    if not value:
+        return wanted in request.url
+    return request.query(name) == value or str(request.in_body(name)) == value
+
+
+def _round(paginator: Paginator, passed: Pages) -> Iterator[str]:
+    """A server that gives the first page again and again is noticed."""
+    if len(passed.pages) < 2:  # noqa: PLR2004 - nothing to go round
+        return
+    request, loop = paginator.first(passed.first), Loop()
+    page = passed.pages[0]
+    for _ in range(_LONGEST_LOOP):
+        try:
+            turn = paginator.turn(request, AnswerFacts(200, Fields.of(page.headers), body=page.body))
+            loop = loop.step(request, turn)
+        except PagingError:
+            return
+        if turn.next is None:
+            return
+        request = turn.next
+    yield "goes round for ever when the server repeats its first page"
+
+
+# -- webhooks ------------------------------------------------------------------------------------------------
+
+
+def hook_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
+    """Genuine deliveries are taken, others are not."""
+    webhook = provider.webhook
+    if webhook is None:
+        return
+    if webhook.signatures and not dialect.hooks:
+        yield "hooks: give a delivery with its signature"
+    for number, hook in enumerate(dialect.hooks, 1):
+        given = Delivery(hook.headers, hook.body, hook.url)
+        try:
+            body = json.loads(hook.body)
+        except ValueError:
+            body = None
+        signed = any(one.scheme != "equal" for one in webhook.signatures)
+        tries = [("a genuine one", given, hook.secret, hook.at, True), ("no secret", given, "", hook.at, False)]
+        if signed:
+            changed = Delivery(hook.headers, hook.body + b" ", hook.url)
+            tries.append(("a changed body", changed, hook.secret, hook.at, False))
+        tries.append(("another secret", given, _other(hook.secret), hook.at, False))
+        for about, delivery, secret, at, taken in tries:
+            reason = verify(webhook, delivery, [secret], at, body=body, ed25519=_ed25519)
+            if (reason == "") is not taken:
+                yield f"hook {number}, {about}: {reason or 'is taken'}"
+
+
+def _other(secret: str) -> str:
+    """A secret of the same form that is another."""
+    return secret[::-1] if len(secret) % 4 else secret[4:] + secret[:4] if secret[4:] else secret * 2
+
+
+def _ed25519(key: bytes, signature: bytes, text: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - for few providers only
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+__all__ = ["NOW", "Dialect", "Hook", "Page", "Pages", "Sample", "problems"]

@@ -1,0 +1,160 @@
+"""Jobs without a database, to call a handler with: ``await sync_issues(testing.job(SyncIssues(repo="a/b")))``.
+
+What the handler does to its job is recorded on the `Bench` behind it: progress, requests it asked to admit. Its
+``client`` is the one you give (``httpx.AsyncClient(transport=httpx.MockTransport(...))``, or a plain one for respx).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import httpx
+from uuid_utils.compat import uuid7
+
+from resilient.engine.job import BaseJob, Job, SyncJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+P = TypeVar("P")
+
+
+@dataclass(slots=True)
+class Bench:
+    """What stands behind a job that no worker runs; `bench_of` finds it."""
+
+    app: Any = None
+    deps: Any = None
+    cancel_requested: bool = False
+    client: httpx.AsyncClient | httpx.Client | None = None
+    progress_saved: list[Any] = field(default_factory=list)
+    calls: list[FakeCall] = field(default_factory=list)
+
+    def async_client(self) -> Any:
+        """The client that was given, or a plain one."""
+        if self.client is None:
+            self.client = httpx.AsyncClient()
+        return self.client
+
+    def sync_client(self) -> Any:
+        """The same for a plain handler."""
+        if self.client is None:
+            self.client = httpx.Client()
+        return self.client
+
+    def async_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        """Admit and remember a foreign request."""
+        return self._call(method, url, words)
+
+    def sync_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        """The same for a plain handler."""
+        return self._call(method, url, words)
+
+    def _call(self, method: str, url: str, words: Mapping[str, Any]) -> FakeCall:
+        self.calls.append(FakeCall(method, url, dict(words)))
+        return self.calls[-1]
+
+    async def progress(self, value: Any) -> None:
+        """Remember what was saved."""
+        self.progress_saved.append(value)
+
+    def progress_sync(self, value: Any) -> None:
+        """The same for a plain handler."""
+        self.progress_saved.append(value)
+
+
+@dataclass(slots=True)
+class FakeCall(AbstractAsyncContextManager["FakeCall"], AbstractContextManager["FakeCall"]):
+    """A request that a handler asked to admit, and what it reported."""
+
+    method: str
+    url: str
+    words: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
+    reported: tuple[int, Any, Any] | None = None
+    failure: None = None
+
+    def report(self, status: int, headers: Any = (), body: Any = None) -> None:
+        """Remember what came back."""
+        self.reported = (status, headers, body)
+
+    def raise_for_failure(self) -> None:
+        """Nothing is classified here."""
+
+    async def __aenter__(self) -> Self:
+        """Admitted."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing to do."""
+
+    def __enter__(self) -> Self:
+        """Admitted."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to do."""
+
+
+def job(
+    payload: P,
+    *,
+    kind: str = "test",
+    resource_key: str = "test/account",
+    attempt: int = 1,
+    execution: int = 1,
+    tags: Mapping[str, str] | None = None,
+    deps: Any = None,
+    app: Any = None,
+    client: httpx.AsyncClient | None = None,
+    id: UUID | None = None,  # noqa: A002 - the job's own word
+) -> Job[P]:
+    """A job for an ``async def`` handler."""
+    return Job(**_fields(payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client)))
+
+
+def sync_job(
+    payload: P,
+    *,
+    kind: str = "test",
+    resource_key: str = "test/account",
+    attempt: int = 1,
+    execution: int = 1,
+    tags: Mapping[str, str] | None = None,
+    deps: Any = None,
+    app: Any = None,
+    client: httpx.Client | None = None,
+    id: UUID | None = None,  # noqa: A002 - the job's own word
+) -> SyncJob[P]:
+    """A job for a plain handler."""
+    return SyncJob(
+        **_fields(payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client))
+    )
+
+
+def bench_of(job: BaseJob[Any]) -> Bench:
+    """What stands behind a job made here."""
+    side = job._side  # noqa: SLF001 - its own other half
+    if not isinstance(side, Bench):
+        raise TypeError(f"{job!r} was not made by resilient.testing")
+    return side
+
+
+def _fields(
+    payload: Any,
+    kind: str,
+    resource_key: str,
+    attempt: int,
+    execution: int,
+    tags: Mapping[str, str] | None,
+    id_: UUID | None,
+    bench: Bench,
+) -> dict[str, Any]:
+    id_ = id_ or uuid7()
+    return {
+        "id": id_, "kind": kind, "payload": payload, "resource_key": resource_key, "attempt": attempt,
+        "execution": execution, "idempotency_key": str(id_), "tags": dict(tags or {}), "side": bench,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What talks to the outside: the only code that knows httpx and tenacity."""

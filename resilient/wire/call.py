@@ -1,0 +1,214 @@
+"""``job.call``: one request made by somebody else's client, admitted and reported as one of ours.
+
+    async with job.call("POST", url) as call:
+        answer = vendor_sdk.post(url, headers=call.headers)
+        call.report(answer.status, answer.headers, answer.text)
+
+Entering admits the request or raises, before any I/O; leaving tells the engine what was reported, or the
+exception that ended the block. `report` returns the classified failure and `raise_for_failure` raises it: the
+block itself raises nothing of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from resilient.core.budgets import Fields, budgets
+from resilient.core.classify import Phase, classify, classify_error, message_of
+from resilient.core.errors import InvalidInput, JobFailure
+from resilient.core.exchange import AnswerFacts
+from resilient.core.failure import Failure, FailureKind
+from resilient.core.hosts import without_secrets
+from resilient.wire import redact
+from resilient.wire.explain import chain, known_phase
+from resilient.wire.trail import Target
+from resilient.wire.transport import drive, drive_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    from resilient.wire.conduct import Permit
+    from resilient.wire.flow import Flow
+    from resilient.wire.trail import Trail
+    from resilient.wire.transport import Bridge
+
+_LONGEST_TEXT = 64 * 1024
+
+
+class Call:
+    """What the block sees. ``headers``: credentials and key to send; ``failure``: what `report` found."""
+
+    def __init__(self, trail: Trail, method: str, url: str, words: Mapping[str, Any], body: bytes | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidInput(
+                f"call: {without_secrets(url)!r} is no absolute URL, such as 'https://api.example.com/v1'"
+            )
+        target = Target(url, parts.scheme, parts.hostname, parts.port, parts.path or "/")
+        self._trail = trail
+        self._asked = trail.facts(method.upper(), target, {}, body, {k: v for k, v in words.items() if v is not None})
+        self._permit: Permit | None = None
+        self._answer: AnswerFacts | None = None
+        self.headers: dict[str, str] = {}
+        self.url = url  # with the key, where the provider takes it as a parameter
+        self.failure: Failure | None = None
+
+    def report(
+        self, status: int, headers: Mapping[str, str] | Iterable[tuple[str, str]] = (), body: Any = None
+    ) -> Failure | None:
+        """Say what came back. ``body``: bytes, text, or decoded JSON."""
+        provider, now = self._trail.provider, self._trail.conduct.now()
+        fields = Fields.of(headers)
+        text, parsed = _body(body)
+        left = budgets(fields, now, fields=provider.waits.budgets)
+        self._answer = AnswerFacts(status, fields, body=parsed, text=text, budgets=left)
+        self.failure = classify(self._answer, self._asked, provider, now)
+        return self.failure
+
+    def raise_for_failure(self) -> None:
+        """Raise the classified failure, if `report` found one."""
+        if self.failure is None or self._answer is None:
+            return
+        asked, said = self._asked, message_of(self._answer, self._trail.provider)
+        words = [
+            f"{asked.method} {without_secrets(asked.url)} answered {self._answer.status}",
+            self.failure.kind,
+        ]
+        if said:
+            words.append(redact.scrub(said, self.headers.values()))
+        raise JobFailure(": ".join(words), failure=self.failure)
+
+    # -- around the block ------------------------------------------------------------------------------------
+
+    def _enter(self) -> Flow:
+        asked, conduct = self._asked, self._trail.conduct
+        self._permit = yield conduct.admit(asked)
+        if asked.needs_mark:
+            try:
+                yield conduct.mark(self._permit)
+            except BaseException:
+                self._trail.give_up(asked)
+                conduct.abandoned(self._permit)
+                raise
+        if asked.trusted:
+            self.headers.update(self._permit.headers)
+        if asked.idempotency_key and (idem := self._trail.provider.idempotency) is not None:
+            if idem.query:
+                self.url += f"{'&' if '?' in self.url else '?'}{idem.query}={asked.idempotency_key}"
+            else:
+                self.headers[idem.header] = f'"{asked.idempotency_key}"' if idem.quoted else asked.idempotency_key
+
+    def _exit(self, error: BaseException | None) -> Flow:
+        asked, conduct, permit = self._asked, self._trail.conduct, self._permit
+        assert permit is not None  # noqa: S101 - entered before left
+        if self._answer is None:
+            caught = error if isinstance(error, Exception) else None
+            self.failure = _without_answer(caught, repeatable=asked.repeatable)
+        if self._answer is None and self.failure is None:  # cancelled, or the user's own error: a mark stands
+            self._trail.give_up(asked)
+            conduct.abandoned(permit)
+            if error is None:
+                raise InvalidInput(
+                    f"call {asked.method} {without_secrets(asked.url)}: the block ended without"
+                    " call.report(status, headers, body), so its outcome is unknown"
+                )
+            return
+        failure = self.failure
+        self._trail.note(asked, failure)
+        if failure is not None and failure.kind is FailureKind.AUTH and permit.headers:
+            fresh = yield conduct.refreshed(permit, failure)
+            failure = None if fresh else failure
+        if asked.gated and self._answer is not None:
+            yield conduct.answered(permit, self._answer, failure)
+        elif asked.gated and failure is not None:
+            yield conduct.failed(permit, failure)
+        if asked.needs_mark and (failure is None or failure.kind is not FailureKind.AMBIGUOUS):
+            yield conduct.clear(permit)
+
+
+class AsyncCall(Call):
+    """``async with job.call(...)``."""
+
+    async def __aenter__(self) -> Self:
+        await drive(self._enter())
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await drive(self._exit(error))
+
+
+class SyncCall(Call):
+    """``with job.call(...)``, in a thread."""
+
+    def __init__(
+        self,
+        trail: Trail,
+        method: str,
+        url: str,
+        words: Mapping[str, Any],
+        body: bytes | None,
+        bridge: Bridge[Any],
+    ) -> None:
+        super().__init__(trail, method, url, words, body)
+        self._bridge = bridge
+
+    def __enter__(self) -> Self:
+        drive_sync(self._enter(), None, self._bridge)
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        drive_sync(self._exit(error), None, self._bridge)
+
+
+def call(
+    trail: Trail, method: str, url: str, *, cost: float | None = None, op: str | None = None,
+    idempotent: bool | None = None, idempotency_key: str | None = None, body: bytes | None = None,
+) -> AsyncCall:  # fmt: skip
+    """Admit one foreign request from a coroutine. ``body``, if given, tells requests of one name apart."""
+    return AsyncCall(trail, method, url, _words(cost, op, idempotent, idempotency_key), body)
+
+
+def call_sync(
+    trail: Trail, bridge: Bridge[Any], method: str, url: str, *, cost: float | None = None,
+    op: str | None = None, idempotent: bool | None = None, idempotency_key: str | None = None,
+    body: bytes | None = None,
+) -> SyncCall:  # fmt: skip
+    """Admit one foreign request from a thread."""
+    return SyncCall(trail, method, url, _words(cost, op, idempotent, idempotency_key), body, bridge)
+
+
+def _words(cost: float | None, op: str | None, idempotent: bool | None, key: str | None) -> dict[str, Any]:  # noqa: FBT001 - passed through
+    return {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": key}
+
+
+def _body(body: Any) -> tuple[str, Any]:
+    """A reported body as text and as JSON."""
+    if isinstance(body, (dict, list)):
+        return "", body
+    if isinstance(body, (bytes, bytearray)):
+        body = bytes(body).decode("utf-8", "replace")
+    if not isinstance(body, str):
+        return "", None
+    try:
+        return body[:_LONGEST_TEXT], json.loads(body) if body.lstrip()[:1] in ("{", "[") else None
+    except (ValueError, RecursionError):
+        return body[:_LONGEST_TEXT], None
+
+
+def _without_answer(error: BaseException | None, *, repeatable: bool) -> Failure | None:
+    """The block was ended by an exception before anything was reported; None if it is no client's error."""
+    for one in () if error is None else chain(error):
+        if isinstance(one, JobFailure):
+            return one.failure
+        if (found := known_phase(one)) is not None:
+            return classify_error(found[0], repeatable=repeatable, code=found[1])
+        if isinstance(one, OSError):  # a socket's, or a TimeoutError
+            return classify_error(Phase.READ, repeatable=repeatable, code="no_answer")
+    return None

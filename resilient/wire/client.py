@@ -1,0 +1,153 @@
+"""``job.client``: httpx's own clients, one per execution, over the worker's shared connections.
+
+Building one costs about 30 microseconds (no certificates are loaded, no pool is made), so an execution that
+asks for none should get none. A client keeps its own cookies: accounts never share them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+
+from resilient.core.failure import Failure, FailureKind
+from resilient.core.provider import pick
+from resilient.wire.answer import KEY
+from resilient.wire.failures import failed_answer
+from resilient.wire.outgoing import Passage
+from resilient.wire.transport import AsyncTransport, SyncTransport
+
+if TYPE_CHECKING:
+    from resilient.wire.pool import Pool
+    from resilient.wire.trail import Trail
+    from resilient.wire.transport import Bridge
+
+_HEADERS: Final = {"accept-encoding": "gzip, deflate"}  # what can be decoded in small steps
+_IGNORED: Final = re.compile(r'"""(?:[^"\\]|\\.|"(?!""))*"""|"(?:[^"\\\n]|\\.)*"|#[^\n]*')
+_OPERATION: Final = re.compile(r"\b(query|mutation|subscription|fragment)\b\s*([_A-Za-z]\w*)?|[{}]")
+
+
+class AsyncClient(httpx.AsyncClient):
+    """An ``httpx.AsyncClient`` whose requests keep the job's gate, limits, keys and classification."""
+
+    def __init__(self, trail: Trail, pool: Pool, base_url: str) -> None:
+        super().__init__(
+            transport=AsyncTransport(trail, pool), base_url=base_url, timeout=pool.timeout, trust_env=False,
+            headers=_HEADERS,
+        )  # fmt: skip
+        self._trail = trail
+
+    async def graphql(
+        self,
+        query: str,
+        variables: dict[str, Any] | None = None,
+        *,
+        operation: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Send a GraphQL document to the provider's endpoint; returns ``data``.
+
+        A document that only queries counts as idempotent. ``operation``: its name, where there are several.
+        ``options`` go to ``post`` (``url=``, ``extensions=``, ``headers=``). Raises the classified failure
+        for any error, also for one beside partial data.
+        """
+        response = await self.post(**_graphql_request(self._trail, query, variables, operation, options))
+        return _graphql_data(self._trail, response)
+
+
+class Client(httpx.Client):
+    """An ``httpx.Client`` whose requests keep the job's gate, limits, keys and classification."""
+
+    def __init__(self, trail: Trail, pool: Pool, base_url: str, bridge: Bridge[Any]) -> None:
+        super().__init__(
+            transport=SyncTransport(trail, pool, bridge), base_url=base_url, timeout=pool.timeout,
+            trust_env=False, headers=_HEADERS,
+        )  # fmt: skip
+        self._trail = trail
+
+    def graphql(
+        self,
+        query: str,
+        variables: dict[str, Any] | None = None,
+        *,
+        operation: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """See `AsyncClient.graphql`."""
+        response = self.post(**_graphql_request(self._trail, query, variables, operation, options))
+        return _graphql_data(self._trail, response)
+
+
+def build_async_client(trail: Trail, pool: Pool, base_url: str | None = None) -> AsyncClient:
+    """The client of an ``async def`` handler. ``base_url``: the account's own, else the provider's."""
+    return AsyncClient(trail, pool, _base_url(trail, base_url))
+
+
+def build_client(trail: Trail, pool: Pool, bridge: Bridge[Any], base_url: str | None = None) -> Client:
+    """The client of a plain handler; ``bridge`` runs a coroutine on the engine's loop from its thread."""
+    return Client(trail, pool, _base_url(trail, base_url), bridge)
+
+
+def _base_url(trail: Trail, own: str | None) -> str:
+    declared = trail.provider.base_url
+    return own or ("" if "{" in declared else declared)
+
+
+# -- GraphQL -------------------------------------------------------------------------------------------------
+
+
+def _graphql_request(
+    trail: Trail, query: str, variables: dict[str, Any] | None, operation: str | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    document: dict[str, Any] = {"query": query}
+    if variables is not None:
+        document["variables"] = variables
+    if operation is not None:
+        document["operationName"] = operation
+    words = {"idempotent": True} if only_queries(query, operation) else {}
+    extensions = {**words, **options.pop("extensions", {})}
+    return {"url": trail.provider.graphql, "json": document, "extensions": extensions, **options}
+
+
+def only_queries(document: str, operation: str | None = None) -> bool:
+    """Whether executing a GraphQL document changes nothing: its (named) operation is a query."""
+    depth = 0
+    found: list[tuple[str, str | None]] = []
+    for match in _OPERATION.finditer(_IGNORED.sub(" ", document)):
+        if match[0] in "{}":
+            if match[0] == "{":
+                if depth == 0 and not found:
+                    found.append(("query", None))  # the short form: a document that begins with its selection
+                depth += 1
+            else:
+                depth -= 1
+        elif depth == 0:
+            found.append((match[1], match[2]))
+    kinds = [kind for kind, name in found if kind != "fragment" and operation in (None, name)]
+    return bool(kinds) and all(kind == "query" for kind in kinds)
+
+
+def _graphql_data(trail: Trail, response: httpx.Response) -> Any:
+    response.raise_for_status()
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict) and not answer.get("errors") and "data" in answer:
+        return answer["data"]
+    codes = [c for path in ("errors[].extensions.code", "errors[].type") for c in pick(answer, path)]
+    failure = Failure(
+        FailureKind.PERMANENT,
+        code=str(codes[0])[:100] if codes else "graphql_error",
+        status=response.status_code,
+    )
+    response.extensions[KEY] = failure
+    passage = response.request.extensions.get(KEY)
+    if isinstance(passage, Passage):
+        passage.failure = failure
+        trail.note(passage.asked, failure)
+    said = [m for m in pick(answer, "errors[].message") if isinstance(m, str)]
+    raise failed_answer(
+        response, failure, said[0][:500] if said else "no GraphQL answer", getattr(response, "secrets", ())
+    )

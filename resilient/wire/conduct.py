@@ -1,0 +1,84 @@
+"""What the engine does around each request of a job, as the wire sees it.
+
+The wire decides nothing about gates, limits, marks or tokens: it asks its `Conduct`, one per execution of a
+job, at fixed moments. For every physical request (a repeat and a redirect are requests of their own) the
+calls are::
+
+    permit = admit(asked)                       may wait briefly; may refuse, before any I/O
+    mark(permit)                                only if asked.needs_mark
+    ... the request ...
+    answered(permit, answer, failure)           an answer came; failure is None if it is a success
+      or failed(permit, failure)                no (whole) answer came
+      or abandoned(permit)                      nobody waits for it any more (cancelled); not a coroutine
+    clear(permit)                               only after mark, and only if the outcome is known
+
+Exactly one of answered, failed and abandoned follows each permit. A mark that is not cleared stands for a
+request that may have been received: several may be open at once. ``refreshed`` is asked between a refusal of
+credentials and its ``answered``. Errors these calls raise go to the handler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from resilient.core.exchange import AnswerFacts, RequestFacts
+    from resilient.core.failure import Failure
+
+
+@dataclass(slots=True)
+class Permit:
+    """Leave to send one request.
+
+    ``headers`` are the account's credentials; the wire sends them to trusted hosts only. ``state`` is the
+    engine's own (generations, lease of a limit), ``access`` likewise (which credentials these are).
+    """
+
+    asked: RequestFacts
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    state: Any = field(default=None, repr=False)
+    access: Any = field(default=None, repr=False)
+
+
+class Conduct(Protocol):
+    """The engine's side of a job's requests. Its coroutines run on the engine's loop, for threads too."""
+
+    @property
+    def resource_key(self) -> str:
+        """The job's resource key."""
+
+    @property
+    def base_key(self) -> str:
+        """What idempotency keys are derived from: the same in all executions of the job."""
+
+    def now(self) -> datetime:
+        """The engine's clock, aware UTC."""
+
+    async def admit(self, asked: RequestFacts) -> Permit:
+        """Draw the limits of ``asked.key`` and its ancestors, or refuse.
+
+        Raises `ResourceStopped` (a gate), `TransactionOpen`, `LostLease`. If ``asked.gated`` is false only
+        the last two.
+        """
+
+    async def mark(self, permit: Permit) -> None:
+        """Commit the mark of the request on the job's row. Raises `LostLease`; then nothing is sent."""
+
+    async def clear(self, permit: Permit) -> None:
+        """Remove the mark `mark` made."""
+
+    async def answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:
+        """Take in an answer: breaker, budgets, a cooldown at once. Not called unless ``asked.gated``."""
+
+    async def failed(self, permit: Permit, failure: Failure) -> None:
+        """Take in a request without an answer. Not called unless ``asked.gated``."""
+
+    def abandoned(self, permit: Permit) -> None:
+        """We gave the request up: neutral for every count. Must not wait; may come from any thread."""
+
+    async def refreshed(self, permit: Permit, failure: Failure) -> bool:
+        """After refused credentials: whether there are newer ones now, worth one repeat of the request."""

@@ -1,0 +1,181 @@
+"""Requests to token endpoints, and the URL of a consent page.
+
+Authlib prepares the parameters, the client's authentication and PKCE; sending, bounding and reading the answer is
+ours, because what counts as a token and what a refusal means is the provider's dialect (`core.token_answer`).
+Nothing follows redirects, takes proxies out of the environment or keeps a connection between two accounts' secrets
+longer than a few seconds. Neither errors nor logs carry the request or the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+import httpx
+from authlib.oauth2.auth import ClientAuth  # type: ignore[import-untyped]
+from authlib.oauth2.rfc6749.parameters import prepare_grant_uri, prepare_token_request  # type: ignore[import-untyped]
+from authlib.oauth2.rfc7636 import create_s256_code_challenge  # type: ignore[import-untyped]
+
+from resilient.core.errors import InvalidInput
+from resilient.core.exchange import AnswerFacts
+from resilient.core.failure import Failure, FailureKind
+from resilient.core.token_answer import classify_token
+from resilient.wire import redact
+from resilient.wire.flow import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from resilient.core.auth import OAuth2
+
+PATIENCE: Final = 20.0  # seconds for the whole exchange; leases of a refresh are longer
+LARGEST: Final = 256 * 1024  # bytes of an answer
+_METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none"}
+_JSON_STARTS: Final = (b"{", b"[")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAnswer:
+    """What came of it: the answer's JSON, or the failure. The ``repr`` shows no token."""
+
+    body: Any = field(default=None, repr=False)
+    failure: Failure | None = None
+
+
+class TokenClient:
+    """Asks token endpoints. One per app; its connections are its own."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
+        redact.install()
+
+    async def refresh(self, oauth: OAuth2, refresh_token: str, now: datetime) -> TokenAnswer:
+        """A new access token for a refresh token."""
+        redirect = oauth.redirect_uri if oauth.refresh_redirect else None
+        body = prepare_token_request(
+            "refresh_token", redirect_uri=redirect, refresh_token=refresh_token, **oauth.refresh_params
+        )
+        return await self._ask(oauth, oauth.refresh_url or oauth.token_url, body, now)
+
+    async def exchange(self, oauth: OAuth2, code: str, verifier: str, redirect_uri: str, now: datetime) -> TokenAnswer:
+        """Tokens for the code a consent page gave; it works once."""
+        extra = {"code_verifier": verifier} if verifier else {}
+        body = prepare_token_request(
+            "authorization_code", redirect_uri=redirect_uri, code=code, **extra, **oauth.token_params
+        )
+        return await self._ask(oauth, oauth.token_url, body, now)
+
+    async def client_credentials(self, oauth: OAuth2, now: datetime) -> TokenAnswer:
+        """A token of the application's own."""
+        scope = {"scope": oauth.scope_text()} if oauth.scopes else {}
+        body = prepare_token_request("client_credentials", **scope, **oauth.token_params)
+        return await self._ask(oauth, oauth.token_url, body, now)
+
+    async def revoke(self, oauth: OAuth2, token: str, now: datetime) -> Failure | None:
+        """Tell the provider that a token is given up (RFC 7009); what went wrong, if anything did."""
+        body = urlencode({"token": token})
+        answer = await self._ask(oauth, oauth.revoke_url, body, now, revoking=True)
+        return answer.failure
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            await client.aclose()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _ask(self, oauth: OAuth2, url: str, body: str, now: datetime, *, revoking: bool = False) -> TokenAnswer:
+        request = self._request(oauth, url, body)
+        try:
+            async with asyncio.timeout(self._patience):
+                answer = await self._send(request)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol):
+            return TokenAnswer(failure=Failure(FailureKind.TRANSIENT, code="connect", provider_wide=True))
+        except (httpx.HTTPError, TimeoutError):
+            kind = FailureKind.TRANSIENT if oauth.replayable else FailureKind.AMBIGUOUS
+            return TokenAnswer(failure=Failure(kind, code="no_answer", provider_wide=True))
+        if revoking and answer.status == httpx.codes.OK:
+            return TokenAnswer()
+        failure = classify_token(answer, oauth, now)
+        return TokenAnswer(answer.body if failure is None else None, failure)
+
+    def _request(self, oauth: OAuth2, url: str, body: str) -> httpx.Request:
+        method = _METHODS.get(oauth.client_auth)
+        if method is None:
+            raise InvalidInput(
+                f"OAuth2(client_auth={oauth.client_auth!r}): signing is not done here; use credentials= with a"
+                " library of the provider's"
+            )
+        headers = {"Accept": "application/json", **oauth.token_headers}
+        auth = ClientAuth(oauth.client_id, oauth.client_secret, method)
+        _, headers, body = auth.prepare("POST", url, headers, body)
+        if oauth.body == "json":
+            headers["Content-Type"] = "application/json"
+            body = json.dumps(dict(parse_qsl(body, keep_blank_values=True)))
+        else:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        headers.pop("Content-Length", None)
+        return self._opened().build_request("POST", url, headers=headers, content=body)
+
+    async def _send(self, request: httpx.Request) -> AnswerFacts:
+        response = await self._opened().send(request, stream=True)
+        try:
+            chunks, size = [], 0
+            async for chunk in response.aiter_bytes(16 * 1024):
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > LARGEST:
+                    break
+        finally:
+            await response.aclose()
+        raw = b"".join(chunks)[:LARGEST]
+        return AnswerFacts(
+            response.status_code,
+            fields(response.headers),
+            body=_decoded(raw),
+            text=raw.decode("utf-8", "replace"),
+        )
+
+    def _opened(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            self._loop = loop
+            limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
+            self._client = httpx.AsyncClient(timeout=self._patience, limits=limits, trust_env=False)
+        return self._client
+
+
+def consent_url(oauth: OAuth2, redirect_uri: str, state: str, verifier: str) -> str:
+    """Where to send a person who shall grant access."""
+    extra: dict[str, Any] = dict(oauth.authorize_params)
+    if oauth.pkce != "none":
+        extra |= {"code_challenge": create_s256_code_challenge(verifier), "code_challenge_method": "S256"}
+    if scope := oauth.scope_text():
+        extra["scope"] = scope
+    url: str = prepare_grant_uri(
+        oauth.authorize_url, oauth.client_id, "code", redirect_uri=redirect_uri, state=state, **extra
+    )
+    return url
+
+
+def callback_error(parameters: Mapping[str, str]) -> str | None:
+    """The error a provider sent a person back with, in few harmless characters; None if there is none."""
+    said = parameters.get("error")
+    return None if not said else "".join(c for c in said[:60] if c.isalnum() or c in "_.-") or "error"
+
+
+def _decoded(raw: bytes) -> Any:
+    """JSON, if it is some."""
+    if raw[:64].lstrip()[:1] not in _JSON_STARTS:
+        return None
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None

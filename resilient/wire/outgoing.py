@@ -1,0 +1,88 @@
+"""What really goes over the wire: the caller's request, plus credentials and key where they may go.
+
+The caller's request object is never changed, so httpx cannot copy our headers along a redirect, and no error
+or log that shows the request shows a token. A hop from the provider to a foreign host is sent bare; once a
+chain of redirects has left the provider's hosts, it gets no credentials even if it comes back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from resilient.wire.answer import KEY
+from resilient.wire.trail import Target
+
+if TYPE_CHECKING:
+    from resilient.core.exchange import RequestFacts
+    from resilient.core.failure import Failure
+    from resilient.core.provider import Provider
+    from resilient.wire.conduct import Permit
+    from resilient.wire.trail import Trail
+
+# What a stranger gets of a redirected request's headers.
+_BARE: Final = frozenset({
+    b"host", b"accept", b"accept-encoding", b"accept-language", b"user-agent", b"connection", b"range",
+    b"content-type", b"content-length", b"content-encoding", b"transfer-encoding",
+    b"if-match", b"if-none-match", b"if-modified-since", b"if-unmodified-since", b"if-range",
+})  # fmt: skip
+_UNSAFE_IN_HEADERS: Final = ("\r", "\n", "\0")
+
+
+class Passage:
+    """One call on its way; kept in ``request.extensions`` to be found again after a redirect."""
+
+    __slots__ = ("asked", "bare", "failure", "left", "origin", "resendable", "secrets")
+
+    def __init__(self, asked: RequestFacts, origin: tuple[str, str, int | None], *, resendable: bool) -> None:
+        self.asked, self.origin, self.resendable = asked, origin, resendable
+        self.bare = False  # came here by a redirect to a foreign host
+        self.left = False  # some hop before was at a foreign host
+        self.failure: Failure | None = None
+        self.secrets: tuple[str, ...] = ()
+
+
+def plan(trail: Trail, request: httpx.Request) -> Passage:
+    """Find out what ``request`` is, and note it on the request."""
+    url, ext = request.url, request.extensions
+    target = Target(str(url), url.scheme, url.host, url.port, url.path)
+    origin = (target.scheme, target.host, target.port)
+    before = ext.get(KEY)
+    hop = before if isinstance(before, Passage) and before.asked.url != target.url else None
+    left = hop is not None and (hop.left or not hop.asked.trusted)
+    whole = isinstance(request.stream, httpx.ByteStream)
+    asked = trail.facts(
+        request.method, target, request.headers, request.read() if whole else None, ext,
+        before=hop.asked if hop else None, trust=not left,
+    )  # fmt: skip
+    passage = Passage(asked, origin, resendable=whole)
+    passage.left = left
+    passage.bare = hop is not None and not asked.trusted and hop.origin != origin
+    ext[KEY] = passage
+    return passage
+
+
+def outgoing(request: httpx.Request, passage: Passage, permit: Permit, provider: Provider) -> httpx.Request:
+    """The request to send."""
+    asked = passage.asked
+    added = dict(permit.headers) if asked.trusted else {}
+    passage.secrets = tuple(added.values())
+    url = request.url
+    if asked.idempotency_key and (idem := provider.idempotency) is not None:
+        if idem.query:
+            url = url.copy_merge_params({idem.query: asked.idempotency_key})
+        else:
+            added[idem.header] = f'"{asked.idempotency_key}"' if idem.quoted else asked.idempotency_key
+    if not added and not passage.bare and url is request.url:
+        return request
+    names = {name.lower().encode("ascii") for name in added}
+    kept = [
+        pair for pair in request.headers.raw
+        if (lower := pair[0].lower()) not in names and (not passage.bare or lower in _BARE)
+    ]  # fmt: skip
+    for name, value in added.items():
+        if any(c in value for c in _UNSAFE_IN_HEADERS):
+            raise httpx.LocalProtocolError(f"the value for header {name} has a line break")
+        kept.append((name.encode("ascii"), value.encode("latin-1")))
+    return httpx.Request(request.method, url, headers=kept, stream=request.stream, extensions=request.extensions)

@@ -1,0 +1,73 @@
+"""Keeps secrets out of logs and messages.
+
+httpx logs whole URLs at INFO, query and all; httpcore logs whole header lists at DEBUG. The filters installed
+here rewrite those records before any handler sees them. They know no particular secret: user and password,
+every query value and every header that is not known to be harmless are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Final
+
+from resilient.core.hosts import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MASK: Final = "[hidden]"
+_HTTPCORE: Final = (
+    "httpcore.connection",
+    "httpcore.http11",
+    "httpcore.http2",
+    "httpcore.proxy",
+    "httpcore.socks",
+)
+_URL: Final = re.compile(r"https?://[^\s'\"<>]+", re.IGNORECASE)
+_PAIR: Final = re.compile(r"\((b'(?:[^'\\]|\\.)*'|b\"(?:[^\"\\]|\\.)*\"), (b'(?:[^'\\]|\\.)*'|b\"(?:[^\"\\]|\\.)*\")\)")
+_HARMLESS: Final = re.compile(
+    r"""b['"](?:date|server|content-[a-z-]+|transfer-encoding|connection|retry-after|x?-?rate-?limit[a-z0-9-]*"""
+    r"""|vary|age|allow|cache-control|etag)['"]""",
+    re.IGNORECASE,
+)
+_SCHEME: Final = re.compile(r"\b(Bearer|Basic|Token)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
+_SHORTEST: Final = 6  # characters of a value worth masking; shorter ones would garble harmless text
+
+
+def urls(text: str) -> str:
+    """``text`` with every URL in it as `without_secrets` shows it."""
+    return _URL.sub(lambda found: without_secrets(found[0]), text)
+
+
+def scrub(text: str, secrets: Iterable[str] = ()) -> str:
+    """``text`` without ``secrets``, without credentials in the usual notation and with harmless URLs."""
+    for secret in secrets:
+        for part in (secret, secret.rpartition(" ")[2]):  # "Bearer abc" and "abc"
+            if len(part) >= _SHORTEST:
+                text = text.replace(part, MASK)
+    return urls(_SCHEME.sub(rf"\1 {MASK}", text))
+
+
+def _hide_url(record: logging.LogRecord) -> bool:
+    """Httpx's "HTTP Request: GET https://... "HTTP/1.1 200 OK""."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            without_secrets(str(arg)) if type(arg).__name__ == "URL" else urls(arg) if isinstance(arg, str) else arg
+            for arg in record.args
+        )
+    return True
+
+
+def _hide_headers(record: logging.LogRecord) -> bool:
+    """Httpcore's "receive_response_headers.complete return_value=(..., [(b'Set-Cookie', b'...')])"."""
+    if isinstance(record.msg, str) and "(b" in record.msg:
+        record.msg = _PAIR.sub(lambda p: p[0] if _HARMLESS.fullmatch(p[1]) else f"({p[1]}, b'{MASK}')", record.msg)
+    return True
+
+
+def install() -> None:
+    """Put the filters on httpx's and httpcore's loggers; doing it again changes nothing."""
+    logging.getLogger("httpx").addFilter(_hide_url)
+    for name in _HTTPCORE:
+        logging.getLogger(name).addFilter(_hide_headers)

@@ -1,0 +1,126 @@
+"""The two drivers of `flow.exchange`, as httpx transports: one awaits, one works in a thread.
+
+A transport belongs to one execution, its connections to the worker: closing the client closes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+
+from resilient.wire.flow import Flow, Read, ReadError, Send, Sleep, exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from resilient.wire.answer import Answer
+    from resilient.wire.pool import Pool
+    from resilient.wire.trail import Trail
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+    Bridge = Callable[[Coroutine[Any, Any, T]], T]  # runs a coroutine on the engine's loop, from a thread
+
+
+class AsyncTransport(httpx.AsyncBaseTransport):
+    """Carries an execution's requests over the pool's connections."""
+
+    def __init__(self, trail: Trail, pool: Pool) -> None:
+        self._trail, self._pool = trail, pool
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See `flow.exchange`."""
+        answer: Answer = await drive(exchange(self._trail, self._pool.settings, request), self._pool)
+        return answer
+
+
+class SyncTransport(httpx.BaseTransport):
+    """The same for a handler in a thread; ``bridge`` runs the Conduct's coroutines on the engine's loop."""
+
+    def __init__(self, trail: Trail, pool: Pool, bridge: Bridge[Any]) -> None:
+        self._trail, self._pool, self._bridge = trail, pool, bridge
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """See `flow.exchange`."""
+        flow = exchange(self._trail, self._pool.settings, request)
+        answer: Answer = drive_sync(flow, self._pool, self._bridge)
+        return answer
+
+
+async def drive(flow: Flow, pool: Pool | None = None) -> Any:
+    """Carry out a flow's steps in a coroutine."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = await _step(step, pool)
+            except BaseException as error:  # noqa: BLE001 - also a cancellation: the flow has to know
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        return stop.value
+
+
+async def _step(step: Any, pool: Pool | None) -> Any:
+    kind = type(step)
+    if kind is Send and pool is not None:
+        return await pool.for_coroutines.handle_async_request(step.request)
+    if kind is Read:
+        return await step.answer.aread()
+    if kind is ReadError:
+        return await _read_error(step.answer)
+    if kind is Sleep:
+        return await asyncio.sleep(step.seconds)
+    return await step
+
+
+async def _read_error(answer: Answer) -> None:
+    try:
+        async with asyncio.timeout(answer.bounds.error_whole):
+            await answer.aread_error()
+    except TimeoutError:
+        await answer.aclose()
+
+
+def drive_sync(flow: Flow, pool: Pool | None, bridge: Bridge[Any]) -> Any:
+    """Carry out a flow's steps in a thread."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = _step_sync(step, pool, bridge)
+            except BaseException as error:  # noqa: BLE001 - the flow has to know
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        return stop.value
+
+
+def _step_sync(step: Any, pool: Pool | None, bridge: Bridge[Any]) -> Any:
+    kind = type(step)
+    if kind is Send and pool is not None:
+        return pool.for_threads.handle_request(step.request)
+    if kind is Read:
+        return step.answer.read()
+    if kind is ReadError:
+        return _read_error_sync(step)
+    if kind is Sleep:
+        return time.sleep(step.seconds)
+    return bridge(step)
+
+
+def _read_error_sync(step: ReadError) -> None:
+    """A thread cannot be interrupted: shorten the silence httpcore bears, which it reads from the request."""
+    extensions = step.request.extensions
+    timeout = extensions.get("timeout", {})
+    longest = step.answer.bounds.error_whole
+    extensions["timeout"] = {**timeout, "read": min(timeout.get("read") or longest, longest)}
+    try:
+        step.answer.read_error()
+    finally:
+        extensions["timeout"] = timeout

@@ -1,0 +1,160 @@
+"""A worker process for the tests: ``child.py URL LOG [options]``.
+
+Handlers log their start and end. With ``--kill FUNCTION:PHASE:COUNT`` the process ends itself by SIGKILL at a named
+step: before, inside (before the commit of) or after the COUNTth transaction that runs FUNCTION, or in the handler
+itself. ``--mutant`` breaks the engine in one place, ``--clock`` makes this process's clock wrong by so many seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import evil
+import history
+import mutants
+from evil import log
+
+from resilient import BreakerPolicy, Idempotency, Job, Limit, Provider, Resilient, Retry, Schedule, SyncJob, handler
+from resilient.core.delays import Fixed
+from resilient.engine import sweeper
+from resilient.engine.services import exit_if_stuck
+from resilient.store.database import Database
+
+parser = argparse.ArgumentParser()
+parser.add_argument("url")
+parser.add_argument("log")
+parser.add_argument("--kill", default="")
+parser.add_argument("--mutant", default="")
+parser.add_argument("--provider", default="")
+parser.add_argument("--lease", type=float, default=1.0)
+parser.add_argument("--grace", type=float, default=5.0)
+parser.add_argument("--concurrency", type=int, default=4)
+parser.add_argument("--pool-size", type=int, default=10)
+parser.add_argument("--until-idle", action="store_true")
+parser.add_argument("--slow", type=float, default=0.0)
+parser.add_argument("--limit", default="", help="of requests, for each account")
+parser.add_argument("--cap", default="", help="KEY=JOBS")
+parser.add_argument("--first-open", type=float, default=15.0)
+parser.add_argument("--clock", type=float, default=0.0)
+parser.add_argument("--every", action="append", default=[], help="a schedule of `work` on this interval")
+options = parser.parse_args()
+WHERE, _, rest = options.kill.partition(":")
+PHASE, _, left = rest.partition(":")
+countdown = [int(left or 1)]
+
+
+def point(function, phase):
+    """Die here, if this is the named step."""
+    if function == WHERE and phase == PHASE:
+        countdown[0] -= 1
+        if countdown[0] <= 0:
+            history.note(options.log, event="kill", job="", execution=0, n=0, at=options.kill)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+original = Database.transaction
+
+
+async def transaction(self, fn, *args, **kwargs):
+    name = fn.__name__.lstrip("_")
+    point(name, "before")
+
+    def run(c, d, *args, **kwargs):
+        result = fn(c, d, *args, **kwargs)
+        point(name, "inside")
+        return result
+
+    result = await original(self, run, *args, **kwargs)
+    point(name, "after")
+    return result
+
+
+Database.transaction = transaction
+sweeper.HOUSEKEEPING = timedelta(seconds=1)  # the turns are looked at all the time
+if options.mutant:
+    getattr(mutants, options.mutant)()
+if options.clock:
+    mutants.wrong_clock(options.clock)
+
+RETRY = Retry(max_attempts=20, delay=Fixed(0.05), max_rescues=50)
+
+
+@handler("work", retry=RETRY, timeout=30)
+async def work(job: Job[dict]) -> None:
+    log(job, "start")
+    point("handler", "before")
+    if options.slow:
+        await asyncio.sleep(options.slow)
+    if options.provider:
+        account = job.resource_key.partition("/")[2]
+        response = await job.client.post(f"/push/{account}", json={"n": job.payload["n"]})
+        response.raise_for_status()
+    point("handler", "after")
+    log(job, "end")
+
+
+@handler("thread", retry=RETRY, timeout=30)
+def thread(job: SyncJob[dict]) -> None:
+    log(job, "start")
+    log(job, "end")
+
+
+@handler("fails", retry=Retry(max_attempts=3, delay=Fixed(0.05), max_rescues=50))
+async def fails(job: Job[dict]) -> None:
+    log(job, "start")
+    log(job, "end")
+    raise ValueError("always")
+
+
+def app(url):
+    provider = Provider(
+        name="p",
+        base_url=options.provider or "http://127.0.0.1:1",
+        idempotency=Idempotency(header="Idempotency-Key"),
+    )
+    key, _, jobs = options.cap.partition("=")
+    first = options.first_open
+    breaker = BreakerPolicy(first_open=first, longest_open=4 * first, probe_lease=2 * first, ramp=2 * first)
+    return Resilient(
+        Database(url, pool_size=options.pool_size),
+        handlers=[work, thread, fails, *evil.HANDLERS],
+        providers=[provider],
+        limits={"p/*": [Limit.parse(options.limit)]} if options.limit else None,
+        concurrency={key: int(jobs)} if jobs else None,
+        breakers={"p": breaker, "p/*": breaker},
+        schedules=[Schedule(work, {"n": -1}, resource_key="p/0", every=e, overlap="allow") for e in options.every],
+        upgrade=False,
+    )
+
+
+async def main():
+    a = app(options.url)
+    worker = a.worker(concurrency=options.concurrency, lease=options.lease, grace=options.grace)
+    running = asyncio.create_task(worker.run())
+    if options.until_idle:
+        idle = 0
+        while idle < 5 and not running.done():
+            await asyncio.sleep(0.1)
+            (open_,) = await a.database.transaction(count_open)
+            idle = 0 if open_ else idle + 1
+        worker.stop()
+    await running
+    await a.close()
+    exit_if_stuck(worker)
+
+
+def count_open(c, d):
+    return d.run(c, "SELECT count(*) FROM {job} WHERE finished_at IS NULL").one()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    asyncio.run(main())

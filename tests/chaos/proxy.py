@@ -1,0 +1,99 @@
+"""A TCP proxy in front of PostgreSQL that can lose the answer to a commit: it forwards COMMIT and cuts the line.
+
+It runs in a thread of the test. `Proxy.lose` names a piece of SQL: the next ``times`` transactions that contain it are
+committed by the server, and nobody tells the client. Only plain connections (sslmode=disable) can be read along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+COMMIT = b"COMMIT"
+COMMITTED = b"COMMIT\x00"  # the server's tag of a completed commit
+
+
+class Proxy:
+    """Listens on 127.0.0.1 and talks to the server's Unix socket."""
+
+    def __init__(self, socket_path):
+        self.path = str(socket_path)
+        self.lost = 0
+        self._needle, self._times = b"", 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        self._server = self._ask(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_):
+        self._ask(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    def lose(self, needle, times=1):
+        """The answers to the next commits of transactions with this SQL in them."""
+        self._needle, self._times = needle.encode(), times
+
+    def _ask(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    async def _close(self):
+        self._server.close()
+        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader, writer):
+        server_reader, server_writer = await asyncio.open_unix_connection(self.path)
+        line = _Line(self, writer, server_writer)
+        try:
+            await asyncio.gather(line.up(reader), line.down(server_reader))
+        finally:
+            for end in (writer, server_writer):
+                end.close()
+
+
+class _Line:
+    """One client's connection."""
+
+    def __init__(self, proxy, client, server):
+        self.proxy, self.client, self.server = proxy, client, server
+        self.marked = self.losing = False
+
+    async def up(self, reader):
+        """From the client: note transactions that contain the SQL, and their commit."""
+        while data := await reader.read(65536):
+            proxy = self.proxy
+            if proxy._times and proxy._needle in data:
+                self.marked = True
+            if self.marked and COMMIT in data:
+                self.marked = False
+                if proxy._times:
+                    proxy._times -= 1
+                    self.losing = True
+            await self._pass(self.server, data)
+        self.server.close()
+
+    async def down(self, reader):
+        """From the server; what answers a lost commit is swallowed, and the line cut once it is committed."""
+        while data := await reader.read(65536):
+            if self.losing:
+                if COMMITTED in data:
+                    self.proxy.lost += 1
+                    self.client.transport.abort()
+                    return
+                continue
+            await self._pass(self.client, data)
+        self.client.close()
+
+    async def _pass(self, end, data):
+        with contextlib.suppress(ConnectionError):
+            end.write(data)
+            await end.drain()

@@ -1,0 +1,146 @@
+"""SIGKILL at every named step: what was committed is finished by others, nothing runs that was rolled back."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import history
+
+from resilient.store import jobs
+
+CHILD = str(Path(__file__).parent / "child.py")
+STEPS = [
+    f"{function}:{phase}" for function in ("claim", "write", "ensure") for phase in ("before", "inside", "after")
+] + ["handler:before", "handler:after", "attend:inside", "attend:after", "beat:before"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request, open_database):
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    database = open_database(url)
+    history.install(database)
+    return database
+
+
+def address(database):
+    return database.url.render_as_string(hide_password=False)
+
+
+def start(database, log, *options):
+    return subprocess.Popen([sys.executable, CHILD, address(database), str(log), *options])
+
+
+def put(database, n=9):
+    batch = [
+        jobs.NewJob(uuid4(), ("work", "thread", "fails")[i % 3], f"p/{i % 2}", f'{{"n": {i}}}', max_attempts=20,
+                    delay=0.05 if i == 0 else None)
+        for i in range(n)
+    ]  # fmt: skip
+    batch = [
+        j if j.kind != "fails" else jobs.NewJob(j.id, j.kind, j.resource_key, j.payload, max_attempts=3) for j in batch
+    ]
+    database.transaction_sync(jobs.insert, batch)
+    return [j.id.hex for j in batch]
+
+
+def put_and_roll_back(database):
+    job = jobs.NewJob(uuid4(), "work", "p/0", '{"n": 99}')
+    with database.sync_engine.connect() as c:
+        c.begin()
+        jobs.insert(c, database.dialect, [job])
+        c.rollback()
+    return job.id.hex
+
+
+def finish(database, log, timeout=60):
+    """Let a healthy worker end what is left."""
+    child = start(database, log, "--until-idle")
+    assert child.wait(timeout) == 0
+
+
+def stop(database, child):
+    """SIGSTOP; on SQLite not while it is the one writer, who would stop everybody (PostgreSQL cuts him off)."""
+    while True:
+        child.send_signal(signal.SIGSTOP)
+        if not database.is_sqlite:
+            return
+        with contextlib.closing(sqlite3.connect(database.url.database, timeout=0.3)) as c:
+            try:
+                c.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                child.send_signal(signal.SIGCONT)
+                time.sleep(0.02)
+            else:
+                return
+
+
+def test_a_worker_killed_at_any_named_step_loses_nothing(database, tmp_path):
+    log = tmp_path / "log"
+    committed, rolled_back, unreached = [], [], []
+    for step in STEPS:
+        committed += put(database)
+        rolled_back.append(put_and_roll_back(database))
+        child = start(database, log, "--kill", f"{step}:1", "--until-idle")
+        if child.wait(60) != -signal.SIGKILL:
+            unreached.append(step)
+    finish(database, log)
+    assert set(unreached) <= {
+        "ensure:before",
+        "ensure:inside",
+        "ensure:after",
+        "beat:before",
+    }  # rows were there already
+    assert history.check(database, log, committed=committed, rolled_back=rolled_back) == []
+
+
+def test_a_worker_stopped_for_longer_than_its_lease_changes_nothing_when_it_wakes(database, tmp_path):
+    log = tmp_path / "log"
+    committed = put(database)
+    sleeper = start(database, log, "--lease", "0.5", "--slow", "0.3")
+    _wait(lambda: len(history.read(log)) >= 2)
+    stop(database, sleeper)
+    finish(database, log)
+    sleeper.send_signal(signal.SIGCONT)
+    time.sleep(1.0)
+    sleeper.terminate()
+    assert sleeper.wait(30) == 0
+    assert history.check(database, log, committed=committed) == []
+
+
+def test_the_checker_catches_an_engine_without_a_fence(open_database, postgres_url, tmp_path):
+    """The woken worker finishes what another one is executing; only the fence prevents it."""
+    database = open_database(postgres_url)
+    history.install(database)
+    log = tmp_path / "log"
+    batch = [jobs.NewJob(uuid4(), "work", "p/0", f'{{"n": {i}}}', max_attempts=20) for i in range(4)]
+    database.transaction_sync(jobs.insert, batch)
+    sleeper = start(database, log, "--lease", "0.5", "--slow", "0.4", "--mutant", "no_fence")
+    _wait(lambda: len(history.read(log)) >= 4)
+    sleeper.send_signal(signal.SIGSTOP)
+    other = start(database, log, "--slow", "4", "--lease", "5")
+    _wait(lambda: sum(1 for line in history.read(log) if line["execution"] == 2) >= 4)
+    sleeper.send_signal(signal.SIGCONT)
+    time.sleep(1.5)
+    sleeper.kill()
+    other.terminate()
+    sleeper.wait(30)
+    other.wait(30)
+    broken = history.check(database, log, committed=[j.id.hex for j in batch])
+    assert any(line.startswith("J5") for line in broken), broken
+
+
+def _wait(condition, timeout=30):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

@@ -1,0 +1,179 @@
+"""Everything at once: workers killed and stopped, sessions cut, a provider that fails, producers that roll back.
+
+A seed decides what happens when; it stands in every failure. RESILIENT_CHAOS_SECONDS (default 25) is how long it lasts,
+RESILIENT_CHAOS_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import history
+import psycopg
+import pytest
+from harness import Eye, address, new, states, unfinished, wait
+from sqlalchemy.exc import SQLAlchemyError
+
+from resilient.core.errors import DatabaseUnreachable
+from resilient.store import jobs
+from resilient.store.database import Database
+
+SECONDS = float(os.environ.get("RESILIENT_CHAOS_SECONDS", "25"))
+SEED = int(os.environ.get("RESILIENT_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+LEASE = 1.0
+WORKERS = 3
+MOST, PER = 24, 2.0  # requests of an account
+CAP = 3  # jobs of p/3 at once
+LATE = 4  # requests a worker may have had between its last look at the gate and the line when it was stopped
+ACCOUNTS = 4
+
+
+class Producers:
+    """Two threads that enqueue; some of their transactions roll back, some lose their session."""
+
+    def __init__(self, database, rng):
+        self.database = Database(database.url, pool_size=2)
+        self.committed, self.rolled_back, self.unknown = [], [], []
+        self._n = 0
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(random.Random(rng.random()),)) for _ in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, rng):
+        while not self._closed.wait(rng.uniform(0.15, 0.4)):
+            self._enqueue([self._job(rng) for _ in range(rng.choice((1, 1, 2, 8)))], rolls_back=rng.random() < 0.2)
+
+    def _job(self, rng):
+        with self._lock:
+            self._n += 1
+            n = self._n
+        kind = rng.choices(("work", "thread", "fails"), (8, 1, 1))[0]
+        return new(
+            kind,
+            f"p/{rng.randrange(ACCOUNTS)}",
+            {"n": n},
+            max_attempts=3 if kind == "fails" else None,
+            priority=rng.choice((0, 0, 0, 5)),
+            delay=rng.choice((None, None, None, rng.uniform(0, 2))),
+        )
+
+    def _enqueue(self, batch, *, rolls_back):
+        ids = [job.id.hex for job in batch]
+        try:
+            with self.database.sync_engine.connect() as c:
+                c.begin()
+                jobs.insert(c, self.database.dialect, batch)
+                (c.rollback if rolls_back else c.commit)()
+            (self.rolled_back if rolls_back else self.committed).extend(ids)
+        except SQLAlchemyError:
+            (self.rolled_back if rolls_back else self.unknown).extend(ids)
+
+    def close(self):
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
+        # Whoever lost the answer to a commit asks: either it is there and must be done, or it never was.
+        found = {str(row.id).replace("-", "") for row in history.rows(self.database, "SELECT id FROM resilient_job")}
+        self.database.close_sync()
+        self.committed += [id_ for id_ in self.unknown if id_ in found]
+        self.rolled_back += [id_ for id_ in self.unknown if id_ not in found]
+
+
+class Nemesis:
+    """What goes wrong."""
+
+    def __init__(self, database, crew, provider, rng):
+        self.database, self.crew, self.provider, self.rng = database, crew, provider, rng
+        self.deeds, self.stopped = [], {}
+        self.options = (
+            *("--provider", provider.url, "--lease", str(LEASE), "--limit", f"{MOST}/{PER:g}s"),
+            *("--cap", f"p/3={CAP}", "--first-open", "0.5", "--slow", "0.15"),
+        )
+
+    def hire(self):
+        while len(self.crew.alive()) < WORKERS:
+            self.crew.start(self.database, *self.options)
+
+    def run(self, seconds):
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            deed = self.rng.choices((self.kill, self.stop, self.cut, self.burst), (2, 2, 4, 1))[0]
+            deed()
+            self.deeds.append(deed.__name__)
+            until = time.monotonic() + self.rng.uniform(0.1, 1.5)
+            while time.monotonic() < until:
+                self.wake()
+                time.sleep(0.02)
+            self.hire()
+        self.wake(all_=True)
+
+    def kill(self):
+        child = self.rng.choice(self.crew.alive())
+        self.stopped.pop(child, None)
+        child.kill()
+        child.wait()
+
+    def stop(self):
+        child = self.rng.choice(self.crew.alive())
+        child.send_signal(signal.SIGSTOP)
+        self.stopped[child] = time.monotonic() + self.rng.uniform(1, 3) * LEASE
+
+    def wake(self, *, all_=False):
+        for child, until in list(self.stopped.items()):
+            if all_ or time.monotonic() >= until:
+                del self.stopped[child]
+                child.send_signal(signal.SIGCONT)
+
+    def cut(self):
+        """One session, or all of them; most are in the middle of something."""
+        one = "" if self.rng.random() < 0.3 else "ORDER BY state = 'idle', random() LIMIT 1"
+        with psycopg.connect(address(self.database), autocommit=True) as c:
+            c.execute(
+                "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                f" AND datname = current_database() {one}) AS victims"
+            )
+
+    def burst(self):
+        self.provider.down(self.rng.uniform(0.5, 2.0))
+
+
+@pytest.mark.chaos
+def test_nothing_is_lost_whatever_happens(postgres, crew, provider):
+    print(f"RESILIENT_CHAOS_SEED={SEED} RESILIENT_CHAOS_SECONDS={SECONDS:g}")  # noqa: T201
+    rng = random.Random(SEED)
+    nemesis, eye, producers = Nemesis(postgres, crew, provider, rng), Eye(postgres), Producers(postgres, rng)
+    nemesis.hire()
+    nemesis.run(SECONDS)
+    producers.close()
+    healed = time.monotonic()
+    wait(lambda: _nothing_left(postgres), 60, about=lambda: f"seed {SEED}: {unfinished(postgres)} left\n{crew.said()}")
+    healing = time.monotonic() - healed
+    crew.stop()
+    seen, arrivals = eye.close(), provider.arrivals()
+    broken = history.check(postgres, crew.log, committed=producers.committed, rolled_back=producers.rolled_back)
+    broken += history.circuits(postgres) + history.delivered(postgres, arrivals) + seen + crew.stranded()
+    broken += history.capped(postgres, "p/3", CAP) + history.within(arrivals, MOST + LATE, PER - 0.5)
+    deferred = sum(row.deferrals > 0 for row in states(postgres).values())
+    rescued = sum(row.rescues > 0 for row in states(postgres).values())
+    facts = f"seed {SEED}: {len(producers.committed)} jobs, {len(arrivals)} requests, {deferred} deferred"
+    print(  # noqa: T201
+        facts, f"{rescued} rescued, healed in {healing:.1f} s, {len(producers.unknown)} unknown commits,", nemesis.deeds
+    )
+    assert broken == [], facts
+    assert len(producers.committed) > 4 * SECONDS
+    assert producers.rolled_back
+    assert deferred
+    assert rescued
+    assert eye.looks > SECONDS
+
+
+def _nothing_left(database):
+    try:
+        return not unfinished(database)
+    except (DatabaseUnreachable, SQLAlchemyError):
+        return False

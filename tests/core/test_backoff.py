@@ -1,0 +1,277 @@
+"""Delay strategies and the Retry policy, with the dice in hand."""
+
+import re
+from datetime import timedelta
+
+import pytest
+import tenacity
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilient.core.backoff import (
+    CONFLICT_DELAY,
+    Decorrelated,
+    EqualJitter,
+    Exponential,
+    Fixed,
+    FullJitter,
+    Linear,
+    PlusMinus,
+    Retry,
+    as_delay,
+)
+from resilient.core.delays import LONGEST
+from resilient.core.errors import InvalidInput, JobFailure
+from resilient.core.failure import Failure, FailureKind
+
+HIGH = 0.9999999
+
+
+@pytest.mark.parametrize(
+    ("delay", "roll", "expected"),
+    [
+        (Fixed(7), 0.9, [7, 7, 7, 7]),
+        (Fixed(0), 0.9, [0, 0, 0, 0]),
+        (Fixed(timedelta(minutes=1)), 0.0, [60, 60, 60, 60]),
+        (Linear(), 0.9, [30, 60, 90, 120]),
+        (Linear(step=10, cap=25), 0.9, [10, 20, 25, 25]),
+        (Linear(timedelta(minutes=1)), 0.0, [60, 120, 180, 240]),
+        (Exponential(), 0.9, [1, 2, 4, 8]),
+        (Exponential(base=2, factor=3, cap=10), 0.1, [2, 6, 10, 10]),
+        (Exponential(timedelta(seconds=5), cap=timedelta(seconds=15)), 0.1, [5, 10, 15, 15]),
+        (FullJitter(), 0.5, [0.5, 1, 2, 4]),
+        (FullJitter(), 0.0, [0.5, 0.5, 0.5, 0.5]),  # the floor: half the base
+        (FullJitter(base=4, cap=8), 0.75, [3, 6, 6, 6]),  # jitter after the cap
+        (EqualJitter(), 0.0, [0.5, 1, 2, 4]),
+        (EqualJitter(cap=4), 0.5, [0.75, 1.5, 3, 3]),
+        (PlusMinus(), 0.0, [0.8, 1.6, 3.2, 6.4]),
+        (PlusMinus(), 0.5, [1, 2, 4, 8]),
+        (PlusMinus(Exponential(cap=4)), 0.75, [1.1, 2.2, 4.4, 4.4]),
+        (PlusMinus(Linear(), ratio=0.1), 0.0, [27, 54, 81, 108]),
+        (PlusMinus(10, ratio=1), 0.25, [5, 5, 5, 5]),
+        (PlusMinus(10, ratio=0), 0.25, [10, 10, 10, 10]),
+        (Decorrelated(base=3, cap=3), 0.5, [3, 3, 3, 3]),
+        (as_delay(lambda attempt: attempt**2), 0.9, [1, 4, 9, 16]),
+        (as_delay(lambda attempt: timedelta(minutes=attempt)), 0.9, [60, 120, 180, 240]),
+        (as_delay(timedelta(seconds=3)), 0.9, [3, 3, 3, 3]),
+        (as_delay(2.5), 0.9, [2.5, 2.5, 2.5, 2.5]),
+        # without the previous delay the mean of the chain stands for it: 1, 2, 3.5, 5.75
+        (Decorrelated(), 0.0, [1, 1, 1, 1]),
+        (Decorrelated(), 0.5, [2, 3.5, 5.75, 9.125]),
+        (Decorrelated(cap=4), 0.5, [2, 2.5, 2.5, 2.5]),
+    ],
+)
+def test_strategies(delay, roll, expected):
+    assert [delay.seconds(n, roll) for n in (1, 2, 3, 4)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("previous", "roll", "expected"),
+    [(1, 0.0, 1), (1, 1.0, 3), (10, 0.5, 15.5), (500, 1.0, 600), (0.1, 1.0, 1)],
+)
+def test_decorrelated_grows_from_the_previous_delay(previous, roll, expected):
+    assert Decorrelated().seconds(7, roll, previous) == pytest.approx(expected)
+
+
+def test_jitter_spreads_those_who_have_reached_the_cap():
+    for delay in (
+        FullJitter(cap=60),
+        EqualJitter(cap=60),
+        PlusMinus(Exponential(cap=60)),
+        Decorrelated(cap=60),
+    ):
+        at_cap = {delay.seconds(50, roll / 10) for roll in range(10)}
+        assert len(at_cap) >= 9, delay
+
+
+STRATEGIES = st.one_of(
+    st.builds(Exponential, st.floats(0, 10), st.floats(1, 10), st.floats(10, 1e6)),
+    st.builds(FullJitter, st.floats(0, 10), st.floats(1, 10), st.floats(10, 1e6)),
+    st.builds(EqualJitter, st.floats(0, 10), st.floats(1, 10), st.floats(10, 1e6)),
+    st.builds(Decorrelated, st.floats(0, 10), st.floats(10, 1e6)),
+    st.builds(Linear, st.floats(0, 1e6), st.floats(0, 1e6)),
+)
+
+
+@given(STRATEGIES, st.integers(0, 10**9), st.floats(0, 1, exclude_max=True), st.none() | st.floats(0, 1e9))
+def test_delays_stay_between_zero_and_the_cap(delay, attempt, roll, previous):
+    assert 0 <= delay.seconds(attempt, roll, previous) <= delay.cap
+    assert 0 <= PlusMinus(delay).seconds(attempt, roll, previous) <= delay.cap * 1.2 + 1e-9
+
+
+# -- tenacity --------------------------------------------------------------------------------------
+
+
+class Doubling(tenacity.wait.wait_base):
+    """A user's own subclass."""
+
+    def __call__(self, retry_state):
+        return 2.0**retry_state.attempt_number
+
+
+@pytest.mark.parametrize(
+    ("wait", "expected"),
+    [
+        (tenacity.wait_fixed(3), [3, 3, 3]),
+        (tenacity.wait_none(), [0, 0, 0]),
+        (tenacity.wait_incrementing(start=1, increment=2), [1, 3, 5]),
+        (tenacity.wait_exponential(multiplier=1, max=3), [1, 2, 3]),
+        (tenacity.wait_chain(tenacity.wait_fixed(1), tenacity.wait_fixed(9)), [1, 9, 9]),
+        (tenacity.wait_fixed(3) + tenacity.wait_incrementing(start=1, increment=1), [4, 5, 6]),
+        (Doubling(), [2, 4, 8]),
+    ],
+)
+def test_tenacity_waits(wait, expected):
+    retry = Retry(delay=wait)
+    assert [retry.seconds(FailureKind.TRANSIENT, n, 0.5) for n in (1, 2, 3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("wait", "low", "high"),
+    [
+        (tenacity.wait_random(1, 2), 1, 2),
+        (tenacity.wait_random_exponential(multiplier=1, max=4), 0, 4),
+        (tenacity.wait_exponential_jitter(max=10, jitter=1), 4, 5),
+    ],
+)
+def test_tenacity_waits_with_dice_of_their_own(wait, low, high):
+    assert all(low <= as_delay(wait).seconds(3, 0.0) <= high for _ in range(20))
+
+
+def test_tenacitys_wait_exception_sees_the_failure():
+    def by_error(error: BaseException) -> float:
+        assert isinstance(error, JobFailure)
+        return 5.0 if error.failure.code == "http_503" else 1.0
+
+    retry = Retry(delay=tenacity.wait_exception(by_error))
+    assert retry.seconds(FailureKind.TRANSIENT, 1, 0.5, None, Failure(FailureKind.TRANSIENT, code="http_503")) == 5
+    assert retry.seconds(FailureKind.BUG, 1, 0.5, None, Failure(FailureKind.BUG)) == 1
+    assert as_delay(tenacity.wait_exception(by_error)).seconds(1, 0.5) == 1
+
+
+# -- Retry -----------------------------------------------------------------------------------------
+
+
+def test_defaults():
+    retry = Retry()
+    assert (retry.max_attempts, retry.max_rescues) == (10, 3)
+    assert retry.delay == FullJitter(base=1, factor=2, cap=600)
+
+
+def test_it_is_a_value():
+    one = Retry(5, Linear(), by_kind={"bug": Retry(max_attempts=2)})
+    assert one == Retry(5, Linear(), by_kind={FailureKind.BUG: Retry(max_attempts=2)})
+    assert hash(one) == hash(Retry(5, Linear(), by_kind={"bug": Retry(max_attempts=2)}))
+    assert one != Retry(5, Linear())
+    with pytest.raises(AttributeError):
+        one.max_attempts = 3
+    with pytest.raises(AttributeError):
+        one.delay.step = 3
+    hash(Retry(delay=tenacity.wait_fixed(1)))
+
+
+def test_each_kind_may_have_its_own_delay():
+    retry = Retry(delay=5, by_kind={"transient": Linear(), "bug": timedelta(minutes=2), "timeout": Retry(3, 7)})
+    assert retry.seconds(FailureKind.TRANSIENT, 2, 0.5) == 60
+    assert retry.seconds(FailureKind.BUG, 2, 0.5) == 120
+    assert retry.seconds(FailureKind.TIMEOUT, 2, 0.5) == 7
+    assert retry.seconds(FailureKind.AMBIGUOUS, 2, 0.5) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_job", "expected"),
+    [
+        ("transient", 8, None),  # the job has the policy's number: the kind's own counts
+        ("bug", 8, 2),
+        ("timeout", 8, 8),  # only a delay of its own
+        ("conflict", 8, 8),
+        ("transient", 3, 3),  # the job was given a number: a kind can only lower it
+        ("bug", 3, 2),
+        ("bug", 1, 1),
+        ("conflict", 3, 3),
+        ("conflict", None, 8),
+        ("bug", None, 2),
+        ("transient", None, None),
+    ],
+)
+def test_limits(kind, of_job, expected):
+    rules = {"transient": Retry(max_attempts=None), "bug": Retry(max_attempts=2), "timeout": Linear()}
+    assert Retry(max_attempts=8, by_kind=rules).limit(FailureKind(kind), of_job) == expected
+
+
+def test_a_single_attempt():
+    assert Retry(max_attempts=1, max_rescues=1).limit(FailureKind.BUG, 1) == 1
+
+
+def test_no_end():
+    assert Retry(max_attempts=None).limit(FailureKind.TRANSIENT, None) is None
+    assert Retry(max_attempts=None).limit(FailureKind.TRANSIENT, 4) == 4
+
+
+def test_a_conflict_waits_shortly_unless_told_otherwise():
+    assert Retry(delay=300).seconds(FailureKind.CONFLICT, 1, HIGH) == pytest.approx(0.5)
+    assert Retry(delay=300).seconds(FailureKind.CONFLICT, 30, HIGH) == pytest.approx(CONFLICT_DELAY.cap)
+    assert Retry(delay=0).seconds(FailureKind.CONFLICT, 30, HIGH) == 0
+    assert Retry(delay=0, by_kind={"conflict": 300}).seconds(FailureKind.CONFLICT, 1, HIGH) == 300
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Retry(max_attempts=0),
+            "max_attempts=0 is no number of times: use an integer of at least 1 or None",
+        ),
+        (lambda: Retry(max_attempts=True), "max_attempts=True"),
+        (lambda: Retry(max_attempts=2.5), "max_attempts=2.5"),
+        (lambda: Retry(max_rescues=0), "max_rescues=0 is no number of times: use an integer of at least 1"),
+        (lambda: Retry(delay=-1), "delay=-1 is no delay: use seconds from 0 on"),
+        (lambda: Retry(delay=float("nan")), "delay=nan"),
+        (lambda: Retry(delay=float("inf")), "delay=inf"),
+        (lambda: Retry(delay=timedelta(seconds=-1)), "delay=-1.0"),
+        (lambda: Retry(delay=True), "delay=True is no delay"),
+        (lambda: Retry(delay="5s"), "delay='5s' is no delay: use seconds, a timedelta, a strategy"),
+        (lambda: Retry(delay=None), "delay=None is no delay"),
+        (lambda: Retry(delay=FullJitter), "delay=FullJitter is a class: write FullJitter()"),
+        (lambda: Retry(delay=tenacity.wait_fixed), "delay=wait_fixed is a class: write wait_fixed()"),
+        (
+            lambda: Retry(by_kind={"oops": 1}),
+            "by_kind names 'oops', which is no kind of error: use one of throttled",
+        ),
+        (lambda: Retry(by_kind={"bug": "x"}), "delay='x' is no delay"),
+        (
+            lambda: Retry(by_kind={"bug": Retry(by_kind={"bug": 1})}),
+            "by_kind['bug'] has a by_kind of its own",
+        ),
+        (lambda: Exponential(factor=0.5), "factor=0.5 would shrink the delay"),
+        (lambda: FullJitter(factor=float("nan")), "factor=nan"),
+        (lambda: FullJitter(factor="2"), "factor='2'"),
+        (lambda: PlusMinus(ratio="1"), "ratio='1'"),
+        (lambda: FullJitter(base=10, cap=5), "base=10 s is longer than cap=5 s"),
+        (lambda: Decorrelated(base=10, cap=5), "base=10 s is longer than cap=5 s"),
+        (lambda: FullJitter(base=-1), "base=-1 is no delay"),
+        (lambda: Linear(step="1"), "step='1' is no delay"),
+        (lambda: Linear(cap=True), "cap=True is no delay"),
+        (lambda: PlusMinus(ratio=1.5), "ratio=1.5 is not a share"),
+        (lambda: PlusMinus(ratio=-0.1), "ratio=-0.1 is not a share"),
+    ],
+)
+def test_bad_options_are_named_with_their_remedy(make, message):
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("returned", [None, "5", -1, float("nan"), True, timedelta(seconds=-1)])
+def test_a_function_that_returns_no_delay_is_named(returned):
+    def odd(attempt):
+        return returned
+
+    with pytest.raises(InvalidInput, match=r"odd returned .*: return seconds from 0 on, or a timedelta"):
+        as_delay(odd).seconds(1, 0.5)
+
+
+def test_a_functions_delay_has_an_end():
+    assert LONGEST == 366 * 24 * 3600
+    assert as_delay(lambda _: 1e300).seconds(1, 0.5) == LONGEST
+    assert as_delay(lambda _: float("inf")).seconds(1, 0.5) == LONGEST
+    assert as_delay(tenacity.wait_exponential(multiplier=1e12)).seconds(90, 0.5) == LONGEST

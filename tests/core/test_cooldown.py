@@ -1,0 +1,42 @@
+"""Throttles: how long they rest, and which are the same one."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from resilient.core.admission import ResourceFacts
+from resilient.core.cooldown import cooled
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def at(seconds):
+    return NOW + timedelta(seconds=seconds)
+
+
+def resting(since, until):
+    return ResourceFacts("a", blocked_since=at(since), blocked_until=at(until))
+
+
+def test_a_told_time_is_waited_out_and_a_little_longer():
+    assert cooled(ResourceFacts("a"), at(60), NOW, 0.0) == at(61)
+    assert at(61) < cooled(ResourceFacts("a"), at(60), NOW, 0.99) <= at(67)
+    assert cooled(ResourceFacts("a"), at(36000), NOW, 0.99) <= at(36031)
+
+
+@pytest.mark.parametrize(
+    ("facts", "told", "sent_at", "expected"),
+    [
+        (ResourceFacts("a"), None, None, at(1)),  # half of 2 s, and a roll of 0
+        (resting(-1, 30), at(29), None, None),  # covered
+        (resting(-1, 30), at(60), None, at(61)),  # longer
+        (resting(-1, 30), None, None, None),  # resting anyway
+        (resting(-5, -1), None, at(-6), None),  # was in flight when the first came back
+        (resting(-5, -1), None, at(-1), at(4)),  # again soon after: twice as long
+        (resting(-500, -100), None, at(-1), at(1)),  # long ago
+        (resting(-300, -1), None, at(-1), at(150)),  # five minutes at most
+        (resting(-5, -1), at(-3), at(-1), at(4)),  # a told time that is over is none
+    ],
+)
+def test_one_signal(facts, told, sent_at, expected):
+    assert cooled(facts, told, NOW, 0.0, sent_at) == expected

@@ -1,0 +1,113 @@
+"""The request for a page: edited, stored, and never led astray."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilient.core.errors import InvalidInput
+from resilient.core.page_request import PageRequest, PagingError
+
+HERE = PageRequest("https://api.example.com/v1/things?a=1&b=2")
+
+
+@pytest.mark.parametrize(
+    ("to", "url"),
+    [
+        ("https://api.example.com/v1/things?page=2", "https://api.example.com/v1/things?page=2"),
+        ("/v2/x", "https://api.example.com/v2/x"),
+        ("?page=3", "https://api.example.com/v1/things?page=3"),
+        ("http://api.example.com/x", "https://api.example.com/x"),  # a server behind a proxy
+        ("http://API.example.com:80/x", "https://API.example.com/x"),
+        ("//api.example.com/x", "https://api.example.com/x"),
+    ],
+)
+def test_the_next_page_is_on_the_same_host(to, url):
+    assert HERE.at(to).url == url
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "https://evil.test/x",
+        "//evil.test/x",
+        "https://api.example.com.evil.test/",
+        "https://api.example.com:8443/",
+        "https://user@evil.test/",
+        "http://api.example.com:8080/",
+        "file:///etc/passwd",
+        "javascript:alert(1)",
+    ],
+)
+def test_an_answer_leads_to_no_other_host(to):
+    with pytest.raises(PagingError, match="another host"):
+        HERE.at(to)
+
+
+def test_the_error_shows_no_values():
+    with pytest.raises(PagingError) as caught:
+        HERE.at("https://evil.test/?token=canary")
+    assert "canary" not in str(caught.value)
+    assert "canary" not in repr(PageRequest("https://h/?t=canary", body={"t": "canary"}, headers={"t": "canary"}))
+
+
+def test_relative_urls_go_below_the_base():
+    assert PageRequest("/users?x=1").on("https://h/v1/").url == "https://h/v1/users?x=1"
+    assert HERE.on("https://other") is HERE
+
+
+def test_parameters():
+    assert HERE.with_query(b=3, c="x y").url == "https://api.example.com/v1/things?a=1&b=3&c=x+y"
+    assert HERE.with_query(a=None).url == "https://api.example.com/v1/things?b=2"
+    assert HERE.query("b") == "2"
+    assert HERE.query("z") is None
+    assert PageRequest("https://h/?a=&b").query("a") == ""
+
+
+def test_the_body():
+    request = PageRequest("https://h/", "POST", {"a": 1, "variables": {"n": 2}})
+    assert request.with_body("variables.after", "c").body == {"a": 1, "variables": {"n": 2, "after": "c"}}
+    assert request.body == {"a": 1, "variables": {"n": 2}}  # untouched
+    assert request.with_body("x.y", 1).body["x"] == {"y": 1}
+    assert request.with_body("a", None).body == {"variables": {"n": 2}}
+    assert request.in_body("variables.n") == 2
+    assert request.in_body("a.n") is None
+    assert PageRequest("https://h/").with_body("cursor", "c").body == {"cursor": "c"}
+    with pytest.raises(PagingError, match="JSON object"):
+        PageRequest("https://h/", "POST", [1]).with_body("cursor", "c")
+
+
+def test_a_fingerprint_is_the_pages_own():
+    assert HERE.fingerprint == PageRequest("https://api.example.com/v1/things?b=2&a=1").fingerprint
+    others = [
+        HERE.with_query(a=2),
+        HERE.with_body("x", 1),
+        PageRequest(HERE.url, "POST"),
+        PageRequest(HERE.url, headers={"If-Modified-Since": "x"}),
+        PageRequest("https://other.example.com/v1/things?a=1&b=2"),
+    ]
+    assert len({HERE.fingerprint, *(other.fingerprint for other in others)}) == len(others) + 1
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
+)
+
+
+@given(st.text(min_size=1), st.sampled_from(["GET", "POST"]), json_values, st.dictionaries(st.text(), st.text()))
+def test_stored_and_read_again_it_is_the_same(path, method, body, headers):
+    request = PageRequest("https://h/" + path, method, body, headers)
+    assert PageRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text() | st.integers(), min_size=1))
+def test_any_value_survives_the_query(values):
+    request = HERE.with_query(**values)
+    assert {name: request.query(name) for name in values} == {name: str(value) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("doc", [None, {}, "x", {"url": 1}])
+def test_what_is_no_page_is_refused(doc):
+    with pytest.raises(InvalidInput, match="reset the stream"):
+        PageRequest.from_json(doc)

@@ -1,0 +1,156 @@
+"""A provider's declaration: what it accepts, where credentials may go, how paths are read."""
+
+import pytest
+
+from resilient.core.errors import InvalidInput
+from resilient.core.hosts import without_secrets
+from resilient.core.policy import Limit
+from resilient.core.provider import GENERIC, Idempotency, Provider, pick
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "git hub", "ü"])
+def test_a_name_is_a_segment_of_a_key(name):
+    with pytest.raises(InvalidInput, match="segment"):
+        Provider(name=name)
+
+
+@pytest.mark.parametrize("url", ["api.example.com", "ftp://example.com", "https://", "http://h:99999/"])
+def test_a_base_url_is_absolute(url):
+    with pytest.raises(InvalidInput, match="https://api"):
+        Provider(name="p", base_url=url)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "*", "a.*.com", "ftp://x", "*.*"])
+def test_a_host_is_a_host(host):
+    with pytest.raises(InvalidInput):
+        Provider(name="p", hosts=(host,))
+
+
+def test_limits_by_level_become_patterns():
+    a, b, c = Limit(100, per=1), Limit(10, per=1), Limit(1, per=1)
+    provider = Provider(
+        name="github",
+        limits={"provider": [a], "account": [b], "account/search": [c]},
+        concurrency={"account": 4},
+    )
+    assert provider.limit_patterns() == {"github": [a], "github/*": [b], "github/*/search": [c]}
+    assert provider.concurrency_patterns() == {"github/*": 4}
+
+
+@pytest.mark.parametrize("level", ["acount", "provider/x", "account/", "*"])
+def test_an_unknown_level_is_refused(level):
+    with pytest.raises(InvalidInput, match="level"):
+        Provider(name="p", limits={level: []})
+
+
+P = Provider(
+    name="p",
+    base_url="https://api.example.com/v1",
+    hosts=("upload.example.com", "*.shops.example", "http://127.0.0.1:8000"),
+)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "port", "trusted"),
+    [
+        ("https", "api.example.com", None, True),
+        ("https", "API.example.com", 443, True),
+        ("https", "upload.example.com", None, True),
+        ("https", "one.shops.example", None, True),
+        ("https", "a.b.shops.example", None, True),
+        ("http", "127.0.0.1", 8000, True),
+        ("http", "api.example.com", None, False),
+        ("https", "api.example.com", 8443, False),
+        ("https", "shops.example", None, False),
+        ("https", "evilshops.example", None, False),
+        ("https", "api.example.com.evil.test", None, False),
+        ("http", "127.0.0.1", 8001, False),
+        ("https", "127.0.0.1", 8000, False),
+    ],
+)
+def test_credentials_go_to_declared_origins_only(scheme, host, port, trusted):
+    assert P.origins().holds(scheme, host, port) is trusted
+
+
+def test_an_accounts_own_address_replaces_the_patterns():
+    shops = Provider(name="shops", base_url="https://{shop}.shops.example/api", hosts=("*.shops.example",))
+    mine = shops.origins("https://one.shops.example/api")
+    assert mine.holds("https", "one.shops.example", None)
+    assert not mine.holds("https", "two.shops.example", None)
+    with pytest.raises(InvalidInput, match="stranger"):
+        shops.origins("https://shops.example.evil.test/api")
+
+
+def test_a_provider_without_hosts_declares_nothing():
+    assert not GENERIC.origins().declared
+    assert not GENERIC.origins().holds("https", "api.example.com", None)
+    own = GENERIC.origins("https://api.example.com")
+    assert own.declared
+    assert own.holds("https", "api.example.com", None)
+
+
+def test_reads_and_keys_by_pattern():
+    provider = Provider(
+        name="p",
+        reads=("POST /v1/*/query", "POST /search"),
+        idempotency=Idempotency(paths=("/v1/charges", "/v1/*/refund")),
+    )
+    assert provider.is_read("POST", "/v1/db/query")
+    assert not provider.is_read("POST", "/v1/db")
+    assert not provider.is_read("PUT", "/search")
+    assert provider.idempotency.covers("POST", "/v1/charges")
+    assert not provider.idempotency.covers("PUT", "/v1/charges")
+    assert not provider.idempotency.covers("POST", "/v1/other")
+
+
+BODY = {"error": {"code": 7, "reason": {".tag": "x"}}, "errors": [{"c": 1}, {"d": 2}, {"c": 3}], "list": [[1, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("error.code", [7]),
+        ("error.reason['.tag']", ["x"]),
+        ("errors[0].c", [1]),
+        ("errors[].c", [1, 3]),
+        ("errors[9].c", []),
+        ("list[0][1]", [2]),
+        ("error.*", [7, {".tag": "x"}]),
+        ("error.*['.tag']", ["x"]),
+        ("errors.*", []),
+        ("error.code.more", []),
+        ("nothing", []),
+        ("", [BODY]),
+    ],
+)
+def test_paths(path, found):
+    assert pick(BODY, path) == found
+
+
+@pytest.mark.parametrize("path", ["a..b", "[x", "a[b]"])
+def test_bad_paths_are_named(path):
+    with pytest.raises(InvalidInput, match="path into a body"):
+        pick({}, path)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:p@h.test/a?key=s3cret&x=1#frag", "https://h.test/a?key=…&x=…"),
+        ("https://h.test/a#frag", "https://h.test/a"),
+        ("https://h.test", "https://h.test"),
+        ("https://u:p%40@h.test", "https://h.test"),
+        ("/relative?token=abc", "/relative?token=…"),
+        ("https://h.test?token=a/b@c", "https://h.test?token=…"),
+    ],
+)
+def test_urls_for_people(url, shown):
+    assert without_secrets(url) == shown
+
+
+def test_nothing_secret_in_the_facts_repr():
+    from resilient.core.exchange import AnswerFacts, RequestFacts
+
+    asked = RequestFacts("GET", "https://h/?k=canary", "h", "/", body=b"canary", headers={"a": "canary"})
+    assert "canary" not in repr(asked)
+    assert "canary" not in repr(AnswerFacts(200, body={"a": "canary"}, text="canary"))

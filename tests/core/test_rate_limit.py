@@ -1,0 +1,191 @@
+"""GCRA against a count of what went through any window, and the server's word."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilient.core.policy import Limit
+from resilient.core.rate_limit import (
+    FRESH,
+    LimitState,
+    available,
+    draw,
+    give_back,
+    observe,
+    pace,
+    ready_at,
+    take,
+)
+
+NOW = 1_900_000_000.0
+
+
+def spend(limit, gaps, costs, state=FRESH):
+    """Draw at these moments whatever fits; [(time, cost)] of what went through."""
+    at, passed = NOW, []
+    for gap, cost in zip(gaps, costs, strict=True):
+        at += gap
+        found = draw([(limit, state)], cost, at)
+        if found.granted:
+            passed.append((at, cost))
+            (state,) = found.states
+    return passed
+
+
+def most_in_any_window(passed, span):
+    most = running = first = 0
+    for at, cost in passed:
+        running += cost
+        while passed[first][0] <= at - span:
+            running -= passed[first][1]
+            first += 1
+        most = max(most, running)
+    return most
+
+
+gaps = st.lists(st.one_of(st.just(0.0), st.floats(0, 3), st.floats(0, 200)), min_size=1, max_size=80)
+
+
+@given(rate=st.integers(1, 40), per=st.sampled_from([1, 10, 60]), gaps=gaps)
+@settings(max_examples=300, deadline=None)
+def test_never_more_than_the_rate_in_any_window(rate, per, gaps):
+    passed = spend(Limit(rate, per), gaps, [1.0] * len(gaps))
+    assert most_in_any_window(passed, per) <= rate
+
+
+@given(rate=st.integers(5, 40), gaps=gaps, data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_weights_keep_the_promise_to_less_than_one_unit(rate, gaps, data):
+    costs = [data.draw(st.floats(0.1, rate)) for _ in gaps]
+    assert most_in_any_window(spend(Limit(rate, 10), gaps, costs), 10) < rate + 1
+
+
+@given(gaps=gaps, burst=st.integers(1, 30))
+@settings(max_examples=200, deadline=None)
+def test_a_bucket_holds_what_it_says(gaps, burst):
+    """With burst=, the provider has a bucket: burst at once plus the rate."""
+    passed = spend(Limit(2, 1, burst=burst), gaps, [1.0] * len(gaps))
+    assert most_in_any_window(passed, 10) <= burst + 20
+
+
+@pytest.mark.parametrize(
+    ("rate", "per"), [(1, 1), (2, 1), (7, 1), (20, 1), (1000, 1), (15, 60), (100, 60), (500, "1h"), (0.5, 1)]
+)
+def test_the_greediest_flow_keeps_the_promise_and_gets_most_of_the_rate(rate, per):
+    """A full bucket, then every unit at the first moment it fits: the worst there is."""
+    limit, state, at, times = Limit(rate, per), FRESH, NOW, []
+    while at < NOW + 3 * limit.per / min(1, rate):
+        (state,) = draw([(limit, state)], 1, at).states
+        times.append((at, 1))
+        at = ready_at(limit, state, 1, at)
+    assert most_in_any_window(times, limit.per) <= max(1, rate)
+    assert len(times) >= 0.8 * 3 * max(1, rate)
+
+
+def test_a_burst_then_one_at_a_time():
+    limit = Limit(2, 1, burst=3)
+    state = FRESH
+    assert available(limit, state, NOW) == 3
+    for left in (2, 1, 0):
+        (state,) = draw([(limit, state)], 1, NOW).states
+        assert available(limit, state, NOW) == pytest.approx(left, abs=1e-5)
+    refused = draw([(limit, state)], 1, NOW)
+    assert (refused.granted, refused.until) == (False, pytest.approx(NOW + 0.5))
+    assert refused.states == (state,)
+    assert draw([(limit, state)], 1, NOW + 0.5).granted
+    assert available(limit, state, NOW + 100) == 3  # never more than the bucket
+
+
+def test_a_wait_reserves_its_place():
+    limit, state = Limit(1, 1, burst=1), FRESH
+    waits = []
+    for _ in range(4):
+        found = draw([(limit, state)], 1, NOW, patience=2.0)
+        (state,) = found.states
+        waits.append(found.wait if found.granted else None)
+    assert waits == [0, pytest.approx(1), pytest.approx(2), None]
+    assert ready_at(limit, state, 1, NOW) == pytest.approx(NOW + 3)
+
+
+def test_all_or_nothing():
+    fast, slow = Limit(100, 1, burst=100), Limit(1, 10, burst=1)
+    first = draw([(fast, FRESH), (slow, FRESH)], 1, NOW)
+    assert first.granted
+    second = draw([(fast, first.states[0]), (slow, first.states[1])], 1, NOW)
+    assert (second.granted, second.by, second.until) == (False, 1, pytest.approx(NOW + 10))
+    assert second.states == first.states
+
+
+def test_a_cost_above_the_burst_waits_for_a_longer_rest():
+    limit = Limit(10, 10, burst=2)
+    assert draw([(limit, FRESH)], 8, NOW).granted  # idle for ever
+    state = LimitState(tat=NOW)
+    found = draw([(limit, state)], 8, NOW)
+    assert (found.granted, found.until) == (False, pytest.approx(NOW + 6))
+
+
+def test_giving_back_undoes_a_draw():
+    limit = Limit(10, 1, burst=10)
+    state = LimitState(tat=NOW, remaining=5, reset_at=NOW + 60, observed_at=NOW)
+    after = give_back(limit, take(limit, state, 3, NOW), 3, NOW)
+    assert (after.tat, after.remaining) == (pytest.approx(state.tat), 5)
+
+
+# -- the server's word ---------------------------------------------------------------------------------------
+
+
+def told(remaining, reset_in, sent_at=NOW, state=FRESH):
+    return observe(state, remaining, NOW + reset_in, sent_at)
+
+
+def test_what_the_server_has_left_is_not_exceeded_and_spread():
+    limit = Limit(1000, 60, burst=1000)
+    state = told(10, 50)
+    assert pace(limit, state, NOW) == (5.0, 1)
+    assert available(limit, state, NOW) == 1
+    times = []
+    for _ in range(10):
+        found = draw([(limit, state)], 1, at := max(NOW, ready_at(limit, state, 1, NOW)))
+        assert found.granted
+        times.append(at - NOW)
+        (state,) = found.states
+    assert times == pytest.approx([0, 5, 10, 15, 20, 25, 30, 35, 40, 45], abs=0.01)
+    refused = draw([(limit, state)], 1, NOW + 46)
+    assert (refused.granted, refused.until >= NOW + 50) == (False, True)
+
+
+def test_plenty_left_changes_nothing_but_the_end():
+    limit = Limit(1000, 60, burst=1000)
+    state = told(400, 5)
+    assert pace(limit, state, NOW) == (limit.interval, 400)
+    assert draw([(limit, state)], 400, NOW).granted
+    assert draw([(limit, state)], 401, NOW).until == NOW + 5
+
+
+def test_nothing_left_waits_for_the_reset():
+    limit = Limit(1000, 60, burst=1000)
+    assert ready_at(limit, told(0, 50), 1, NOW) == NOW + 50
+    assert available(limit, told(0, 50), NOW) == 0
+    assert available(limit, told(0, 50), NOW + 50) == 1000  # a new window: our own view again
+
+
+def test_the_server_only_lowers_our_view():
+    limit = Limit(10, 60, burst=2)
+    assert pace(limit, told(5000, 60), NOW) == (limit.interval, limit.capacity)
+
+
+def test_answers_that_overtake_each_other():
+    state = told(90, 60, sent_at=NOW + 1)
+    assert told(95, 60, sent_at=NOW, state=state) is state  # its request started before
+    assert told(95, 60, sent_at=NOW + 2, state=state).remaining == 90  # within a window it only falls
+    assert told(80, 61.5, sent_at=NOW + 2, state=state).remaining == 80  # the same window, rounded differently
+    assert told(100, 120, sent_at=NOW + 2, state=state).remaining == 100  # the next window
+    assert told(1, 0, sent_at=NOW + 2, state=told(100, 120)).remaining == 100  # one long past
+
+
+def test_requests_in_flight_are_not_spent_twice():
+    limit = Limit(100, 60, burst=100)
+    state = told(10, 60)
+    for _ in range(4):
+        (state,) = draw([(limit, state)], 1, NOW, patience=60).states
+    assert observe(state, 9, NOW + 60, NOW + 1).remaining == 6  # three of ours have not been counted yet

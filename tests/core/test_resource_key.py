@@ -1,0 +1,158 @@
+"""Resource keys and patterns."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilient.core.errors import BadResourceKey, InvalidInput
+from resilient.core.resource_key import (
+    ancestors,
+    check,
+    check_pattern,
+    depth,
+    is_below,
+    matches,
+    parent,
+    path,
+)
+
+SEGMENT = st.text(alphabet="abcXYZ019._:@+-", min_size=1, max_size=6)
+KEY = st.lists(SEGMENT, min_size=1, max_size=4).map("/".join)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "github",
+        "github/acct-7",
+        "github/acct-7/search",
+        "a/b/c/d",
+        "mail/user+tag@example.org",
+        "a:b.c_d/1",
+        "x" * 255,
+    ],
+)
+def test_keys(key):
+    assert check(key) == key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/",
+        "a/",
+        "/a",
+        "a//b",
+        "a/b/c/d/e",
+        "a b",
+        "a/ü",
+        "a*",
+        "a?",
+        "a\n",
+        "a\\b",
+        "a,b",
+        "a/%2e",
+        "x" * 256,
+        "a/\x00",
+    ],
+)
+def test_bad_keys_are_named_with_the_remedy(key):
+    with pytest.raises(BadResourceKey, match="is not a resource key: use 1 to 4 segments") as caught:
+        check(key)
+    assert repr(key) in str(caught.value)
+    assert isinstance(caught.value, InvalidInput)
+
+
+def test_path_is_deepest_first():
+    assert path("a/b/c") == ("a/b/c", "a/b", "a")
+    assert path("a") == ("a",)
+    assert ancestors("a/b/c") == ("a/b", "a")
+    assert ancestors("a") == ()
+
+
+@pytest.mark.parametrize(("key", "above", "deep"), [("a", None, 1), ("a/b", "a", 2), ("a/b/c/d", "a/b/c", 4)])
+def test_parent_and_depth(key, above, deep):
+    assert parent(key) == above
+    assert depth(key) == deep
+
+
+@pytest.mark.parametrize(
+    ("key", "ancestor", "expected"),
+    [
+        ("a", "a", True),
+        ("a/b", "a", True),
+        ("a/b/c", "a", True),
+        ("a", "a/b", False),
+        ("ab", "a", False),
+        ("a/bc", "a/b", False),
+        ("b/a", "a", False),
+    ],
+)
+def test_is_below(key, ancestor, expected):
+    assert is_below(key, ancestor) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "pattern", "expected"),
+    [
+        ("github", "github", True),
+        ("github", "*", True),
+        ("github/a", "*", False),  # a star never crosses a slash
+        ("github/a", "github/*", True),
+        ("github", "github/*", False),
+        ("github/a/b", "github/*", False),
+        ("github/a/b", "github/*/b", True),
+        ("github/a/b", "*/*/*", True),
+        ("github/acct-7", "github/acct-?", True),
+        ("github/acct-77", "github/acct-?", False),
+        ("GitHub/a", "github/*", False),
+        ("github/a", "github/**", True),
+        ("github/a/b/c", "github/**", True),
+        ("github", "github/**", False),  # everything below, not itself
+        ("gitlab/a", "github/**", False),
+        ("gitlab/a/b", "git*/**", True),
+        ("gitlab/a/b", "git*/a/**", True),
+        ("gitlab/b/a", "git*/a/**", False),
+        ("a/b/c/d", "a/b/c/**", True),
+    ],
+)
+def test_matches(key, pattern, expected):
+    assert check_pattern(pattern) == pattern
+    assert matches(key, pattern) == expected
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "a/", "/**", "a//b", "a b", "[ab]", "a/b/c/d/e/f", "a/ü", "{a}"])
+def test_bad_patterns(pattern):
+    with pytest.raises(BadResourceKey, match="is not a resource pattern"):
+        check_pattern(pattern)
+
+
+@given(KEY)
+def test_every_key_is_below_each_of_its_path(key):
+    assert check(key) == key
+    assert len(path(key)) == depth(key)
+    for up, down in zip(path(key)[1:], path(key), strict=False):
+        assert parent(down) == up
+        assert is_below(down, up)
+        assert not is_below(up, down)
+        assert matches(down, up + "/**")
+    assert parent(path(key)[-1]) is None
+
+
+@given(KEY, KEY)
+def test_below_is_a_matter_of_the_path(key, other):
+    assert is_below(key, other) == (other in path(key))
+    assert matches(key, other) == (key == other)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_key_or_refused(text):
+    try:
+        assert path(check(text))[0] == text
+    except BadResourceKey:
+        assert (
+            not text
+            or set(text) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
+            or "/" in text
+        )

@@ -1,0 +1,38 @@
+"""How long things are kept."""
+
+from datetime import timedelta
+
+import pytest
+
+from resilient.core.errors import InvalidInput
+from resilient.core.retention import Pruned, Retention
+
+
+def test_spans_in_every_notation():
+    kept = Retention(succeeded="12h", dead=timedelta(days=3), cancelled=60, attempts=None)
+    assert kept.age("succeeded") == timedelta(hours=12)
+    assert kept.age("dead") == timedelta(days=3)
+    assert kept.age("cancelled") == timedelta(minutes=1)
+    assert kept.age("attempts") is None
+    assert kept.age("resources") == timedelta(days=30)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"dead": "soon"}, "dead='soon' is not a span of time, such as '7d'"),
+        ({"succeeded": 0}, "succeeded=0 is not a span of time"),
+        ({"cancelled": -5}, "cancelled=-5 is not a span of time"),
+        ({"attempts": "9" * 30 + "d"}, "attempts=.* is not a span of time"),
+        ({"batch": 0}, r"Retention\(batch=0\): delete 1 to 10,000 rows"),
+        ({"batch": 1.5}, r"Retention\(batch=1.5\)"),
+    ],
+)
+def test_mistakes(given, words):
+    with pytest.raises(InvalidInput, match=words):
+        Retention(**given)
+
+
+def test_what_went():
+    assert Pruned(succeeded=2, attempts=3).total == 5
+    assert Pruned(dead=1).to_json() == {"succeeded": 0, "dead": 1, "cancelled": 0, "attempts": 0, "resources": 0}

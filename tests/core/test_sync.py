@@ -1,0 +1,112 @@
+"""The cursor's state machine: borders, generations, resets, and when rows may be deleted."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilient.core.budgets import Fields
+from resilient.core.exchange import AnswerFacts
+from resilient.core.incremental import Incremental
+from resilient.core.page_request import PageRequest, PagingError
+from resilient.core.paging import Turn
+from resilient.core.positions import instant, later, shifted
+from resilient.core.sync import Cursor, Rules, asked_since, begin, refuse, restart, take, unchanged
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+FILTER = Rules(incremental=Incremental(style="filter", query="since", field="at", precision=60), overlap=60)
+ASK = PageRequest("https://a.test/x")
+NEXT = PageRequest("https://a.test/x?page=2")
+
+
+def record(id_, minutes):
+    return {"id": id_, "at": (NOW + timedelta(minutes=minutes)).isoformat().replace("+00:00", "Z")}
+
+
+def one_page(cursor, items, rules=FILTER, now=NOW, following=None, request=ASK):
+    answer = AnswerFacts(200, Fields.of([("date", "Tue, 01 Jan 2030 12:00:00 GMT")]), body=items)
+    return take(begin(cursor, now, rules), request, answer, Turn(items, following), rules, now)
+
+
+def ids(records):
+    return [r.raw["id"] for r in records]
+
+
+def test_what_stands_at_the_border_comes_once():
+    first, cursor = one_page(Cursor(), [record(1, -10), record(2, -1), record(3, -1)])
+    assert (ids(first), cursor.full_pass, cursor.may_sweep) == ([1, 2, 3], 1, True)
+    assert asked_since(cursor, FILTER) == "2030-01-01T11:58:00Z"
+    news, cursor = one_page(cursor, [record(2, -1), record(3, -1), record(4, -1)])
+    assert (ids(news), cursor.full, cursor.pass_id) == ([4], False, 2)
+    news, cursor = one_page(cursor, [record(2, -1), record(3, -1), record(4, -1), record(2, -0.5)])
+    assert ids(news) == [2]
+
+
+def test_a_long_pass_does_not_move_the_border_beyond_its_beginning():
+    _, cursor = one_page(Cursor(), [record(1, -5), record(2, 30)])
+    assert cursor.since == "2030-01-01T12:00:00Z"
+
+
+def test_an_interrupted_full_pass_allows_no_sweep_and_a_reset_starts_another():
+    _, cursor = one_page(Cursor(), [record(1, -5)], following=NEXT)
+    assert (cursor.next, cursor.may_sweep) == (NEXT, False)
+    assert begin(cursor, NOW, FILTER) is cursor
+    again = restart(cursor, "refused", refused=True)
+    assert (again.next, again.since, again.resets, again.may_sweep) == (None, None, 1, False)
+    _, ended = one_page(again, [record(1, -5)])
+    assert (ended.pass_id, ended.full_pass, ended.resets, ended.may_sweep) == (2, 2, 0, True)
+
+
+def test_a_rejected_record_without_a_key_forbids_the_sweep():
+    _, cursor = one_page(Cursor(), [record(1, -5)])
+    assert refuse(cursor, ["1"]).may_sweep
+    assert not refuse(cursor, [None]).may_sweep
+
+
+def test_pages_that_go_round_are_errors():
+    _, cursor = one_page(Cursor(), [record(1, -5)], following=NEXT)
+    with pytest.raises(PagingError):
+        one_page(cursor, [record(2, -5)], following=ASK, request=ASK)
+
+
+def test_full_passes_return_when_due_or_when_the_cursor_is_too_old():
+    _, cursor = one_page(Cursor(), [record(1, -5)])
+    day = NOW + timedelta(days=1)
+    assert not begin(cursor, day, FILTER).full
+    assert begin(cursor, day, Rules(incremental=FILTER.incremental, full_every=3600)).full
+    short = Incremental(style="token", query="t", found="t", life=3600)
+    assert begin(cursor, day, Rules(incremental=short)).full
+
+
+def test_nothing_new_keeps_the_cursor():
+    _, cursor = one_page(Cursor(), [record(1, -5)])
+    assert unchanged(begin(cursor, NOW, FILTER), NOW).since == cursor.since
+    _, after = one_page(cursor, [])
+    assert after.since == cursor.since
+
+
+def test_a_stored_cursor_is_read_back():
+    _, cursor = one_page(Cursor(), [record(1, -5), record(2, -1)], following=NEXT)
+    stored = Cursor.from_json(cursor.to_json(), pass_id=1, pages=1, records=2)
+    assert stored == cursor
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds", "expected"),
+    [
+        ("2030-01-01T00:00:00Z", -60, "2029-12-31T23:59:00Z"),
+        ("2030-01-01T00:00:00.123+0100", 1, "2030-01-01T00:00:01.123+0100"),
+        ("2030-01-02", -86400, "2030-01-01"),
+        ("1700000000", -5, "1699999995"),
+        ("1700000000000", -5, "1699999995000"),
+        ("opaque", -5, "opaque"),
+    ],
+)
+def test_times_keep_their_spelling(value, seconds, expected):
+    assert shifted(value, seconds) == expected
+
+
+@given(st.integers(0, 2**33), st.integers(0, 2**33))
+def test_later_is_an_order(a, b):
+    assert later(str(a), str(b)) == (instant(str(a)) > instant(str(b)))

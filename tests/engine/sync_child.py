@@ -1,0 +1,58 @@
+"""A worker process that syncs and may kill itself: ``sync_child.py URL SHOP KILL_AT WHERE``.
+
+KILL_AT: the page of this process at which it dies (0: never); WHERE: ``inside`` the checkpoint, with its rows
+written and not committed, or ``after`` it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import sqlalchemy as sa
+
+from resilient import Incremental, Job, NextCursor, PageRequest, Provider, Resilient, Stream, handler
+
+URL, SHOP, KILL_AT, WHERE = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+STREAM = Stream(
+    "items",
+    request=lambda: PageRequest("/items"),
+    paginator=NextCursor(items="items", found="next", query="after"),
+    incremental=Incremental(style="token", query="since", found="sync", taken="last_page"),
+)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@handler("items")
+async def items(job: Job[dict]) -> None:
+    count = 0
+    async for page in job.pages(STREAM):
+        count += 1
+        async with job.checkpoint(page) as session:
+            for item in page.items:  # not an upsert: what came twice would be there twice
+                await session.execute(sa.text("INSERT INTO copy (item) VALUES (:item)"), {"item": item["id"]})
+            if count == KILL_AT and WHERE == "inside":
+                die()
+        if count == KILL_AT:
+            die()
+
+
+async def main():
+    app = Resilient(URL, handlers=[items], providers=[Provider(name="p", base_url=SHOP)], upgrade=False)
+    worker = app.worker(concurrency=1, lease=1.0)
+    running = asyncio.create_task(worker.run())
+    while not running.done():
+        await asyncio.sleep(0.05)
+        if await app.jobs.count(state=["ready", "running", "scheduled", "blocked"]) == 0:
+            worker.stop()
+            break
+    await running
+    await app.close()
+
+
+asyncio.run(main())

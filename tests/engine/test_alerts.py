@@ -1,0 +1,445 @@
+"""Alerts end to end: noticed by workers, found by housekeeping, told to functions and webhooks."""
+
+import asyncio
+import json
+import logging
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+
+from resilient.core.admission import ResourceFacts
+from resilient.core.alerts import Alerting
+from resilient.core.breaker import BreakerFacts
+from resilient.core.errors import InvalidInput, Permanent, Transient
+from resilient.core.failure import Failure, FailureKind
+from resilient.engine import sinks
+from resilient.engine.app import Resilient
+from resilient.engine.handler import handler
+from resilient.engine.schedule import Schedule
+from resilient.store import finishing, gates, resources
+from resilient.store.circuits import Change
+from resilient.wire import notify
+
+SECRET = "T0SECRET"
+
+
+@handler("sync")
+async def sync(job):
+    raise {"transient": Transient, "permanent": Permanent}[job.payload](f"{job.payload} trouble")
+
+
+@handler("fine")
+async def fine(job):
+    pass
+
+
+@pytest.fixture
+async def make(database):
+    """An app that writes its notices down in ``app.told``."""
+    made = []
+
+    def make(*, schedules=(), **config):
+        told = []
+        app = Resilient(
+            database, handlers=[sync, fine], schedules=schedules, alerts=Alerting(sinks=[told.append], **config)
+        )
+        app.told = told
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        await app.alerts.close()
+
+
+async def told(app):
+    """What was told since the last time: (state, name, subject)."""
+    await app.alerts._sinks.delivered()
+    news = [(n.state, n.alert.name, n.alert.subject) for n in app.told]
+    app.told.clear()
+    return news
+
+
+async def housekeep(app):
+    await app.alerts.keep_house()
+    return await told(app)
+
+
+def ended(app, *, kind="sync", decision="retry", error_kind="transient", code=None, times=1):
+    execution = SimpleNamespace(row=SimpleNamespace(kind=kind, resource_key="a/1"), id=uuid4())
+    transition = SimpleNamespace(
+        decision=decision, error_kind=error_kind, error_code=code, error="trouble", resource_key=None
+    )
+    for _ in range(times):
+        app.alerts.noticed(execution, transition)
+
+
+class TestNoticed:
+    async def test_a_worker_tells_of_its_failures_by_itself(self, make):
+        app = make()
+        for payload in ("transient", "permanent", "permanent"):
+            await app.enqueue("sync", payload, resource_key="github/a")
+        await app.enqueue("fine", resource_key="github/a")
+        await app.worker().drain(timeout=20)
+        for _ in range(200):  # about a second; the timer is the loop's own
+            if len(app.told) == 2:
+                break
+            await asyncio.sleep(0.05)
+        assert sorted(await told(app)) == [("new", "dead", "sync"), ("new", "new_error", "sync")]
+        first, second = sorted(await app.alerts.list(), key=lambda alert: alert.name)
+        assert (first.name, first.count, first.detail["error_kind"]) == ("dead", 2, "permanent")
+        assert (second.count, second.detail["resource"]) == (1, "github/a")
+        assert "trouble" in second.detail["error"]
+        assert app.sync.alerts.list() == await app.alerts.list()
+
+    async def test_told_once_and_again_after_an_hour(self, make, clock):
+        app = make()
+        ended(app, times=3)
+        await app.alerts.flush()
+        assert await told(app) == [("new", "new_error", "sync")]
+        for _ in range(5):
+            clock.advance(minutes=13)
+            ended(app, times=10)
+            await app.alerts.flush()
+        assert await told(app) == [("again", "new_error", "sync")]
+        assert (await app.alerts.list())[0].count == 53
+
+    async def test_another_code_is_news_and_a_flood_of_codes_is_not(self, make):
+        app = make()
+        ended(app, code="http_500")
+        ended(app, code="http_503")
+        for n in range(200):
+            ended(app, code=f"order-{n}x{n}y")
+        await app.alerts.flush()
+        assert len(await app.alerts.list(limit=1000)) == 51
+        assert {len(n.others) for n in app.told} <= {0, 20}
+        assert len(await told(app)) == 1
+
+    async def test_it_costs_next_to_nothing(self, make):
+        app = make()
+        began = time.perf_counter()
+        ended(app, times=10_000)
+        assert time.perf_counter() - began < 1
+        assert len(app.alerts._pending) == 1
+
+    async def test_memory_is_bounded(self, make, caplog):
+        app = make()
+        for n in range(1_500):
+            ended(app, kind=f"k{n}")
+        assert len(app.alerts._pending) == 1_000
+        await app.alerts.flush()
+        assert "500 failures of too many different sorts raised no alert" in caplog.text
+
+    async def test_a_database_that_is_away_loses_nothing(self, make, monkeypatch):
+        app = make()
+        ended(app, times=2)
+
+        async def away(*_, **__):
+            ended(app)  # meanwhile
+            raise ConnectionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(app.database, "transaction", away)
+            with pytest.raises(ConnectionError):
+                await app.alerts.flush()
+        await app.alerts.flush()
+        assert (await app.alerts.list())[0].count == 3
+
+    async def test_what_is_switched_off(self, make):
+        app = make(off={"new_error"})
+        ended(app)
+        ended(app, decision="dead")
+        await app.alerts.flush()
+        assert await told(app) == [("new", "dead", "sync")]
+
+    async def test_a_quiet_alert_is_closed_without_a_word_and_is_news_afterwards(self, make, clock):
+        app = make()
+        ended(app)
+        await app.alerts.flush()
+        await told(app)
+        clock.advance(days=1)
+        assert await housekeep(app) == []
+        assert await app.alerts.list() == []
+        ended(app)
+        await app.alerts.flush()
+        assert await told(app) == [("new", "new_error", "sync")]
+
+    async def test_closing_the_app_tells_the_last_of_it(self, database):
+        heard = []
+        app = Resilient(database, alerts=heard.append)
+        ended(app)
+        await app.alerts.close()
+        assert [n.alert.name for n in heard] == ["new_error"]
+
+
+class TestHousekeeping:
+    async def test_an_open_circuit_and_its_end(self, make, clock, database):
+        app = make()
+        await database.transaction(gates.set_auth, "jira/7", "needs_reauth")
+        await database.transaction(_open_circuit, "github")
+        found = sorted(await housekeep(app))
+        assert found == [("new", "circuit_open", "github"), ("new", "needs_reauth", "jira/7")]
+        await database.transaction(gates.close, "github")
+        await database.transaction(gates.set_auth, "jira/7", "ok")
+        clock.advance(minutes=4)
+        assert await housekeep(app) == []
+        clock.advance(minutes=1)
+        over = await housekeep(app)
+        assert sorted(over) == [("resolved", "circuit_open", "github"), ("resolved", "needs_reauth", "jira/7")]
+        assert await housekeep(app) == []
+
+    async def test_a_circuit_is_told_without_waiting_for_housekeeping(self, make, clock):
+        app = make()
+        failure = Failure(FailureKind.TRANSIENT, code="http_503")
+        before, after = ResourceFacts("github"), ResourceFacts("github", BreakerFacts("open", 1, opened_at=clock.now()))
+        app.circuit_changed(Change(before, after, failure))
+        await app.alerts.flush()
+        assert await told(app) == [("new", "circuit_open", "github")]
+        (alert,) = await app.alerts.list()
+        assert (alert.detail["error"], alert.detail["error_code"]) == ("transient", "http_503")
+        app.circuit_changed(Change(after, before))
+        await app.alerts.flush()
+        assert await told(app) == []
+
+    async def test_an_absurd_wait(self, make, clock, database):
+        app = make()
+        await database.transaction(gates.cool_down, "github/a", clock.now() + timedelta(days=400), "abuse", 0.5)
+        await database.transaction(gates.cool_down, "github/b", clock.now() + timedelta(hours=20), "abuse", 0.5)
+        assert await housekeep(app) == [("new", "long_throttle", "github/a")]
+
+    async def test_an_outage_of_many_accounts_is_one_message(self, make, database):
+        app = make()
+        for n in range(30):
+            await database.transaction(_open_circuit, f"github/{n}")
+        await app.alerts.keep_house()
+        await app.alerts._sinks.delivered()
+        (one,) = app.told
+        assert "(and 29 others like it at github: " in one.text
+
+    async def test_a_backlog_that_nobody_works_on(self, make, clock):
+        app = make(backlog="10m")
+        await app.enqueue("fine", resource_key="github/a")
+        clock.advance(minutes=10)
+        assert await housekeep(app) == []
+        clock.advance(1)
+        assert await housekeep(app) == [("new", "backlog", "github")]
+        await app.worker().drain(timeout=20)
+        clock.advance(minutes=5)
+        assert await housekeep(app) == [("resolved", "backlog", "github")]
+
+    async def test_most_executions_fail(self, make, clock):
+        app = make(off={"dead", "new_error"}, failure_volume=4)
+        for payload in ("permanent",) * 3:
+            await app.enqueue("sync", payload, resource_key="github/a")
+        await app.worker().drain(timeout=20)
+        assert await housekeep(app) == []
+        await app.enqueue("sync", "permanent", resource_key="github/b")
+        await app.enqueue("fine", resource_key="github/a")
+        await app.worker().drain(timeout=20)
+        found = sorted(await housekeep(app))
+        assert found == [("new", "failure_rate", "github/a"), ("new", "failure_rate", "sync")]
+        clock.advance(minutes=11)
+        assert len(await housekeep(app)) == 2
+
+    async def test_jobs_that_died_without_an_execution(self, make, clock, database):
+        app = make()
+        assert await housekeep(app) == []
+        for _ in range(2):
+            await app.enqueue("fine", resource_key="github/a", expires_at=clock.now() + timedelta(seconds=5))
+        clock.advance(20)
+        await database.transaction(finishing.expire, clock.now(), lambda _: "expired")
+        clock.advance(1)
+        assert await housekeep(app) == [("new", "dead", "fine")]
+        assert await housekeep(app) == []
+        (alert,) = await app.alerts.list()
+        assert (alert.count, alert.detail["error_kind"]) == (2, "expired")
+
+    async def test_a_schedule_that_does_not_succeed(self, make, clock):
+        app = make(schedules=[Schedule("fine", every="1h", resource_key="a", name="s")], off={"backlog"})
+        await app.schedules.tick()
+        heard = []
+        for _ in range(6):
+            clock.advance(hours=1)
+            await app.schedules.tick()
+            heard += await housekeep(app)
+        assert heard[0] == ("new", "no_success", "s")
+        assert (await app.alerts.list())[0].first_at == clock.now() - timedelta(hours=2)
+        await app.worker().drain(timeout=20)
+        clock.advance(minutes=5)
+        assert await housekeep(app) == [("resolved", "no_success", "s")]
+
+    async def test_another_programs_schedule_is_none_of_ours(self, make, clock):
+        ours = make(schedules=[Schedule("fine", every="1h", resource_key="a", name="s")], off={"backlog"})
+        await ours.schedules.tick()
+        clock.advance(hours=9)
+        assert await housekeep(ours) == [("new", "no_success", "s")]
+        clock.advance(hours=1)
+        assert await housekeep(make(off={"backlog"})) == []
+        assert len(await ours.alerts.list()) == 1
+
+    async def test_lost_turns(self, make, database):
+        app = make()
+        await database.transaction(resources.ensure, ["a"])
+        await app.enqueue("fine", resource_key="a")
+        await database.transaction(lambda c, d: d.run(c, "DELETE FROM {turn}"))
+        worker = app.worker()
+        await worker.sweeper.chores()
+        await app.alerts.flush()
+        assert ("new", "invariant", "turns") in await told(app)
+
+    async def test_rules_that_are_off(self, make, clock, database):
+        app = make(backlog=None, failure_rate=None, throttled=None, periods=None)
+        await database.transaction(gates.cool_down, "github/a", clock.now() + timedelta(days=400), "abuse", 0.5)
+        await app.enqueue("fine", resource_key="b")
+        clock.advance(hours=5)
+        assert await housekeep(app) == []
+
+
+def _open_circuit(c, d, key):
+    resources.ensure(c, d, [key])
+    d.run(
+        c,
+        "UPDATE {resource} SET breaker = 'open', opened_at = :now, last_error = 'HTTP 503' WHERE key = :key",
+        {"now": d.now(c), "key": key},
+    )
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        "given",
+        [Alerting(), print, "https://hooks.example.com/x", [print, "https://hooks.example.com/x"], None],
+    )
+    def test_what_an_app_may_be_given(self, database, given):
+        assert isinstance(Resilient(database, alerts=given).alerts.config, Alerting)
+
+    @pytest.mark.parametrize("given", [5, [5], "hooks.example.com"])
+    def test_what_it_may_not(self, database, given):
+        with pytest.raises(InvalidInput, match=r"alerts= takes|a sink of alerts is"):
+            Resilient(database, alerts=given)
+
+    async def test_a_page_has_a_bound(self, make):
+        with pytest.raises(InvalidInput, match="limit=0"):
+            await make().alerts.list(limit=0)
+
+
+# -- sinks -------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def webhook(*statuses):
+    """A server on this machine that answers each request with the next status; (its URL, the bodies it got)."""
+    bodies, answers = [], list(statuses)
+
+    async def serve(reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.split("content-length: ")[1].split("\r\n")[0])
+        bodies.append(json.loads(await reader.readexactly(length)))
+        status = answers.pop(0) if answers else 200
+        if status:
+            writer.write(b"HTTP/1.1 %d X\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n" % status)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/services/{SECRET}?token={SECRET}", bodies
+
+
+class TestSinks:
+    async def tell(self, database, *targets):
+        app = Resilient(database, alerts=Alerting(sinks=targets))
+        ended(app)
+        await app.alerts.flush()
+        await app.alerts._sinks.delivered()
+
+    async def test_a_webhook_gets_a_document(self, database, caplog):
+        caplog.set_level(logging.DEBUG)
+        async with webhook(200) as (url, bodies):
+            await self.tell(database, url)
+        (body,) = bodies
+        assert body["text"].startswith("sync: fails with transient on a/1")
+        assert body["alert"]["count"] == 1
+        assert SECRET not in caplog.text
+
+    @pytest.mark.parametrize("status", [500, 302, 429, 0])
+    async def test_one_that_fails_is_tried_three_times(self, database, caplog, monkeypatch, status):
+        caplog.set_level(logging.DEBUG)
+        monkeypatch.setattr(sinks, "PAUSES", (0, 0))
+        async with webhook(status, status, status) as (url, bodies):
+            await self.tell(database, url)
+        assert len(bodies) == 3
+        assert "1 alerts did not reach the webhook at 127.0.0.1: 127.0.0.1" in caplog.text
+        assert SECRET not in caplog.text
+
+    async def test_one_that_comes_back(self, database, caplog, monkeypatch):
+        monkeypatch.setattr(sinks, "PAUSES", (0, 0))
+        async with webhook(503, 200) as (url, bodies):
+            await self.tell(database, url)
+        assert len(bodies) == 2
+        assert "did not reach" not in caplog.text
+
+    async def test_nobody_is_there(self, database, caplog, monkeypatch):
+        monkeypatch.setattr(sinks, "PAUSES", (0, 0))
+        async with webhook() as (url, _):
+            pass
+        await self.tell(database, url)
+        assert "did not reach the webhook at 127.0.0.1: 127.0.0.1: ConnectError" in caplog.text
+
+    async def test_functions_of_every_sort(self, database):
+        heard = []
+
+        async def coroutine(notice):
+            heard.append(("coroutine", notice.state))
+
+        class Callable:
+            async def __call__(self, notice):
+                heard.append(("object", notice.state))
+
+        await self.tell(database, coroutine, Callable(), lambda n: heard.append(("plain", n.state)))
+        assert sorted(heard) == [("coroutine", "new"), ("object", "new"), ("plain", "new")]
+
+    async def test_one_that_fails_or_hangs_stops_no_other(self, database, caplog, monkeypatch):
+        monkeypatch.setattr(sinks, "LONGEST", 0.2)
+        heard = []
+
+        def broken(_):
+            raise ValueError(SECRET)
+
+        async def hanging(_):
+            await asyncio.sleep(60)
+
+        def stuck(_):
+            time.sleep(1)
+
+        await self.tell(database, broken, hanging, stuck, heard.append)
+        assert len(heard) == 1
+        assert caplog.text.count("did not reach the function") == 3
+        assert SECRET not in caplog.text
+
+    async def test_too_slow_for_more(self, database, caplog, monkeypatch):
+        monkeypatch.setattr(sinks, "MOST_WAITING", 1)
+        go = asyncio.Event()
+        app = Resilient(database, alerts=lambda _: None)
+        app.alerts._sinks = sinks.Sinks([lambda _: go.wait()])
+        for kind in ("a", "b"):
+            ended(app, kind=kind)
+            await app.alerts.flush()
+        assert "the sinks of alerts are too slow: 1 alerts are only logged" in caplog.text
+        go.set()
+        await app.alerts._sinks.delivered()
+
+    async def test_the_log_always_hears(self, database, caplog):
+        caplog.set_level(logging.INFO, "resilient.alerts")
+        await self.tell(database)
+        (record,) = [r for r in caplog.records if r.name == "resilient.alerts"]
+        assert record.levelno == logging.WARNING
+        assert record.getMessage().startswith("new_error: sync: fails")
+
+    async def test_a_url_that_is_none(self):
+        with pytest.raises(notify.NotDelivered, match="x y"):
+            await notify.post("http://x y/", {})

@@ -1,0 +1,67 @@
+"""Installed providers: ours, a third party's, and a broken one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilient import Provider, providers_by_name
+from resilient.core.errors import SetupError
+from resilient.engine.catalogue import provider_named
+
+OURS = sorted(path.stem for path in (Path(__file__).parents[2] / "providers").glob("[a-z]*.py"))
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install a distribution that announces providers."""
+
+    def install(module, points):
+        (tmp_path / "acme_resilient.py").write_text(module)
+        info = tmp_path / "acme_resilient-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-resilient\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[resilient.providers]\n{points}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        sys.modules.pop("acme_resilient", None)
+
+    yield install
+    sys.modules.pop("acme_resilient", None)
+
+
+def test_ours():
+    found = providers_by_name()
+    assert sorted(found) == OURS
+    assert len(found) >= 25
+    for name, make in found.items():
+        made = make()
+        assert isinstance(made, Provider)
+        assert made.name == name
+
+
+def test_a_third_partys(installed):
+    installed(
+        "from resilient import Provider\n"
+        "def provider(**overrides): return Provider(name='acme', base_url='https://acme.example.com', **overrides)\n",
+        "acme = acme_resilient:provider\ngithub = acme_resilient:provider",
+    )
+    assert provider_named("acme").base_url == "https://acme.example.com"
+    assert provider_named("github").name == "acme"  # a third party's word about a provider wins over ours
+
+
+@pytest.mark.parametrize("module", ["import nowhere", "x = 1"])
+def test_one_that_cannot_be_loaded_is_named(installed, module):
+    installed(module, "acme = acme_resilient:provider")
+    with pytest.raises(SetupError, match=r"'acme' \(acme_resilient:provider\)"):
+        providers_by_name()
+
+
+def test_one_that_gives_something_else_is_named(installed):
+    installed("def provider(): return 7\n", "acme = acme_resilient:provider")
+    with pytest.raises(SetupError, match="gives int"):
+        provider_named("acme")
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(SetupError, match="github"):
+        provider_named("nope")

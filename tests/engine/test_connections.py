@@ -1,0 +1,485 @@
+"""Connections on real databases and a real token endpoint: one refresh, whoever asks, and no account lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from resilient import (
+    ConnectionNotFound,
+    ConsentRefused,
+    Credentials,
+    GrantState,
+    InvalidInput,
+    Resilient,
+    ResourceStopped,
+    Rotation,
+    SetupError,
+    handler,
+)
+from resilient.engine.job import Job, SyncJob
+from resilient.store import grants
+from resilient.store.secrets import new_key
+
+KEY = new_key()
+A = "idp/acct-1"
+
+
+@handler("me")
+async def me(job: Job[None]) -> int:
+    response = await job.client.get("/me")
+    response.raise_for_status()
+    return response.status_code
+
+
+@handler("post")
+async def post(job: Job[None]) -> int:
+    response = await job.client.post("/things", json={})
+    response.raise_for_status()
+    return response.status_code
+
+
+@handler("plain")
+def plain(job: SyncJob[None]) -> int:
+    response = job.client.get("/me")
+    response.raise_for_status()
+    return response.status_code
+
+
+@handler("abroad")
+async def abroad(job: Job[str]) -> int:
+    return (await job.client.get(job.payload)).status_code
+
+
+HANDLERS = [me, post, plain, abroad]
+
+
+@pytest.fixture
+async def make(database_url, idp):
+    """Apps on the same database, as other processes would have them."""
+    made = []
+
+    def make_(provider=None, **options):
+        options = {"secrets": [KEY], **options}
+        app = Resilient(database_url, handlers=HANDLERS, providers=[provider or idp.provider()], **options)
+        made.append(app)
+        return app
+
+    yield make_
+    for app in made:
+        await app.close()
+
+
+@pytest.fixture
+def app(make):
+    return make()
+
+
+async def connect(app, idp, key=A, *, expired=False, lasts=3600.0):
+    access, refresh = idp.issue()
+    at = datetime.now(UTC) + timedelta(seconds=-5 if expired else lasts)
+    return await app.connections.import_(key, access_token=access, refresh_token=refresh, expires_at=at)
+
+
+async def states(app, **wanted):
+    return [job.state.value for job in await app.jobs.list(**wanted)]
+
+
+# -- refreshing ----------------------------------------------------------------------------------------------
+
+
+async def test_a_request_carries_the_token_and_an_expired_one_is_refreshed_before_it(app, idp):
+    await connect(app, idp, expired=True)
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert await states(app) == ["succeeded"]
+    assert idp.calls == [(200, "Bearer canary-access-2")]
+    info = await app.connections.get(A)
+    assert (info.state, info.version, info.failures) == (GrantState.ACTIVE, 2, 0)
+
+
+async def test_within_the_margin_it_is_refreshed_although_it_is_still_good(app, idp):
+    await connect(app, idp, lasts=100)
+    assert (await app.credentials(A)).token == "canary-access-2"
+    assert (await app.credentials(A)).token == "canary-access-2"
+    assert idp.issued == 1
+
+
+@pytest.mark.parametrize("kind", [me, post, plain])
+async def test_a_refused_token_is_refreshed_and_the_request_repeated_at_once(app, idp, kind):
+    await connect(app, idp)
+    idp.expire()
+    await app.enqueue(kind, resource_key=A)
+    await app.worker().drain()
+    (job,) = await app.jobs.list()
+    assert (job.state.value, job.executions, job.deferrals) == ("succeeded", 1, 0)
+    assert [status for status, _ in idp.calls] == [401, 200]
+
+
+async def test_fifty_refusals_in_three_apps_are_one_refresh(make, idp):
+    apps = [make() for _ in range(3)]
+    await connect(apps[0], idp)
+    seen = [await app.credentials(A) for app in apps]
+    idp.expire()
+    idp.hold.clear()  # the answer takes a while: everybody arrives meanwhile
+    waiting = [app.grants.renew(A, access) for app, access in zip(apps, seen, strict=True) for _ in range(17)]
+    task = asyncio.gather(*waiting)
+    await asyncio.sleep(0.3)
+    idp.hold.set()
+    assert await task == [True] * 51
+    assert len(idp.asked) == 1
+    assert {(await app.credentials(A)).token for app in apps} == {"canary-access-2"}
+
+
+async def test_the_new_token_is_committed_before_it_is_used(app, idp, read_all):
+    await connect(app, idp, expired=True)
+    used = await app.credentials(A)
+    (row,) = read_all("SELECT * FROM {grant}")
+    assert row["version"] == used.version == 2
+    assert used.token not in str(row)
+
+
+async def test_null_fields_wipe_nothing(app, idp):
+    idp.script = ["nulls"]
+    await connect(app, idp, expired=True)
+    idp.rotation = "none"
+    assert (await app.credentials(A)).token == "canary-access-2"
+    held = await app.grants.accounts.held(A)
+    assert held.credentials.refresh_token == "canary-refresh-1"
+    assert held.credentials.expires_at is None
+
+
+async def test_one_grant_for_several_accounts_is_refreshed_once(app, idp):
+    await connect(app, idp)
+    await app.connections.add("idp/acct-2", grant_of=A)
+    seen = [await app.credentials(key) for key in (A, "idp/acct-2")]
+    idp.expire()
+    assert await asyncio.gather(app.grants.renew(A, seen[0]), app.grants.renew("idp/acct-2", seen[1])) == [True, True]
+    assert idp.issued == 1
+    assert (await app.credentials("idp/acct-2")).token == "canary-access-2"
+
+
+async def test_client_credentials(make, idp):
+    app = make(idp.provider(flows=("client_credentials",)))
+    await app.connections.add(A, client_credentials=True)
+    assert (await app.credentials(A)).token == "canary-access-1"
+    assert idp.asked[0]["grant_type"] == "client_credentials"
+
+
+# -- killed and lost -----------------------------------------------------------------------------------------
+
+
+async def overtaken(app, idp):
+    """A worker takes the lease, asks, and dies before it commits; its lease ends."""
+    held = await app.grants.accounts.held(A)
+    begun = await app.database.transaction(grants.begin, held.bound.grant.id, 1, 60, refused=True)
+    assert begun.mine
+    answer = await app.grants.client.refresh(held.oauth, held.credentials.refresh_token, begun.now)
+    assert answer.failure is None
+    over = "UPDATE {grant} SET lease_until = :until"
+    await app.database.transaction(lambda c, d: d.run(c, over, {"until": begun.now}))
+    app.grants.accounts.forget()
+    return begun.grant
+
+
+async def test_killed_before_the_commit_with_a_grace_the_grant_survives(make, idp):
+    idp.rotation = "grace"
+    app = make(idp.provider(rotation=Rotation.GRACE, grace=1800))
+    await connect(app, idp)
+    await overtaken(app, idp)
+    assert (await app.credentials(A)).token == "canary-access-3"
+    assert (await app.connections.get(A)).state is GrantState.ACTIVE
+
+
+async def test_killed_before_the_commit_without_a_grace_is_one_try_then_needs_reauth(make, idp):
+    app = make()
+    await connect(app, idp)
+    await overtaken(app, idp)
+    with pytest.raises(ResourceStopped):
+        await app.credentials(A)
+    assert len(idp.asked) == 2
+    assert (await app.connections.get(A)).state is GrantState.NEEDS_REAUTH
+    with pytest.raises(ResourceStopped):
+        await app.credentials(A)
+    assert len(idp.asked) == 2
+
+
+async def test_a_late_winner_changes_nothing(app, idp):
+    await connect(app, idp)
+    late = await overtaken(app, idp)
+    await connect(app, idp)  # authorised again meanwhile
+    nothing = grants.NewSecrets("stale", "key", None, None)
+    assert not await app.database.transaction(grants.renew_if_held, late, nothing)
+    assert (await app.credentials(A)).token == "canary-access-3"
+
+
+async def test_a_lost_answer_is_unknown_and_an_outage_never_kills_a_grant(make, idp):
+    app = make(idp.provider(rotation=Rotation.SINGLE_USE))
+    await connect(app, idp, expired=True)
+    idp.script = ["lost"]
+    with pytest.raises(ResourceStopped) as stopped:
+        await app.credentials(A)
+    assert stopped.value.resource == "idp:token"
+    info = await app.connections.get(A)
+    assert (info.state, info.failures) == (GrantState.UNKNOWN, 1)
+
+
+# -- the four classes ----------------------------------------------------------------------------------------
+
+
+async def test_a_dead_grant_gates_the_account_and_authorising_again_lets_its_jobs_go_on(app, idp):
+    await connect(app, idp, expired=True)
+    await connect(app, idp, "idp/acct-2")
+    del idp.refresh["canary-refresh-1"]
+    for key in (A, A, "idp/acct-2"):
+        await app.enqueue(me, resource_key=key)
+    await app.worker().drain()
+    assert sorted(await states(app)) == ["ready", "ready", "succeeded"]
+    assert len(idp.asked) == 1
+    assert (await app.resources.get(A)).auth == "needs_reauth"
+    assert all(not job.attempts for job in await app.jobs.list(state="ready"))
+    await connect(app, idp)
+    await app.worker().drain()
+    assert await states(app) == ["succeeded"] * 3
+
+
+async def test_a_refused_application_gates_the_provider_and_marks_no_account(make, idp):
+    app = make(idp.provider(client_secret="canary-wrong"))
+    await connect(app, idp, expired=True)
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert (await app.connections.get(A)).state is GrantState.ACTIVE
+    assert (await app.resources.get("idp")).auth == "app_refused"
+    assert await states(app) == ["ready"]
+    healed = make()
+    await healed.database.transaction(lambda c, d: d.run(c, "UPDATE {grant} SET retry_at = NULL"))
+    await healed.grants.test(A)
+    assert (await app.resources.get("idp")).auth == "ok"
+    await healed.worker().drain()
+    assert await states(app) == ["succeeded"]
+
+
+async def test_a_throttled_token_endpoint_rests_and_nobody_asks_it_again(app, idp):
+    for key in (A, "idp/acct-2"):
+        await connect(app, idp, key, expired=True)
+    idp.script = ["throttle"]
+    for key in (A, "idp/acct-2", A):
+        with pytest.raises(ResourceStopped) as stopped:
+            await app.credentials(key)
+        assert stopped.value.resource == "idp:token"
+    assert len(idp.asked) == 1
+    assert {c.state for c in await app.connections.list("idp")} == {GrantState.ACTIVE}
+    rests = (await app.resources.get("idp:token")).blocked_until
+    assert rests > datetime.now(UTC) + timedelta(seconds=100)
+
+
+@pytest.mark.parametrize("word", ["html", "down"])
+async def test_what_is_no_answer_changes_nothing_and_a_token_that_still_lasts_is_used(app, idp, word):
+    await connect(app, idp, lasts=100)
+    idp.script = [word]
+    assert (await app.credentials(A)).token == "canary-access-1"
+    assert (await app.credentials(A)).token == "canary-access-1"
+    assert len(idp.asked) == 1
+    info = await app.connections.get(A)
+    assert (info.state, info.failures) == (GrantState.ACTIVE, 1)
+
+
+async def test_a_job_without_a_usable_token_waits_and_is_charged_nothing(app, idp):
+    await connect(app, idp, expired=True)
+    idp.script = ["down"]
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    (job,) = await app.jobs.list()
+    assert (job.state.value, job.attempts, job.waiting_for) == ("scheduled", 0, "idp:token")
+
+
+@pytest.mark.parametrize("by", ["token", "password"])
+async def test_refused_keys_gate_the_account(app, idp, by):
+    if by == "token":
+        await app.connections.add(A, token="canary-none")
+    else:
+        await app.connections.add(A, user="who", password="canary-none")
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    good = by == "password"
+    assert await states(app) == ["succeeded" if good else "ready"]
+    assert (await app.resources.get(A)).auth == ("ok" if good else "needs_reauth")
+    assert len(idp.calls) == 1
+
+
+async def test_a_fresh_token_that_is_refused_gates_the_account(app, idp):
+    await connect(app, idp)
+    idp.expire()
+    idp.access = type("Never", (set,), {"__contains__": lambda *_: False})()
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert await states(app) == ["ready"]
+    assert (await app.connections.get(A)).state is GrantState.NEEDS_REAUTH
+    assert len(idp.asked) == 1
+
+
+# -- where credentials go ------------------------------------------------------------------------------------
+
+
+async def test_only_declared_hosts_get_credentials(app, idp, stranger):
+    await connect(app, idp)
+    await app.enqueue(abroad, f"{stranger.url}/me", resource_key=A)
+    await app.worker().drain()
+    assert stranger.calls == [(401, "")]
+    assert not idp.asked
+
+
+# -- consent -------------------------------------------------------------------------------------------------
+
+
+async def test_consent(app, idp):
+    url = await app.connections.authorize_url(A)
+    asked = {k: v[0] for k, v in parse_qs(urlsplit(url).query).items()}
+    assert asked["client_id"] == "app"
+    assert asked["code_challenge_method"] == "S256"
+    info = await app.connections.complete({"state": asked["state"], "code": "canary-code"})
+    assert (info.resource_key, info.state) == (A, GrantState.ACTIVE)
+    assert idp.asked[0]["code"] == "canary-code"
+    assert len(idp.asked[0]["code_verifier"]) >= 43
+    assert (await app.credentials(A)).token == "canary-access-1"
+    with pytest.raises(ConsentRefused, match="not expected"):
+        await app.connections.complete({"state": asked["state"], "code": "canary-code"})
+
+
+async def test_consent_refused_forged_or_elsewhere(app, idp):
+    with pytest.raises(ConsentRefused):
+        await app.connections.complete({"state": "made up", "code": "x"})
+    with pytest.raises(InvalidInput, match="redirect_uri"):
+        await app.connections.authorize_url(A, redirect_uri="https://evil.example/")
+    url = await app.connections.authorize_url(A)
+    state = parse_qs(urlsplit(url).query)["state"][0]
+    with pytest.raises(ConsentRefused, match="access_denied"):
+        await app.connections.complete({"state": state, "error": "access_denied"})
+    assert not idp.asked
+
+
+# -- an app's own table --------------------------------------------------------------------------------------
+
+
+class Own:
+    """Somebody's table of tokens."""
+
+    def __init__(self, credentials):
+        self.credentials, self.saves = credentials, 0
+
+    async def load(self, resource_key):
+        return self.credentials if resource_key == A else None
+
+    async def save(self, resource_key, expected_version, credentials):
+        assert resource_key == A
+        if self.credentials.version != expected_version:
+            return False
+        self.credentials, self.saves = credentials, self.saves + 1
+        return True
+
+
+async def test_the_app_keeps_its_tokens_and_we_refresh_them_once(make, idp, read_all):
+    access, refresh = idp.issue()
+    own = Own(Credentials(token=access, refresh_token=refresh, version=7))
+    apps = [make(credentials=own, secrets=[]) for _ in range(2)]
+    seen = [await app.credentials(A) for app in apps]
+    idp.expire()
+    renewed = [app.grants.renew(A, one) for app, one in zip(apps, seen, strict=True) for _ in range(5)]
+    assert await asyncio.gather(*renewed) == [True] * 10
+    assert (len(idp.asked), own.saves, own.credentials.version) == (1, 1, 8)
+    assert own.credentials.token == "canary-access-2"
+    (row,) = read_all("SELECT * FROM {grant}")
+    assert row["secrets"] is None
+    assert "canary" not in str(row)
+    with pytest.raises(ConnectionNotFound):
+        await apps[0].credentials("idp/nobody")
+
+
+async def test_an_own_grant_that_died_goes_on_after_the_app_says_so(make, idp):
+    access, refresh = idp.issue()
+    own = Own(Credentials(token=access, refresh_token="canary-gone"))
+    app = make(credentials=own, secrets=[])
+    idp.expire()
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert (await app.resources.get(A)).auth == "needs_reauth"
+    access, refresh = idp.issue()
+    own.credentials = Credentials(token=access, refresh_token=refresh, version=2)
+    await app.connections.restored(A)
+    await app.worker().drain()
+    assert await states(app) == ["succeeded"]
+
+
+# -- secrets -------------------------------------------------------------------------------------------------
+
+
+async def test_keys_are_changed_while_everything_runs(make, idp, read_all):
+    new = new_key()
+    app = make()
+    await connect(app, idp)
+    both = make(secrets=[new, KEY])
+    assert (await both.credentials(A)).token == "canary-access-1"
+    assert await both.connections.rotate_secrets() == 1
+    assert await both.connections.rotate_secrets() == 0
+    assert (await make(secrets=[new]).credentials(A)).token == "canary-access-1"
+    with pytest.raises(SetupError, match="not among"):
+        await make(secrets=[KEY]).credentials(A)
+
+
+async def test_without_a_key_it_says_how_to_make_one(make, idp):
+    with pytest.raises(SetupError, match="resilient secrets new"):
+        await make(secrets=[]).connections.add(A, token="canary-token")
+
+
+async def test_secrets_of_one_row_cannot_be_read_in_another(app, idp):
+    await connect(app, idp)
+    await connect(app, idp, "idp/acct-2")
+    sealed = "UPDATE {grant} SET secrets = (SELECT max(secrets) FROM {grant})"
+    await app.database.transaction(lambda c, d: d.run(c, sealed))
+    app.grants.accounts.forget()
+    refused = 0
+    for key in (A, "idp/acct-2"):
+        try:
+            await app.credentials(key)
+        except SetupError as error:
+            refused += "belong to another row" in str(error)
+    assert refused == 1
+
+
+async def test_no_secret_shows_anywhere(app, idp, caplog, read_all, capsys):
+    caplog.set_level(logging.DEBUG)
+    await connect(app, idp, expired=True)
+    idp.script = ["down"]
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    await app.database.transaction(lambda c, d: d.run(c, "UPDATE {grant} SET retry_at = NULL"))
+    held = await app.grants.accounts.held(A)
+    texts = [caplog.text, *capsys.readouterr(), repr(held), repr(held.access), repr(app.grants.accounts.ring), KEY[9:]]
+    shown = [repr(await app.connections.get(A)), str((await app.connections.get(A)).to_json())]
+    tables = ("job", "attempt", "resource", "grant", "connection", "alert")
+    shown += [str(read_all(f"SELECT * FROM {{{table}}}")) for table in tables]
+    idp.refresh.clear()
+    try:
+        await app.credentials(A)
+    except ResourceStopped as error:
+        shown.append(str(error))
+    for text in (*texts[:-1], *shown, caplog.text):
+        assert "canary" not in text
+        assert texts[-1] not in text
+
+
+async def test_revoking_forgets_the_secrets_and_gates_the_account(app, idp, read_all):
+    await connect(app, idp)
+    assert await app.connections.revoke(A)
+    assert not await app.connections.revoke(A)
+    (row,) = read_all("SELECT secrets, state FROM {grant}")
+    assert row == {"secrets": None, "state": "revoked"}
+    assert (await app.resources.get(A)).auth == "revoked"
+    with pytest.raises(ResourceStopped):
+        await app.credentials(A)
+    await connect(app, idp)
+    assert (await app.credentials(A)).token == "canary-access-2"

@@ -1,0 +1,269 @@
+"""What the doctor finds: real faults on real databases, and the judgement of facts."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+
+from resilient.engine import checks, doctor
+from resilient.store import health, schema, workers
+from resilient.store.health import Contents, Server, Session, WorkerSeen
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+SERVER = Server((17, 2), NOW, {"autovacuum": "on", "fsync": "on", "synchronous_commit": "on", "max_connections": "100"})
+ALIVE = WorkerSeen("w1", "host", 1, frozenset({"mail"}), "1.0", 1.0, stopping=False)
+CONTENTS = Contents({}, [], beside_alembic=False, workers=[ALIVE], waiting=frozenset({"mail"}), stranded=0)
+BEAT = workers.Beat("w1", "here", 1, ["mail"], 10, 0, "1.0", stopping=False)
+
+
+async def findings(database, **options):
+    return {finding.name: finding for finding in await doctor.examine(database, **options)}
+
+
+def judged(contents=CONTENTS, *, server=SERVER, skew=(0.0, 0.0)):
+    found = [*checks.check_server(server, skew, sqlite=False), *checks.check_contents(contents)]
+    return {finding.name: finding for finding in found if finding.level != "ok"}
+
+
+# -- real databases ----------------------------------------------------------------------------------------
+
+
+async def test_a_healthy_database(database):
+    await database.transaction(lambda c, d: workers.beat(c, d, BEAT, d.now(c)))
+    found = await findings(database)
+    bad = {name for name, finding in found.items() if finding.level != "ok"}
+    assert bad == (set() if database.is_sqlite else {"durability"})  # the tests' server does not fsync
+    assert all(bool(finding.remedy) is (finding.level != "ok") for finding in found.values())
+    assert set(found) >= {"database", "schema", "workers", "turns", "durability"}
+    assert set(found) >= ({"wal", "disk"} if database.is_sqlite else {"clock", "autovacuum", "notify"})
+
+
+async def test_nothing_answers(open_database):
+    (finding,) = await doctor.examine(open_database("postgresql://u:canary@127.0.0.1:1/db"))
+    assert (finding.name, finding.level) == ("database", "fail")
+    assert "canary" not in repr(finding)
+
+
+async def test_no_file_and_none_made(tmp_path, open_database):
+    (finding,) = await doctor.examine(open_database(f"sqlite:///{tmp_path}/absent.db"))
+    assert "does not exist" in finding.message
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_no_tables(empty_url, open_database):
+    database = open_database(empty_url)
+    await database.transaction(lambda c, _d: c.execute(sa.text("SELECT 1")))
+    found = await findings(database)
+    assert (found["schema"].level, found["schema"].remedy) == ("fail", "resilient db upgrade")
+    assert "workers" not in found
+
+
+async def test_a_ready_job_without_a_turn(database):
+    def strand(c, d):
+        d.run(
+            c,
+            "INSERT INTO {job} (id, kind, resource_key, state, run_at, created_at, updated_at)"
+            " VALUES (:id, 'mail', 'a/b', 'ready', :now, :now, :now)",
+            {"id": d.id(UUID(int=1)), "now": d.now(c)},
+        )
+
+    await database.transaction(strand)
+    found = await findings(database)
+    assert found["turns"].message == "1 resources have ready jobs and no turn"
+    assert found["workers"].message == "no worker is alive, and jobs are waiting"
+    assert found["workers"].level == "fail"
+
+
+async def test_workers(database):
+    await database.transaction(lambda c, d: workers.beat(c, d, BEAT, d.now(c) - timedelta(minutes=2)))
+    await database.transaction(lambda c, d: workers.beat(c, d, replace(BEAT, id="w2"), d.now(c)))
+    found = await findings(database)
+    assert found["workers"].message == "1 alive"
+    assert "worker w1 (process 1 on here) has been silent for 12" in found["lost_worker"].message
+
+
+async def test_other_sessions(postgres_database, postgres_url, open_database):
+    other = open_database(postgres_url)
+    with other.sync_engine.begin() as c:
+        pid = c.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+        server = await postgres_database.transaction(health.server, 0.0)
+    (session,) = server.long
+    assert (session.pid, session.state) == (pid, "idle in transaction")
+    assert 0 < session.seconds < 60
+    assert server.sessions >= 2
+    assert server.hidden == 0
+
+
+async def test_other_sessions_that_may_not_be_seen(postgres_server, open_database):
+    name = postgres_server.create()
+    with postgres_server.connect() as admin:
+        admin.execute("CREATE ROLE short_sighted LOGIN")
+        database = open_database(postgres_server.url(name).replace("postgres@", "short_sighted@"))
+        server = await database.transaction(health.server)
+        assert server.hidden >= 1
+        assert "GRANT pg_monitor" in judged(server=server)["privileges"].remedy
+        await database.close()
+        postgres_server.drop(name)
+        admin.execute("DROP ROLE short_sighted")
+
+
+async def test_autovacuum_turned_off_for_a_table(postgres_database):
+    off = sa.text("ALTER TABLE resilient_turn SET (autovacuum_enabled = off)")
+    await postgres_database.transaction(lambda c, _d: c.execute(off))
+    assert (await findings(postgres_database))["table_autovacuum"].remedy == (
+        "ALTER TABLE resilient_turn RESET (autovacuum_enabled)"
+    )
+
+
+async def test_dead_rows_are_read(postgres_database):
+    contents = await postgres_database.transaction(health.contents)
+    assert set(contents.rows) == {f"resilient_{name}" for name in ("job", "turn", "resource", "rate_limit")}
+
+
+async def test_beside_an_application_that_uses_alembic(database):
+    await database.transaction(lambda c, _d: c.execute(sa.text("CREATE TABLE alembic_version (x integer)")))
+    finding = (await findings(database))["alembic"]
+    assert "include_name=resilient.alembic.include_name" in finding.message
+    assert finding.level == "ok"
+
+
+async def test_in_a_schema(postgres_server, open_database):
+    name = postgres_server.create()
+    database = open_database(postgres_server.url(name), schema="jobs")
+    await schema.upgrade(database)
+    found = await findings(database)
+    assert {finding.level for finding in found.values()} == {"ok", "warn"}
+    await database.close()
+    postgres_server.drop(name)
+
+
+async def test_a_clock_that_is_wrong(postgres_database):
+    found = await findings(postgres_database, host_now=lambda: datetime.now(UTC) - timedelta(hours=1))
+    assert "this host's clock is 3600 s behind the database's" in found["clock"].message
+
+
+async def test_notifications(postgres_database, monkeypatch):
+    found = await findings(postgres_database, listen_url="postgresql+psycopg://u:canary@127.0.0.1:1/db")
+    assert "could not be tried" in found["notify"].message
+    assert "canary" not in repr(found)
+    monkeypatch.setattr(health, "notifies", lambda _url: False)
+    assert (await findings(postgres_database))["notify"].remedy.startswith("give listen_url= the address of")
+
+
+async def test_an_engine_that_is_not_set_up_for_a_queue(tmp_path, open_database):
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/app.db")
+    with engine.connect() as c:
+        c.exec_driver_sql("PRAGMA synchronous=OFF")
+        database = open_database(engine)
+        await schema.upgrade(database)
+    engine.dispose()
+    fresh = sa.create_engine(f"sqlite:///{tmp_path}/app.db")
+
+    @sa.event.listens_for(fresh, "connect")
+    def _(connection, _record):
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    found = await findings(open_database(fresh))
+    assert "journal_mode is delete" in found["wal"].message
+    assert found["durability"].level == "warn"
+    fresh.dispose()
+
+
+# -- judgement ---------------------------------------------------------------------------------------------
+
+
+def test_all_is_well():
+    assert judged() == {}
+
+
+@pytest.mark.parametrize(
+    ("skew", "message"),
+    [
+        ((6.0, 5.5), "6 s behind"),
+        ((-5.5, -9.0), "6 s ahead of"),
+        ((30.0, -30.0), None),  # the answer took a minute: nothing is known
+        ((4.0, 3.9), None),
+    ],
+)
+def test_clock(skew, message):
+    found = judged(skew=skew)
+    assert ("clock" in found) is (message is not None)
+    assert message is None or message in found["clock"].message
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "level"),
+    [
+        ({"autovacuum": "off"}, "autovacuum", "fail"),
+        ({"track_counts": "off"}, "autovacuum", "fail"),
+        ({"fsync": "off"}, "durability", "warn"),
+        ({"synchronous_commit": "off"}, "durability", "warn"),
+        ({"server_encoding": "SQL_ASCII"}, "encoding", "warn"),
+        ({"max_connections": "10"}, "connections", "warn"),
+    ],
+)
+def test_settings(changes, name, level):
+    found = judged(server=replace(SERVER, settings=SERVER.settings | changes, sessions=10))
+    assert {name: level} == {finding.name: finding.level for finding in found.values()}
+
+
+def test_what_holds_back_vacuum():
+    held = Session(7, "report", "idle in transaction", 3600.0)
+    found = judged(server=replace(SERVER, long=[held, replace(held, pid=8, seconds=100.0)]))
+    assert "session 7 of 'report' has had a transaction open for 60 minutes" in found["long_transaction"].message
+    assert "pg_terminate_backend(7)" in found["long_transaction"].remedy
+    assert "'old'" in judged(server=replace(SERVER, prepared=["old"]))["long_transaction"].message
+    assert "'gone'" in judged(server=replace(SERVER, idle_slots=["gone"]))["replication_slot"].remedy
+
+
+@pytest.mark.parametrize(("rows", "bad"), [((10, 20_000), True), ((10, 9_000), False), ((50_000, 100_000), False)])
+def test_dead_rows(rows, bad):
+    assert ("dead_rows" in judged(replace(CONTENTS, rows={"resilient_turn": rows}))) is bad
+
+
+def test_kinds_nobody_knows():
+    found = judged(replace(CONTENTS, waiting=frozenset({"mail", "sms"})))
+    assert found["kinds"].message.startswith("jobs of kind sms are waiting")
+    stopping = replace(ALIVE, stopping=True)
+    assert "mail" in judged(replace(CONTENTS, workers=[stopping]))["kinds"].message
+
+
+def test_two_versions_at_once():
+    newer = replace(ALIVE, id="w2", code_version="1.1")
+    assert "1.0, 1.1" in judged(replace(CONTENTS, workers=[ALIVE, newer]))["versions"].message
+
+
+def test_nobody_works():
+    assert judged(replace(CONTENTS, workers=[], waiting=frozenset()))["workers"].level == "warn"
+    assert judged(replace(CONTENTS, workers=[]))["workers"].level == "fail"
+
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+server:/export /srv nfs4 rw 0 0
+/dev/vdb /srv/local xfs rw 0 0
+tmpfs /srv/local\\040x tmpfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/app.db", "ext4"), ("/srv/app.db", "nfs4"), ("/srv/local/a/app.db", "xfs"), ("/srvx/a", "ext4")],
+)
+def test_filesystems(path, kind):
+    assert checks.filesystem_of(Path(path), MOUNTS) == kind
+    assert checks.filesystem_of(Path(path), "") == ""
+
+
+def test_disk():
+    def found(**changes):
+        facts = {"filesystem": "ext4", "free": 2**40, "log": 0} | changes
+        return {f.name: f.level for f in checks.check_disk(Path("/srv/app.db"), **facts)}
+
+    assert found() == {"disk": "ok"}
+    assert found(free=10 * 2**20) == {"disk": "fail"}
+    assert found(filesystem="nfs4") == {"disk": "ok", "filesystem": "fail"}
+    assert found(log=2 * 2**30) == {"disk": "ok", "wal_size": "warn"}

@@ -1,0 +1,362 @@
+"""How executions end in odd ways, and that none of them costs a slot, another job's result, or the job itself."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+
+import pytest
+
+from resilient.core.backoff import Retry
+from resilient.core.delays import Fixed
+from resilient.core.errors import Permanent, ResourceStopped, Snooze, Throttled, Transient
+from resilient.engine.app import Resilient
+from resilient.engine.completer import Completer
+from resilient.engine.handler import handler
+from resilient.engine.heartbeat import Heartbeat
+from resilient.engine.job import Job, SyncJob
+from resilient.store import resources
+from resilient.store.dialect import ID
+from resilient.store.finishing import Finish
+
+ONCE = Retry(max_attempts=1)
+STARTED = threading.Event()
+SEEN: list = []
+
+
+class Textless(Exception):
+    """An exception whose text cannot be had."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def hidden(fn):
+    """A decorator that hides that a function is async."""
+
+    @functools.wraps(fn)
+    def call(job: Job[None]):
+        return fn(job)
+
+    del call.__wrapped__
+    return call
+
+
+@handler("ok")
+async def ok(job: Job[None]) -> None:
+    SEEN.append(job.id)
+
+
+@handler("sleeps")
+async def sleeps(job: Job[None]) -> None:
+    STARTED.set()
+    await asyncio.sleep(30)
+
+
+@handler("raises", retry=ONCE)
+async def raises(job: Job[str]) -> None:
+    raise {
+        "textless": Textless,
+        "nul": lambda: ValueError("a\x00b"),
+        "surrogate": lambda: ValueError("a\ud800b"),
+        "cancelled": asyncio.CancelledError,
+        "no time": lambda: Throttled(until=60),
+        "no delay": lambda: Transient(retry_after="soon"),
+    }[job.payload]()  # noqa: RSE102 - a function that makes the error
+
+
+@handler("result")
+async def result(job: Job[None]) -> list[str]:
+    return ["a\x00b", "c\\u0000d"]
+
+
+@handler("hidden", retry=ONCE)
+@hidden
+async def never_awaited(job: Job[None]) -> None:
+    SEEN.append(job.id)
+
+
+@handler("grouped")
+async def grouped(job: Job[str]) -> None:
+    told = {"snooze": Snooze(60), "stopped": ResourceStopped("p/1", "limit"), "permanent": Permanent("no")}[job.payload]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail(told))
+
+
+async def fail(error):
+    raise error
+
+
+@handler("stopped")
+async def stopped(job: Job[None]) -> None:
+    try:
+        await fail(ResourceStopped("p/1", "limit"))
+    except ResourceStopped as refusal:
+        raise Permanent("then never") from refusal
+
+
+@handler("returns.early")
+def returns_early(job: SyncJob[None]) -> None:
+    STARTED.set()
+    while not job.cancel_requested:
+        time.sleep(0.005)
+
+
+@handler("finishes")
+def finishes(job: SyncJob[None]) -> str:
+    STARTED.set()
+    time.sleep(0.6)
+    return "all of it"
+
+
+@handler("swallows")
+async def swallows(job: Job[None]) -> str:
+    STARTED.set()
+    try:
+        await asyncio.sleep(30)
+    except asyncio.CancelledError:
+        return "half of it"
+    return "all of it"
+
+
+@handler("cannot.wait", retry=Retry(max_attempts=3, delay=Fixed(3600)))
+async def cannot_wait(job: Job[None]) -> None:
+    STARTED.set()
+    await job.deps.wait()
+    raise Transient("later")
+
+
+HANDLERS = [ok, sleeps, raises, result, never_awaited, grouped, stopped, returns_early, finishes, swallows, cannot_wait]
+
+
+@pytest.fixture
+async def app(database_url):
+    STARTED.clear()
+    SEEN.clear()
+    app = Resilient(database_url, handlers=HANDLERS, upgrade=False, deps=asyncio.Event())
+    yield app
+    await app.close()
+
+
+async def drain(app, **options):
+    return await app.worker(concurrency=2, **options).drain(timeout=10)
+
+
+async def started(app, **options):
+    worker = app.worker(**{"concurrency": 2, **options})
+    running = asyncio.create_task(worker.run(signals=False))
+    async with asyncio.timeout(10):
+        while not STARTED.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    return worker, running
+
+
+async def until(app, id_, state):
+    async with asyncio.timeout(10):
+        while (job := await app.jobs.get(id_)).state != state:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return job
+
+
+# -- what a handler raises or returns ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("textless", "Textless: (its text cannot be had: RuntimeError)"),
+        ("nul", r"ValueError: a\x00b"),
+        ("surrogate", r"ValueError: a\ud800b"),
+        ("cancelled", "CancelledError"),
+        ("no time", "until takes a datetime"),
+        ("no delay", "transient failure"),
+    ],
+)
+async def test_whatever_is_raised_is_charged_and_written(app, what, text):
+    bad = await app.enqueue(raises, what, resource_key="p/1")
+    more = [await app.enqueue(ok, resource_key="p/1") for _ in range(3)]
+    assert await drain(app) == 4
+    job = await app.jobs.get(bad.id)
+    assert (job.state, job.attempts) == ("dead", 1)
+    assert text in job.last_error
+    assert {(await app.jobs.get(one.id)).state for one in more} == {"succeeded"}
+
+
+async def test_a_result_with_a_nul(app):
+    done = await app.enqueue(result, resource_key="p/1")
+    await drain(app)
+    assert (await app.jobs.get(done.id)).result == ["a\ufffdb", "c\\u0000d"]
+
+
+async def test_a_coroutine_that_nobody_awaited_is_no_success(app):
+    done = await app.enqueue(never_awaited, resource_key="p/1")
+    await drain(app)
+    job = await app.jobs.get(done.id)
+    assert (job.state, SEEN) == ("dead", [])
+    assert "a decorator hides that it is async" in job.last_error
+
+
+@pytest.mark.parametrize(("what", "state"), [("snooze", "scheduled"), ("stopped", "scheduled"), ("permanent", "dead")])
+async def test_what_a_task_group_wraps_is_found(app, what, state):
+    done = await app.enqueue(grouped, what, resource_key="p/2")  # p/1 is not on its path
+    await drain(app)
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.attempts) == (state, int(state == "dead"))
+
+
+async def test_a_failure_raised_over_a_refusal_counts(app):
+    done = await app.enqueue(stopped, resource_key="p/1")
+    await drain(app)
+    assert (await app.jobs.get(done.id)).state == "dead"
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_is_cancelled_hands_back_and_ends(app):
+    done = await app.enqueue(sleeps, resource_key="p/1")
+    before = set(asyncio.all_tasks())
+    _, running = await started(app)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(10):
+            await running
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.attempts, job.rescues) == ("ready", 0, 0)
+    left = [task.get_name() for task in asyncio.all_tasks() - before]
+    assert [name for name in left if name.startswith("resilient-slot")] == []
+
+
+async def test_a_drain_that_takes_too_long_hands_back_and_says_so(app):
+    done = await app.enqueue(sleeps, resource_key="p/1")
+    with pytest.raises(TimeoutError):
+        await app.worker(concurrency=2).drain(timeout=0.5)
+    assert (await app.jobs.get(done.id)).state == "ready"
+
+
+@pytest.mark.parametrize("kind", [returns_early, swallows])
+async def test_a_handler_that_heard_of_the_stop_and_returned_has_not_done_its_work(app, kind):
+    done = await app.enqueue(kind, resource_key="p/1")
+    other = await app.enqueue(swallows, resource_key="p/2")
+    worker, running = await started(app, grace=0.05)
+    worker.stop()
+    await running
+    assert (await app.jobs.get(done.id)).state == "ready"
+    assert (await app.jobs.get(other.id)).state == "ready"
+
+
+@pytest.mark.parametrize("kind", [returns_early, swallows])
+async def test_a_handler_that_heard_of_the_cancel_and_returned_is_cancelled(app, kind):
+    done = await app.enqueue(kind, resource_key="p/1")
+    worker, running = await started(app, lease=0.4)
+    await app.jobs.cancel(done.id)
+    await until(app, done.id, "cancelled")
+    worker.stop()
+    await running
+
+
+async def test_a_thread_that_never_heard_of_the_cancel_and_finished_has_succeeded(app):
+    done = await app.enqueue(finishes, resource_key="p/1")
+    worker, running = await started(app, lease=0.4)
+    await app.jobs.cancel(done.id)
+    assert (await until(app, done.id, "succeeded")).result == "all of it"
+    worker.stop()
+    await running
+
+
+async def test_a_cancel_that_comes_before_the_handler_fails_is_not_forgotten(app):
+    """The worker hears of it with its heartbeat, in some seconds; the job ends before."""
+    done = await app.enqueue(cannot_wait, resource_key="p/1")
+    worker, running = await started(app)
+    assert (await app.jobs.cancel(done.id)).requested == 1
+    app.deps.set()
+    async with asyncio.timeout(10):
+        while worker.completer.written < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    worker.stop()
+    await running
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.finished_at is None) == ("cancelled", False)
+    assert [a.decision for a in await app.jobs.attempts(done.id)] == ["cancelled"]
+
+
+# -- the engine's own troubles -----------------------------------------------------------------------------------------
+
+
+async def test_what_was_claimed_is_run_though_new_rows_cannot_be_made(app, monkeypatch):
+    await app.enqueue(ok, resource_key="p/1")
+    await drain(app)
+    real, refused = app.database.transaction, []
+
+    async def transaction(fn, *args, **kwargs):
+        if fn is resources.ensure and not refused:
+            refused.append(fn)
+            raise OSError("away")
+        return await real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(app.database, "transaction", transaction)
+    known = await app.enqueue(ok, resource_key="p/1")
+    fresh = await app.enqueue(ok, resource_key="p/2")
+    worker = app.worker(concurrency=4)
+    running = asyncio.create_task(worker.run(signals=False))
+    await until(app, known.id, "succeeded")
+    await until(app, fresh.id, "succeeded")
+    worker.stop()
+    await running
+    assert refused
+
+
+async def test_what_the_gate_fails_over_costs_no_slot(app, monkeypatch):
+    worker = app.worker(concurrency=1)
+
+    def fails(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(worker.wire, "ended", fails)
+    done = [await app.enqueue(ok, resource_key="p/1") for _ in range(3)]
+    assert await worker.drain(timeout=10) == 3
+    assert {(await app.jobs.get(one.id)).state for one in done} == {"succeeded"}
+
+
+async def test_what_a_heartbeat_says_of_an_older_execution_is_not_meant_for_a_newer_one(app):
+    """The job ended and was claimed here again while the heartbeat was under way."""
+    done = await app.enqueue(sleeps, resource_key="p/1")
+    worker, running = await started(app)
+    execution = worker.executor.running[done.id]
+    beat = Heartbeat(worker)
+    beat._tell({(done.id, execution.fence - 1): "lost"})
+    await asyncio.sleep(0.05)
+    assert execution.reason is None
+    beat._tell({(done.id, execution.fence): "lost"})
+    assert execution.reason == "lost"
+    worker.stop()
+    await running
+
+
+async def test_a_result_no_database_takes_holds_up_no_other(app):
+    """As if something had passed all checks: the others are written, and the job itself without its result."""
+    ids = [(await app.enqueue(ok, resource_key=f"p/{n % 3}")).id for n in range(9)]
+    running = await app.database.transaction(
+        lambda c, d: d.run(c, "UPDATE {job} SET state = 'running' RETURNING id, version, resource_key", id=ID).all()
+    )
+    written = []
+    completer = Completer(app.database, lambda _: (), written.extend)
+    for n, row in enumerate(sorted(running)):
+        if n == 7:
+            completer.finish(
+                Finish(row.id, row.version, "dead", "dead", error="e", error_kind="bug", result="not JSON"),
+                row.resource_key,
+            )
+        else:
+            completer.succeed(row.id, row.version, "not JSON" if n == 4 else str(n), row.resource_key)
+    completer.close()
+    async with asyncio.timeout(20):
+        await completer.run()
+    assert sorted(written) == sorted(ids)
+    found = [await app.jobs.get(id_) for id_ in sorted(ids)]
+    assert [(j.state, j.result) for j in found] == [
+        ("dead" if n == 7 else "succeeded", None if n in (4, 7) else n) for n in range(9)
+    ]
+    assert found[7].last_error == "(its error cannot be stored)"

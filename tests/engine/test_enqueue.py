@@ -1,0 +1,246 @@
+"""Enqueueing: in a transaction of one's own and in the caller's, unique keys, and everything that is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlmodel import Session as ModelSession
+
+from resilient.core.errors import (
+    BadPayload,
+    BadResourceKey,
+    DuplicateJob,
+    InvalidInput,
+    NaiveDatetime,
+    PayloadTooLarge,
+    UnknownKind,
+)
+from resilient.engine.app import Resilient
+from resilient.engine.enqueue import Item
+from resilient.engine.handler import Kind, handler
+from resilient.engine.job import Job
+
+
+class Mail(BaseModel):
+    to: str
+    n: int = 0
+
+
+@handler("mail")
+async def mail(job: Job[Mail]) -> None:
+    """Nothing."""
+
+
+orders = Table("orders", MetaData(), Column("id", Integer, primary_key=True), Column("name", String(50)))
+
+
+@pytest.fixture
+async def app(database):
+    app = Resilient(database, handlers=[mail], upgrade=False)
+    with database.sync_engine.begin() as c:
+        orders.create(c)
+    yield app
+    await app.close()
+
+
+def count(app, sql="SELECT count(*) FROM {job}"):
+    return app.database.transaction_sync(lambda c, d: d.run(c, sql).scalar())
+
+
+def turns(app):
+    return count(app, "SELECT count(*) FROM {turn}")
+
+
+class TestOwnTransaction:
+    async def test_one(self, app):
+        done = await app.enqueue(mail, Mail(to="a"), resource_key="p/1")
+        assert (done.created, count(app), turns(app)) == (True, 1, 1)
+
+    async def test_by_name_and_as_a_dict(self, app):
+        await app.enqueue("mail", {"to": "a", "n": "3"}, resource_key="p/1")
+        assert count(app, "SELECT {payload} FROM {job}") == '{"to":"a","n":3}'
+
+    async def test_ten_thousand(self, app):
+        done = await app.enqueue_many(mail, [{"to": "a"}] * 10_000, resource_key="p/1")
+        assert len({d.id for d in done}) == count(app) == 10_000
+        assert turns(app) == 2  # one a batch
+
+    async def test_items_may_differ_in_more_than_the_payload(self, app):
+        await app.enqueue_many(
+            mail,
+            [Item({"to": "a"}, resource_key="p/1", priority=3), Item({"to": "b"}, delay=60), {"to": "c"}],
+            resource_key="p/2",
+        )
+        assert count(app, "SELECT count(*) FROM {job} WHERE resource_key = 'p/2'") == 2
+        assert count(app, "SELECT count(*) FROM {job} WHERE state = 'scheduled'") == 1
+
+    def test_without_asyncio(self, app):
+        done = app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1")
+        assert app.sync.jobs.get(done.id).state == "ready"
+        assert len(app.sync.enqueue_many(mail, [Mail(to="b")] * 3, resource_key="p/1")) == 3
+
+
+class TestCallersTransaction:
+    @pytest.fixture(params=[Session, ModelSession])
+    def session(self, app, request):
+        with request.param(app.database.sync_engine) as session:
+            yield session
+
+    def test_commit(self, app, session):
+        session.execute(orders.insert().values(id=1, name="x"))
+        app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session)
+        session.commit()
+        assert (count(app), turns(app), count(app, "SELECT count(*) FROM orders")) == (1, 1, 1)
+
+    def test_rollback(self, app, session):
+        session.execute(orders.insert().values(id=1, name="x"))
+        app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session)
+        app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session, unique_key="u")
+        session.rollback()
+        assert (count(app), turns(app)) == (0, 0)
+        session.execute(text("SELECT 1"))
+        session.commit()
+        assert count(app) == 0
+
+    def test_a_rolled_back_savepoint_takes_its_unique_jobs_with_it(self, app, session):
+        app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session, unique_key="outer")
+        with session.begin_nested() as savepoint:
+            app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session, unique_key="gone")
+            with session.begin_nested():
+                app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session, unique_key="gone too")
+            savepoint.rollback()
+        with session.begin_nested():
+            app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session, unique_key="inner")
+        session.commit()
+        keys = app.database.transaction_sync(lambda c, d: d.run(c, "SELECT unique_key FROM {job}").scalars().all())
+        assert sorted(keys) == ["inner", "outer"]
+
+    def test_unique_jobs_are_written_with_the_commit(self, app, session):
+        done = app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session, unique_key="u")
+        assert done.created is None
+        session.commit()
+        assert count(app) == 1
+
+    def test_a_connection(self, app):
+        with app.database.sync_engine.begin() as c:
+            app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=c)
+            app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=c, unique_key="u")
+        assert count(app) == 2
+
+    def test_a_session_on_a_foreign_connection_writes_at_once(self, app):
+        with app.database.sync_engine.connect() as c, c.begin():
+            with Session(c, join_transaction_mode="rollback_only") as session:
+                done = app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session, unique_key="u")
+                session.commit()
+            assert done.created is True
+        assert count(app) == 1
+
+    async def test_an_async_session(self, app):
+        url = app.database.url
+        engine = create_async_engine(url.set(drivername="sqlite+aiosqlite") if app.database.is_sqlite else url)
+        async with AsyncSession(engine) as session:
+            await app.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session)
+            await app.enqueue(mail, Mail(to="b"), resource_key="p/1", session=session, unique_key="u")
+            await session.commit()
+        async with AsyncSession(engine) as session:
+            await app.enqueue(mail, Mail(to="c"), resource_key="p/1", session=session)
+            await session.rollback()
+        await engine.dispose()
+        assert count(app) == 2
+
+    def test_autocommit_is_refused_loudly(self, app):
+        engine = create_engine(app.database.url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as c, pytest.raises(InvalidInput, match="autocommit"):
+            app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=c)
+        engine.dispose()
+
+    def test_something_else_is_refused(self, app):
+        with pytest.raises(InvalidInput, match="not str"):
+            app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session="nope")
+
+
+class TestUnique:
+    async def test_the_first_one_is_kept(self, app):
+        first = await app.enqueue(mail, Mail(to="a"), resource_key="p/1", unique_key="u")
+        second = await app.enqueue(mail, Mail(to="b"), resource_key="p/1", unique_key="u")
+        assert (second.id, second.created, count(app)) == (first.id, False, 1)
+
+    async def test_replace_gives_it_the_newer_payload(self, app):
+        await app.enqueue(mail, Mail(to="a"), resource_key="p/1", unique_key="u", delay=60)
+        await app.enqueue(mail, Mail(to="b"), resource_key="p/1", unique_key="u", on_conflict="replace")
+        assert count(app, "SELECT {payload} FROM {job}") == '{"to":"b","n":0}'
+        assert count(app, "SELECT state FROM {job}") == "ready"
+        assert turns(app) == 1
+
+    async def test_raise(self, app):
+        first = await app.enqueue(mail, Mail(to="a"), resource_key="p/1", unique_key="u")
+        with pytest.raises(DuplicateJob, match=str(first.id)):
+            await app.enqueue(mail, Mail(to="b"), resource_key="p/1", unique_key="u", on_conflict="raise")
+
+    async def test_the_key_is_free_again_once_the_job_starts(self, app):
+        await app.enqueue(mail, Mail(to="a"), resource_key="p/1", unique_key="u")
+        await app.worker().drain(timeout=20)
+        assert (await app.enqueue(mail, Mail(to="b"), resource_key="p/1", unique_key="u")).created
+
+    async def test_once_more_while_it_runs(self, database):
+        seen = []
+
+        @handler("again")
+        async def again(job: Job[None]) -> None:
+            seen.append(job.execution)
+            if len(seen) == 1:
+                for _ in range(3):
+                    done = await app.enqueue(
+                        again, resource_key="p/1", unique_key="u", unique_until="finish", while_running="once_more"
+                    )
+                    assert done.created is False
+
+        app = Resilient(database, handlers=[again])
+        await app.enqueue(again, resource_key="p/1", unique_key="u", unique_until="finish")
+        await app.worker().drain(timeout=20)
+        assert seen == [1, 2]
+        await app.close()
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("error", "words", "change"),
+        [
+            (BadResourceKey, "'p q' is not a resource key", {"resource_key": "p q"}),
+            (BadResourceKey, "1 to 4 segments", {"resource_key": "a/b/c/d/e"}),
+            (BadPayload, "does not fit its model: n: ", {"payload": {"to": "a", "n": "x"}}),
+            (UnknownKind, "no handler is declared for kind 'nope'", {"kind": "nope"}),
+            (InvalidInput, "delay must be between 0", {"delay": -1}),
+            (InvalidInput, "delay must be between 0", {"delay": timedelta(days=9999)}),
+            (NaiveDatetime, "run_at=.* has no time zone", {"run_at": datetime(2030, 1, 1)}),  # noqa: DTZ001
+            (NaiveDatetime, "expires_at=.* has no time zone", {"expires_at": datetime(2030, 1, 1)}),  # noqa: DTZ001
+            (InvalidInput, "delay or run_at, not both", {"delay": 1, "run_at": datetime(2030, 1, 1, tzinfo=UTC)}),
+            (InvalidInput, "priority must be a whole number", {"priority": 1000}),
+            (InvalidInput, "max_attempts must be at least 1", {"max_attempts": 0}),
+            (InvalidInput, "tag 'a' must be text", {"tags": {"a": 1}}),
+            (InvalidInput, "unique_key must be 1 to 255", {"unique_key": "x" * 300}),
+        ],
+    )
+    async def test_bad_input_names_the_thing_and_writes_nothing(self, app, error, words, change):
+        arguments = {"kind": mail, "payload": Mail(to="a"), "resource_key": "p/1", **change}
+        with pytest.raises(error, match=words):
+            await app.enqueue(arguments.pop("kind"), arguments.pop("payload"), **arguments)
+        assert (count(app), turns(app)) == (0, 0)
+
+    async def test_a_payload_that_is_too_large(self, database):
+        app = Resilient(database, kinds=[Kind("blob")], max_payload=1000)
+        with pytest.raises(
+            PayloadTooLarge, match=r"1,002 bytes, more than max_payload=1,000: store the data elsewhere"
+        ):
+            await app.enqueue("blob", "x" * 1000, resource_key="p/1")
+        await app.close()
+
+    async def test_values_never_show_in_errors(self, app):
+        with pytest.raises(BadPayload) as error:
+            await app.enqueue(mail, {"to": {"secret": "hunter2"}}, resource_key="p/1")
+        assert "hunter2" not in str(error.value)

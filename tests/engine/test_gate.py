@@ -1,0 +1,450 @@
+"""The gate of a worker on real databases: what it knows, refuses, counts and writes."""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+
+from resilient.core.admission import Level, admit
+from resilient.core.budgets import Budget
+from resilient.core.errors import ResourceStopped
+from resilient.core.exchange import AnswerFacts
+from resilient.core.failure import Failure, FailureKind, Scope
+from resilient.core.outcomes import SUCCEEDED, Deferred, Failed, HandedBack
+from resilient.core.policy import BreakerPolicy, Limit, Policies, Policy
+from resilient.engine.gate import Gate
+from resilient.store import circuits, gates, resources
+
+POLICIES = Policies(limits={"q/*": [Limit(100, 1, burst=100, name="core")]}, concurrency={"p": 5})
+OK = AnswerFacts(200)
+DOWN = Failure(FailureKind.TRANSIENT, status=503, code="http_503", provider_wide=True)
+THROTTLED = Failure(FailureKind.THROTTLED, status=429, code="http_429")
+
+
+@pytest.fixture
+async def make(database):
+    """A gate, as a worker of its own has one."""
+    made = []
+
+    async def make(owner="w1", **options):
+        gate = Gate(database, options.pop("policies", POLICIES), owner=owner, **options)
+        await gate.start()
+        made.append(gate)
+        return gate
+
+    yield make
+    for gate in made:
+        await gate.close()
+
+
+@pytest.fixture
+async def gate(make):
+    return await make()
+
+
+@pytest.fixture
+def statements(database, monkeypatch):
+    """The names of the store functions that ran in transactions of their own."""
+    seen, real = [], database.transaction
+
+    async def transaction(fn, *args, **kwargs):
+        seen.append(fn.__name__)
+        return await real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(database, "transaction", transaction)
+    return seen
+
+
+def facts(database, key):
+    return database.transaction_sync(circuits.lock, [key])[key]
+
+
+async def fails(gate, key, count=5, failure=DOWN):
+    for _ in range(count):
+        await gate.answered(await gate.admit(key), key, AnswerFacts(503), failure)
+    await gate.flush()
+
+
+def elect(database, key, owner="w1"):
+    """What a claim of one job does to the circuits of its path, and what it tells the worker."""
+
+    def fn(c, d):
+        path = [key, *([key.rpartition("/")[0]] if "/" in key else [])]
+        found = resources.lock_waiting(c, d, path)
+        old = [Level(found[k], Policy(), {}) for k in path]
+        verdict = admit(old, 1, d.now(c), owner)
+        resources.write_levels(c, d, old, verdict.levels, d.now(c))
+        return verdict.probes, {x.facts.key: x.facts for x in verdict.levels}, d.now(c)
+
+    return database.transaction_sync(fn)
+
+
+# -- knowing -------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_key_is_let_through_and_gets_rows(clock, database, gate, read_all):
+    ticket = await gate.admit("p/a/search")
+    assert ticket.generations == (0, 0, 0)
+    assert {r["key"] for r in read_all("SELECT key FROM {resource}")} == {"p", "p/a", "p/a/search"}
+
+
+async def test_what_others_do_is_known_within_its_age(clock, database, gate):
+    await gate.check("p/a")
+    database.transaction_sync(gates.pause, "p", reason="unpaid")
+    await gate.check("p/a")
+    clock.advance(0.3)
+    with pytest.raises(ResourceStopped) as stopped:
+        await gate.check("p/a")
+    assert (stopped.value.resource, stopped.value.gate) == ("p", "pause")
+    database.transaction_sync(gates.resume, "p")
+    gate.forget(["p"])  # a notification came
+    await gate.check("p/a")
+
+
+async def test_waiting_requests_share_one_query(clock, gate, statements):
+    await asyncio.gather(*(gate.check(f"p/{n}") for n in range(200)))
+    assert len(statements) <= 4
+    clock.advance(1)
+    statements.clear()
+    await asyncio.gather(*(gate.check(f"p/{n}") for n in range(200)))
+    assert statements.count("_read") <= 2
+
+
+async def test_what_a_claim_read_needs_no_query(clock, database, gate, statements):
+    database.transaction_sync(resources.ensure, ["p", "p/a"])
+    now, _, found = database.transaction_sync(resources.lock_leaves, ["p/a"], ["p"])
+    gate.learn(found, now)
+    await gate.check("p/a")
+    assert gate.stop("p/a") is None
+    assert statements == []
+
+
+async def test_capped(clock, database, gate):
+    assert gate.capped("p/a") == ["p"]
+    assert gate.capped("q/a") == []
+    database.transaction_sync(resources.ensure, ["q", "q/a"])
+    database.transaction_sync(gates.close, "q/a")  # ramps
+    database.transaction_sync(gates.set_policy, "q", {"concurrency": 1})
+    await gate.check("q/a")
+    assert gate.capped("q/a") == ["q/a", "q"]
+    clock.advance(31)
+    assert gate.capped("q/a") == ["q"]
+
+
+# -- throttles -----------------------------------------------------------------------------------------------
+
+
+async def test_one_throttle_however_many_were_in_flight(clock, database, gate, statements, caplog):
+    caplog.set_level(logging.INFO, "resilient.gate")
+    tickets = [await gate.admit("p/a") for _ in range(20)]
+    statements.clear()
+    told = Failure(FailureKind.THROTTLED, status=429, code="http_429", retry_at=clock.now() + timedelta(seconds=60))
+    await asyncio.gather(*(gate.answered(t, "p/a", AnswerFacts(429), told) for t in tickets))
+    assert statements.count("cool_down") == 1
+    with pytest.raises(ResourceStopped) as stopped:
+        await gate.admit("p/a")
+    assert (stopped.value.resource, stopped.value.gate) == ("p/a", "cooldown")
+    assert stopped.value.until >= clock.now() + timedelta(seconds=61)
+    assert facts(database, "p/a").blocked_until == stopped.value.until
+    assert facts(database, "p/a").breaker.streak == 0
+    assert [r.message.split(" until")[0] for r in caplog.records] == ["p/a is throttled"]
+    assert gate.stop("p/b") is None
+
+
+async def test_a_cooldown_of_days_is_told(clock, make, caplog):
+    told = []
+    gate = await make(on_cooldown=told.append)
+    await gate.admit("p/a")
+    await gate.cool_down("p/a", clock.now() + timedelta(days=3), "daily_quota")
+    await gate.cool_down("p/a", clock.now() + timedelta(days=2), "daily_quota")
+    assert [f.blocked_code for f in told] == ["daily_quota"]
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+
+
+async def test_it_counts_here_before_it_is_written(clock, gate):
+    await gate.admit("p/a")
+    writing = asyncio.ensure_future(gate.cool_down("p/a", clock.now() + timedelta(seconds=60), "x"))
+    await asyncio.sleep(0)
+    assert gate.stop("p/a").gate == "cooldown"
+    await writing
+    assert gate.stop("p/a").code == "x"
+
+
+async def test_other_workers_hear_of_it(clock, gate, make):
+    other = await make("w2")
+    await other.admit("p/a")
+    await gate.answered(await gate.admit("p/a"), "p/a", AnswerFacts(429), THROTTLED)
+    clock.advance(0.3)
+    with pytest.raises(ResourceStopped):
+        await other.admit("p/a")
+
+
+async def test_throttles_name_their_scope(clock, database, gate):
+    wide = Failure(FailureKind.THROTTLED, scope=Scope.PROVIDER, status=429, retry_in=30)
+    narrow = Failure(FailureKind.THROTTLED, scope=Scope.ENDPOINT, status=429, retry_in=30)
+    await gate.answered(await gate.admit("p/a/s"), "p/a/s", AnswerFacts(429), narrow)
+    assert gate.stop("p/a/s").resource == "p/a/s"
+    await gate.admit("p/a")  # the account's other endpoints flow
+    await gate.answered(await gate.admit("p/a"), "p/a", AnswerFacts(429), wide)
+    assert gate.stop("p/b").resource == "p"
+
+
+# -- circuits ------------------------------------------------------------------------------------------------
+
+
+async def test_failures_open_the_circuit(clock, database, make, caplog):
+    changes = []
+    gate = await make(on_change=changes.append)
+    await fails(gate, "p/a", 4)
+    assert facts(database, "p/a").breaker.state == "closed"
+    await fails(gate, "p/a", 1)
+    assert {c.after.key for c in changes} == {"p/a", "p"}  # the only account there is
+    assert gate.stop("p/a").gate == "breaker"
+    (line,) = [r.message for r in caplog.records if r.message.startswith("p/a:")]
+    assert "circuit open until" in line
+    assert "5 failures in a row, latest http_503" in line
+
+
+async def test_failures_are_written_promptly(database, make):
+    gate = await make(policies=Policies())  # by the real clock
+    for _ in range(5):
+        await gate.answered(await gate.admit("p/a"), "p/a", AnswerFacts(503), DOWN)
+    async with asyncio.timeout(2):
+        while gate.stop("p/a") is None:  # noqa: ASYNC110 - nobody tells when it is written
+            await asyncio.sleep(0.005)
+
+
+async def test_successes_of_a_healthy_resource_cost_next_to_nothing(clock, database, make, statements):
+    gate = await make(monotonic=lambda: clock.now().timestamp())
+    for _ in range(10):
+        for n in range(30):
+            key = f"p/{n}"
+            await gate.answered(await gate.admit(key), key, OK, None)
+        clock.advance(1)
+        await gate._reporter._write()
+    assert statements.count("report_if_current") <= 10
+    await gate.flush()
+    found = facts(database, "p")
+    assert found.breaker.window.ok + found.breaker.window.ok_before == 300
+    assert len(found.breaker.window.well) == 8
+
+
+async def test_one_sick_account_does_not_stop_its_provider(clock, database, gate):
+    for key in ("p/b", "p/c"):
+        await gate.answered(await gate.admit(key), key, OK, None)
+    await fails(gate, "p/a", 9)
+    assert facts(database, "p/a").breaker.state == "open"
+    assert facts(database, "p").breaker.state == "closed"
+    await gate.admit("p/b")
+
+
+async def test_a_failing_account_is_not_the_providers_failure(clock, database, gate):
+    for _ in range(5):
+        ticket = await gate.admit("p/a")
+        await gate.failed(ticket, "p/a", Failure(FailureKind.TRANSIENT))
+    await gate.flush()
+    assert facts(database, "p/a").breaker.state == "open"
+    assert facts(database, "p").breaker.streak == 0
+
+
+async def test_late_answers_count_under_the_generation_they_were_sent(clock, database, gate):
+    late = [await gate.admit("p/a") for _ in range(3)]
+    await fails(gate, "p/a")
+    before = facts(database, "p/a").breaker
+    for ticket in late:
+        await gate.answered(ticket, "p/a", OK, None)
+        await gate.failed(ticket, "p/a", DOWN)
+    await gate.flush()
+    assert facts(database, "p/a").breaker == before
+
+
+async def open_and_elect(clock, database, gate, key="p/a"):
+    await fails(gate, key)
+    clock.advance(30)
+    probes, found, now = elect(database, key)
+    gate.learn(found, now)
+    return probes
+
+
+async def test_only_the_probe_goes_through(clock, database, gate, make):
+    probes = await open_and_elect(clock, database, gate)
+    assert probes == ("p/a", "p")
+    assert gate.stop("p/a", probes=probes) is None
+    assert gate.stop("p/a").code == "probing"
+    assert gate.stop("p/b").resource == "p"
+    other = await make("w2")
+    with pytest.raises(ResourceStopped):
+        await other.admit("p/a", probes=probes)  # somebody else's probe
+
+
+async def test_the_first_answer_decides(clock, database, gate):
+    probes = await open_and_elect(clock, database, gate)
+    first, second = await gate.admit("p/a", probes=probes), await gate.admit("p/a", probes=probes)
+    await gate.answered(first, "p/a", AnswerFacts(404), Failure(FailureKind.PERMANENT, status=404))
+    await gate.flush()
+    assert [facts(database, k).breaker.state for k in ("p/a", "p")] == ["closed", "closed"]
+    await gate.failed(second, "p/a", DOWN)  # sent under the probe's generation
+    await gate.flush()
+    assert facts(database, "p/a").breaker.streak == 0
+    gate.ended("p/a", probes, SUCCEEDED, answered=True)
+    await gate.flush()
+    assert facts(database, "p/a").breaker.state == "closed"
+    await gate.admit("p/b")
+
+
+async def test_a_probe_that_fails_reopens_longer(clock, database, gate):
+    probes = await open_and_elect(clock, database, gate)
+    await gate.failed(await gate.admit("p/a", probes=probes), "p/a", DOWN)
+    await gate.flush()
+    b = facts(database, "p/a").breaker
+    assert (b.state, b.reopens) == ("open", 1)
+
+
+async def test_a_throttled_probe_is_life_of_the_provider_and_says_nothing_of_the_account(clock, database, gate):
+    probes = await open_and_elect(clock, database, gate)
+    await gate.answered(await gate.admit("p/a", probes=probes), "p/a", AnswerFacts(429), THROTTLED)
+    await gate.flush()
+    account = facts(database, "p/a")
+    assert (account.breaker.state, account.breaker.reopens) == ("open", 0)
+    assert account.breaker.open_until >= account.blocked_until
+    assert facts(database, "p").breaker.state == "closed"
+
+
+@pytest.mark.parametrize("outcome", [HandedBack("stop"), Deferred("x"), Failed(Failure(FailureKind.BUG))])
+async def test_a_probe_that_decides_nothing_is_given_back(clock, database, gate, outcome):
+    probes = await open_and_elect(clock, database, gate)
+    gate.ended("p/a", probes, outcome, answered=False)
+    await gate.flush()
+    b = facts(database, "p/a").breaker
+    assert (b.state, b.reopens, b.open_until) == ("open", 0, clock.now() + timedelta(seconds=1))
+
+
+async def test_a_handler_without_requests_decides_by_its_outcome(clock, database, gate):
+    for _ in range(5):
+        gate.ended("p/a", (), Failed(Failure(FailureKind.TRANSIENT)), answered=False)
+        await gate.check("p/a")
+    await gate.flush()
+    assert facts(database, "p/a").breaker.streak == 4  # the first was before the row was known
+    gate.ended("p/a", (), Failed(Failure(FailureKind.TRANSIENT)), answered=False)
+    await gate.flush()
+    clock.advance(30)
+    probes, found, now = elect(database, "p/a")
+    gate.learn(found, now)
+    gate.ended("p/a", probes, SUCCEEDED, answered=False)
+    await gate.flush()
+    assert facts(database, "p/a").breaker.state == "closed"
+
+
+async def test_a_handlers_own_throttle_cools_down(clock, database, gate):
+    until = clock.now() + timedelta(seconds=60)
+    outcome = Failed(Failure(FailureKind.THROTTLED, retry_at=until))
+    gate.ended("p/a", (), outcome, answered=True)
+    await gate.close()
+    assert facts(database, "p/a").blocked_until >= until
+    gate.ended("p/b", (), Failed(THROTTLED), answered=True)  # an answer's: told already
+    await gate.close()
+    with pytest.raises(KeyError):
+        facts(database, "p/b")
+
+
+async def test_what_cannot_be_written_is_kept(clock, database, gate, monkeypatch):
+    await gate.admit("p/a")
+    real = database.transaction
+
+    async def away(fn, *args, **kwargs):
+        if fn.__name__ == "report_if_current":
+            raise OSError("gone")
+        return await real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(database, "transaction", away)
+    with pytest.raises(OSError, match="gone"):
+        await fails(gate, "p/a", 3)
+    monkeypatch.setattr(database, "transaction", real)
+    await fails(gate, "p/a", 2)
+    assert facts(database, "p/a").breaker.state == "open"
+
+
+# -- budgets -------------------------------------------------------------------------------------------------
+
+
+def left(remaining, reset_at, name="core", limit=None):
+    return AnswerFacts(200, budgets=(Budget(name, limit, remaining, reset_at),))
+
+
+async def test_a_declared_budget_lowers_the_limit(clock, database, gate):
+    ticket = await gate.admit("q/a")
+    await gate.answered(ticket, "q/a", left(1, clock.now() + timedelta(seconds=50)), None)
+    await gate.flush()
+    await gate.admit("q/a")
+    with pytest.raises(ResourceStopped) as stopped:
+        await gate.admit("q/a")
+    assert (stopped.value.resource, stopped.value.gate) == ("q/a", "limit")
+    assert abs((stopped.value.until - clock.now()).total_seconds() - 49) < 0.1
+
+
+async def test_plenty_left_is_not_even_written(clock, gate, statements):
+    ticket = await gate.admit("q/a")
+    statements.clear()
+    await gate.answered(ticket, "q/a", left(5000, clock.now() + timedelta(seconds=10)), None)
+    await gate.flush()
+    assert "observe" not in statements
+
+
+async def test_an_undeclared_budget_that_is_spent_is_a_cooldown(clock, database, gate):
+    reset_at = clock.now() + timedelta(seconds=50)
+    await gate.answered(await gate.admit("p/a"), "p/a", left(3, reset_at, "search"), None)
+    await gate.answered(await gate.admit("p/a"), "p/a", left(0, reset_at, "search"), None)
+    found = facts(database, "p/a")
+    assert (found.blocked_until, found.blocked_code) == (reset_at, "budget:search")
+
+
+# -- threads -------------------------------------------------------------------------------------------------
+
+
+async def test_threads_come_to_the_loop(clock, database, make):
+    gate = await make(policies=Policies(breakers={"p/*": BreakerPolicy(streak=None, ratio=None)}))
+
+    def handler():
+        ticket = gate.admit_sync("p/a")
+        gate.answered_sync(ticket, "p/a", OK, None)
+        gate.failed_sync(gate.admit_sync("p/a"), "p/a", DOWN)
+
+    await asyncio.gather(*(asyncio.to_thread(handler) for _ in range(8)))
+    await gate.flush()
+    w = facts(database, "p/a").breaker.window
+    assert (w.ok, w.failed) == (8, 8)
+
+
+async def test_a_gate_that_was_not_started_says_so(database):
+    with pytest.raises(RuntimeError, match="not started"):
+        await asyncio.to_thread(Gate(database, POLICIES).admit_sync, "p/a")
+
+
+# -- a database that is away ---------------------------------------------------------------------------------
+
+
+async def test_known_facts_serve_while_the_database_is_away(clock, gate, database, monkeypatch):
+    await gate.admit("p/a")
+
+    async def away(fn, *args, **kwargs):
+        raise OSError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", away)
+        clock.advance(20)
+        await gate.admit("p/a")
+        with pytest.raises(ResourceStopped) as stopped:
+            await gate.admit("p/new")
+        assert stopped.value.gate == "database"
+        clock.advance(11)
+        with pytest.raises(ResourceStopped):
+            await gate.admit("p/a")
+    await gate.admit("p/a")
+
+
+async def test_breakers_can_be_off(clock, database, make):
+    off = BreakerPolicy(streak=None, ratio=None)
+    gate = await make(policies=Policies(breakers={"p/**": off, "p": off}))
+    await fails(gate, "p/a", 30)
+    assert gate.stop("p/a") is None

@@ -1,0 +1,224 @@
+"""Request limits as the gate draws them: waits, leases, reservations, over several gates."""
+
+import asyncio
+
+import pytest
+
+from resilient.core.errors import ResourceStopped
+from resilient.core.exchange import AnswerFacts
+from resilient.core.policy import Limit, Policies
+from resilient.engine.gate import Gate
+from resilient.store import gates, limits
+
+
+@pytest.fixture
+async def make(database):
+    made = []
+
+    async def make(*declared, monotonic=None, **more):
+        gate = Gate(database, Policies(limits={"p/*": declared, **more}), owner="w", monotonic=monotonic)
+        await gate.start()
+        made.append(gate)
+        return gate
+
+    yield make
+    for gate in made:
+        await gate.close()
+
+
+@pytest.fixture
+def draws(database, monkeypatch):
+    """How many asks each draw transaction had."""
+    seen, real = [], database.transaction
+
+    async def transaction(fn, *args, **kwargs):
+        if fn is limits.draw:
+            seen.append(len(args[0]))
+        return await real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(database, "transaction", transaction)
+    return seen
+
+
+def tat(database, key="p/a", name="r"):
+    return database.transaction_sync(limits.read, [key])[key][name].tat
+
+
+async def test_beyond_two_seconds_the_job_waits(clock, database, make):
+    gate = await make(Limit(1, 10, burst=2, name="r"))
+    await gate.admit("p/a")
+    await gate.admit("p/a")
+    with pytest.raises(ResourceStopped) as stopped:
+        await gate.admit("p/a")
+    assert (stopped.value.resource, stopped.value.gate) == ("p/a", "limit")
+    assert (stopped.value.until - clock.now()).total_seconds() == pytest.approx(9)
+    clock.advance(9)
+    waiting = asyncio.ensure_future(gate.admit("p/a"))  # the rest in place
+    done, _ = await asyncio.wait([waiting], timeout=0.5)
+    assert not done
+    waiting.cancel()
+
+
+async def test_who_is_behind_is_refused_without_asking(clock, make, draws):
+    gate = await make(Limit(1, 10, burst=2, name="r"))
+    await gate.admit("p/a", 2)
+    for _ in range(5):
+        with pytest.raises(ResourceStopped):
+            await gate.admit("p/a")
+    assert len(draws) == 2
+    clock.advance(9)
+    with pytest.raises(ResourceStopped):
+        await gate.admit("p/a", 2)  # would fit later than one unit
+    assert len(draws) == 3
+
+
+async def test_a_short_wait_is_waited_in_place(clock, make):
+    gate = await make(Limit(20, 1, burst=1, name="r"))
+    loop = asyncio.get_running_loop()
+    begin, ends = loop.time(), []
+
+    async def one():
+        await gate.admit("p/a")
+        ends.append(loop.time() - begin)
+
+    await asyncio.gather(*(one() for _ in range(5)))
+    for n, end in enumerate(sorted(ends)):
+        assert n * 0.05 - 0.005 <= end <= n * 0.05 + 0.5
+
+
+async def test_a_thousand_requests_are_few_transactions(clock, make, draws):
+    gate = await make(Limit(10_000, 1, burst=1000, name="r"))
+    await asyncio.gather(*(gate.admit("p/a") for _ in range(1000)))
+    assert sum(draws) == 1000
+    assert len(draws) <= 10
+
+
+async def test_a_busy_path_leases_and_gives_back(clock, database, make, draws):
+    gate = await make(Limit(1000, 60, burst=1000, name="r"))  # 1.67 in its 100 ms: too slow to lease
+    for _ in range(20):
+        await gate.admit("p/a")
+    assert len(draws) == 20
+    fast = Limit(1000, 10, burst=1000, name="fast")  # 10 in 100 ms
+    gate = await make(fast, monotonic=lambda: clock.now().timestamp())
+    draws.clear()
+    for _ in range(40):
+        await gate.admit("p/b")
+    assert len(draws) < 15
+    clock.advance(0.2)
+    await gate.admit("p/b")  # gives back what was left over
+    clock.advance(0.2)
+    await gate.admit("p/b")
+    clock.advance(0.2)
+    await gate.admit("p/b")
+    used = (tat(database, "p/b", "fast") - clock.now().timestamp()) / 0.01
+    assert used <= 5  # 43 were drawn, 60 came back
+
+
+async def test_leases_never_pass_the_limit(database, make):
+    """Three workers on one limit by the real clock: what went through in any second."""
+    rate = 60
+    workers = [await make(Limit(rate, 1, name="r")) for _ in range(3)]
+    loop = asyncio.get_running_loop()
+    end, times = loop.time() + 2.2, []
+
+    async def sends(gate):
+        while loop.time() < end:
+            try:
+                await gate.admit("p/a")
+                times.append(loop.time())
+            except ResourceStopped:
+                await asyncio.sleep(0.05)
+
+    await asyncio.gather(*(sends(gate) for gate in workers for _ in range(6)))
+    times.sort()
+    most = max(sum(start <= t < start + 1 for t in times) for start in times)
+    assert most <= rate
+    assert len(times) > rate
+
+
+async def test_cancelled_waits_give_back(clock, database, make):
+    gate = await make(Limit(1, 1, burst=1, name="r"))
+    await gate.admit("p/a")
+    waiting = asyncio.ensure_future(gate.admit("p/a"))
+    await asyncio.sleep(0)  # it asks
+    await gate._drawing._task
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 2)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await gate.flush()
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 1)
+
+
+async def test_a_gate_that_shuts_meanwhile_stops_the_wait(clock, database, make):
+    gate = await make(Limit(10, 1, burst=1, name="r"))
+    await gate.admit("p/a")
+    waiting = asyncio.ensure_future(gate.admit("p/a"))
+    await asyncio.sleep(0.02)
+    await gate.cool_down("p/a", None, "http_429")
+    with pytest.raises(ResourceStopped) as stopped:
+        await waiting
+    assert stopped.value.gate == "cooldown"
+    await gate.flush()
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 0.1)
+
+
+async def test_the_answer_settles_the_cost(clock, database, make):
+    gate = await make(Limit(100, 1, burst=100, name="r"))
+    ticket = await gate.admit("p/a", 10)
+    await gate.answered(ticket, "p/a", AnswerFacts(200, cost=2.5), None)
+    await gate.flush()
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 0.025)
+    ticket = await gate.admit("p/a", 10)
+    await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
+    await gate.flush()
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 0.425)
+
+
+async def test_a_request_draws_from_its_whole_path(clock, database, make):
+    gate = await make(
+        Limit(100, 1, burst=100, name="r"),
+        **{"p": [Limit(100, 1, burst=3, name="r")], "p/*/search": [Limit(100, 1, burst=9, name="r")]},
+    )
+    for _ in range(3):
+        await gate.admit("p/a/search")
+    drawn = database.transaction_sync(limits.read, ["p", "p/a", "p/a/search"])
+    assert {k: round((v["r"].tat - clock.now().timestamp()) * 100) for k, v in drawn.items()} == {
+        "p": 3, "p/a": 3, "p/a/search": 3,
+    }  # fmt: skip
+
+
+async def test_free_requests_draw_nothing(clock, make, draws):
+    gate = await make(Limit(1, 100, burst=1, name="r"))
+    for _ in range(3):
+        await gate.admit("p/a", 0)
+    assert draws == []
+
+
+async def test_an_override_changes_the_limit_without_a_restart(clock, database, make):
+    gate = await make(Limit(1, 100, burst=1, name="r"))
+    await gate.admit("p/a")
+    with pytest.raises(ResourceStopped):
+        await gate.admit("p/a")
+    wider = {"limits": [{"rate": 1000, "per": 1, "burst": 1000, "name": "r"}]}
+    database.transaction_sync(gates.set_policy, "p/a", wider)
+    clock.advance(0.3)
+    database.transaction_sync(limits.forget, "p/a")
+    await gate.admit("p/a")
+
+
+async def test_a_database_that_is_away_makes_jobs_wait(clock, database, make, monkeypatch):
+    gate = await make(Limit(1, 1, name="r"))
+    await gate.check("p/a")
+    real = database.transaction
+
+    async def away(fn, *args, **kwargs):
+        if fn is limits.draw:
+            raise OSError("gone")
+        return await real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(database, "transaction", away)
+    with pytest.raises(ResourceStopped) as stopped:
+        await gate.admit("p/a")
+    assert stopped.value.gate == "database"
+    monkeypatch.setattr(database, "transaction", real)
+    await gate.admit("p/a")

@@ -1,0 +1,362 @@
+"""Requests of real jobs to a real server: their marks, what follows from a mark, and who may still send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+
+from resilient.core.backoff import Retry
+from resilient.core.delays import Fixed
+from resilient.core.provider import Provider
+from resilient.engine import execution as executions
+from resilient.engine.app import Resilient
+from resilient.engine.handler import handler
+from resilient.engine.job import Job, SyncJob
+from resilient.store.dialect import JSON
+
+SOON = Retry(max_attempts=3, delay=Fixed(0))
+STARTED, GO_ON = threading.Event(), threading.Event()
+
+
+class Api:
+    """Counts what arrives. /lost is taken and never answered; /hold is answered once `go` is set."""
+
+    def __init__(self):
+        self.seen = []
+        self.go = threading.Event()
+        self.lost = 1  # how many requests to /lost get no answer
+
+    async def __call__(self, scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        path = scope["path"]
+        self.seen.append(path)
+        if path == "/lost" and self.seen.count(path) <= self.lost:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            raise ConnectionAbortedError  # uvicorn cuts the connection
+        while path == "/hold" and not self.go.is_set():  # noqa: ASYNC110 - the test is in another thread
+            await asyncio.sleep(0.01)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.fixture
+def api(serve):
+    STARTED.clear()
+    GO_ON.clear()
+    found = Api()
+    found.url = serve(found)
+    yield found
+    found.go.set()
+    GO_ON.set()
+
+
+@pytest.fixture
+async def make(api, database_url):
+    """``make(*handlers)``: an app whose provider takes no idempotency keys; several are several programs."""
+    made = []
+
+    def make(*handlers):
+        app = Resilient(
+            database_url, handlers=handlers, providers=[Provider(name="api", base_url=api.url)], upgrade=False
+        )
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        await app.close()
+
+
+async def query(app, statement, **params):
+    return await app.database.transaction(lambda c, d: d.run(c, statement, params).all())
+
+
+async def marks(app):
+    """The marks on the rows of all jobs, by the path of the request."""
+    rows = await app.database.transaction(lambda c, d: d.run(c, "SELECT sent FROM {job}", sent=JSON).all())
+    return sorted(name.split()[1] for row in rows for name in row.sent or ())
+
+
+async def until(condition, seconds=10.0):
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110 - another thread's or connection's state
+            await asyncio.sleep(0.02)
+
+
+async def run(app, **options):
+    worker = app.worker(**{"concurrency": 2, "grace": 0.2, **options})
+    return worker, asyncio.create_task(worker.run(signals=False))
+
+
+async def stop(worker, running):
+    worker.stop()
+    async with asyncio.timeout(20):
+        await running
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+
+async def test_two_requests_at_once_have_a_mark_each(make, api):
+    @handler("two")
+    async def two(job: Job[None]) -> None:
+        await asyncio.gather(job.client.post("/hold"), job.client.post("/quick"))
+
+    app = make(two)
+    await app.enqueue(two, resource_key="api/1")
+    worker, running = await run(app)
+
+    async def quick_is_over():
+        return "/quick" in api.seen and "/hold" in api.seen and await marks(app) == ["/hold"]
+
+    await until(quick_is_over)
+    api.go.set()
+    await worker.completer.flushed()
+    await until(lambda: _nothing_left(app))
+    assert await marks(app) == []
+    await stop(worker, running)
+
+
+async def _nothing_left(app):
+    return not await query(app, "SELECT 1 FROM {job} WHERE finished_at IS NULL")
+
+
+@pytest.mark.parametrize(
+    ("took_effect", "state", "sent"), [(True, "succeeded", 1), (False, "succeeded", 2), (None, "dead", 1)]
+)
+@pytest.mark.parametrize("again", [1, 2])
+async def test_a_request_in_doubt_is_looked_up_and_never_repeated_blindly(make, api, took_effect, state, sent, again):
+    """Also if the look-up itself fails at first: the mark stands until it is known."""
+    looks = []
+
+    async def look(job: Job[None]) -> bool | None:
+        looks.append(job.execution)
+        if len(looks) < again:
+            raise RuntimeError("cannot look")
+        return took_effect
+
+    @handler("charge", retry=SOON, reconcile=look)
+    async def charge(job: Job[None]) -> None:
+        await job.client.post("/lost")
+
+    app = make(charge)
+    done = await app.enqueue(charge, resource_key="api/1")
+    await app.worker().drain(timeout=20)
+    job = await app.jobs.get(done.id)
+    assert (job.state, len(api.seen), len(looks)) == (state, sent, again)
+    if state == "dead":
+        assert (job.last_error_kind, "unknown outcome" in job.last_error) == ("ambiguous", True)
+
+
+@pytest.mark.parametrize("took_effect", [True, False])
+async def test_a_job_whose_worker_was_lost_in_a_request_is_looked_up_first(make, api, took_effect):
+    async def look(job: Job[None]) -> bool:
+        return took_effect
+
+    @handler("charge", retry=SOON, reconcile=look)
+    async def charge(job: Job[None]) -> None:
+        await job.client.post("/hold")
+
+    lost, other = make(charge), make(charge)
+    done = await lost.enqueue(charge, resource_key="api/1")
+    worker, running = await run(lost, grace=10, lease=2)
+
+    async def sent():
+        return api.seen == ["/hold"]
+
+    await until(sent)
+    worker.stop()  # it claims nothing more
+    sweeper = other.worker().sweeper
+
+    async def rescued():
+        await query(other, "UPDATE {job} SET lease_until = created_at RETURNING id")  # as if nobody had renewed it
+        await sweeper.rescue()
+        return sweeper.rescued == 1
+
+    await until(rescued)
+    assert await marks(other) == ["/hold"]
+    await running  # it hears that its lease is lost; what it still says changes nothing
+    assert await marks(other) == ["/hold"]
+    api.go.set()
+    await other.worker().drain(timeout=20)
+    job = await other.jobs.get(done.id)
+    assert (job.state, job.rescues, len(api.seen)) == ("succeeded", 1, 1 if took_effect else 2)
+
+
+async def test_without_a_look_up_it_is_dead_at_once(make, api):
+    @handler("charge", retry=SOON)
+    async def charge(job: Job[None]) -> None:
+        await job.client.post("/lost")
+
+    app = make(charge)
+    done = await app.enqueue(charge, resource_key="api/1")
+    await app.worker().drain(timeout=20)
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.last_error_kind, api.seen) == ("dead", "ambiguous", ["/lost"])
+
+
+async def test_a_mark_whose_write_was_cut_off_is_gone_with_the_execution(make, api, monkeypatch):
+    """It was committed, but nobody heard of it, and the request was never sent: nothing is in doubt."""
+
+    @handler("charge", retry=SOON, timeout=0.3)
+    async def charge(job: Job[None]) -> None:
+        if job.attempt == 1:
+            await job.client.post("/charge")
+
+    app = make(charge)
+    real = app.database.transaction
+
+    async def transaction(fn, *args, **kwargs):
+        result = await real(fn, *args, **kwargs)
+        if fn is executions._mark:
+            await asyncio.sleep(30)
+        return result
+
+    monkeypatch.setattr(app.database, "transaction", transaction)
+    done = await app.enqueue(charge, resource_key="api/1")
+    await app.worker().drain(timeout=20)
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.attempts, api.seen, await marks(app)) == ("succeeded", 1, [], [])
+    assert [a.kind for a in await app.jobs.attempts(done.id)] == ["timeout"]
+
+
+# -- who may still send ------------------------------------------------------------------------------------------------
+
+
+def sends_on(api):
+    """Two handlers that send whatever they are told: one swallows its cancellation, one is a thread."""
+
+    @handler("coroutine", timeout=None)
+    async def coroutine(job: Job[None]) -> None:
+        while not GO_ON.is_set():
+            try:
+                await job.client.get("/tick")
+                await asyncio.sleep(0.02)
+            except BaseException:  # noqa: BLE001 - the point
+                await asyncio.sleep(0.02)
+
+    @handler("thread", timeout=None)
+    def thread(job: SyncJob[None]) -> None:
+        while not GO_ON.is_set():
+            with contextlib.suppress(Exception):
+                job.client.get("/tick")
+            time.sleep(0.02)
+
+    return coroutine, thread
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["coroutine", "thread"])
+async def test_a_worker_that_lost_the_lease_sends_nothing_more(make, api, kind):
+    handlers = sends_on(api)
+    app = make(*handlers)
+    done = await app.enqueue(handlers[kind], resource_key="api/1")
+    worker, running = await run(app, lease=0.8)
+
+    async def sending():
+        return len(api.seen) > 2
+
+    await until(sending)
+    # Another worker has it now, as after a rescue.
+    await query(app, "UPDATE {job} SET version = version + 2, locked_by = 'other', lease_until = NULL RETURNING id")
+    execution = worker.executor.running[done.id]
+
+    async def told():
+        return execution.lost
+
+    await until(told)
+    await asyncio.sleep(0.1)
+    before = len(api.seen)
+    await asyncio.sleep(0.4)
+    assert len(api.seen) == before
+    assert (await app.jobs.get(done.id)).state == "running"  # the other's
+    GO_ON.set()
+    await stop(worker, running)
+
+
+async def test_a_thread_past_its_timeout_sends_nothing_more(make, api):
+    @handler("late", retry=SOON, timeout=0.2)
+    def late(job: SyncJob[None]) -> None:
+        if job.attempt == 1:
+            STARTED.set()
+            GO_ON.wait(10)
+            job.client.post("/late")
+
+    app = make(late)
+    done = await app.enqueue(late, resource_key="api/1")
+    worker, running = await run(app)
+
+    async def again():
+        return (await app.jobs.get(done.id)).state == "succeeded"
+
+    await until(again)
+    GO_ON.set()
+    await stop(worker, running)
+    await asyncio.sleep(0.1)
+    assert api.seen == []
+
+
+# -- rows that cannot run ----------------------------------------------------------------------------------------------
+
+
+async def test_what_cannot_be_read_is_dead_and_the_others_go_on(make):
+    @handler("typed")
+    async def typed(job: Job[int]) -> int:
+        return job.payload
+
+    def upgrade(payload, version):
+        raise KeyError("volume")
+
+    @handler("moved", version=2, upgrade=upgrade)
+    async def moved(job: Job[int]) -> int:
+        return job.payload
+
+    app = make(typed, moved)
+    bad = await app.enqueue(typed, 1, resource_key="api/1")
+    await query(app, "UPDATE {job} SET payload = '\"no number\"' RETURNING id")
+    old = await app.enqueue(moved, 1, resource_key="api/1")
+    await query(app, "UPDATE {job} SET payload_version = 1 WHERE kind = 'moved' RETURNING id")
+    good = await app.enqueue(typed, 7, resource_key="api/1")
+    await app.worker().drain(timeout=10)
+    job = await app.jobs.get(bad.id)
+    assert (job.state, job.last_error_kind) == ("dead", "undecodable")
+    assert "does not fit the model of 'typed'" in job.last_error
+    assert "no number" not in job.last_error  # values may be secrets
+    job = await app.jobs.get(old.id)
+    assert (job.state, job.last_error_kind) == ("dead", "undecodable")
+    assert "upgrade of payload version 1: KeyError" in job.last_error
+    assert (await app.jobs.get(good.id)).result == 7
+
+
+async def test_a_payload_newer_than_the_program_waits_for_a_newer_one(make):
+    @handler("typed")
+    async def typed(job: Job[int]) -> int:
+        return job.payload
+
+    app = make(typed)
+    newer = await app.enqueue(typed, 1, resource_key="api/1")
+    await query(app, "UPDATE {job} SET payload_version = 2 RETURNING id")
+    good = await app.enqueue(typed, 7, resource_key="api/1")
+    await app.worker().drain(timeout=10)
+    job = await app.jobs.get(newer.id)
+    assert (job.state, job.attempts) == ("scheduled", 0)
+    (attempt,) = await app.jobs.attempts(newer.id)
+    assert "waiting for a newer worker" in attempt.message
+    assert (await app.jobs.get(good.id)).state == "succeeded"
+
+
+async def test_a_worker_that_stops_tells_its_last_alerts(make):
+    @handler("fails", retry=Retry(max_attempts=1))
+    async def fails(job: Job[None]) -> None:
+        raise ValueError("trouble")
+
+    app = make(fails)
+    await app.enqueue(fails, resource_key="api/1")
+    worker, running = await run(app)
+    await until(lambda: _nothing_left(app))
+    await stop(worker, running)
+    assert "dead" in {one.name for one in await app.alerts.list()}

@@ -1,0 +1,318 @@
+"""`app.resources`: what is stopped, and stopping it; on both databases."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from resilient.core.admission import stop_of
+from resilient.core.changed import Changed
+from resilient.core.errors import BadResourceKey, InvalidInput, NaiveDatetime
+from resilient.core.limit import Limit
+from resilient.core.policy import BreakerPolicy
+from resilient.core.records import Count
+from resilient.engine.app import Resilient
+from resilient.engine.handler import Kind
+from resilient.store import gates, resource_queries, resources, turns
+from resilient.store.resource_queries import RESOURCE
+from resilient.store.turns import Parking
+
+KIND = Kind("mail.send")
+
+
+@pytest.fixture
+async def app(database):
+    app = Resilient(
+        database,
+        kinds=[KIND],
+        limits={"github/*": [Limit(60, per=60)]},
+        concurrency={"github": 3},
+        upgrade=False,
+    )
+    yield app
+    await app.close()
+
+
+@pytest.fixture
+def use(app):
+    """Resources in use, with so many ready jobs each."""
+
+    async def put(**jobs):
+        for name, count in jobs.items():
+            key = name.replace("__", "/")
+            app.database.transaction_sync(resources.ensure, [key])
+            if count:
+                await app.enqueue_many(KIND, [None] * count, resource_key=key)
+
+    return put
+
+
+@pytest.fixture
+def park(app):
+    """The turns of these keys wait on a resource."""
+
+    def put(on, *keys):
+        def run(c, d):
+            far = d.now(c) + timedelta(hours=1)
+            facts = resources.read(c, d, [on])
+            judged = {on: facts[on].revision}
+            turns.take(c, d, 1000)
+            turns.park(c, d, [Parking(key, 0, on, far, far) for key in keys], judged)
+
+        app.database.transaction_sync(run)
+
+    return put
+
+
+def taken(app):
+    return {t.resource_key for t in app.database.transaction_sync(turns.take, 1000)}
+
+
+def stop(app, key):
+    def run(c, d):
+        facts = resources.read(c, d, [key])
+        return stop_of(facts[key], d.now(c)) if key in facts else None
+
+    found = app.database.transaction_sync(run)
+    return found and found.gate
+
+
+# -- looking ---------------------------------------------------------------------------------------------------------
+
+
+async def test_get_counts_what_waits_and_runs_at_or_below(app, use):
+    await use(github=0, github__a=2, github__a__search=3, github__ab=4)
+    info = await app.resources.get("github/a")
+    assert (info.waiting, info.running, info.gate, info.breaker) == (5, 0, None, "closed")
+    assert (await app.resources.get("github")).waiting == 9
+    assert info.created_at is not None
+    unused = await app.resources.get("gitlab/x")
+    assert (unused.created_at, unused.waiting, unused.auth) == (None, 0, "ok")
+    with pytest.raises(BadResourceKey):
+        await app.resources.get("no spaces")
+
+
+async def test_list_by_pattern_gate_and_page(app, use):
+    await use(github=0, github__a=0, github__b=0, gitlab__a=0)
+    await app.resources.pause("github/b", reason="why not")
+    await app.resources.open("gitlab/a")
+    assert [r.key for r in await app.resources.list()] == ["github", "github/a", "github/b", "gitlab/a"]
+    assert [r.key for r in await app.resources.list(limit=2, after="github/a")] == ["github/b", "gitlab/a"]
+    assert [r.key for r in await app.resources.list("github/*")] == ["github/a", "github/b"]
+    assert [r.key for r in await app.resources.list(gate="any")] == ["github/b", "gitlab/a"]
+    paused = (await app.resources.list(gate="pause"))[0]
+    assert (paused.key, paused.gate, paused.code) == ("github/b", "pause", "why not")
+    assert [r.key for r in await app.resources.list("github/*", gate="breaker")] == []
+    for wrong in ({"gate": "limit"}, {"limit": 0}):
+        with pytest.raises(InvalidInput):
+            await app.resources.list(**wrong)
+
+
+async def test_the_summary_groups_by_provider_gate_and_code(clock, app, use):
+    await use(github__a=3, github__b=5, github__c=0, hubspot__a=1, gitlab__a=7)
+    until = clock.now() + timedelta(minutes=5)
+
+    def throttle(c, d):
+        for key, seconds in (("github/a", 0), ("github/b", 60)):
+            gates.cool_down(c, d, key, until + timedelta(seconds=seconds), "http_429", 0.0, exact=True)
+
+    app.database.transaction_sync(throttle)
+    await app.resources.pause("github/c", reason="x")
+    clock.advance(10)
+    app.database.transaction_sync(gates.set_auth, "hubspot/a", "needs_reauth")
+    groups = await app.resources.summary()
+    assert [(g.provider, g.gate, g.code, g.resources, g.waiting) for g in groups] == [
+        ("github", "cooldown", "http_429", 2, 8),
+        ("hubspot", "auth", "needs_reauth", 1, 1),
+        ("github", "pause", None, 1, 0),
+    ]
+    cooldown = groups[0]
+    assert (cooldown.since, cooldown.until) == (
+        clock.now() - timedelta(seconds=10),
+        until + timedelta(seconds=60),
+    )
+    assert cooldown.example == "github/b"
+    assert (await app.jobs.get(cooldown.example_job)).resource_key == "github/b"
+    assert groups[1].until is None
+    assert cooldown.to_json()["waiting"] == 8
+
+
+async def test_waiting_is_counted_up_to_a_bound(app, use):
+    await use(github__a=5, github__a__search=4)
+    counts = app.database.transaction_sync(resource_queries.waiting, ["github/a", "github/b"], limit=9)
+    assert counts == {"github/a": 9, "github/b": 0}
+    capped = app.database.transaction_sync(resource_queries.waiting, ["github/a"], limit=3)["github/a"]
+    assert (capped.more, str(capped)) == (True, "3+")
+
+
+async def test_why(app, use):
+    await use(github__a=2)
+    await app.resources.open("github", reason="incident 7", until=timedelta(hours=1))
+    why = await app.resources.why("github/a")
+    assert (why.state, why.waiting, [r.code for r in why.reasons]) == (
+        "stopped",
+        2,
+        ["breaker", "waiting", "no_worker"],
+    )
+    assert "The circuit of github was opened by hand (incident 7)" in why.text
+    assert why.until is not None
+    assert (await app.resources.why("other")).state == "open"
+
+
+# -- stopping and letting go -----------------------------------------------------------------------------------------
+
+
+async def test_pause_and_resume(app, use, park):
+    await use(github=0, github__a=1)
+    assert await app.resources.pause("github", reason="r") == Changed(("github",))
+    park("github", "github/a")
+    assert (stop(app, "github"), taken(app)) == ("pause", set())
+    assert await app.resources.resume("github") == Changed(("github",))
+    assert (stop(app, "github"), taken(app)) == (None, {"github/a"})
+
+
+async def test_a_pause_ends_by_itself(clock, app):
+    await app.resources.pause("github/a", until=timedelta(minutes=5))
+    await app.resources.pause("github/b", until=clock.now() + timedelta(minutes=5))
+    assert (stop(app, "github/a"), stop(app, "github/b")) == ("pause", "pause")
+    clock.advance(301)
+    assert (stop(app, "github/a"), stop(app, "github/b")) == (None, None)
+
+
+async def test_open_and_close(app, use, park):
+    await use(github__a=1)
+    await app.resources.open("github/a", reason="r")
+    park("github/a", "github/a")
+    assert stop(app, "github/a") == "breaker"
+    assert (await app.resources.get("github/a")).code == "isolated"
+    await app.resources.close("github/a")
+    assert (stop(app, "github/a"), taken(app)) == (None, {"github/a"})
+
+
+async def test_reset_ends_whatever_can_be_ended_by_hand(app, use, park):
+    await use(github__a=1)
+    await app.resources.pause("github/a")
+    await app.resources.open("github/a")
+    app.database.transaction_sync(gates.cool_down, "github/a", datetime(2199, 1, 1, tzinfo=UTC), "http_429", 0.0)
+    app.database.transaction_sync(gates.set_auth, "github/a", "needs_reauth")
+    park("github/a", "github/a")
+    await app.resources.reset("github/a")
+    assert stop(app, "github/a") == "auth"
+    app.database.transaction_sync(gates.set_auth, "github/a", "ok")
+    assert stop(app, "github/a") is None
+
+
+@pytest.mark.parametrize(
+    ("until", "error"),
+    [
+        (timedelta(seconds=-1), InvalidInput),
+        (datetime(2000, 1, 1, tzinfo=UTC), InvalidInput),
+        (datetime(2199, 1, 1), NaiveDatetime),  # noqa: DTZ001
+    ],
+)
+async def test_an_end_that_cannot_be_meant(app, until, error):
+    for call in (app.resources.pause, app.resources.open):
+        with pytest.raises(error, match="until="):
+            await call("github/a", until=until)
+    assert stop(app, "github/a") is None
+
+
+# -- by pattern ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pattern_means_existing_resources_and_a_gate_narrows_it(app, use, monkeypatch):
+    monkeypatch.setattr(resource_queries, "KEYS_PAGE", 2)
+    await use(github__a=0, github__b=0, github__c=0, gitlab__a=0)
+    all_three = Changed(("github/a", "github/b", "github/c"))
+    assert await app.resources.pause("github/*", dry_run=True) == all_three
+    assert stop(app, "github/a") is None
+    assert await app.resources.pause("github/*") == all_three
+    assert stop(app, "gitlab/a") is None
+    await app.resources.resume("github/b")
+    assert await app.resources.resume("github/*") == Changed(("github/a", "github/c"))
+    assert await app.resources.close("github/*") == Changed()
+    assert len(await app.resources.reset("**", dry_run=True)) == 0
+    with pytest.raises(BadResourceKey):
+        await app.resources.pause("git hub/*")
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+async def test_limits_are_overridden_per_resource_and_dropped_again(app):
+    def policy(info):
+        return app.policies.for_key(info.key, info.policy)
+
+    await app.resources.limit("github/a", limits=["100/min"], concurrency=2)
+    info = await app.resources.get("github/a")
+    assert [x.name for x in policy(info).limits] == ["100/60s"]
+    assert policy(info).concurrency == 2
+    await app.resources.limit("github/a", concurrency=None, breaker={"streak": 9})
+    await app.resources.limit("github/a", breaker={"window": 5})
+    info = await app.resources.get("github/a")
+    assert (policy(info).concurrency, policy(info).breaker) == (None, BreakerPolicy(streak=9, window=5))
+    assert [x.name for x in policy(info).limits] == ["100/60s"]
+    await app.resources.limit("github/a", clear=["limits"])
+    assert [x.name for x in policy(await app.resources.get("github/a")).limits] == ["60/60s"]
+    await app.resources.limit("github/a", limits=None)
+    assert policy(await app.resources.get("github/a")).limits == ()
+    await app.resources.limit("github/a", breaker=BreakerPolicy(streak=2))
+    assert policy(await app.resources.get("github/a")).breaker == BreakerPolicy(streak=2)
+    await app.resources.limit("github/a", clear=True)
+    assert (await app.resources.get("github/a")).policy is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, {"limits": ["many"]}, {"concurrency": 0}, {"breaker": {"colour": 1}}, {"breaker": {"window": -1}},
+        {"clear": ["colour"]}, {"limits": ["1/s", "1/s"]},
+    ],
+)  # fmt: skip
+async def test_a_wrong_policy_changes_nothing(app, wrong):
+    with pytest.raises(InvalidInput):
+        await app.resources.limit("github/a", **wrong)
+    assert (await app.resources.get("github/a")).policy is None
+
+
+async def test_a_wider_limit_releases_what_waited_for_the_old_one(app, use, park):
+    await use(github__a=1)
+    park("github/a", "github/a")
+    await app.resources.limit("github/a", concurrency=9)
+    assert taken(app) == {"github/a"}
+
+
+# -- the caller's transaction and the synchronous face ----------------------------------------------------------------
+
+
+async def test_in_the_caller_s_transaction_and_synchronously(app, database, use):
+    await use(github__a=2)
+    sync = app.sync.resources
+    with contextlib.closing(Session(database.sync_engine)) as session:
+        sync.pause("github/a", session=session)
+        assert sync.get("github/a", session=session).gate == "pause"
+        session.rollback()
+    assert sync.get("github/a").gate is None
+    sync.open("github/a")
+    assert (sync.why("github/a").state, len(sync.summary()), len(sync.list())) == ("stopped", 1, 1)
+    sync.close("github/a")
+    sync.limit("github/a", concurrency=1)
+    assert sync.reset("github/*") == sync.resume("github/*") == Changed()
+
+
+async def test_counts_print_their_bound():
+    assert f"{Count(10_000, more=True)}" == "10000+"
+
+
+async def test_a_resource_row_stays_as_it_is_when_only_looked_at(app, use, read_all):
+    await use(github__a=1)
+    before = read_all("SELECT * FROM {resource}")
+    await app.resources.summary()
+    await app.resources.why("github/a")
+    await app.resources.get("github/a")
+    assert read_all("SELECT * FROM {resource}") == before
+    assert sa.inspect(app.database.sync_engine).has_table(RESOURCE.name)

@@ -1,0 +1,144 @@
+"""Pruning through the app: by policy, by hand, dry, and as housekeeping does it."""
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from resilient.core.errors import InvalidInput
+from resilient.core.retention import Pruned, Retention
+from resilient.engine import retention
+from resilient.engine.app import Resilient
+from resilient.engine.handler import handler
+from resilient.store import finishing, jobs, resources
+from resilient.store.finishing import Finish
+
+DAY = timedelta(days=1)
+
+
+@handler("k")
+async def nothing(job):
+    pass
+
+
+@pytest.fixture
+def app(database):
+    return Resilient(database, handlers=[nothing], retention=Retention(batch=2))
+
+
+@pytest.fixture
+def finished(database, clock):
+    """Put jobs that finished some days ago, each with a history row."""
+
+    def put(state, *days):
+        def write(c, d):
+            for ago in days:
+                id_, at = uuid4(), clock.now() - ago * DAY
+                jobs.insert(c, d, [jobs.NewJob(id=id_, kind="k", resource_key="a/1", payload="1")])
+                params = {"state": state, "at_at": at, "id": d.id(id_)}
+                d.run(c, "UPDATE {job} SET state = :state, finished_at = :at_at WHERE id = :id", params)
+                finishing.record_attempts(c, d, [Finish(id_, 1, state, "dead", execution=1)], at)
+            d.run(c, "DELETE FROM {turn}")
+
+        database.transaction_sync(write)
+
+    return put
+
+
+@pytest.fixture
+def left(read_all):
+    def left():
+        kept = {r["state"]: r["n"] for r in read_all("SELECT state, count(*) AS n FROM {job} GROUP BY state")}
+        orphans = "SELECT 1 FROM {attempt} WHERE job_id NOT IN (SELECT id FROM {job})"
+        assert read_all(orphans) == []
+        return kept
+
+    return left
+
+
+async def test_by_policy(app, finished, left):
+    finished("succeeded", 9, 8, 8, 8, 8, 1)
+    finished("cancelled", 9, 1)
+    finished("dead", 100, 99, 9)
+    told = await app.prune(dry_run=True)
+    assert told == Pruned(succeeded=5, dead=2, cancelled=1)
+    assert left() == {"succeeded": 6, "cancelled": 2, "dead": 3}
+    assert await app.prune() == told
+    assert left() == {"succeeded": 1, "cancelled": 1, "dead": 1}
+    assert (await app.prune()).total == 0
+
+
+async def test_by_hand(app, finished, left):
+    finished("succeeded", 5, 4, 3, 1)
+    finished("dead", 5, 1)
+    assert await app.prune(older_than="2d", state="succeeded", limit=2) == Pruned(succeeded=2)
+    assert await app.prune(older_than="2d") == Pruned(succeeded=1, dead=1)
+    assert left() == {"succeeded": 1, "dead": 1}
+    assert app.sync.prune(older_than=3600, state=["dead"]) == Pruned(dead=1)
+    assert app.sync.prune(older_than=3600, dry_run=True, limit=5) == Pruned(succeeded=1)
+
+
+async def test_a_dry_run_counts_no_further_than_the_limit(app, finished):
+    finished("succeeded", 5, 4, 3)
+    finished("dead", 5)
+    assert (await app.prune(older_than="1d", dry_run=True, limit=2)).total == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"state": "ready"}, "ready jobs are not over"),
+        ({"older_than": "soon"}, "older_than='soon' is not a span"),
+        ({"limit": 0}, "limit=0: prune at least 1 job"),
+        ({"state": "cancelled"}, "cancelled jobs are kept for ever: say older_than="),
+    ],
+)
+async def test_mistakes(database, given, words):
+    app = Resilient(database, retention=Retention(cancelled=None))
+    with pytest.raises(InvalidInput, match=words):
+        await app.prune(**given)
+
+
+def test_a_retention_that_is_none(database):
+    with pytest.raises(InvalidInput, match="retention='7d': write Retention"):
+        Resilient(database, retention="7d")
+
+
+async def test_kept_for_ever(database, finished, left):
+    finished("succeeded", 9999)
+    finished("dead", 9999)
+    app = Resilient(database, handlers=[nothing], retention=Retention(succeeded=None, dead=None, attempts=None))
+    assert (await app.prune()).total == 0
+    assert left() == {"succeeded": 1, "dead": 1}
+
+
+class TestHousekeeping:
+    async def test_a_round_prunes(self, app, finished, left):
+        finished("succeeded", *range(1, 20))
+        await app.keep_house()
+        assert left() == {"succeeded": 7}
+
+    async def test_a_round_ends_in_time_and_the_next_goes_on(self, app, finished, left):
+        finished("succeeded", *[30] * 9)
+        finished("dead", 99, 99, 99)
+        ticking = iter(range(1000))
+        gone = await retention.keep(app, monotonic=lambda: next(ticking) / 100, seconds=0.1)
+        assert 0 < gone.total < 12
+        assert gone.dead  # every sort gets its share
+        while (await retention.keep(app)).total:
+            pass
+        assert left() == {}
+
+    async def test_resources_once_an_hour(self, app, database, clock):
+        database.transaction_sync(resources.ensure, ["a"])
+        assert (await retention.keep(app)).resources == 0
+        clock.advance(days=31)
+        assert (await retention.keep(app)).resources == 1
+        database.transaction_sync(resources.ensure, ["b"])
+        clock.advance(minutes=59)
+        database.transaction_sync(
+            lambda c, d: d.run(c, "UPDATE {resource} SET updated_at = :since", {"since": clock.now() - 40 * DAY})
+        )
+        assert (await retention.keep(app)).resources == 0
+        clock.advance(minutes=1)
+        assert (await retention.keep(app)).resources == 1

@@ -1,0 +1,377 @@
+"""Recurring jobs on real databases: declared, ticked once by many, paused, run by hand."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from resilient.core.errors import BadCron, BadPayload, BadResourceKey, InvalidInput, SetupError, UnknownKind
+from resilient.engine.app import Resilient
+from resilient.engine.handler import Kind, handler
+from resilient.engine.schedule import Schedule
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@handler("sync", model=dict[str, int])
+async def sync(job):
+    pass
+
+
+def hourly(**over):
+    return Schedule(sync, {"n": 1}, **{"every": "1h", "resource_key": "github/a", "name": "s", **over})
+
+
+@pytest.fixture
+def make(database_url, open_database, clock):
+    def make(*schedules, **options):
+        return Resilient(open_database(database_url), handlers=[sync], schedules=schedules, **options)
+
+    return make
+
+
+def jobs_of(app):
+    return app.sync.jobs.list(order="oldest")
+
+
+def finish(app, state="succeeded"):
+    app.database.transaction_sync(
+        lambda c, d: d.run(
+            c,
+            "UPDATE {job} SET state = :state, finished_at = :now, unique_lock = NULL WHERE state <> :state",
+            {"state": state, "now": d.now(c)},
+        )
+    )
+
+
+class TestDeclaration:
+    @pytest.mark.parametrize(
+        ("given", "error", "words"),
+        [
+            ({"every": None, "cron": "99 * * * *"}, BadCron, r"schedule 's': cron '99 \* \* \* \*'"),
+            ({"every": None, "cron": "0 0 30 2 *"}, BadCron, "schedule 's': cron .* bad day-of-month"),
+            ({"every": None}, BadCron, "schedule 's': a schedule needs either cron"),
+            ({"cron": "@daily"}, BadCron, "schedule 's': a schedule needs either cron"),
+            ({"every": "1 fortnight"}, BadCron, "schedule 's': every='1 fortnight' is no interval"),
+            ({"every": -5}, BadCron, "schedule 's': every=-5 is no interval"),
+            (
+                {"every": None, "cron": "@daily", "timezone": "Mars/Olympus"},
+                BadCron,
+                "schedule 's': time zone",
+            ),
+            ({"anchor": datetime(2030, 1, 1)}, InvalidInput, "schedule 's': anchor .* has no time zone"),  # noqa: DTZ001
+            (
+                {"catch_up": "some"},
+                InvalidInput,
+                "schedule 's': catch_up='some' is not one of latest, skip, all",
+            ),
+            ({"overlap": "maybe"}, InvalidInput, "schedule 's': overlap='maybe'"),
+            ({"catch_up": "all"}, InvalidInput, "schedule 's': catch_up='all' .* say overlap='allow'"),
+            ({"jitter": -1}, InvalidInput, "schedule 's': a span of time must be positive"),
+            ({"tags": {"tick": "x"}}, InvalidInput, "schedule 's': the tag 'tick' is written"),
+            ({"resource_key": "a b"}, BadResourceKey, "'a b' is not a resource key"),
+            ({"name": "engine:s"}, InvalidInput, "cannot name a schedule"),
+        ],
+    )
+    def test_mistakes_name_the_schedule(self, given, error, words):
+        with pytest.raises(error, match=words):
+            hourly(**given)
+
+    @pytest.mark.parametrize(
+        ("schedules", "error", "words"),
+        [
+            ([hourly(), hourly(resource_key="b")], SetupError, "two schedules are called 's'"),
+            (["sync"], SetupError, "'sync' is not a schedule"),
+            (
+                [Schedule("mail", every=60, resource_key="a")],
+                UnknownKind,
+                "schedule 'mail@a': no handler .* 'mail'",
+            ),
+            ([Schedule(Kind("mail"), every=60, resource_key="a")], UnknownKind, "schedule 'mail@a'"),
+            (
+                [Schedule(sync, {"n": "x"}, every=60, resource_key="a")],
+                BadPayload,
+                "schedule 'sync@a': payload",
+            ),
+            ([hourly(priority=1000)], InvalidInput, "schedule 's': priority"),
+            ([hourly(expires_in=-1)], InvalidInput, "schedule 's': expires_in"),
+        ],
+    )
+    def test_mistakes_only_the_app_can_see(self, make, schedules, error, words):
+        with pytest.raises(error, match=words):
+            make(*schedules)
+
+    def test_the_name_says_what_runs_where(self):
+        assert Schedule(sync, every=60, resource_key="github/acct-7").name == "sync@github/acct-7"
+        assert Schedule("sync", every=60, resource_key="a").kind == "sync"
+
+
+class TestTick:
+    async def test_a_due_tick_enqueues_its_job_once(self, make, clock):
+        app = make(hourly(priority=3, max_attempts=2, tags={"user": "7"}, expires_in=600))
+        assert await app.schedules.tick() == 0
+        clock.advance(minutes=59)
+        assert await app.schedules.tick() == 0
+        clock.advance(minutes=1, seconds=10)
+        assert await app.schedules.tick() == 1
+        assert await app.schedules.tick() == 0
+        (job,) = jobs_of(app)
+        assert (job.kind, job.resource_key, job.payload, job.state) == ("sync", "github/a", {"n": 1}, "ready")
+        assert (job.priority, job.max_attempts, job.expires_at) == (3, 2, clock.now() + timedelta(minutes=10))
+        assert job.tags == {"user": "7", "schedule": "s", "tick": "2030-01-01T13:00:00Z"}
+        (info,) = await app.schedules.list()
+        assert (info.last_at, info.last_job, info.last_state) == (NOON + HOUR, job.id, "ready")
+        assert info.next_at == NOON + 2 * HOUR
+
+    async def test_its_job_runs(self, make, clock):
+        ran = []
+
+        @handler("note")
+        async def note(job):
+            ran.append((job.payload, job.tags["tick"]))
+
+        app = Resilient(
+            make().database,
+            handlers=[note],
+            schedules=[Schedule(note, [1], cron="5 12 * * *", resource_key="a")],
+        )
+        await app.schedules.tick()
+        clock.advance(minutes=5)
+        await app.schedules.tick()
+        await app.worker().drain(timeout=20)
+        assert ran == [([1], "2030-01-01T12:05:00Z")]
+        await app.close()
+
+    async def test_many_workers_tick_once(self, make, clock):
+        apps = [make(*(hourly(name=f"s{n}", overlap="allow") for n in range(5))) for _ in range(4)]
+        for _ in range(3):
+            await asyncio.gather(*(app.schedules.tick() for app in apps))
+            clock.advance(hours=1)
+        told = await asyncio.gather(*(app.schedules.tick() for app in apps))
+        assert sum(told) == 5
+        made = [(job.tags["schedule"], job.tags["tick"]) for job in jobs_of(apps[0])]
+        assert len(made) == len(set(made)) == 15
+
+    async def test_a_tick_whose_transaction_fails_is_ticked_again(self, make, clock, monkeypatch):
+        app = make(hourly())
+        await app.schedules.tick()
+        clock.advance(hours=1)
+
+        def fail(*_, **__):
+            raise RuntimeError("the process died here")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("resilient.store.schedules.move_on", fail)
+            assert await app.schedules.tick() == 0
+        assert jobs_of(app) == []
+        assert await make(hourly()).schedules.tick() == 1
+
+    async def test_one_that_cannot_tick_does_not_stop_the_others(self, make, clock, caplog):
+        app = make(hourly(), hourly(name="t"))
+        await app.schedules.tick()
+        app.database.transaction_sync(lambda c, d: d.run(c, "UPDATE {schedule} SET spec = '{{}}' WHERE name = 's'"))
+        clock.advance(hours=1)
+        assert await app.schedules.tick() == 1
+        assert await app.schedules.tick() == 0
+        assert caplog.text.count("schedule s cannot tick") == 1
+        assert [one.timing for one in await app.schedules.list()] == ["not readable by this version", "every 1:00:00"]
+        await app.alerts.keep_house()
+
+    async def test_jitter_starts_it_later_and_keeps_the_tick(self, make, clock):
+        app = make(hourly(jitter="10m"))
+        app.schedules._rng.seed(5)
+        await app.schedules.tick()
+        clock.advance(hours=1)
+        await app.schedules.tick()
+        (job,) = jobs_of(app)
+        assert job.state == "scheduled"
+        assert timedelta(0) < job.run_at - (NOON + HOUR) < timedelta(minutes=10)
+        assert job.tags["tick"] == "2030-01-01T13:00:00Z"
+
+    async def test_a_program_without_schedules_asks_nothing(self, make, monkeypatch):
+        app = make()
+        monkeypatch.setattr(app.database, "transaction", None)
+        assert await app.schedules.tick() == 0
+        await app.schedules.step()
+
+    async def test_steps_ask_about_once_a_second(self, make, monkeypatch):
+        app, asked = make(hourly()), []
+
+        async def tick():
+            asked.append(1)
+
+        monkeypatch.setattr(app.schedules, "tick", tick)
+        for _ in range(50):
+            await app.schedules.step()
+        assert len(asked) == 1
+
+
+class TestMissedTicks:
+    async def ticks_after_a_night(self, make, clock, **over):
+        app = make(hourly(**over))
+        await app.schedules.tick()
+        clock.advance(hours=8, minutes=30)
+        await make(hourly(**over)).schedules.tick()
+        return [job.tags["tick"][11:16] for job in jobs_of(app)]
+
+    async def test_latest(self, make, clock):
+        assert await self.ticks_after_a_night(make, clock) == ["20:00"]
+
+    async def test_skip(self, make, clock):
+        assert await self.ticks_after_a_night(make, clock, catch_up="skip") == []
+
+    async def test_all(self, make, clock):
+        told = await self.ticks_after_a_night(make, clock, catch_up="all", overlap="allow")
+        assert told == [f"{hour}:00" for hour in range(13, 21)]
+
+
+class TestOverlap:
+    async def test_skip_brings_no_job_while_the_last_is_unfinished(self, make, clock):
+        app = make(hourly())
+        await app.schedules.tick()
+        for _ in range(3):
+            clock.advance(hours=1)
+            await app.schedules.tick()
+        (job,) = jobs_of(app)
+        finish(app, "dead")
+        clock.advance(hours=1)
+        assert await app.schedules.tick() == 1
+        (info,) = await app.schedules.list()
+        assert (info.last_at, info.last_job != job.id) == (NOON + 4 * HOUR, True)
+
+    async def test_skip_also_while_it_runs(self, make, clock):
+        app = make(hourly())
+        await app.schedules.tick()
+        clock.advance(hours=1)
+        await app.schedules.tick()
+        started, go = asyncio.Event(), asyncio.Event()
+
+        @handler("sync")
+        async def slow(job):
+            started.set()
+            await go.wait()
+
+        worker = Resilient(app.database, handlers=[slow]).worker()
+        draining = asyncio.create_task(worker.drain(timeout=20))
+        await started.wait()
+        clock.advance(hours=1)
+        assert await app.schedules.tick() == 0
+        go.set()
+        await draining
+        clock.advance(hours=1)
+        assert await app.schedules.tick() == 1
+
+    async def test_allow(self, make, clock):
+        app = make(hourly(overlap="allow"))
+        await app.schedules.tick()
+        for _ in range(3):
+            clock.advance(hours=1)
+            assert await app.schedules.tick() == 1
+
+
+class TestPeople:
+    async def test_listing_before_any_worker_started(self, make):
+        app = make(hourly(), Schedule(sync, {}, cron="@daily", timezone="Europe/Berlin", resource_key="b", name="d"))
+        first, second = await app.schedules.list()
+        assert (first.name, first.timing, first.next_at) == (
+            "d",
+            "0 0 * * * (Europe/Berlin)",
+            NOON + 11 * HOUR,
+        )
+        assert (second.name, second.timing, second.last_at) == ("s", "every 1:00:00", None)
+        assert json.dumps(second.to_json())
+
+    async def test_pause_and_resume(self, make, clock):
+        app = make(hourly())
+        assert (await app.schedules.pause("s")).paused
+        clock.advance(hours=3, minutes=1)
+        assert await app.schedules.tick() == 0
+        assert (await app.schedules.resume("s")).next_at == NOON + 4 * HOUR
+        assert (await app.schedules.resume("s")).next_at == NOON + 4 * HOUR
+        clock.advance(hours=1)
+        assert await app.schedules.tick() == 1
+
+    async def test_resuming_what_was_not_paused_loses_no_tick(self, make, clock):
+        app = make(hourly())
+        await app.schedules.tick()
+        clock.advance(hours=1)
+        await app.schedules.resume("s")
+        assert await app.schedules.tick() == 1
+
+    async def test_run_now(self, make):
+        app = make(hourly())
+        done = await app.schedules.run("s")
+        (job,) = jobs_of(app)
+        assert (done.id, done.created, job.tags) == (job.id, True, {"schedule": "s"})
+        again = await app.schedules.run("s")
+        assert (again.id, again.created) == (job.id, False)
+        (info,) = await app.schedules.list()
+        assert (info.next_at, info.last_job, info.last_at) == (NOON + HOUR, job.id, None)
+
+    async def test_run_now_beside_another_where_they_may_overlap(self, make):
+        app = make(hourly(overlap="allow"))
+        assert (await app.schedules.run("s")).created
+        assert (await app.schedules.run("s")).created
+
+    async def test_unknown_and_removed_ones(self, make):
+        await make(hourly(), hourly(name="t")).schedules.tick()
+        app = make(hourly(name="t"))
+        await app.schedules.tick()
+        with pytest.raises(InvalidInput, match="there is no schedule 'x'; known are: s, t"):
+            await app.schedules.pause("x")
+        with pytest.raises(InvalidInput, match="schedule 's' is no longer declared"):
+            await app.schedules.run("s")
+        assert [s.removed for s in await app.schedules.list()] == [True, False]
+
+    def test_for_synchronous_programs(self, make):
+        app = make(hourly())
+        assert app.sync.schedules.pause("s").paused
+        assert not app.sync.schedules.resume("s").paused
+        assert app.sync.schedules.run("s").created
+        assert [s.last_state for s in app.sync.schedules.list()] == ["ready"]
+
+    async def test_the_last_success_is_kept_when_its_job_is_gone(self, make, clock):
+        app = make(hourly())
+        await app.schedules.tick()
+        clock.advance(hours=1)
+        await app.schedules.tick()
+        finish(app)
+        done = clock.now()
+        assert (await app.schedules.list())[0].succeeded_at == done
+        clock.advance(hours=1)
+        await app.schedules.tick()
+        finish(app, "dead")
+        assert (await app.schedules.list())[0].succeeded_at == done
+
+
+async def test_running_workers_tick_and_run_it_once(make, clock):
+    ran = []
+
+    @handler("note")
+    async def note(job):
+        ran.append(job.tags["tick"])
+
+    declared = Schedule(note, every="1h", resource_key="a")
+    apps = [Resilient(make().database, handlers=[note], schedules=[declared]) for _ in range(2)]
+    workers = [app.worker() for app in apps]
+    running = [asyncio.create_task(worker.run(signals=False)) for worker in workers]
+    await apps[0].schedules.declare()
+    for ticks in (1, 2):
+        clock.advance(hours=1)
+        await until_succeeded(apps[0], NOON + ticks * HOUR)
+    for worker in workers:
+        worker.stop()
+    await asyncio.gather(*running)
+    assert ran == ["2030-01-01T13:00:00Z", "2030-01-01T14:00:00Z"]
+
+
+async def until_succeeded(app, tick):
+    """Wait for the job of a tick; workers look about once a second."""
+    for _ in range(200):
+        (info,) = await app.schedules.list()
+        if (info.last_at, info.last_state) == (tick, "succeeded"):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"still {info}")

@@ -1,0 +1,72 @@
+"""What a worker knows: older facts never win, the clock is the database's."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from resilient.core.admission import ResourceFacts
+from resilient.engine import snapshot
+from resilient.engine.snapshot import Snapshot
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class Time:
+    at = 1000.0
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+@pytest.fixture
+def known(sqlite_database, time):
+    return Snapshot(sqlite_database, lambda: time.at, 0.25)
+
+
+def facts(revision, key="a"):
+    return {key: ResourceFacts(key, revision=revision)}
+
+
+def test_an_older_revision_is_not_believed_for_a_while(known, time):
+    known.learn(facts(5), NOW)
+    known.learn(facts(4), NOW)
+    assert known.known["a"].revision == 5
+    known.learn(facts(6), NOW)
+    assert known.known["a"].revision == 6
+    time.at += 6
+    known.learn(facts(0), NOW)  # the row was pruned and made anew
+    assert known.known["a"].revision == 0
+
+
+def test_own_writes_win_over_reads_that_began_before(known):
+    known.put(ResourceFacts("a", revision=7))
+    known.learn(facts(6), NOW)
+    assert known.known["a"].revision == 7
+
+
+def test_the_clock_is_the_databases_carried_forward(known, time):
+    hour_ahead = datetime.now(UTC) + timedelta(hours=1)
+    known.learn({}, hour_ahead)
+    time.at += 2.5
+    assert known.now() == hour_ahead + timedelta(seconds=2.5)
+
+
+async def test_memory_is_bounded(known, time, monkeypatch):
+    monkeypatch.setattr(snapshot, "_MOST", 50)
+    known.learn({f"k{n}": ResourceFacts(f"k{n}") for n in range(50)}, NOW)
+    time.at += 100
+    known.learn(facts(1), NOW)
+    assert set(known.known) == {"a"}
+
+
+async def test_a_fresh_key_is_not_read_again(known, time):
+    await known.refresh(["a", "b"])
+    assert set(known.known) == {"a", "b"}
+    before = known._task
+    await known.refresh(["a"])
+    assert known._task is before
+    time.at += 0.3
+    await known.refresh(["a"])
+    assert known._task is not before

@@ -1,0 +1,304 @@
+"""Streams end to end: a paging HTTP server, both databases, the user's rows beside the cursor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+import uvicorn
+from pydantic import BaseModel
+
+from resilient import (
+    Errors,
+    FailureKind,
+    Incremental,
+    Job,
+    NextCursor,
+    PageRequest,
+    Provider,
+    Resilient,
+    Retry,
+    Rule,
+    Stream,
+    SyncJob,
+    handler,
+)  # fmt: skip
+
+ITEMS = sa.Table(
+    "item", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("name", sa.String(50)),
+    sa.Column("seen", sa.Integer),
+)  # fmt: skip
+
+
+class Item(BaseModel):
+    id: int
+    name: str
+
+
+class Shop:
+    """``GET /items``: pages by cursor, changes by token; tokens before ``oldest`` are refused."""
+
+    def __init__(self):
+        self.rows, self.version, self.oldest, self.asked, self.loops, self.size = {}, 0, 0, [], False, 3
+
+    def put(self, id_, **fields):
+        self.version += 1
+        self.rows[id_] = {"id": id_, "name": f"n{id_}", "v": self.version, **fields}
+
+    async def __call__(self, scope, _receive, send):
+        if scope["type"] != "http":
+            return
+        query = dict(p.split("=") for p in scope["query_string"].decode().split("&") if p)
+        self.asked.append(query)
+        after, since = int(query.get("after", 0)), int(query.get("since", 0))
+        if "since" in query and since < self.oldest:
+            await self._answer(send, 410, {"error": "gone"})
+            return
+        found = sorted((r for r in self.rows.values() if r["v"] > since), key=lambda r: r["id"])
+        if not since:
+            found = [r for r in found if not r.get("gone")]
+        page = [r for r in found if r["id"] > after][: self.size]
+        body = {"items": page}
+        if self.loops and page:
+            body["next"] = "1"
+        elif page and page[-1]["id"] != found[-1]["id"]:
+            body["next"] = str(page[-1]["id"])
+        else:
+            body["sync"] = str(self.version)
+        await self._answer(send, 200, body)
+
+    async def _answer(self, send, status, body):
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+@pytest.fixture
+def shop():
+    shop = Shop()
+    server = uvicorn.Server(uvicorn.Config(shop, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    shop.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield shop
+    server.should_exit = True
+    thread.join()
+
+
+STREAM = Stream(
+    "items",
+    request=lambda: PageRequest("/items"),
+    paginator=NextCursor(items="items", found="next", query="after"),
+    incremental=Incremental(
+        style="token", query="since", found="sync", taken="last_page", deletions="marked", deleted="gone"
+    ),
+    model=Item,
+)
+CHILD = Path(__file__).with_name("sync_child.py")
+SEEN = []
+
+
+@pytest.fixture(autouse=True)
+def _seen():
+    SEEN.clear()
+
+
+def upsert(session, page):
+    for item in page.items:
+        session.execute(sa.delete(ITEMS).where(ITEMS.c.id == item.id))
+        session.execute(sa.insert(ITEMS).values(id=item.id, name=item.name, seen=page.pass_id))
+    for key in page.deleted:
+        session.execute(sa.delete(ITEMS).where(ITEMS.c.id == int(key)))
+
+
+@handler("items", retry=Retry(max_attempts=1))
+async def sync_items(job: Job[dict]) -> None:
+    async for page in job.pages(STREAM):
+        SEEN.append(
+            (
+                page.full,
+                page.pass_id,
+                [i.id for i in page.items],
+                page.deleted,
+                [r.key for r in page.rejected],
+            )
+        )
+        async with job.checkpoint(page) as session:
+            await session.run_sync(upsert, page)
+    async with job.sweep(STREAM) as sweep:
+        if sweep is not None:
+            await sweep.session.execute(sa.delete(ITEMS).where(ITEMS.c.seen < sweep.pass_id))
+
+
+@handler("plain", retry=Retry(max_attempts=1))
+def sync_plain(job: SyncJob[dict]) -> None:
+    for page in job.pages(STREAM):
+        SEEN.append(
+            (
+                page.full,
+                page.pass_id,
+                [i.id for i in page.items],
+                page.deleted,
+                [r.key for r in page.rejected],
+            )
+        )
+        with job.checkpoint(page) as session:
+            upsert(session, page)
+    with job.sweep(STREAM) as sweep:
+        if sweep is not None:
+            sweep.session.execute(sa.delete(ITEMS).where(ITEMS.c.seen < sweep.pass_id))
+
+
+@handler("greedy", retry=Retry(max_attempts=1))
+async def greedy(job: Job[dict]) -> None:
+    async for _page in job.pages(STREAM):
+        pass
+
+
+@handler("caller", retry=Retry(max_attempts=1))
+async def caller(job: Job[dict]) -> None:
+    async for page in job.pages(STREAM):
+        async with job.checkpoint(page) as session:
+            await session.run_sync(upsert, page)
+            await job.client.get("/items")
+
+
+@handler("robbed", retry=Retry(max_attempts=1))
+async def robbed(job: Job[dict]) -> None:
+    if job.execution > 1:
+        return
+    async for page in job.pages(STREAM):
+        async with job.checkpoint(page) as session:
+            await session.run_sync(upsert, page)
+            await session.execute(sa.text("UPDATE resilient_job SET version = version + 1"))
+
+
+@pytest.fixture
+async def app(database_url, shop):
+    provider = Provider(name="p", base_url=shop.url, errors=Errors(rules=(Rule(FailureKind.RESET_CURSOR, status=410),)))
+    app = Resilient(
+        database_url,
+        handlers=[sync_items, sync_plain, greedy, caller, robbed],
+        providers=[provider],
+        upgrade=False,
+    )
+    app.database.transaction_sync(lambda c, _d: ITEMS.create(c))
+    yield app
+    await app.close()
+
+
+async def run(app, kind="items"):
+    done = await app.enqueue(kind, {}, resource_key="p/1")
+    await app.worker(concurrency=2).drain(timeout=20)
+    return await app.jobs.get(done.id)
+
+
+def rows(app):
+    return app.database.transaction_sync(
+        lambda c, _d: dict(c.execute(sa.select(ITEMS.c.id, ITEMS.c.name).order_by(ITEMS.c.id)).all())
+    )
+
+
+@pytest.mark.parametrize("kind", ["items", "plain"])
+async def test_full_then_changes_then_reset(app, shop, kind):
+    for n in range(1, 8):
+        shop.put(n)
+    assert (await run(app, kind)).state == "succeeded"
+    assert [(full, ids) for full, _, ids, _, _ in SEEN] == [(True, [1, 2, 3]), (True, [4, 5, 6]), (True, [7])]
+    assert list(rows(app)) == [1, 2, 3, 4, 5, 6, 7]
+    SEEN.clear()
+    shop.put(2, name="new")
+    shop.put(5, gone=True)
+    shop.put(8)
+    assert (await run(app, kind)).state == "succeeded"
+    assert [(full, ids, gone) for full, _, ids, gone, _ in SEEN] == [(False, [2, 8], ["5"])]
+    assert rows(app)[2] == "new"
+    SEEN.clear()
+    del shop.rows[1]  # and nobody tells
+    shop.put(9)
+    shop.oldest = shop.version + 100
+    assert (await run(app, kind)).state == "succeeded"
+    assert all(full for full, *_ in SEEN)
+    assert list(rows(app)) == [2, 3, 4, 6, 7, 8, 9]  # swept after the full pass
+    (info,) = await app.streams.list()
+    assert (info.doing, info.cursor.full_pass, info.cursor.may_sweep) == (
+        "up to date",
+        info.cursor.pass_id,
+        False,
+    )
+
+
+async def test_a_bad_record_is_put_aside_and_a_nameless_one_stops_the_sweep(app, shop):
+    shop.put(1)
+    shop.put(2, name=None)
+    assert (await run(app)).state == "succeeded"
+    assert SEEN == [(True, 1, [1], [], ["2"])]
+    (info,) = await app.streams.list("items", "p/*")
+    assert info.cursor.rejected == 1
+
+
+async def test_pages_that_go_round_are_noticed(app, shop):
+    for n in range(1, 8):
+        shop.put(n)
+    shop.loops = True
+    job = await run(app)
+    assert (job.state, job.last_error_kind) == ("dead", "permanent")
+    assert "go round" in job.last_error or "same records" in job.last_error
+    shop.loops = False
+    assert (await run(app)).state == "succeeded"
+    assert len(rows(app)) == 7
+
+
+@pytest.mark.parametrize(("kind", "said"), [("greedy", "was not saved"), ("caller", "TransactionOpen")])
+async def test_misuse_is_refused_and_nothing_is_written(app, shop, kind, said):
+    shop.put(1)
+    job = await run(app, kind)
+    assert said in job.last_error
+    assert rows(app) == {}
+
+
+async def test_a_lost_lease_rolls_the_rows_back(app, shop):
+    shop.put(1)
+    await run(app, "robbed")
+    assert rows(app) == {}
+    assert await app.streams.list() == []
+
+
+async def test_a_reset_by_hand_reads_everything_again(app, shop):
+    shop.put(1)
+    await run(app)
+    assert await app.streams.reset(STREAM, "p/*") == 1
+    SEEN.clear()
+    await run(app)
+    assert SEEN == [(True, 2, [1], [], [])]
+
+
+async def test_killed_five_times_a_sync_of_5000_records_ends_complete(app, shop, database_url):
+    shop.size = 100
+    for n in range(1, 5001):
+        shop.put(n)
+    app.database.transaction_sync(lambda c, _d: c.execute(sa.text("CREATE TABLE copy (item integer)")))
+    done = await app.enqueue("items", {}, resource_key="p/1")
+    deaths = [
+        ("3", "inside"),
+        ("4", "after"),
+        ("1", "inside"),
+        ("9", "inside"),
+        ("7", "after"),
+        ("0", "never"),
+    ]
+    for at, where in deaths:
+        child = await asyncio.create_subprocess_exec(sys.executable, str(CHILD), database_url, shop.url, at, where)
+        assert await asyncio.wait_for(child.wait(), 60) == (0 if where == "never" else -signal.SIGKILL)
+    found = app.database.transaction_sync(lambda c, _d: list(c.execute(sa.text("SELECT item FROM copy")).scalars()))
+    assert sorted(found) == list(range(1, 5001))
+    assert (await app.jobs.get(done.id)).state == "succeeded"

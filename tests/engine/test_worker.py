@@ -1,0 +1,260 @@
+"""The worker on real databases: what becomes of jobs, whatever their handlers do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import pytest
+
+from resilient.core.backoff import Retry
+from resilient.core.delays import Fixed
+from resilient.core.errors import Cancel, Permanent, SetupError, Snooze, Transient, UnknownKind
+from resilient.engine.app import Resilient
+from resilient.engine.handler import handler
+from resilient.engine.job import Job, SyncJob
+
+SEEN: list = []
+
+
+@pytest.fixture(autouse=True)
+def _seen():
+    SEEN.clear()
+
+
+@handler("ok")
+async def ok(job: Job[dict]) -> dict:
+    SEEN.append((job.kind, job.payload, job.attempt))
+    return {"got": job.payload}
+
+
+@handler("plain")
+def plain(job: SyncJob[dict]) -> None:
+    SEEN.append(threading.current_thread().name)
+
+
+@handler("transient", retry=Retry(max_attempts=3, delay=Fixed(10)))
+async def transient(job: Job[None]) -> None:
+    SEEN.append(job.attempt)
+    raise Transient("later")
+
+
+@handler("permanent")
+async def permanent(job: Job[None]) -> None:
+    raise Permanent("never")
+
+
+@handler("bug", retry=Retry(max_attempts=1))
+async def bug(job: Job[None]) -> None:
+    raise ValueError("boom")
+
+
+@handler("exit", retry=Retry(max_attempts=1))
+async def leaves(job: Job[None]) -> None:
+    raise SystemExit(3)
+
+
+@handler("snooze")
+async def snooze(job: Job[None]) -> Snooze | None:
+    SEEN.append(job.execution)
+    return Snooze(60) if job.execution == 1 else None
+
+
+@handler("cancel")
+async def cancel(job: Job[None]) -> None:
+    raise Cancel("not wanted any more")
+
+
+@handler("slow", timeout=0.05, retry=Retry(max_attempts=1))
+async def slow(job: Job[None]) -> None:
+    await asyncio.sleep(30)
+
+
+@handler("stubborn", timeout=0.05, retry=Retry(max_attempts=1))
+async def stubborn(job: Job[None]) -> str:
+    try:
+        await asyncio.sleep(30)
+    except asyncio.CancelledError:
+        return "swallowed"
+    return "done"
+
+
+HANDLERS = [ok, plain, transient, permanent, bug, leaves, snooze, cancel, slow, stubborn]
+
+
+@pytest.fixture
+async def app(database):
+    app = Resilient(database, handlers=HANDLERS, upgrade=False)
+    yield app
+    await app.close()
+
+
+async def drain(app, **options):
+    return await app.worker(concurrency=4, **options).drain(timeout=20)
+
+
+async def row(app, id_):
+    return await app.jobs.get(id_)
+
+
+async def test_a_job_runs_once_and_keeps_its_result(app):
+    done = await app.enqueue(ok, {"a": 1}, resource_key="p/1")
+    assert await drain(app) == 1
+    job = await row(app, done.id)
+    assert (job.state, job.result, job.attempts) == ("succeeded", {"got": {"a": 1}}, 0)
+    assert SEEN == [("ok", {"a": 1}, 1)]
+    assert await drain(app) == 0
+
+
+async def test_plain_functions_run_in_threads(app):
+    await app.enqueue(plain, {}, resource_key="p/1")
+    await drain(app)
+    assert SEEN[0].startswith("resilient-handler")
+
+
+async def test_a_transient_failure_is_retried_until_its_budget_ends(app, clock):
+    done = await app.enqueue(transient, resource_key="p/1")
+    for _ in range(3):
+        await drain(app)
+        clock.advance(11)
+    job = await row(app, done.id)
+    assert (job.state, job.attempts, SEEN) == ("dead", 3, [1, 2, 3])
+    assert "attempt 3 of 3" in job.last_error
+    assert [a.decision for a in await app.jobs.attempts(done.id)] == ["retry", "retry", "dead"]
+
+
+async def test_a_permanent_failure_is_dead_at_once(app):
+    done = await app.enqueue(permanent, resource_key="p/1")
+    await drain(app)
+    job = await row(app, done.id)
+    assert (job.state, job.last_error_kind, job.last_error) == ("dead", "permanent", "Permanent: never")
+
+
+@pytest.mark.parametrize(("kind", "text"), [(bug, "ValueError: boom"), (leaves, "SystemExit: 3")])
+async def test_what_a_handler_raises_ends_its_job_only(app, kind, text):
+    done = await app.enqueue(kind, resource_key="p/1")
+    other = await app.enqueue(ok, {}, resource_key="p/1")
+    await drain(app)
+    job = await row(app, done.id)
+    assert (job.state, job.last_error_kind) == ("dead", "bug")
+    assert text in job.last_error
+    (attempt,) = await app.jobs.attempts(done.id)
+    assert "Traceback" in attempt.traceback
+    assert (await row(app, other.id)).state == "succeeded"
+
+
+async def test_a_snooze_costs_nothing(app, clock):
+    done = await app.enqueue(snooze, resource_key="p/1")
+    await drain(app)
+    job = await row(app, done.id)
+    assert (job.state, job.attempts, job.deferrals) == ("scheduled", 0, 1)
+    clock.advance(61)
+    await drain(app)
+    assert (await row(app, done.id)).state == "succeeded"
+
+
+async def test_a_handler_may_cancel_its_job(app):
+    done = await app.enqueue(cancel, resource_key="p/1")
+    await drain(app)
+    assert (await row(app, done.id)).state == "cancelled"
+
+
+@pytest.mark.parametrize("kind", [slow, stubborn])
+async def test_a_timeout_ends_the_execution(app, kind):
+    done = await app.enqueue(kind, resource_key="p/1")
+    await drain(app)
+    job = await row(app, done.id)
+    assert (job.state, job.last_error_kind) == ("dead", "timeout")
+
+
+async def test_priority_first_then_oldest(app, clock):
+    await app.enqueue(ok, {"n": 1}, resource_key="p/1")
+    clock.advance(1)
+    await app.enqueue(ok, {"n": 2}, resource_key="p/1")
+    await app.enqueue(ok, {"n": 3}, resource_key="p/1", priority=5)
+    await app.worker(concurrency=1).drain(timeout=20)
+    assert [payload["n"] for _, payload, _ in SEEN] == [3, 1, 2]
+
+
+async def test_a_delay_is_waited_out(app, clock):
+    await app.enqueue(ok, {}, resource_key="p/1", delay=timedelta(minutes=5))
+    assert await drain(app) == 0
+    clock.advance(minutes=5, seconds=1)
+    assert await drain(app) == 1
+
+
+async def test_a_worker_leaves_kinds_it_does_not_know(app):
+    mine = await app.enqueue(ok, {}, resource_key="p/1")
+    theirs = await app.enqueue(plain, {}, resource_key="p/1")
+    assert await drain(app, kinds=["ok"]) == 1
+    assert (await row(app, theirs.id)).state == "ready"
+    assert (await row(app, mine.id)).state == "succeeded"
+    assert await drain(app) == 1
+
+
+async def test_expired_jobs_die_with_a_reason(app, clock):
+    done = await app.enqueue(ok, {}, resource_key="p/1", expires_at=clock.now() + timedelta(seconds=5))
+    clock.advance(6)
+    worker = app.worker()
+    await worker.sweeper.chores()
+    job = await row(app, done.id)
+    assert (job.state, job.last_error_kind) == ("dead", "expired")
+    assert SEEN == []
+
+
+async def test_unknown_kinds_are_refused_with_the_known_ones(app):
+    with pytest.raises(UnknownKind, match="this app knows: bug, cancel"):
+        await app.enqueue("nope", resource_key="p/1")
+
+
+async def test_a_worker_needs_handlers(database):
+    app = Resilient(database)
+    with pytest.raises(SetupError, match="declares no handlers"):
+        app.worker()
+
+
+async def test_cancel_reaches_a_running_job(app, database):
+    started, seen = asyncio.Event(), []
+
+    @handler("waits")
+    async def waits(job: Job[None]) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            seen.append(job.cancel_requested)
+
+    own = Resilient(database, handlers=[waits])
+    done = await own.enqueue(waits, resource_key="p/1")
+    worker = own.worker(lease=0.4)
+    running = asyncio.create_task(worker.run(signals=False))
+    await started.wait()
+    assert (await own.jobs.cancel(done.id)).requested == 1
+    async with asyncio.timeout(10):
+        while (await own.jobs.get(done.id)).state != "cancelled":  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(0.02)
+    worker.stop()
+    await running
+    assert seen == [True]
+    await own.close()
+
+
+async def test_a_graceful_stop_hands_back_what_does_not_end(app, database):
+    started = asyncio.Event()
+
+    @handler("waits")
+    async def waits(job: Job[None]) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    own = Resilient(database, handlers=[waits])
+    done = await own.enqueue(waits, resource_key="p/1")
+    worker = own.worker(grace=0.05)
+    running = asyncio.create_task(worker.run(signals=False))
+    await started.wait()
+    worker.stop()
+    await running
+    job = await own.jobs.get(done.id)
+    assert (job.state, job.attempts, job.rescues) == ("ready", 0, 0)  # no lease to wait out, nothing charged
+    await own.close()

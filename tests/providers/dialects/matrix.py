@@ -1,0 +1,48 @@
+"""Answers of a Matrix homeserver."""
+
+from resilient import FailureKind as K
+from resilient import PageRequest
+from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample
+
+
+def error(code, **more):
+    return {"errcode": code, "error": "...", **more}
+
+
+SEND = "PUT /_matrix/client/v3/rooms/!a:b/send/m.room.message/txn1"
+DIALECT = Dialect(
+    throttled=[
+        Sample(
+            "told",
+            429,
+            K.THROTTLED,
+            error("M_LIMIT_EXCEEDED", retry_after_ms=1820),
+            {"Retry-After": "2"},
+            on=SEND,
+            key="send",
+            wait=1.82,
+        ),
+        Sample("header", 429, K.THROTTLED, error("M_LIMIT_EXCEEDED"), {"Retry-After": "4"}, wait=4),
+        Sample("resources", 403, K.QUOTA, error("M_RESOURCE_LIMIT_EXCEEDED"), wait=3600),
+    ],
+    refused=[
+        Sample("forbidden", 403, K.PERMANENT, error("M_FORBIDDEN")),
+        Sample("guest", 403, K.PERMANENT, error("M_GUEST_ACCESS_FORBIDDEN")),
+    ],
+    expired=[Sample("expired", 401, K.AUTH, error("M_UNKNOWN_TOKEN", soft_logout=True))],
+    no_reset="a gap is told by limited: true within a good answer",
+    others=[Sample("sent, but lost", 502, K.TRANSIENT, "", on=SEND)],
+    dead_grant=[Sample("logged out", 401, K.AUTH, error("M_UNKNOWN_TOKEN"))],
+    pages=[
+        Pages(
+            "messages",
+            PageRequest("https://matrix.example/_matrix/client/v3/rooms/!a:b/messages?dir=b"),
+            [
+                Page("limit=100", {"chunk": [1], "start": "s", "end": "e"}),
+                Page("from=e", {"chunk": [], "start": "e"}),
+            ],
+            items=1,
+        ),
+    ],
+    hooks=[Hook("hs-token", b'{"events":[]}', {"Authorization": "Bearer hs-token"})],
+)

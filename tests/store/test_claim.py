@@ -1,0 +1,322 @@
+"""The claim on both databases: what it takes, leaves, parks and counts; and its races, step by step."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from resilient.core.policy import Limit, Policies
+from resilient.engine.completer import write
+from resilient.engine.sweeper import recheck
+from resilient.store import claim, gates, jobs, resources, turns
+
+NONE = Policies()
+
+
+def new(key="a/1", **over):
+    return jobs.NewJob(**{"id": uuid4(), "kind": "k", "resource_key": key, "payload": "null", **over})
+
+
+def put(database, *items):
+    database.transaction_sync(jobs.insert, items)
+    return [j.id for j in items]
+
+
+def ask(policies=NONE, **over):
+    options = {
+        "worker_id": "w",
+        "slots": 100,
+        "kinds": ["k"],
+        "lease": timedelta(seconds=60),
+        "policy": policies.for_key,
+        "roll": lambda: 0.5,
+        "take": 50,
+        "per_key": 50,
+    }
+    return claim.Ask(**{**options, **over})
+
+
+def take(database, policies=NONE, **over):
+    """Claim; make missing resource rows and claim again, as a worker does."""
+    claimed = database.transaction_sync(claim.claim, ask(policies, **over))
+    if claimed.missing:
+        database.transaction_sync(resources.ensure, claimed.missing)
+        claimed = database.transaction_sync(claim.claim, ask(policies, **over))
+    return claimed
+
+
+def keys(claimed):
+    return [row.resource_key for row in claimed.jobs]
+
+
+def ordinary(database):
+    return sorted(
+        r[0]
+        for r in database.transaction_sync(
+            lambda c, d: d.run(c, "SELECT resource_key FROM {turn} WHERE parked_on IS NULL").all()
+        )
+    )
+
+
+def parked(database):
+    return dict(
+        tuple(r)
+        for r in database.transaction_sync(
+            lambda c, d: d.run(c, "SELECT resource_key, parked_on FROM {turn} WHERE parked_on IS NOT NULL").all()
+        )
+    )
+
+
+def finish(database, claimed, capped=()):
+    """Finish as the completer does."""
+    done = [(row.id, row.version + 1, None) for row in claimed.jobs]
+    freed = {}
+    for row in claimed.jobs:
+        for key in capped:
+            if row.resource_key == key or row.resource_key.startswith(key + "/"):
+                freed[key] = freed.get(key, 0) + 1
+    return database.transaction_sync(write, done, [], freed, again=False)
+
+
+def lost(database):
+    return database.transaction_sync(turns.stranded)
+
+
+class TestTaking:
+    def test_a_drained_key_keeps_no_turn(self, database):
+        put(database, new(), new())
+        claimed = take(database)
+        assert (len(claimed.jobs), ordinary(database), parked(database)) == (2, [], {})
+        assert finish(database, claimed) == {row.id for row in claimed.jobs}
+
+    def test_more_than_its_share_gets_a_turn_at_the_back(self, database):
+        put(database, *(new("a/1") for _ in range(5)), *(new("a/2") for _ in range(2)))
+        assert sorted(keys(take(database, per_key=2))) == ["a/1", "a/1", "a/2", "a/2"]
+        assert ordinary(database) == ["a/1"]
+        put(database, new("a/3"))
+        database.transaction_sync(resources.ensure, ["a/3"])
+        assert keys(take(database, per_key=2, take=1)) == ["a/1", "a/1"]  # its turn came before a/3's
+        assert lost(database) == []
+
+    def test_no_more_than_there_are_slots(self, database):
+        put(database, *(new(f"a/{n}") for n in range(5)))
+        assert len(take(database, slots=3).jobs) == 3
+        assert len(ordinary(database)) == 2
+        assert lost(database) == []
+
+    def test_best_priority_then_oldest(self, database, clock):
+        first = new("a/1")
+        put(database, first)
+        clock.advance(1)
+        urgent, late = new("a/1", priority=9), new("a/1")
+        put(database, urgent, late)
+        assert [row.id for row in take(database).jobs] == [urgent.id, first.id, late.id]
+
+    def test_resources_with_urgent_work_come_first(self, database):
+        put(database, new("a/1"), new("a/2", priority=5))
+        database.transaction_sync(resources.ensure, ["a", "a/1", "a/2"])
+        assert keys(take(database, slots=1, take=1)) == ["a/2"]
+
+    def test_unknown_kinds_are_left_and_reported(self, database):
+        put(database, *(new(kind="other", priority=9) for _ in range(60)), new())
+        claimed = take(database)
+        assert keys(claimed) == ["a/1"]
+        assert ordinary(database) == ["a/1"]
+        assert take(database).unknown == ["a/1"]
+        assert ordinary(database) == ["a/1"]
+        assert len(take(database, kinds=["other"]).jobs) == 50
+
+    def test_a_claim_needs_the_version_it_read(self, database):
+        (id_,) = put(database, new())
+        seen = take(database)
+        again = database.transaction_sync(
+            claim.start_if_ready,
+            seen.jobs,
+            "w2",
+            database.dialect.now(None) if database.dialect.clock else seen.now,
+            seen.now + timedelta(seconds=60),
+        )
+        assert again == set()
+        assert [row.id for row in seen.jobs] == [id_]
+
+
+class TestGates:
+    @pytest.mark.parametrize("stopped", ["a", "a/1"])
+    def test_a_paused_key_parks_its_turn_on_what_stops_it(self, database, stopped):
+        put(database, new("a/1"), new("b/1"))
+        database.transaction_sync(resources.ensure, ["a", "a/1", "b", "b/1"])
+        database.transaction_sync(gates.pause, stopped, reason="maintenance")
+        assert keys(take(database)) == ["b/1"]
+        assert parked(database) == {"a/1": stopped}
+        assert database.transaction_sync(gates.resume, stopped) == 1
+        assert keys(take(database)) == ["a/1"]
+
+    def test_a_cooldown_is_looked_at_again_when_it_ends(self, database, clock):
+        put(database, new("a/1"))
+        database.transaction_sync(resources.ensure, ["a", "a/1"])
+        database.transaction_sync(gates.cool_down, "a/1", clock.now() + timedelta(seconds=30), "429", 0.0)
+        assert keys(take(database)) == []
+        assert database.transaction_sync(recheck, NONE.for_key, 0.5) == 0
+        clock.advance(45)
+        assert database.transaction_sync(recheck, NONE.for_key, 0.5) == 1
+        assert keys(take(database)) == ["a/1"]
+
+    def test_an_outage_costs_one_parked_turn_for_each_account(self, database):
+        put(database, *(new(f"a/{n}") for n in range(40) for _ in range(5)))
+        database.transaction_sync(resources.ensure, ["a", *(f"a/{n}" for n in range(40))])
+        database.transaction_sync(gates.pause, "a", reason="down")
+        before = database.transaction_sync(
+            lambda c, d: d.run(c, "SELECT max(updated_at), max(version) FROM {job}").one()
+        )
+        for _ in range(4):
+            assert take(database).jobs == []
+        assert (len(parked(database)), ordinary(database)) == (40, [])
+        after = database.transaction_sync(
+            lambda c, d: d.run(c, "SELECT max(updated_at), max(version) FROM {job}").one()
+        )
+        assert before == after  # no job row was touched
+        assert lost(database) == []
+
+    def test_one_job_probes_a_circuit_that_is_due(self, database, clock):
+        put(database, *(new("a/1") for _ in range(5)))
+        database.transaction_sync(resources.ensure, ["a", "a/1"])
+        database.transaction_sync(gates.open_, "a/1", until=clock.now() + timedelta(seconds=30))
+        assert take(database).jobs == []
+        assert parked(database) == {"a/1": "a/1"}
+        clock.advance(31)
+        assert database.transaction_sync(recheck, NONE.for_key, 0.5) == 1
+        claimed = take(database)
+        assert len(claimed.jobs) == 1
+        assert claimed.probes == {claimed.jobs[0].id: ("a/1",)}
+        assert parked(database) == {"a/1": "a/1"}  # the others wait for the verdict
+        assert lost(database) == []
+
+
+class TestCaps:
+    POLICIES = Policies(concurrency={"a": 3, "a/1": 2})
+
+    def test_caps_hold_over_leaves_and_calls(self, database):
+        put(database, *(new(f"a/{n}") for n in (1, 2) for _ in range(5)))
+        first = take(database, self.POLICIES)
+        assert sorted(keys(first)) in (["a/1", "a/1", "a/2"], ["a/2", "a/2", "a/2"])
+        assert take(database, self.POLICIES).jobs == []
+        assert set(parked(database)) == {"a/1", "a/2"}
+        finish(database, first, capped=["a", "a/1"])
+        assert len(take(database, self.POLICIES).jobs) == 3
+        assert lost(database) == []
+
+    def test_everything_runs_in_the_end(self, database):
+        ids = put(database, *(new(f"a/{n}") for n in range(4) for _ in range(6)))
+        done = set()
+        for _ in range(40):
+            claimed = take(database, self.POLICIES)
+            assert len(claimed.jobs) <= 3
+            done |= finish(database, claimed, capped=["a", "a/1"])
+        assert done == set(ids)
+
+
+class TestJobLimits:
+    def test_a_limit_lets_its_burst_through_and_then_its_rate(self, database, clock):
+        policies = Policies(limits={"a/*": [Limit(60, per=60, burst=3, counts="jobs", name="m")]})
+        put(database, *(new("a/1") for _ in range(6)))
+        assert len(take(database, policies).jobs) == 3
+        assert parked(database) == {"a/1": "a/1"}
+        clock.advance(1.1)
+        database.transaction_sync(recheck, policies.for_key, 0.5)
+        assert len(take(database, policies).jobs) == 1
+
+    def test_an_ancestors_limit_is_shared(self, database):
+        policies = Policies(limits={"a": [Limit(60, per=60, burst=3, counts="jobs", name="m")]})
+        put(database, *(new(f"a/{n}") for n in range(6)))
+        assert len(take(database, policies).jobs) == 3
+        assert lost(database) == []
+
+
+class TestRaces:
+    """Two connections, step by step (PostgreSQL: SQLite has one writer at a time)."""
+
+    @pytest.fixture
+    def database(self, open_database, postgres_url):
+        return open_database(postgres_url)
+
+    def test_a_locked_leaf_keeps_its_turn(self, database):
+        put(database, new("a/1"))
+        database.transaction_sync(resources.ensure, ["a", "a/1"])
+        d = database.dialect
+        with database.sync_engine.connect() as one, one.begin():
+            resources.lock_leaves(one, d, ["a/1"], ["a"])
+            assert take(database).jobs == []
+            assert ordinary(database) == ["a/1"]
+        assert keys(take(database)) == ["a/1"]
+
+    def test_two_claims_at_once_never_share_a_job(self, database):
+        put(database, *(new("a/1") for _ in range(4)))
+        database.transaction_sync(resources.ensure, ["a", "a/1"])
+        database.transaction_sync(turns.insert, [("a/1", 0)])
+        d = database.dialect
+        with database.sync_engine.connect() as one, database.sync_engine.connect() as two:
+            with one.begin(), two.begin():
+                first = claim.claim(one, d, ask(take=1, per_key=2))
+                second = claim.claim(two, d, ask(take=1, per_key=2))
+            assert len(first.jobs) == 2
+            assert second.jobs == []
+        assert lost(database) == []
+        third = take(database)
+        assert {row.id for row in first.jobs} & {row.id for row in third.jobs} == set()
+        assert len(third.jobs) == 2
+
+    def test_an_enqueue_that_is_not_committed_blocks_nobody_and_is_found_later(self, database):
+        put(database, new("a/1"))
+        database.transaction_sync(resources.ensure, ["a", "a/1"])
+        d = database.dialect
+        with database.sync_engine.connect() as business, business.begin():
+            jobs.insert(business, d, [new("a/1")])
+            claimed = take(database)
+            assert len(claimed.jobs) == 1
+            finish(database, claimed)
+        assert len(take(database).jobs) == 1
+        assert lost(database) == []
+
+    def test_a_gate_that_opens_between_judging_and_parking_strands_nobody(self, database):
+        """Claim reads the pause; the resume commits, releasing nothing; then the claim parks."""
+        put(database, new("a/1"))
+        database.transaction_sync(resources.ensure, ["a", "a/1"])
+        database.transaction_sync(gates.pause, "a", reason="maintenance")
+        d = database.dialect
+        original = turns.park
+
+        def resumed_first(*args, **kwargs):
+            database.transaction_sync(gates.resume, "a")
+            return original(*args, **kwargs)
+
+        claim.turns.park = resumed_first
+        try:
+            assert database.transaction_sync(claim.claim, ask()).jobs == []
+        finally:
+            claim.turns.park = original
+        assert parked(database) == {}
+        assert ordinary(database) == ["a/1"]
+        assert keys(take(database)) == ["a/1"]
+        assert d.is_postgresql
+
+    def test_a_slot_that_is_freed_while_a_key_parks_is_not_lost(self, database):
+        """The finisher waits for the claim's lock on the capped resource, then sees the parked turn."""
+        policies = Policies(concurrency={"a": 1})
+        put(database, new("a/1"), new("a/2"))
+        database.transaction_sync(resources.ensure, ["a", "a/1", "a/2"])
+        running = take(database, policies, take=1)
+        assert len(running.jobs) == 1
+        d = database.dialect
+        with database.sync_engine.connect() as one:
+            with one.begin():
+                assert claim.claim(one, d, ask(policies)).jobs == []  # parked, not committed
+                finisher = threading.Thread(target=finish, args=(database, running, ["a"]))
+                finisher.start()
+                finisher.join(0.3)
+                assert finisher.is_alive()  # it waits for the lock on the capped resource
+            finisher.join(5)
+        assert parked(database) == {}
+        assert len(take(database, policies).jobs) == 1

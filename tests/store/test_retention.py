@@ -1,0 +1,217 @@
+"""Deleting what is over, and nothing else, in bounded batches that wait for nobody."""
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from resilient.core.errors import InvalidInput
+from resilient.store import finishing, jobs, limits, resources, retention, turns
+from resilient.store.finishing import Finish
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def finished(database, clock):
+    """Put finished jobs, each with a history row; their ids."""
+
+    def put(state, count=1, *, ago=timedelta(0)):
+        ids = [uuid4() for _ in range(count)]
+
+        def write(c, d):
+            at = clock.now() - ago
+            jobs.insert(c, d, [jobs.NewJob(id=i, kind="k", resource_key="a/1", payload="1") for i in ids])
+            d.run(
+                c,
+                "UPDATE {job} SET state = :state, finished_at = :at_at"
+                f" WHERE id IN (SELECT value FROM {d.array('ids', 'uuid')})",
+                {"state": state, "at_at": at, "ids": d.pack_ids(ids)},
+            )
+            history = [Finish(i, 1, state, "dead", execution=1, error="x") for i in ids]
+            finishing.record_attempts(c, d, history, at)
+            d.run(c, "DELETE FROM {turn}")
+
+        database.transaction_sync(write)
+        return ids
+
+    return put
+
+
+@pytest.fixture
+def left(read_all):
+    return lambda table: read_all(f"SELECT count(*) AS n FROM {{{table}}}")[0]["n"]
+
+
+class TestFinished:
+    def prune(self, database, state, before, **options):
+        return database.transaction_sync(retention.prune_finished, state, before, **{"limit": 100, **options})
+
+    def test_only_old_ones_of_the_state_with_their_history(self, database, clock, finished, left):
+        finished("succeeded", 3, ago=8 * DAY)
+        finished("succeeded", 2, ago=6 * DAY)
+        finished("dead", 1, ago=8 * DAY)
+        assert self.prune(database, "succeeded", clock.now() - 7 * DAY) == (3, None)
+        assert (left("job"), left("attempt")) == (3, 3)
+        assert database.transaction_sync(retention.count_finished, "dead", clock.now(), limit=9) == 1
+
+    def test_the_oldest_first_and_on_from_there(self, database, clock, finished, left):
+        for day in (9, 8, 7):
+            finished("dead", ago=day * DAY)
+        gone, since = self.prune(database, "dead", clock.now(), limit=2)
+        assert (gone, since) == (2, clock.now() - 8 * DAY)
+        assert self.prune(database, "dead", clock.now(), limit=2, since=since) == (1, None)
+        assert (left("job"), left("attempt")) == (0, 0)
+
+    def test_unfinished_jobs_are_never_pruned(self, database, clock):
+        with pytest.raises(InvalidInput, match="ready jobs are not over: only cancelled, dead, succeeded"):
+            self.prune(database, "ready", clock.now())
+
+    def test_what_somebody_holds_is_left_and_not_waited_for(self, postgres_url, open_database, clock):
+        one, two = open_database(postgres_url), open_database(postgres_url)
+        ids = [uuid4(), uuid4()]
+
+        def put(c, d):
+            jobs.insert(c, d, [jobs.NewJob(id=i, kind="k", resource_key="a", payload="1") for i in ids])
+            d.run(c, "UPDATE {job} SET state = 'dead', finished_at = :now", {"now": clock.now()})
+
+        one.transaction_sync(put)
+
+        def hold(c, d):
+            d.run(c, "SELECT 1 FROM {job} WHERE id = :id FOR UPDATE", {"id": str(ids[0])})
+            return self.prune(two, "dead", clock.now() + DAY)
+
+        assert one.transaction_sync(hold) == (1, None)
+        assert self.prune(two, "dead", clock.now() + DAY) == (1, None)
+
+    def test_a_batch_reads_no_more_than_its_rows(self, postgres_database):
+        """Among 100,000 finished jobs every step goes through an index."""
+
+        def plan(c, d):
+            d.run(
+                c,
+                "WITH put AS (INSERT INTO {job} (id, kind, resource_key, payload, state, run_at, created_at,"
+                " updated_at, finished_at) SELECT gen_random_uuid(), 'k', 'a', '1', 'succeeded', now(), now(), now(),"
+                " now() - n * interval '1 second' FROM generate_series(1, 100000) n RETURNING id)"
+                " INSERT INTO {attempt} (job_id, execution, finished_at, decision, charged)"
+                " SELECT id, 1, now(), 'retry', true FROM put",
+            )
+            c.exec_driver_sql("ANALYZE resilient_job, resilient_attempt")
+            before = d.now(c) - timedelta(hours=1)
+            reads = "SELECT sum(seq_tup_read) FROM pg_stat_xact_user_tables"
+            start = c.exec_driver_sql(reads).scalar_one()
+            assert retention.prune_finished(c, d, "succeeded", before, limit=500)[0] == 500
+            return c.exec_driver_sql(reads).scalar_one() - start
+
+        assert postgres_database.transaction_sync(plan) == 0
+
+
+class TestAttempts:
+    def test_old_history_of_jobs_that_live(self, database, clock, finished, left):
+        finished("dead", 3, ago=9 * DAY)
+        finished("dead", 2)
+        before = clock.now() - DAY
+        assert database.transaction_sync(retention.count_attempts, before, 100) == 3
+        assert database.transaction_sync(retention.prune_attempts, before, 2) == (2, True)
+        assert database.transaction_sync(retention.prune_attempts, before, 2) == (1, False)
+        assert (left("job"), left("attempt")) == (5, 2)
+
+
+class TestIdle:
+    @pytest.fixture
+    def forget(self, database, clock):
+        """Forget what was idle for a month, a month after it was made; the keys that are left."""
+
+        def forget():
+            clock.advance(days=31)
+            before = clock.now() - 30 * DAY
+            told = database.transaction_sync(retention.forget_idle, before, "", dry_run=True)
+            keys = database.transaction_sync(lambda c, d: set(d.run(c, "SELECT key FROM {resource}").scalars()))
+            gone = database.transaction_sync(retention.forget_idle, before, "")
+            left = database.transaction_sync(lambda c, d: set(d.run(c, "SELECT key FROM {resource}").scalars()))
+            assert told == gone == (len(keys) - len(left), None)
+            return left
+
+        return forget
+
+    def test_what_nobody_uses_goes_with_its_limits(self, database, forget, left):
+        database.transaction_sync(resources.ensure, ["a", "a/1", "b"])
+        database.transaction_sync(limits.insert, [("a/1", "x")])
+        assert forget() == set()
+        assert left("rate_limit") == 0
+
+    @pytest.mark.parametrize(
+        "sets",
+        [
+            "breaker = 'open'",
+            "auth = 'needs_reauth'",
+            "paused_at = :now",
+            "policy = '{{}}'",
+            "blocked_until = :later_at",
+            "updated_at = :later_at",
+        ],
+    )
+    def test_what_stands_out_stays(self, database, clock, forget, sets):
+        database.transaction_sync(resources.ensure, ["a", "b"])
+        params = {"now": clock.now(), "later_at": clock.now() + 9 * DAY}
+        used = {k: v for k, v in params.items() if f":{k}" in sets}
+        database.transaction_sync(lambda c, d: d.run(c, f"UPDATE {{resource}} SET {sets} WHERE key = 'a'", used))
+        assert forget() == {"a"}
+
+    def test_where_work_waits_or_runs(self, database, forget):
+        database.transaction_sync(resources.ensure, ["a", "a/1", "b", "c/1", "d", "ax"])
+        database.transaction_sync(turns.insert, {"b": 0})
+        database.transaction_sync(
+            lambda c, d: d.run(
+                c,
+                "INSERT INTO {turn} (resource_key, parked_on, recheck_at) VALUES ('c/1', 'd', :now)",
+                {"now": d.now(c)},
+            )
+        )
+        job = jobs.NewJob(id=uuid4(), kind="k", resource_key="a/1", payload="1")
+        database.transaction_sync(jobs.insert, [job])
+        database.transaction_sync(lambda c, d: d.run(c, "DELETE FROM {turn} WHERE resource_key = 'a/1'"))
+        assert forget() == {"a", "a/1", "b", "c/1", "d"}
+
+    def test_a_limit_that_is_still_spent(self, database, clock, forget):
+        database.transaction_sync(resources.ensure, ["a"])
+        database.transaction_sync(limits.insert, [("a", "monthly")])
+        later = (clock.now() + 40 * DAY).timestamp()
+        database.transaction_sync(lambda c, d: d.run(c, "UPDATE {rate_limit} SET tat = :tat", {"tat": later}))
+        assert forget() == {"a"}
+
+    def test_windows_of_many(self, database, clock, monkeypatch):
+        monkeypatch.setattr(retention, "WINDOW", 3)
+        database.transaction_sync(resources.ensure, [f"k{n}" for n in range(7)])
+        before, after, gone = clock.advance(days=1), "", []
+        while after is not None:
+            found, after = database.transaction_sync(retention.forget_idle, before, after)
+            gone.append(found)
+        assert gone == [3, 3, 1]
+
+    def test_a_forgotten_resource_comes_back_when_it_is_used(self, database, forget):
+        database.transaction_sync(resources.ensure, ["a"])
+        assert forget() == set()
+        database.transaction_sync(resources.ensure, ["a"])
+        assert database.transaction_sync(resources.read, ["a"])["a"].calm
+
+
+def test_old_notes(database, clock, left):
+    def put(c, d):
+        for n, resolved in enumerate((None, clock.now(), clock.now() + 9 * DAY)):
+            d.run(
+                c,
+                "INSERT INTO {alert} (fingerprint, name, subject, count, first_at, last_at, resolved_at)"
+                " VALUES (:f, 'n', 's', 1, :now, :now, :resolved_at)",
+                {"f": str(n), "now": clock.now(), "resolved_at": resolved},
+            )
+            d.run(
+                c,
+                "INSERT INTO {schedule} (name, kind, next_at, updated_at, removed)"
+                " VALUES (:name, 'k', :now, :now, :removed)",
+                {"name": str(n), "now": clock.now(), "removed": n == 0},
+            )
+
+    database.transaction_sync(put)
+    assert database.transaction_sync(retention.forget_notes, clock.now() + DAY) == 2
+    assert (left("alert"), left("schedule")) == (2, 2)

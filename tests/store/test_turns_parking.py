@@ -1,0 +1,49 @@
+"""When a parked turn is looked at again."""
+
+from datetime import timedelta
+
+from resilient.store import resources, turns
+
+
+def parked(now, key, on, seconds):
+    return turns.Parking(key, 0, on, now + timedelta(seconds=seconds), now + timedelta(seconds=60))
+
+
+def test_a_key_that_is_parked_again_is_still_looked_at_in_time(database, clock):
+    """Its own earlier turn is written over, so it must not count as the one that is looked at early."""
+    now = clock.now()
+
+    def twice(c, d):
+        resources.ensure(c, d, ["crm/a", "crm/b", "crm"])
+        turns.park(c, d, [parked(now, "crm/a", "crm", 2), parked(now, "crm/b", "crm", 2)], {})
+        turns.park(c, d, [parked(now, "crm/a", "crm", 3)], {})
+
+    database.transaction_sync(twice)
+    released = database.transaction_sync(lambda c, d: turns.due_parked(c, d, now + timedelta(seconds=3)))
+    assert list(released) == ["crm"]
+
+
+def test_of_several_keys_parked_on_one_resource_only_the_first_is_looked_at_early(database, clock):
+    now = clock.now()
+    keys = [f"crm/{n}" for n in range(5)]
+
+    def park(c, d):
+        resources.ensure(c, d, [*keys, "crm"])
+        turns.park(c, d, [parked(now, key, "crm", 2) for key in keys], {})
+        return turns.due_parked(c, d, now + timedelta(seconds=2))
+
+    assert {on: len(ids) for on, ids in database.transaction_sync(park).items()} == {"crm": 1}
+
+
+def test_a_key_that_moves_to_another_resource_leaves_nobody_behind(database, clock):
+    """The turn that was looked at early parks elsewhere: the others of its old resource still are looked at in time."""
+    now = clock.now()
+
+    def move(c, d):
+        resources.ensure(c, d, ["crm/a", "crm/b", "crm"])
+        turns.park(c, d, [parked(now, "crm/a", "crm", 2), parked(now, "crm/b", "crm", 2)], {})
+        turns.park(c, d, [parked(now, "crm/a", "crm/a", 3)], {})
+
+    database.transaction_sync(move)
+    found = database.transaction_sync(lambda c, d: turns.due_parked(c, d, now + timedelta(seconds=3)))
+    assert {on: len(ids) for on, ids in found.items()} == {"crm": 1, "crm/a": 1}

@@ -1,0 +1,378 @@
+"""The command line on real databases: what it prints for people, what for programs, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from resilient.store import gates, resources, workers
+from resilient.store.database import Database
+from resilient.store.filters import JOB
+from resilient.surface.cli import main
+
+PROGRAM = """
+    from pydantic import BaseModel
+    from resilient import Job, Limit, Resilient, Retry, Schedule, handler
+
+    class Mail(BaseModel):
+        to: str
+
+    @handler("mail.send", retry=Retry(max_attempts=3))
+    async def send(job: Job[Mail]) -> None: ...
+
+    @handler("issues.sync")
+    async def sync(job: Job[None]) -> None: ...
+
+    app = Resilient({url!r}, handlers=[send, sync], limits={{"github/*": [Limit(60, per=60)]}},
+        schedules=[Schedule(sync, every="1h", name="hourly", resource_key="github/a")])
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, database_url):
+    """A user's program on this test's database, found from its directory."""
+    (tmp_path / "shop.py").write_text(textwrap.dedent(PROGRAM).format(url=database_url))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("RESILIENT_APP", "shop:app")
+    monkeypatch.delenv("RESILIENT_DATABASE", raising=False)
+    yield "shop:app"
+    sys.modules.pop("shop", None)
+
+
+@pytest.fixture
+def run(capsys, program):
+    """Run a command: (status, what it printed, what it complained of)."""
+
+    def call(*arguments):
+        sys.modules.pop("shop", None)
+        status = main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def ok(run):
+    """Run a command that must succeed; its output."""
+
+    def call(*arguments):
+        status, out, err = run(*arguments)
+        assert (status, err) == (0, ""), (status, out, err)
+        return out
+
+    return call
+
+
+@pytest.fixture
+def read(ok):
+    """Run a command with --json; the document."""
+    return lambda *arguments: json.loads(ok(*arguments, "--json"))
+
+
+@pytest.fixture
+def database(database_url):
+    opened = Database(database_url)
+    yield opened
+    opened.close_sync()
+
+
+@pytest.fixture
+def mark(database):
+    """Write columns over jobs, as an engine that ran them would have."""
+
+    def write(*ids, **columns):
+        if columns.get("state") in {"dead", "succeeded", "cancelled"}:
+            columns.setdefault("finished_at", datetime.now(UTC))
+        where = JOB.c.id.in_([sa.UUID().python_type(i) for i in ids])
+        database.transaction_sync(lambda c, d: d.execute(c, sa.update(JOB).where(where).values(**columns)))
+
+    return write
+
+
+@pytest.fixture
+def enqueue(ok):
+    return lambda *arguments, key="github/a": ok(
+        "enqueue", "mail.send", '{"to": "a@b.c"}', "--resource", key, *arguments
+    ).strip()
+
+
+# -- enqueue, look ---------------------------------------------------------------------------------------------------
+
+
+def test_enqueue_list_show_why(ok, read, enqueue):
+    assert "There are no jobs." in ok("jobs", "list")
+    job = enqueue("--priority", "5", "--tag", "user=7", "--delay", "1h", "--max-attempts", "9")
+    (listed,) = read("jobs", "list")["jobs"]
+    assert (listed["id"], listed["state"], listed["priority"], listed["tags"]) == (job, "scheduled", 5, {"user": "7"})
+    assert listed["max_attempts"] == 9
+    out = ok("jobs", "list", "--state", "scheduled", "--tag", "user=7", "--since", "1h", "--run-before", "+2h")
+    assert job in out
+    assert "in 59 min" in out or "in 1 h" in out
+    assert "No job fits." in ok("jobs", "list", "--run-after", "+2h")
+    shown = ok("jobs", "show", job)
+    assert all(text in shown for text in (job, "mail.send", "github/a", '{"to": "a@b.c"}', "user=7", "Why"))
+    document = read("jobs", "show", job)
+    assert document.keys() == {"job", "attempts", "why"}
+    assert read("jobs", "why", job)["reasons"][0]["code"] == "scheduled"
+    assert ok("jobs", "why", job).startswith("It is scheduled to run at ")
+
+
+def test_a_payload_from_a_file_and_from_standard_input(ok, read, tmp_path, monkeypatch):
+    import io
+
+    (tmp_path / "p.json").write_text('{"to": "file"}')
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"to": "stdin"}'))
+    first = ok("enqueue", "mail.send", "@p.json", "-r", "github/a").strip()
+    second = ok("enqueue", "mail.send", "-", "-r", "github/a").strip()
+    assert [read("jobs", "show", i)["job"]["payload"]["to"] for i in (first, second)] == ["file", "stdin"]
+
+
+def test_a_unique_key_is_kept(enqueue, read, run):
+    first = enqueue("--unique-key", "u")
+    status, out, _ = run("enqueue", "mail.send", '{"to": "x"}', "-r", "github/a", "--unique-key", "u")
+    assert (status, out.startswith(first)) == (0, True)
+    assert read("jobs", "count") == {"count": 1, "more": False}
+
+
+def test_pages(enqueue, read, ok):
+    ids = [enqueue() for _ in range(3)]
+    first = read("jobs", "list", "--limit", "2", "--order", "oldest")
+    assert [j["id"] for j in first["jobs"]] == ids[:2]
+    rest = read("jobs", "list", "--order", "oldest", "--after", first["next"])
+    assert ([j["id"] for j in rest["jobs"]], rest["next"]) == (ids[2:], None)
+    assert f"There may be more: --after {ids[0]}" in ok("jobs", "list", "--limit", "3")
+    assert ok("jobs", "count", "--resource", "github/*").strip() == "3"
+
+
+# -- change ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_job_by_id_needs_no_confirmation(enqueue, run, read):
+    job = enqueue()
+    assert run("jobs", "cancel", job)[:2] == (0, "1 cancelled.\n")
+    status, out, _ = run("jobs", "cancel", job)
+    assert (status, out) == (1, "1 over already.\n")
+    assert read("jobs", "retry", job) == {
+        "retried": 1, "not_finished": 0, "ambiguous": 0, "duplicates": 0, "dry_run": False
+    }  # fmt: skip
+    assert read("jobs", "show", job)["job"]["state"] == "ready"
+
+
+def test_many_need_a_yes_or_a_person(enqueue, run, read, monkeypatch):
+    for _ in range(3):
+        enqueue()
+    status, out, err = run("jobs", "cancel", "--state", "ready")
+    assert (status, out) == (1, "")
+    assert err == "error: Cancel 3 jobs? Say --yes to do it, or --dry-run to only count.\n"
+    assert run("jobs", "cancel", "--state", "ready", "--dry-run")[:2] == (0, "Would be: 3 cancelled.\n")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: "n")
+    assert run("jobs", "cancel", "--state", "ready")[0] == 1
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    status, out, _ = run("jobs", "cancel", "--state", "ready", "--limit", "2")
+    assert (status, out.endswith("2 cancelled.\n")) == (0, True)
+    assert run("jobs", "cancel", "--all", "--yes")[:2] == (0, "1 cancelled.\n")
+    assert run("jobs", "cancel", "--all", "--yes")[:2] == (0, "No job fits: nothing changed.\n")
+    assert read("jobs", "count", "--state", "cancelled")["count"] == 3
+
+
+def test_edit(enqueue, ok, run, read):
+    job, other = enqueue(), enqueue()
+    out = ok(
+        "jobs", "edit", job, "--payload", '{"to": "new"}', "--priority", "7", "--run-at", "+1h",
+        "--max-attempts", "none", "--expires-at", "+2h", "--tag", "a=b",
+    )  # fmt: skip
+    assert out == "1 edited.\n"
+    after = read("jobs", "show", job)["job"]
+    assert (after["payload"], after["priority"], after["state"]) == ({"to": "new"}, 7, "scheduled")
+    assert (after["max_attempts"], after["tags"]) == (None, {"a": "b"})
+    ok("jobs", "edit", job, other, "--no-tags", "--expires-at", "none", "--run-at", "now", "--max-attempts", "4")
+    after = read("jobs", "show", job)["job"]
+    assert (after["tags"], after["expires_at"], after["state"], after["max_attempts"]) == (None, None, "ready", 4)
+    assert run("jobs", "edit", job, "--payload", "{}")[0] == 2
+    assert run("jobs", "edit", job, "--max-attempts", "many")[2].startswith("error: --max-attempts 'many'")
+    assert run("jobs", "edit", job)[2].startswith("error: nothing to edit")
+    ok("jobs", "cancel", job)
+    assert run("jobs", "edit", job, other, "--priority", "1")[:2] == (1, "1 edited; 1 over already.\n")
+
+
+def test_dead_letters(enqueue, ok, run, read, mark):
+    ids = [enqueue() for _ in range(3)]
+    assert "No job is dead." in ok("dead", "list")
+    mark(*ids, state="dead", last_error="HTTP 422: no such contact", last_error_kind="permanent", attempts=3)
+    mark(ids[2], last_error_kind="ambiguous")
+    out = ok("dead", "list", "--error-kind", "permanent", "--text", "NO SUCH")
+    assert ids[0] in out
+    assert ids[2] not in out
+    assert "3 of 3 attempts: permanent: HTTP 422: no such contact" in out
+    assert "To run it again: `resilient jobs retry" in ok("dead", "show", ids[0])
+    counted = read("dead", "replay", "--all", "--rate", "10/s", "--dry-run")
+    assert (counted["retried"], counted["ambiguous"], counted["dry_run"]) == (2, 1, True)
+    out = ok("dead", "replay", "--all", "--rate", "1/min", "--yes")
+    assert out == "2 restarted; 1 may have taken effect: left alone (--repeat-ambiguous).\n"
+    assert sorted(read("jobs", "show", i)["job"]["state"] for i in ids) == ["dead", "ready", "scheduled"]
+    assert run("dead", "replay", ids[2])[0] == 1
+    assert run("dead", "discard", ids[2])[:2] == (0, "1 discarded.\n")
+    assert run("jobs", "delete", ids[2])[:2] == (0, "1 deleted.\n")
+
+
+# -- resources -------------------------------------------------------------------------------------------------------
+
+
+def test_resources(enqueue, ok, run, read):
+    assert "No resource fits." in ok("resources", "list")
+    enqueue()
+    assert ok("resources", "pause", "github/a", "--reason", "incident 7", "--for", "10m") == "github/a is paused.\n"
+    out = ok("resources", "list", "--stopped")
+    assert "github/a  paused  in 9 min" in out or "github/a  paused  in 10 min" in out
+    assert "incident 7" in out
+    (listed,) = read("resources", "list", "github/*")["resources"]
+    assert (listed["key"], listed["gate"], listed["waiting"]) == ("github/a", "pause", 1)
+    assert "is paused (incident 7)" in ok("resources", "why", "github/a")
+    assert read("resources", "why", "github/a")["state"] == "stopped"
+    assert ok("resources", "resume", "github/a") == "github/a is resumed.\n"
+    assert ok("resources", "open", "github/a", "--until", "2199-01-01T00:00Z") == "github/a is opened.\n"
+    assert "isolated" in ok("resources", "list")
+    assert ok("resources", "close", "github/a") == "github/a is closed.\n"
+    assert ok("resources", "reset", "github/a", "--dry-run") == "github/a would be reset.\n"
+    assert "No resource is stopped." in ok("resources", "list", "--stopped")
+
+
+def test_resources_by_pattern(ok, run, read, database):
+    database.transaction_sync(resources.ensure, ["github/a", "github/b", "gitlab/a"])
+    status, _, err = run("resources", "pause", "github/*")
+    assert (status, err.startswith("error: 2 resources would be paused. Go on? Say --yes")) == (1, True)
+    assert ok("resources", "pause", "github/*", "--yes") == "  github/a\n  github/b\n2 resources paused.\n"
+    assert read("resources", "resume", "*/*", "--yes") == {
+        "changed": 2, "keys": ["github/a", "github/b"], "dry_run": False
+    }  # fmt: skip
+
+
+def test_limits(ok, read, run):
+    out = ok("resources", "limit", "github/a", "--limit", "100/min", "--concurrency", "4", "--breaker", "streak=9")
+    assert out == "github/a is limited anew.\n  rate limits: 100 requests per 60 s; concurrency: 4 at once\n"
+    shown = ok("resources", "show", "github/a")
+    assert "100 requests per 60 s (set at runtime)" in shown
+    assert read("resources", "show", "github/a")["policy"]["breaker"]["streak"] == 9
+    ok("resources", "limit", "github/a", "--no-limits", "--no-concurrency", "--breaker", "ratio=none")
+    policy = read("resources", "show", "github/a")["policy"]
+    assert (policy["limits"], policy["concurrency"], policy["breaker"]["ratio"]) == ([], None, None)
+    ok("resources", "limit", "github/a", "--clear", "all")
+    assert "60 requests per 60 s" in ok("resources", "show", "github/a")
+    assert run("resources", "limit", "github/a")[0] == 2
+    assert run("resources", "limit", "github/a", "--breaker", "streak")[2].startswith("error: --breaker 'streak'")
+
+
+# -- schedules, tables, housekeeping ---------------------------------------------------------------------------------
+
+
+def test_schedules(ok, read, run):
+    assert "hourly" in ok("schedules", "list")
+    assert ok("schedules", "pause", "hourly").startswith("hourly is paused until")
+    assert read("schedules", "list")["schedules"][0]["paused"] is True
+    assert ok("schedules", "resume", "hourly").startswith("hourly ticks again; next at ")
+    job = read("schedules", "run", "hourly")
+    assert (job["created"], read("jobs", "show", job["id"])["job"]["kind"]) == (True, "issues.sync")
+    assert f"Job {job['id']} of hourly is not finished" in ok("schedules", "run", "hourly")
+    assert run("schedules", "run", "daily") == (3, "", "error: there is no schedule 'daily'; known are: hourly\n")
+
+
+def test_db(ok, run, read, monkeypatch, empty_url):
+    assert ok("db", "check").startswith("The tables fit: revision ")
+    assert ok("db", "upgrade").startswith("Nothing to do")
+    monkeypatch.delenv("RESILIENT_APP")
+    status, _, err = run("--database", empty_url, "db", "check")
+    assert status == 4
+    assert "resilient db upgrade" in err
+    assert ok("--database", empty_url, "db", "upgrade").startswith("Applied ")
+    assert read("db", "check", "--database", empty_url)["revision"]
+    assert "There are no jobs." in ok("jobs", "list", "--database", empty_url)
+
+
+def test_prune(enqueue, ok, read, run, mark):
+    job = enqueue()
+    mark(job, state="succeeded", finished_at=datetime.now(UTC) - timedelta(days=3))
+    assert read("prune", "--dry-run")["succeeded"] == 0
+    assert read("prune", "--older-than", "2d", "--dry-run")["succeeded"] == 1
+    assert run("prune", "--older-than", "2d")[0] == 1
+    assert ok("prune", "--older-than", "2d", "--yes") == "Deleted 1 succeeded jobs.\n"
+    assert ok("prune", "--yes") == "Deleted nothing.\n"
+
+
+def test_doctor(enqueue, run):
+    enqueue()
+    status, out, _ = run("doctor")
+    assert (status, "no worker is alive, and jobs are waiting" in out) == (1, True)
+    status, out, _ = run("doctor", "--json")
+    document = json.loads(out)
+    assert (status, document["healthy"], document["findings"][0]["name"]) == (1, False, "database")
+
+
+# -- status ----------------------------------------------------------------------------------------------------------
+
+
+def test_status_of_nothing(ok, read, database_url):
+    out = ok("status")
+    assert "Jobs now:   0 scheduled, 0 ready, 0 running, 0 dead" in out
+    assert "none is running" in out
+    assert "Stopped:    nothing" in out
+    assert read("status").keys() >= {"at", "jobs", "lately", "workers", "stopped", "retrying", "died", "alerts"}
+
+
+def test_status_answers_what_is_wrong(ok, read, enqueue, mark, database):
+    jobs = [enqueue(key="salesforce/a") for _ in range(2)] + [enqueue(key="github/a"), enqueue(key="github/b")]
+    error = {"last_error": "HTTP 500", "last_error_kind": "transient", "last_error_code": "http_500", "attempts": 1}
+    mark(jobs[2], state="dead", **error)
+    mark(jobs[3], state="scheduled", run_at=datetime.now(UTC) - timedelta(minutes=5), **error)
+
+    def outage(c, d):
+        now = d.now(c)
+        gates.cool_down(c, d, "salesforce/a", now + timedelta(minutes=5), "TOO_MANY", 0.0, exact=True)
+        workers.beat(c, d, workers.Beat("w1", "h", 1, ["mail.send"], 50, 3, "1", stopping=False), now)
+
+    database.transaction_sync(outage)
+    out = ok("status")
+    assert "1 scheduled job is overdue." in out
+    assert "Workers:    1 running, 3 of 50 slots busy" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("salesforce")]
+    assert line.split()[:4] == ["salesforce", "cooldown", "1", "2"]
+    assert f"such as salesforce/a, job {jobs[0]} (TOO_MANY)" in out
+    assert f"{jobs[2]} HTTP 500" in out.partition("Dead within the last hour")[2]
+    assert f"{jobs[3]} HTTP 500" in out.partition("to be tried again")[2]
+    document = read("status")
+    assert document["stopped"][0]["waiting"] == 2
+    assert document["died"][0]["example"] == jobs[2]
+    assert document["workers"][0]["kinds"] == ["mail.send"]
+
+
+# -- worker ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_runs_jobs_until_it_is_told_to_stop(enqueue, read, program, tmp_path):
+    job = enqueue()
+    command = [sys.executable, "-m", "resilient.surface.cli", "worker", "--concurrency", "2", "--log-level", "warning"]
+    worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 30
+        while read("jobs", "show", job)["job"]["state"] != "succeeded":
+            assert worker.poll() is None, worker.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert len(read("status")["workers"]) == 1
+        worker.terminate()
+        assert worker.wait(20) == 0
+        assert worker.stderr.read() == ""
+        assert read("status")["workers"] == []
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stderr.close()

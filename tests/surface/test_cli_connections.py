@@ -1,0 +1,81 @@
+"""``resilient connections`` and ``resilient secrets``: what they do, and that they show no secret."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from resilient import Resilient
+from resilient.store.secrets import new_key
+from resilient.surface.cli import main
+
+KEY = new_key()
+PROGRAM = """
+from resilient import Bearer, ApiKey, Provider, Resilient
+app = Resilient({url!r}, providers=[Provider(name="acme", base_url="https://acme.example", auth=(Bearer(), ApiKey()))])
+"""
+
+
+@pytest.fixture
+def run(sqlite_url, tmp_path, monkeypatch, capsys):
+    (tmp_path / "shop_connections.py").write_text(PROGRAM.format(url=sqlite_url))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RESILIENT_APP", "shop_connections:app")
+    monkeypatch.setenv("RESILIENT_SECRETS", KEY)
+
+    def run_(*arguments, typed=None):
+        monkeypatch.delitem(__import__("sys").modules, "shop_connections", raising=False)
+        if typed is not None:
+            monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        status = main(list(arguments))
+        said = capsys.readouterr()
+        assert "canary" not in said.out + said.err
+        assert KEY not in said.out + said.err
+        return status, said.out, said.err
+
+    return run_
+
+
+def test_add_list_show_test_revoke(run):
+    assert run("connections", "add", "acme/a", typed="canary-token\n")[0] == 0
+    status, out, _ = run("connections", "list", "acme", "--json")
+    assert status == 0
+    (one,) = json.loads(out)["connections"]
+    assert (one["resource_key"], one["kind"], one["state"]) == ("acme/a", "bearer", "active")
+    assert "active" in run("connections", "show", "acme/a")[1]
+    assert "acme/a is well" in run("connections", "test", "acme/a")[1]
+    assert run("connections", "revoke", "acme/a", "--yes")[0] == 0
+    assert "revoked" in run("connections", "list", "--state", "revoked")[1]
+    assert run("connections", "test", "acme/a")[0] == 1
+
+
+def test_unknown_and_wrong(run):
+    assert run("connections", "show", "acme/none")[0] == 3
+    assert run("connections", "add", "acme/a", typed="\n")[0] == 2
+    assert run("connections", "add", "acme/a", "--kind", "magic", typed="x\n")[0] == 2
+    assert run("connections", "add", "nobody/a", typed="canary\n")[0] == 2
+
+
+def test_without_a_key_it_says_how_to_make_one(run, monkeypatch):
+    monkeypatch.delenv("RESILIENT_SECRETS")
+    status, _, err = run("connections", "add", "acme/a", typed="canary\n")
+    assert status == 2
+    assert "resilient secrets new" in err
+
+
+def test_a_new_key_and_rotation(run, monkeypatch):
+    run("connections", "add", "acme/a", typed="canary-token\n")
+    made = run("secrets", "new")[1].strip()
+    monkeypatch.setenv("RESILIENT_SECRETS", f"{made},{KEY}")
+    assert "1 grant" in run("secrets", "rotate")[1]
+    monkeypatch.setenv("RESILIENT_SECRETS", made)
+    assert run("connections", "test", "acme/a")[0] == 0
+
+
+def test_a_broken_key_is_not_shown(sqlite_url):
+    with pytest.raises(Exception, match="key 1 of the secrets is no key") as raised:
+        Resilient(sqlite_url, secrets=["canary-no-key"])
+    assert "canary" not in str(raised.value)

@@ -1,0 +1,114 @@
+"""``resilient providers``: what it shows, and that a new provider can be filled in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilient import providers_by_name
+from resilient.surface.cli import main
+
+NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "providers").glob("[a-z]*.py"))
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        status = main([str(one) for one in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def test_list(run):
+    status, out, _ = run("providers", "list")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == NAMES
+    assert "5,000 per 1 h" in out
+    status, out, _ = run("providers", "list", "--json")
+    assert [one["name"] for one in json.loads(out)["providers"]] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_show(run, name):
+    status, out, _ = run("providers", "show", name)
+    assert status == 0
+    made = providers_by_name()[name]()
+    for told in (made.title, made.base_url, "Errors", "Read in", *made.sources, *made.unverified):
+        assert told in out
+    status, out, _ = run("providers", "show", name, "--json")
+    assert json.loads(out)["name"] == made.name
+    assert '"client_secret"' not in out
+
+
+def test_show_what_does_not_exist(run):
+    status, out, err = run("providers", "show", "nope")
+    assert (status, out) == (3, "")
+    assert "providers list" in err
+
+
+@pytest.mark.parametrize("name", ["Acme", "a-b", "1a", "class", "a/b", "../a", ""])
+def test_new_wants_a_name(run, tmp_path, name):
+    status, _, err = run("providers", "new", name, "--into", tmp_path)
+    assert status == 2
+    assert "acme" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_overwrites_nothing(run, tmp_path):
+    assert run("providers", "new", "acme", "--into", tmp_path)[0] == 0
+    (tmp_path / "acme.py").write_text("mine")
+    status, _, err = run("providers", "new", "acme", "--into", tmp_path)
+    assert status == 2
+    assert "--force" in err
+    assert (tmp_path / "acme.py").read_text() == "mine"
+    assert run("providers", "new", "acme", "--into", tmp_path, "--force")[0] == 0
+    assert (tmp_path / "acme.py").read_text() != "mine"
+
+
+def contract(directory):
+    """Run the written test as its author would."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_acme_corp.py"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": f"{directory}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin"},
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_new_provider_passes_its_contract_once_it_is_filled_in(run, tmp_path):
+    status, out, _ = run("providers", "new", "acme_corp", "--into", tmp_path)
+    assert status == 0
+    assert "pytest" in out
+    code, told = contract(tmp_path)
+    assert code == 1
+    assert "title: give its name" in told  # what is missing is named
+    path = tmp_path / "acme_corp.py"
+    text = path.read_text()
+    for empty, filled in (
+        ('title=""', 'title="Acme"'),
+        ("verified_on=None", "verified_on=date(2026, 11, 1)"),
+        ("sources=()", 'sources=("docs.acme.example.com/api",)'),
+    ):
+        assert empty in text
+        text = text.replace(empty, filled)
+    path.write_text(text)
+    assert contract(tmp_path)[0] == 0
+
+
+def test_the_template_is_as_tidy_as_our_own(run, tmp_path):
+    run("providers", "new", "acme_corp", "--into", tmp_path)
+    root = Path(__file__).parents[2]
+    ruff = [sys.executable, "-m", "ruff", "check", "--config", root / "pyproject.toml", "--select", "E,F,W,I,UP,B,D"]
+    done = subprocess.run(
+        [*ruff, "--ignore", "D203,D213,D401,I001,F401", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,314 @@
+"""Finding the app, wrong usage, errors as one line without secrets, exit statuses, layout."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.console import Console
+from sqlalchemy.exc import OperationalError
+
+from resilient.core.errors import InvalidInput, NaiveDatetime
+from resilient.surface.cli import exits, main, root
+from resilient.surface.cli.filters import criteria_of, moment, tags_of, until
+from resilient.surface.cli.output import Output, Row
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch, tmp_path):
+    for name in ("RESILIENT_APP", "RESILIENT_DATABASE", "RESILIENT_SCHEMA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for name in ("shop", "broken", "needy", "two"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        status = main(list(arguments))
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+# -- finding the app -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop(tmp_path):
+    (tmp_path / "shop.py").write_text(
+        "from resilient import Resilient\n"
+        f"app = Resilient('sqlite:///{tmp_path / 'shop.db'}')\n"
+        "number = 7\n"
+        "def make(): return app\n"
+    )
+    (tmp_path / "two.py").write_text("from shop import app as a, app as b\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "needy.py").write_text("import not_installed_anywhere\n")
+
+
+@pytest.mark.parametrize("name", ["shop:app", "shop", "shop:make"])
+def test_an_app_by_name(shop, run, name):
+    assert run("--app", name, "jobs", "list") == (0, "There are no jobs.\n", "")
+
+
+def test_options_may_stand_after_the_command_and_in_the_environment(shop, run, monkeypatch, tmp_path):
+    assert run("jobs", "list", "--app=shop:app")[0] == 0
+    assert json.loads(run("jobs", "count", "--json", "-A", "shop:app")[1]) == {"count": 0, "more": False}
+    monkeypatch.setenv("RESILIENT_APP", "shop:app")
+    assert run("jobs", "count")[0] == 0
+    # What was typed wins over the environment.
+    assert run("jobs", "count", "--database", f"sqlite:///{tmp_path / 'none.db'}")[0] == 4
+    monkeypatch.setenv("RESILIENT_DATABASE", "sqlite:///elsewhere.db")
+    assert run("jobs", "count")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere:app", "there is no module 'nowhere' here"),
+        ("shop:nope", "shop:nope: there is no 'nope'; apps in that module: shop:app"),
+        ("shop:number", "shop:number is a int, not a Resilient app"),
+        ("two", "two names no app: write module:app; apps in that module: two:a, two:b"),
+        ("shop.py", "'shop.py' is not module:app: write the import name"),
+        ("broken:app", "broken cannot be imported: ZeroDivisionError: division by zero"),
+        ("needy:app", "needy cannot be imported: No module named 'not_installed_anywhere'"),
+    ],
+)
+def test_an_app_that_cannot_be_had(shop, run, name, says):
+    status, out, err = run("--app", name, "jobs", "list")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {says}")
+    assert err.count("\n") == 1
+
+
+def test_neither_or_both(run):
+    status, _, err = run("jobs", "list")
+    assert (status, err.startswith("error: which app? Say --app module:app")) == (2, True)
+    status, _, err = run("--app", "a:b", "--database", "sqlite:///x", "jobs", "list")
+    assert (status, err) == (2, "error: give --app or --database, not both\n")
+    status, _, err = run("--database", "sqlite:///x.db", "worker")
+    assert (status, err.startswith("error: a worker needs the program's code")) == (2, True)
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["jobs", "lst"], 2, "No such command 'lst'"),
+        (["jobs", "list", "--nope"], 2, "No such option"),
+        (["jobs", "list", "--limit", "0"], 2, "Invalid value for"),
+        (["jobs", "list", "--state", "failed"], 2, "'failed' is not a job state"),
+        (["jobs", "list", "--resource", "a b"], 2, "'a b' is not a resource pattern"),
+        (["jobs", "list", "--since", "2030-01-01"], 2, "--created-after '2030-01-01' has no time zone"),
+        (["jobs", "list", "--since", "soon"], 2, "'soon' is not a span of time"),
+        (["jobs", "list", "--tag", "user"], 2, "--tag 'user': write name=value"),
+        (["jobs", "show", "7"], 2, "'7' is not a job id"),
+        (["jobs", "show", "01a1fda5-a9d3-71b4-9e78-fc26eaac1033"], 3, "there is no job 01a1fda5"),
+        (["jobs", "cancel"], 2, "which jobs? Give their ids"),
+        (["jobs", "cancel", "01a1fda5-a9d3-71b4-9e78-fc26eaac1033", "--kind", "x"], 2, "give job ids or options"),
+        (["resources", "show", "no spaces"], 2, "'no spaces' is not a resource key"),
+        (["resources", "pause", "a", "--for", "1h", "--until", "2199-01-01T00:00Z"], 2, "give --for or --until"),
+        (["resources", "list", "--gate", "door"], 2, "'door' is not a gate"),
+        (["enqueue", "nope", "-r", "a"], 2, "no handler is declared for kind 'nope'"),
+        (["enqueue", "nope", "{", "-r", "a"], 2, "that is not JSON"),
+        (["enqueue", "nope", "@nofile", "-r", "a"], 2, "cannot read nofile"),
+        (["prune", "--older-than", "long"], 2, "older_than='long' is not a span of time"),
+        (["worker", "--log-level", "loud"], 2, "--log-level 'loud'"),
+    ],
+)
+def test_wrong_usage_is_one_line(shop, run, arguments, status, says):
+    found, out, err = run("--app", "shop:app", *arguments)
+    assert (found, out) == (status, "")
+    assert err.startswith(f"error: {says}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "says"),
+    [
+        ("sqlite:///none.db", 4, "does not exist: `resilient db upgrade` creates it"),
+        ("postgresql://anna:geheim@127.0.0.1:1/x", 4, "Connection refused"),
+        ("mysql://anna:geheim@h/x", 2, "'mysql' databases are not supported"),
+        ("anna:geheim", 2, "that is not a database address"),
+    ],
+)
+def test_a_database_that_does_not_answer(run, url, status, says):
+    found, out, err = run("--database", url, "jobs", "list")
+    assert (found, out) == (status, "")
+    assert says in err
+    assert "geheim" not in err
+    assert err.count("\n") == 1
+
+
+def test_debug_shows_where(shop):
+    with pytest.raises(InvalidInput):
+        main(["--app", "shop:app", "--debug", "jobs", "show", "7"])
+
+
+def test_unforeseen_errors_are_one_line_too(shop, run, monkeypatch):
+    def fail(*_a, **_k):
+        raise RuntimeError("boom\nsecond line")
+
+    monkeypatch.setattr("resilient.store.queries.page", fail)
+    monkeypatch.setattr("resilient.engine.jobs_api.queries.page", fail)
+    status, _, err = run("--app", "shop:app", "jobs", "list")
+    assert (status, err) == (1, "error: RuntimeError: boom second line (--debug shows where)\n")
+
+
+def test_what_the_database_says_never_quotes_values():
+    said = Exception("no space left\nDETAIL: Key (payload)=(geheim)")
+    error = OperationalError("INSERT ...", {"p": "geheim"}, said)
+    assert exits.line_of(error) == "the database refused: no space left"
+    assert exits.status_of(error) == exits.DATABASE
+
+
+def test_interrupted_and_a_closed_pipe(monkeypatch, run):
+    def interrupt(_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(root, "run", interrupt)
+    assert run("jobs", "list")[0] == 130
+    script = "import sys; from resilient.surface.cli import main; sys.exit(main(['--help']))"
+    pipe = f'{sys.executable} -c "{script}" | head -1; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("0", "")
+
+
+# -- help ------------------------------------------------------------------------------------------------------------
+
+
+def commands(command, path=()):
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+def test_every_command_has_help_that_fits_80_columns(run, monkeypatch):
+    import typer
+
+    monkeypatch.setenv("COLUMNS", "80")
+    seen = 0
+    for path, command in commands(typer.main.get_command(root.cli)):
+        if path and path[0] in root.OWN_OPTIONS:
+            continue
+        status, out, err = run(*path, "--help")
+        assert (status, err) == (0, "")
+        assert command.help
+        assert max(map(len, out.splitlines())) <= 80
+        assert "..." not in out.partition("Commands:")[2], f"{path}: a first sentence is too long"
+        if not path:
+            assert "Exit status: 0 done; 1 it could not be done" in " ".join(out.split())
+        else:
+            assert "see `resilient --help`" in " ".join(out.split())
+        seen += 1
+    assert seen > 30
+
+
+def test_no_arguments_show_the_help(run):
+    assert run()[0] == 2
+    status, out, err = run("jobs")
+    assert (status, err) == (2, "")
+    assert out.startswith("Usage: resilient jobs")
+
+
+def test_bench_and_demo_keep_their_own_options(run):
+    assert root.hoisted(["bench", "drain", "--database", "x", "--json"]) == [
+        "bench",
+        "drain",
+        "--database",
+        "x",
+        "--json",
+    ]
+    assert root.hoisted(["jobs", "list", "--json", "--app", "a:b"]) == ["--json", "--app", "a:b", "jobs", "list"]
+    assert root.hoisted(["enqueue", "k", "--", "--json"]) == ["enqueue", "k", "--", "--json"]
+    status, _, err = run("demo", "--workers", "1")
+    assert (status, "--workers" in err) == (2, True)
+    assert "Usage: resilient bench" in run("bench", "--help")[1]
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_times():
+    assert moment("-", "90s") == timedelta(seconds=90)
+    assert moment("-", "+1h") == timedelta(hours=-1)
+    assert moment("-", "2030-01-31T12:00Z") == datetime(2030, 1, 31, 12, tzinfo=UTC)
+    assert moment("-", "2030-01-31T12:00+02:00") == datetime(2030, 1, 31, 10, tzinfo=UTC)
+    for wrong, error in (("2030-01-31", NaiveDatetime), ("next tuesday", InvalidInput), ("1", InvalidInput)):
+        with pytest.raises(error):
+            moment("-", wrong)
+    assert until("--until", "15m", None) == timedelta(minutes=15)
+    assert until("--until", None, "+15m") == timedelta(minutes=15)
+    assert until("--until", None, None) is None
+
+
+def test_criteria_leave_out_what_was_not_said():
+    assert criteria_of({"state": [], "kind": ["a"], "within": None, "tag": ["a=b=c", "d="]}) == {
+        "kind": ["a"], "tags": {"a": "b=c", "d": ""}
+    }  # fmt: skip
+    with pytest.raises(InvalidInput):
+        tags_of(["=x"])
+
+
+# -- layout ----------------------------------------------------------------------------------------------------------
+
+
+def table(width, **options):
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=True,
+        color_system=None,
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    rows = [
+        Row(
+            "0195f3a2-7c1e",
+            "dead",
+            "mail.send",
+            "github/account-77",
+            1204,
+            remark="HTTP 422: no such thing here",
+            folded="mail.send on github/account-77",
+        )
+    ]
+    Output(console=console).table(("ID", "STATE", "KIND", "RESOURCE", "N"), rows, right=(4,), **options)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_table_where_there_is_room():
+    assert table(80) == [
+        "ID             STATE  KIND       RESOURCE              N",
+        "0195f3a2-7c1e  dead   mail.send  github/account-77  1204",
+        "  HTTP 422: no such thing here",
+    ]
+
+
+def test_a_narrow_table_folds_then_cuts():
+    assert table(40, folds=(2, 3)) == [
+        "ID             STATE     N",
+        "0195f3a2-7c1e  dead   1204",
+        "  mail.send on github/account-77: HTTP …",
+    ]
+    assert table(50)[1] == "0195f3a2-7c1e  dead   mail.send  github/acc…  1204"
+
+
+def test_a_file_gets_everything():
+    out = io.StringIO()
+    console = Console(file=out, width=20, highlight=False, markup=False, soft_wrap=True)
+    Output(console=console).table(("ID", "TEXT"), [Row("x" * 30, "[bold]y[/bold]" * 9, remark="z" * 50)])
+    assert "[bold]y[/bold]" * 9 in out.getvalue()
+    assert "z" * 50 in out.getvalue()

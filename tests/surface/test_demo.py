@@ -1,0 +1,135 @@
+"""The whole demo, smaller: real processes, both databases, a worker killed, and an audit that can fail."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+from rich.console import Console
+from typer import Typer
+from typer.testing import CliRunner
+
+from resilient.surface.demo import accounts, command, contacts
+from resilient.surface.demo.contacts import Contact
+from resilient.surface.demo.run import Options, run
+
+pytestmark = pytest.mark.slow
+TROUBLE = {
+    "burst": 5, "endpoint_burst": 5, "wait": 0.5, "down_after": 4, "unavailable": 0.5, "refused": 0.8, "latency": 0.05,
+}  # fmt: skip
+SHARES = (
+    (accounts.HEALTHY, "contacts", 40),
+    (accounts.THROTTLED, "contacts", 14),
+    (accounts.DOWN, "contacts", 20),
+    (accounts.LIMITED, "contacts", 10),
+    (accounts.LIMITED, "leads", 9),
+)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """93 contacts, of which one address is impossible and one line is no contact."""
+    people = [
+        Contact(id=f"{account}-{endpoint}-{n}", account=account, endpoint=endpoint, name="Ann", email=f"a{n}@b.example")
+        for n in range(40)
+        for account, endpoint, count in SHARES
+        if n < count
+    ]  # fmt: skip
+    people[7].email = "nobody"
+    path = contacts.write(tmp_path / "small.csv", people)
+    with path.open("a") as file:
+        file.write("x1,acme,contacts,,no-name@b.example\n")
+    return path
+
+
+def schemas(url):
+    with psycopg.connect(url) as c:
+        return {row[0] for row in c.execute("SELECT nspname FROM pg_namespace")}
+
+
+def test_everything_promised_is_true(small, database_url, backend):
+    before = schemas(database_url) if backend == "postgresql" else None
+    text = io.StringIO()
+    options = Options(csv=small, database=database_url, plain=True, limit=60, trouble=TROUBLE)
+    assert run(options, Console(file=text)), text.getvalue()
+    said = text.getvalue()
+    assert "left out: small.csv, line 95: no name" in said
+    for line in (
+        "was killed with SIGKILL",
+        "jobs of a dead worker rescued",
+        "circuit opened",
+        "is well again",
+        "crm/globex said: come back later",
+        "crm/umbrella/leads said: come back later",
+        "Every valid contact was delivered, once each: 92 of 92",
+        "Duplicates at the provider: 0",
+        "Requests sent during a cooldown: 0",
+        "1 dead, 1 refused",
+        "'nobody' is not an e-mail address",
+        "Everything that was promised is true",
+    ):
+        assert line in said, said
+    assert "crm/umbrella said" not in said  # one endpoint is limited, the account flows
+    assert "FALSE" not in said
+    if backend == "postgresql":
+        assert schemas(database_url) == before
+    else:
+        assert [p.name for p in small.parent.iterdir() if "demo" in p.name] == []
+
+
+def deliver_twice(log):
+    """The provider's log as it would be if a contact had been stored under two keys."""
+    stored = next(e for line in log.read_text().splitlines() if (e := json.loads(line))["decision"] == "stored")
+    with log.open("a") as file:
+        file.write(json.dumps(stored | {"key": "another"}) + "\n")
+
+
+def test_a_false_claim_makes_the_exit_status_1(small, monkeypatch):
+    monkeypatch.setattr(command, "Options", partial(Options, trouble=TROUBLE, tamper=deliver_twice, limit=60))
+    app = Typer()
+    app.command()(command.demo)
+    result = CliRunner().invoke(app, ["--csv", str(small), "--plain"])
+    assert result.exit_code == 1, result.output
+    assert "FALSE  Duplicates at the provider: 1; stored twice: " in result.output
+    assert "claims are FALSE" in result.output
+
+
+def test_a_demo_that_cannot_run_says_why_with_status_2(tmp_path):
+    app = Typer()
+    app.command()(command.demo)
+    result = CliRunner().invoke(app, ["--csv", str(tmp_path / "none.csv")])
+    assert result.exit_code == 2
+    assert "none.csv: No such file" in result.output
+
+
+def children(pid):
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in found.read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_demo_leaves_no_process_behind(small, number):
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "resilient.surface.demo", "--csv", str(small), "--plain"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(small.parent)},
+    )  # fmt: skip
+    with demo:
+        for line in demo.stdout:
+            if b"of 93 done" in line:
+                break
+        mine = children(demo.pid)
+        assert len(mine) == 3
+        demo.send_signal(number)
+        assert demo.wait(20) != 0
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in mine) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [pid for pid in mine if Path(f"/proc/{pid}").exists()] == []

@@ -1,0 +1,293 @@
+"""The demo's parts, each by itself: contacts, the provider's behaviour, the audit."""
+
+import asyncio
+import io
+import json
+import re
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import httpx
+import pytest
+
+from resilient.core.errors import SetupError
+from resilient.surface.demo import accounts, contacts
+from resilient.surface.demo.accounts import Plan, plan
+from resilient.surface.demo.audit import ON_THE_WIRE, audit
+from resilient.surface.demo.provider import Provider
+from resilient.surface.demo.view import JobView
+from resilient.surface.demo.waits import DIALECTS, Dialect, wait_headers
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "data" / "contacts.csv"
+
+# -- contacts ------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_example_is_what_an_installed_package_makes_up(tmp_path):
+    assert contacts.write(tmp_path / "c.csv").read_bytes() == EXAMPLE.read_bytes()
+
+
+def test_a_file_is_given_or_shipped_or_made_up(tmp_path, monkeypatch):
+    assert contacts.find(Path("mine.csv"), tmp_path) == Path("mine.csv")
+    assert contacts.find(None, tmp_path) == EXAMPLE
+    monkeypatch.setattr(contacts, "_CHECKOUT", tmp_path / "no checkout")
+    assert len(contacts.read(contacts.find(None, tmp_path)).good) == 1000
+
+
+def test_the_example_has_every_account_and_some_impossible_addresses():
+    read = contacts.read(EXAMPLE)
+    assert (len(read.good), read.bad) == (1000, [])
+    assert {c.account for c in read.good} == set(accounts.STORIES)
+    assert sum(not re.fullmatch(r".+@.+\..+", c.email) for c in read.good) == 12
+
+
+def test_a_file_of_the_users_own_needs_only_names_and_addresses(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("Email,Name,Phone\na@b.c,Ann,1\nd@e.f,Dan,2\n")
+    read = contacts.read(path)
+    assert [(c.id, c.name, c.email, c.endpoint) for c in read.good] == [
+        ("line-2", "Ann", "a@b.c", "contacts"),
+        ("line-3", "Dan", "d@e.f", "contacts"),
+    ]
+    assert len({c.account for c in read.good}) == 2
+
+
+def test_bad_lines_are_named_and_left_out(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "id,account,name,email\n"
+        "1,acme,Ann,a@b.c\n"
+        "2,acme,,b@b.c\n"
+        "3,ac me,Cid,c@b.c\n"
+        "1,acme,Dan,d@b.c\n"
+        "5,acme,Eve\n"
+        "6,acme,Fay,f@b.c,more\n"
+    )
+    read = contacts.read(path)
+    assert [c.id for c in read.good] == ["1"]
+    assert read.bad == [
+        "line 3: no name",
+        "line 4: account 'ac me' or endpoint 'contacts' has characters no key can have",
+        "line 5: id '1' was already used in line 2",
+        "line 6: fewer fields than columns",
+        "line 7: more fields than columns",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "line 1: no column email and no column name"),
+        (b"name\nAnn\n", "line 1: no column email"),
+        (b"name,email\n", "holds no contact"),
+        (b"name,email\n,a@b.c\n", "line 2: no name"),
+        (b"name,email\n\xff\xfe,a@b.c\n", "not a CSV file in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_use_says_why(tmp_path, content, problem):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(content)
+    with pytest.raises(SetupError, match=problem):
+        contacts.read(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(SetupError, match=r"nowhere\.csv: No such file"):
+        contacts.read(tmp_path / "nowhere.csv")
+
+
+def test_troubles_fit_the_number_of_contacts():
+    few = [(accounts.THROTTLED, "contacts")] * 10 + [(accounts.LIMITED, "leads")] * 4
+    found = plan(few, wait=0.5)
+    assert (found.burst, found.endpoint_burst, found.down_after, found.wait) == (1, 1, 0, 0.5)
+    assert 180 / plan([(accounts.THROTTLED, "contacts")] * 180).burst > 5  # five waits, one per dialect
+
+
+# -- waits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_tells_the_wait_it_keeps(dialect):
+    now = 1_800_000_000.25
+    until = dialect.until(now, 1.2)
+    headers = wait_headers(dialect, until, now, 10)
+    told = {
+        Dialect.SECONDS: lambda: now + int(headers["retry-after"]),
+        Dialect.DATE: lambda: parsedate_to_datetime(headers["retry-after"]).timestamp(),
+        Dialect.MILLISECONDS: lambda: now + int(headers["retry-after-ms"]) / 1000,
+        Dialect.RATELIMIT: lambda: now + int(headers["ratelimit"].rpartition("=")[2]),
+        Dialect.EPOCH: lambda: float(headers["x-ratelimit-reset"]),
+    }[dialect]()
+    assert until >= now + 1.2
+    assert until <= told < until + 0.002
+
+
+# -- the provider --------------------------------------------------------------------------------------------
+
+
+class Hand:
+    """A provider in this process, its clock and its log."""
+
+    def __init__(self, **changes):
+        self.time = 1_800_000_000.0
+        self.downs = 0
+        self.text = io.StringIO()
+        defaults = {
+            "burst": 2,
+            "endpoint_burst": 1,
+            "wait": 1.0,
+            "down_after": 1,
+            "silent_after": 99,
+            "latency": 0.0,
+        }
+        self.provider = Provider(Plan(**(defaults | changes)), self.text, go_down=self._down, clock=lambda: self.time)
+        transport = httpx.ASGITransport(app=self.provider.app())
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://provider")
+
+    def _down(self):
+        self.downs += 1
+
+    async def push(self, account, contact, *, endpoint="contacts", key=None, email="a@example.com"):
+        headers = {"idempotency-key": key or contact} if key != "" else {}
+        return await self.client.post(
+            f"/v1/{account}/{endpoint}", json={"id": contact, "email": email}, headers=headers
+        )
+
+    def log(self):
+        return [json.loads(line) for line in self.text.getvalue().splitlines()]
+
+
+async def test_a_key_stores_once_and_is_recognised_again():
+    hand = Hand()
+    assert (await hand.push("acme", "c1", key="k")).status_code == 201
+    again = await hand.push("acme", "c1", key="k")
+    assert (again.status_code, again.json()["repeated"]) == (200, True)
+    assert (await hand.push("acme", "c2", key="k")).status_code == 409
+    assert (await hand.push("acme", "c3", key="")).status_code == 400
+    assert [e["decision"] for e in hand.log()] == ["stored", "repeated", "key_reused", "no_key"]
+
+
+async def test_an_impossible_address_is_refused_with_its_reason():
+    hand = Hand()
+    answer = await hand.push("acme", "c1", email="n/a")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_email")
+
+
+async def test_the_throttled_account_waits_and_who_comes_early_is_noted():
+    hand = Hand()
+    for n, expected in enumerate((201, 201, 429, 429)):
+        assert (await hand.push(accounts.THROTTLED, f"c{n}")).status_code == expected
+        hand.time += 0.1
+    assert [(e.get("in_cooldown"), e.get("late")) for e in hand.log()[2:]] == [(None, None), (True, 0.1)]
+    hand.time += 1.0
+    assert (await hand.push(accounts.THROTTLED, "c2")).status_code == 201
+
+
+async def test_each_wait_speaks_the_next_dialect():
+    hand = Hand(burst=1)
+    for n in range(12):
+        if (await hand.push(accounts.THROTTLED, f"c{n}")).status_code == 429:
+            hand.time += 5
+    assert [e["dialect"] for e in hand.log() if "dialect" in e][:5] == [d.value for d in DIALECTS]
+
+
+async def test_a_limited_endpoint_leaves_the_others_flowing():
+    hand = Hand()
+    assert (await hand.push(accounts.LIMITED, "c1", endpoint="leads")).status_code == 201
+    refused = await hand.push(accounts.LIMITED, "c2", endpoint="leads")
+    assert (refused.status_code, refused.json()["error"]["scope"]) == (429, "endpoint")
+    assert (await hand.push(accounts.LIMITED, "c3")).status_code == 201
+
+
+async def test_the_account_that_goes_down_says_503_and_then_the_port_is_to_close():
+    hand = Hand()
+    for expected in (201, 503, 503):
+        assert (await hand.push(accounts.DOWN, "c1")).status_code == expected
+    assert hand.downs == 1
+    hand.time += 60
+    assert (await hand.push(accounts.DOWN, "c1")).status_code == 200
+
+
+async def test_one_answer_never_comes_though_the_contact_is_stored():
+    hand = Hand(silent_after=0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(hand.push(accounts.HEALTHY, "c1"), 0.2)
+    assert hand.log()[0]["decision"] == "stored"
+    assert (await hand.push(accounts.HEALTHY, "c1")).json()["repeated"]
+    assert (await hand.push(accounts.HEALTHY, "c2")).status_code == 201
+
+
+# -- the audit -----------------------------------------------------------------------------------------------
+
+
+def entry(contact, decision="stored", **more):
+    return {
+        "contact": contact,
+        "account": "acme",
+        "endpoint": "contacts",
+        "key": contact,
+        "decision": decision,
+    } | more
+
+
+GOOD_LOG = [
+    entry("c1"),
+    entry("c2", "throttled", dialect="retry-after-ms"),
+    entry("c2", "throttled", dialect="retry-after-ms", in_cooldown=True, late=ON_THE_WIRE),
+    entry("c2"),
+    entry("c2", "repeated"),
+    entry("c3", "invalid"),
+]
+GOOD_JOBS = [
+    JobView("c1", "succeeded", None, 0),
+    JobView("c2", "succeeded", None, 1),
+    JobView("c3", "dead", "422 invalid_email", 0),
+]
+
+
+def broken(log=(), jobs=GOOD_JOBS, contacts=("c1", "c2", "c3")):
+    """Which claims are false, by their number."""
+    found = audit([*GOOD_LOG, *log], jobs, contacts)
+    return [n for n, claim in enumerate(found.claims) if not claim.holds]
+
+
+def test_a_good_run_passes():
+    found = audit(GOOD_LOG, GOOD_JOBS, ["c1", "c2", "c3"])
+    assert found.passed
+    assert found.dead == (("c3", "422 invalid_email"),)
+    assert "1 more were on the wire" in found.claims[2].found
+
+
+DELIVERED, DUPLICATES, COOLDOWN, DEAD, LOST, WAITING = range(6)
+
+
+@pytest.mark.parametrize(
+    ("change", "claims"),
+    [
+        ({"contacts": ("c1", "c2", "c3", "c4")}, [DELIVERED, LOST]),
+        ({"log": [entry("c1", key="another")]}, [DELIVERED, DUPLICATES]),
+        ({"log": [entry("c2", "throttled", in_cooldown=True, late=ON_THE_WIRE + 0.01)]}, [COOLDOWN]),
+        ({"log": [entry("c1", "invalid")]}, [DEAD]),
+        ({"jobs": [*GOOD_JOBS[:2], JobView("c3", "dead", None, 0)]}, [DEAD]),
+        ({"jobs": [JobView("c1", "dead", "why not", 0), *GOOD_JOBS[1:]]}, [DEAD, LOST]),
+        ({"jobs": [JobView("c1", "running", None, 0), *GOOD_JOBS[1:]]}, [LOST]),
+        ({"jobs": GOOD_JOBS[1:]}, [LOST]),
+        ({"jobs": [*GOOD_JOBS[:2], JobView("c3", "succeeded", None, 0)]}, [DEAD, LOST]),
+        ({"jobs": [JobView("c1", "succeeded", None, 0, charged_waits=1), *GOOD_JOBS[1:]]}, [WAITING]),
+    ],
+)
+def test_each_claim_can_be_false(change, claims):
+    assert broken(**change) == claims
+
+
+def test_culprits_are_named():
+    found = audit([*GOOD_LOG, entry("c1", key="another")], GOOD_JOBS, ["c1", "c2", "c3"])
+    assert found.claims[DUPLICATES].found == "1; stored twice: c1"
+
+
+def test_a_run_of_nothing_does_not_pass():
+    assert not audit([], [], []).passed
+
+
+def test_a_run_in_which_everything_is_refused_passes():
+    assert audit(GOOD_LOG[-1:], GOOD_JOBS[-1:], ["c3"]).passed

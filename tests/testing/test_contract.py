@@ -1,0 +1,210 @@
+"""The contract itself: whatever is wrong with a provider, it says so."""
+
+import runpy
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from providers import github, hubspot, slack
+from resilient import (
+    BudgetFields,
+    Errors,
+    FailureKind,
+    Limit,
+    NextCursor,
+    OAuth2,
+    Provider,
+    Rule,
+    Signature,
+    Wait,
+    WaitDialect,
+    Webhook,
+)
+from resilient.testing.contract import Dialect, Hook, Pages, Sample, problems
+
+TABLES = Path(__file__).parents[1] / "providers" / "dialects"
+
+
+def dialect(name):
+    return runpy.run_path(str(TABLES / f"{name}.py"))["DIALECT"]
+
+
+def broken(provider, **changes):
+    return replace(provider, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"title": ""}, "title"),
+        ({"base_url": ""}, "base_url"),
+        ({"base_url": "http://api.github.com"}, "not https"),
+        ({"hosts": ("http://api.github.com",)}, "not https"),
+        ({"verified_on": None}, "verified_on"),
+        ({"verified_on": date(2999, 1, 1)}, "verified_on"),
+        ({"sources": ()}, "sources"),
+        ({"sources": (" ",)}, "sources"),
+        ({"unverified": ("everything",)}, "'everything'"),
+        ({"route": None}, "route="),
+        ({"waits": WaitDialect(hints=(("X-Wait", "auto"),))}, "lower case"),
+        ({"waits": WaitDialect(budgets=(BudgetFields("x", limit="X-Limit"),))}, "lower case"),
+        ({"limits": {"account": [Limit(1, per=1, name="a"), Limit(2, per=1, name="a")]}}, "limits"),
+        ({"errors": Errors(code=("a..b",))}, "path"),
+        ({"errors": Errors(rules=(Rule(FailureKind.THROTTLED, text="("),))}, "regular expression"),
+        ({"pagination": {"rest": NextCursor(items="[", found="x", query="y")}}, "path"),
+        ({"pagination": {}}, "no pagination 'rest'"),
+        ({"auth": (OAuth2(token_url="https://x", client_id="mine"),)}, "belongs to the app"),
+        ({"webhook": None, "auth": ()}, ""),
+    ],
+)
+def test_facts(changes, told):
+    found = problems(broken(github.provider(), **changes), dialect("github"))
+    assert any(told in one for one in found) if told else found == []
+
+
+def test_a_host_per_account_must_be_declared():
+    provider = Provider(name="p", title="P", base_url="https://{shop}.example.com")
+    assert any("pattern" in one for one in problems(provider, Dialect(throttled=(), refused=())))
+
+
+@pytest.mark.parametrize("index", range(len(github.GITHUB.errors.rules)))
+def test_no_rule_may_be_lost(index):
+    """Without one of its rules, GitHub's answers mean something else."""
+    rules = list(github.GITHUB.errors.rules)
+    del rules[index]
+    found = problems(broken(github.GITHUB, errors=replace(github.GITHUB.errors, rules=tuple(rules))), dialect("github"))
+    assert found != []
+
+
+def test_a_rule_without_a_sample_is_named():
+    rules = (*github.GITHUB.errors.rules, Rule(FailureKind.CONFLICT, status=499))
+    found = problems(broken(github.GITHUB, errors=replace(github.GITHUB.errors, rules=rules)), dialect("github"))
+    assert [one for one in found if "499" in one] == found
+    assert found
+
+
+def test_a_permission_error_taken_for_a_throttle_is_found():
+    greedy = replace(github.GITHUB.errors, rules=(*github.GITHUB.errors.rules, Rule(FailureKind.THROTTLED, status=403)))
+    assert any(
+        "permission: means throttled" in p for p in problems(broken(github.GITHUB, errors=greedy), dialect("github"))
+    )
+
+
+def test_a_wrong_wait_is_found():
+    rules = tuple(
+        replace(rule, wait=Wait(fallback=5)) if rule.code == "TEN_SECONDLY_ROLLING" else rule
+        for rule in hubspot.HUBSPOT.errors.rules
+    )
+    found = problems(broken(hubspot.HUBSPOT, errors=replace(hubspot.HUBSPOT.errors, rules=rules)), dialect("hubspot"))
+    assert found == ["ten seconds: tells to wait 5 s, not 10"]
+
+
+def test_a_wrong_scope_and_route_are_found():
+    rules = tuple(replace(rule, scope=None) for rule in slack.SLACK.errors.rules)
+    wrong = broken(slack.SLACK, errors=replace(slack.SLACK.errors, rules=rules), route=lambda _: ("x", 1))
+    found = problems(wrong, dialect("slack"))
+    assert any("concerns the account, not the endpoint" in one for one in found)
+    assert any("routed to 'x'" in one for one in found)
+
+
+def test_a_dead_grant_that_is_not_known_is_found():
+    oauth = replace(github.GITHUB.oauth, errors=Errors(code=("error",)))
+    found = problems(broken(github.GITHUB, auth=(oauth,)), dialect("github"))
+    assert any("used up: means transient, not auth" in one for one in found)
+
+
+def test_empty_tables_are_not_enough():
+    found = problems(github.provider(), Dialect(throttled=(), refused=()))
+    for part in (
+        "throttled:",
+        "refused:",
+        "expired:",
+        "reset:",
+        "dead_grant:",
+        "hooks:",
+        "pages:",
+        "no sample is decided",
+    ):
+        assert any(one.startswith(part) for one in found), part
+
+
+def test_samples_in_the_wrong_group_are_found():
+    no = Sample("no", 403, FailureKind.PERMANENT)
+    wait = Sample("wait", 429, FailureKind.THROTTLED)
+    found = problems(
+        github.provider(), Dialect(throttled=[no], refused=[wait], expired=[no], reset=[no], dead_grant=[no])
+    )
+    for part in ("throttled:", "refused:", "expired:", "reset:", "dead_grant:"):
+        assert any(one.startswith(part) for one in found), part
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"items": 99}, "records, not 99"),
+        ({"resume": "x"}, "next pass begins"),
+        ({"pages": ()}, "does not end"),
+    ],
+)
+def test_pages(change, told):
+    table = dialect("github")
+    pages = [replace(one, **change) for one in table.pages]
+    assert any(told in one for one in problems(github.provider(), replace(table, pages=pages)))
+
+
+def test_pages_that_end_early():
+    table = dialect("github")
+    twice = [replace(one, pages=[*one.pages, *one.pages]) for one in table.pages]
+    assert any("ends after" in one for one in problems(github.provider(), replace(table, pages=twice)))
+    wrong = [replace(one, pages=[replace(page, asks="nothing=1") for page in one.pages]) for one in table.pages]
+    assert any("without 'nothing=1'" in one for one in problems(github.provider(), replace(table, pages=wrong)))
+
+
+def test_a_paginator_that_goes_round_is_found():
+    class Round(NextCursor):
+        """Pretends to go on."""
+
+        def _next(self, request, _answer, _items):
+            return request.with_query(x=int(request.query("x") or 0) + 1)
+
+    pages = Pages("list", github_page(), [page({"items": [], "n": 1}), page({"items": []})], items=0)
+    provider = broken(github.GITHUB, pagination={"list": Round(items="items", found="n", query="x")})
+    found = problems(provider, replace(dialect("github"), pages=[pages]))
+    assert any("goes round for ever" in one for one in found)
+
+
+def github_page():
+    from resilient import PageRequest
+
+    return PageRequest("https://api.github.com/x")
+
+
+def page(body):
+    from resilient.testing.contract import Page
+
+    return Page("api", body)
+
+
+@pytest.mark.parametrize(
+    "webhook",
+    [
+        Webhook(signatures=(Signature(header="x-hub-signature-256"),)),  # without its prefix
+        Webhook(signatures=(Signature(header="x-hub-signature-256", pattern="sha256=(.*)", encoding="base64"),)),
+        Webhook(signatures=(Signature(header="x-hub-signature", pattern="sha256=(.*)"),)),
+    ],
+)
+def test_a_wrong_signature_scheme_is_found(webhook):
+    found = problems(broken(github.GITHUB, webhook=webhook), dialect("github"))
+    assert any(one.startswith("hook 1, a genuine one") for one in found)
+
+
+def test_a_scheme_that_signs_nothing_of_the_body_is_found():
+    webhook = Webhook(signatures=(Signature(header="x-sig", signed="{timestamp}", timestamp="x-time", tolerance=1e12),))
+    import hashlib
+    import hmac
+
+    hook = Hook("s", b"{}", {"X-Time": "1", "X-Sig": hmac.new(b"s", b"1", hashlib.sha256).hexdigest()})
+    found = problems(broken(github.GITHUB, webhook=webhook), replace(dialect("github"), hooks=[hook]))
+    assert "hook 1, a changed body: is taken" in found

@@ -1,0 +1,58 @@
+"""The public types, as a specification: mypy and pyright read this file, nobody runs it."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from resilient import Enqueued, Handler, Job, Kind, Resilient, Retry, SyncJob, handler, testing
+from resilient.wire.client import AsyncClient, Client
+
+
+class Mail(BaseModel):
+    """A payload."""
+
+    to: str
+
+
+@handler("mail.send", retry=Retry(max_attempts=3))
+async def send(job: Job[Mail]) -> int:
+    """An async handler."""
+    assert_type(job.payload, Mail)
+    assert_type(job.client, AsyncClient)
+    assert_type(job.id, UUID)
+    await job.progress({"done": 1})
+    async with job.call("GET", "https://api.example.com/x") as call:
+        call.report(200, {}, b"")
+    return 1
+
+
+@handler("mail.log")
+def log(job: SyncJob[Mail]) -> str:
+    """A plain handler."""
+    assert_type(job.payload, Mail)
+    assert_type(job.client, Client)
+    job.progress(1)
+    with job.call("GET", "https://api.example.com/x") as call:
+        call.report(200, {}, b"")
+    return "ok"
+
+
+assert_type(send, Handler[Mail, int])
+assert_type(log, Handler[Mail, str])
+assert_type(testing.job(Mail(to="a")), Job[Mail])
+assert_type(testing.sync_job(Mail(to="a")), SyncJob[Mail])
+
+app = Resilient("sqlite:///app.db", handlers=[send, log], kinds=[Kind[Mail]("mail.other", Mail)])
+
+
+async def use() -> None:
+    """The app's own types."""
+    assert_type(await app.enqueue(send, Mail(to="a"), resource_key="smtp/acct-1"), Enqueued)
+    assert_type(await app.enqueue_many(send, [Mail(to="a")], resource_key="smtp/acct-1"), list[Enqueued])
+    assert_type(app.sync.enqueue(send, Mail(to="a"), resource_key="smtp/acct-1"), Enqueued)
+    result: Any = send(testing.job(Mail(to="a")))
+    await result
+    assert_type(await app.worker(concurrency=10).drain(), int)

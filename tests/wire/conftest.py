@@ -1,0 +1,267 @@
+"""A real HTTP server on this machine that behaves as badly as asked, and a Conduct that writes down what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import socket
+import struct
+import threading
+from datetime import UTC, datetime
+from urllib.parse import parse_qs
+
+import pytest
+import uvicorn
+
+from resilient.core.errors import ResourceStopped
+from resilient.core.provider import GENERIC, Provider
+from resilient.wire.client import build_async_client
+from resilient.wire.conduct import Permit
+from resilient.wire.pool import Pool, PoolSettings
+from resilient.wire.trail import Trail
+
+NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+
+
+class Recorder:
+    """A Conduct without an engine: its log is the order of what the wire asked."""
+
+    def __init__(self, key="api/acct", base_key="job-1"):
+        self.resource_key, self.base_key = key, base_key
+        self.log = []
+        self.asked = []
+        self.answers = []
+        self.failures = []
+        self.marks = {}
+        self.credentials = {}
+        self.refreshes = []  # the credentials each refresh brings
+        self.stop_from = None  # refuse from this admission on
+        self.on_mark = None
+
+    def now(self):
+        return NOW
+
+    @property
+    def steps(self):
+        return [step for step, *_ in self.log]
+
+    async def admit(self, asked):
+        self.asked.append(asked)
+        self.log.append(("admit", asked.key, asked.cost))
+        if self.stop_from is not None and len(self.asked) >= self.stop_from:
+            raise ResourceStopped(asked.key, "cooldown")
+        return Permit(asked, headers=dict(self.credentials))
+
+    async def mark(self, permit):
+        self.log.append(("mark", permit.asked.name))
+        if self.on_mark is not None:
+            raise self.on_mark
+        self.marks[permit.asked.name] = permit.asked.body_hash
+
+    async def clear(self, permit):
+        self.log.append(("clear", permit.asked.name))
+        del self.marks[permit.asked.name]
+
+    async def answered(self, _permit, answer, failure):
+        self.log.append(("answered", answer.status, failure and failure.kind))
+        self.answers.append((answer, failure))
+
+    async def failed(self, _permit, failure):
+        self.log.append(("failed", failure.kind, failure.code))
+        self.failures.append(failure)
+
+    def abandoned(self, permit):
+        self.log.append(("abandoned", permit.asked.name))
+
+    async def refreshed(self, _permit, _failure):
+        self.log.append(("refreshed",))
+        if not self.refreshes:
+            return False
+        self.credentials = self.refreshes.pop(0)
+        return True
+
+
+@pytest.fixture
+def conduct():
+    return Recorder()
+
+
+@pytest.fixture
+def client(conduct, pool, server):
+    """``client(provider, pool=...)``: a job's client whose base URL is the server's."""
+
+    def build(provider=GENERIC, *, over=None, base_url=None, into=conduct):
+        trail = Trail(into, provider, base_url)
+        found = build_async_client(trail, over or pool, base_url or provider.base_url or server.url)
+        found.trail = trail
+        return found
+
+    return build
+
+
+@pytest.fixture
+def provider(server):
+    """``provider(**facts)``: a provider that lives at the server."""
+
+    def declare(**facts):
+        return Provider(name="api", base_url=server.url, **facts)
+
+    return declare
+
+
+@pytest.fixture
+async def pool():
+    found = Pool(PoolSettings(read=2, connect=2, wait=2, tries=1, error_whole=0.5, whole=2, largest=1_000_000))
+    yield found
+    await found.aclose()
+
+
+@pytest.fixture
+async def patient():
+    """A pool that repeats within a call."""
+    found = Pool(PoolSettings(read=2, tries=3, tries_within=3))
+    yield found
+    await found.aclose()
+
+
+class Seen(list):
+    """The requests a server received, as (method, path, headers, body)."""
+
+    def named(self, name):
+        return [headers.get(name) for _, _, headers, _ in self]
+
+
+class App:
+    """Answers as its query says: ?status=503&h=retry-after:5&body={...}&times=1 (then 200)."""
+
+    def __init__(self):
+        self.seen = Seen()
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            return
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        headers = {k.decode(): v.decode() for k, v in scope["headers"]}
+        query = {k: v[-1] for k, v in parse_qs(scope["query_string"].decode()).items()}
+        self.seen.append((scope["method"], scope["path"], headers, body))
+        await self.answer(scope["path"], query, headers, send)
+
+    async def answer(self, path, query, headers, send):
+        if "sleep" in query:
+            await asyncio.sleep(float(query["sleep"]))
+        if path == "/bearer":
+            query["status"] = "200" if headers.get("authorization") == "Bearer fresh-token" else "401"
+        status = int(query.get("status", 200))
+        if "times" in query and len(self.seen) > int(query["times"]):
+            status = 200
+        content = query.get("body", json.dumps({"ok": True})).encode()
+        out = [(b"content-type", query.get("type", "application/json").encode())]
+        for pair in query.get("h", "").split("|"):
+            if pair:
+                name, _, value = pair.partition(":")
+                out.append((name.encode(), value.encode()))
+        if path == "/loop":
+            status, query["location"] = 302, "/loop"
+        if path == "/bomb":
+            content = gzip.compress(b"a" * 50_000_000)
+            out.append((b"content-encoding", b"gzip"))
+        if "location" in query:
+            out.append((b"location", query["location"].encode()))
+        out.append((b"content-length", str(len(content)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": out})
+        await send({"type": "http.response.body", "body": content})
+
+
+class Running:
+    """A uvicorn server in a thread."""
+
+    def __init__(self):
+        self.app = App()
+        config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none")
+        self.server = uvicorn.Server(config)
+        self.socket = config.bind_socket()
+        self.port = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.thread = threading.Thread(target=lambda: self.server.run(sockets=[self.socket]), daemon=True)
+        self.thread.start()
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.socket.close()
+
+
+@pytest.fixture(scope="module")
+def _server():
+    running = Running()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def server(_server):
+    _server.app.seen.clear()
+    return _server
+
+
+@pytest.fixture(scope="module")
+def _stranger():
+    running = Running()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def stranger(_stranger):
+    _stranger.app.seen.clear()
+    return _stranger
+
+
+@pytest.fixture
+def rude():
+    return _rude
+
+
+@contextlib.asynccontextmanager
+async def _rude(behave):
+    """A server at the level of bytes; ``behave(reader, writer)`` is called once the request's head has come."""
+    received = []
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            received.append(await reader.readuntil(b"\r\n\r\n"))
+            await behave(reader, writer)
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", received
+    finally:
+        listening.close()
+
+
+@pytest.fixture
+def reset():
+    return _reset
+
+
+def _reset(writer):
+    """Close with RST instead of FIN."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.fixture
+def closed_port():
+    """A port nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]

@@ -1,0 +1,243 @@
+"""`job.call`: requests of somebody else's client, and the same client in a thread."""
+
+import asyncio
+import contextlib
+import threading
+
+import httpx
+import pytest
+
+from resilient.core.errors import InvalidInput, JobFailure, LostLease, ResourceStopped
+from resilient.core.failure import FailureKind as K
+from resilient.core.provider import GENERIC, Errors, Idempotency, Provider, Rule
+from resilient.wire.call import call, call_sync
+from resilient.wire.client import build_client
+from resilient.wire.names import derive
+from resilient.wire.trail import Trail
+
+URL = "https://api.example.com/v1/things"
+DECLARED = Provider(
+    name="api",
+    base_url="https://api.example.com",
+    idempotency=Idempotency(),
+    errors=Errors(code=("error",), rules=(Rule(K.PERMANENT, status=200, where={"ok": False}),)),
+)
+
+
+async def test_a_reported_answer(conduct):
+    trail = Trail(conduct)
+    async with call(trail, "get", URL, cost=3) as one:
+        assert one.headers == {}
+        assert one.report(200, {"X-RateLimit-Remaining": "4"}, b"{}") is None
+        one.raise_for_failure()
+    assert conduct.log == [("admit", "api/acct", 3), ("answered", 200, None)]
+    assert conduct.answers[0][0].budgets[0].remaining == 4
+
+
+async def test_a_refusal_comes_before_the_block(conduct):
+    conduct.stop_from = 1
+    with pytest.raises(ResourceStopped):
+        async with call(Trail(conduct), "GET", URL):
+            pytest.fail("not admitted")
+
+
+async def test_credentials_and_key_are_the_blocks_to_send(conduct):
+    conduct.credentials = {"Authorization": "Bearer canary"}
+    trail = Trail(conduct, DECLARED)
+    async with call(trail, "POST", URL) as one:
+        assert one.headers == {
+            "Authorization": "Bearer canary", "Idempotency-Key": derive("job-1", "POST /v1/things #1"),
+        }  # fmt: skip
+        one.report(201)
+    async with call(trail, "POST", "https://evil.test/v1/things") as one:
+        assert one.headers == {}
+        one.report(201)
+    assert conduct.steps == ["admit", "answered", "admit", "mark", "clear"]
+
+
+async def test_a_key_as_a_parameter(conduct):
+    provider = Provider(name="api", base_url="https://api.example.com", idempotency=Idempotency(query="requestid"))
+    async with call(Trail(conduct, provider), "POST", URL + "?a=1", op="bill") as one:
+        assert one.url == f"{URL}?a=1&requestid={derive('job-1', 'bill')}"
+        assert one.headers == {}
+        one.report(200)
+
+
+@pytest.mark.parametrize(
+    "body", ['{"ok": false, "error": "nope"}', b'{"ok": false, "error": "nope"}', {"ok": False, "error": "nope"}]
+)
+async def test_a_dialect_reads_the_reported_body(conduct, body):
+    trail = Trail(conduct, DECLARED)
+    async with call(trail, "POST", URL) as one:
+        failure = one.report(200, (), body)
+        assert (failure.kind, failure.code) == (K.PERMANENT, "nope")
+        with pytest.raises(JobFailure, match="permanent"):
+            one.raise_for_failure()
+    assert conduct.log[-1] == ("answered", 200, K.PERMANENT)
+    assert trail.last_failure is failure
+
+
+@pytest.mark.parametrize("body", [None, "", "<html>", b"\xff\xfe", "{", 5, "[" * 100_000])
+async def test_any_body_may_be_reported(conduct, body):
+    async with call(Trail(conduct, DECLARED), "GET", URL) as one:
+        assert one.report(500, {}, body).kind is K.TRANSIENT
+
+
+async def test_marks_around_the_block(conduct):
+    async with call(Trail(conduct), "POST", URL, op="create") as one:
+        assert conduct.marks == {"create": None}
+        one.report(201)
+    assert conduct.steps == ["admit", "mark", "answered", "clear"]
+    conduct.on_mark = LostLease("gone")
+    with pytest.raises(LostLease):
+        async with call(Trail(conduct), "POST", URL):
+            pytest.fail("not marked")
+    assert conduct.steps[-1] == "abandoned"
+
+
+async def test_an_exception_of_a_client_is_its_outcome(conduct):
+    class ReadTimeout(Exception):
+        pass
+
+    ReadTimeout.__module__ = "requests.exceptions"
+    with pytest.raises(ReadTimeout):
+        async with call(Trail(conduct), "POST", URL):
+            raise ReadTimeout
+    assert conduct.log[-1] == ("failed", K.AMBIGUOUS, "read_timeout")
+    assert len(conduct.marks) == 1
+    with pytest.raises(TimeoutError):
+        async with call(Trail(conduct), "GET", URL):
+            raise TimeoutError
+    assert conduct.log[-1] == ("failed", K.TRANSIENT, "no_answer")
+
+
+async def test_the_users_own_mistake_in_the_block_is_neutral_and_the_mark_stands(conduct):
+    with pytest.raises(KeyError):
+        async with call(Trail(conduct), "POST", URL):
+            raise KeyError("x")
+    assert conduct.steps == ["admit", "mark", "abandoned"]
+    assert len(conduct.marks) == 1
+
+
+async def test_a_call_nobody_knows_the_outcome_of_keeps_its_key_when_it_is_made_again(conduct):
+    trail, keys = Trail(conduct, DECLARED), []
+    for error in (KeyError, None):
+        with contextlib.suppress(KeyError):
+            async with call(trail, "POST", URL) as one:
+                keys.append(one.headers["Idempotency-Key"])
+                if error is not None:
+                    raise error
+                one.report(200)
+    assert keys == [derive("job-1", "POST /v1/things #1")] * 2
+
+
+async def test_a_block_that_reports_nothing_is_refused(conduct):
+    with pytest.raises(InvalidInput, match=r"call\.report"):
+        async with call(Trail(conduct), "GET", URL + "?key=canary"):
+            pass
+    assert conduct.steps == ["admit", "abandoned"]
+
+
+async def test_a_cancelled_block_is_abandoned(conduct):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05), call(Trail(conduct), "POST", URL):
+            await asyncio.sleep(1)
+    assert conduct.steps == ["admit", "mark", "abandoned"]
+
+
+async def test_refused_credentials_are_refreshed_for_the_next_call(conduct):
+    conduct.credentials = {"Authorization": "Bearer stale"}
+    conduct.refreshes = [{"Authorization": "Bearer fresh"}]
+    trail = Trail(conduct, DECLARED)
+    async with call(trail, "GET", URL) as one:
+        one.report(401)
+    assert conduct.log[-1] == ("answered", 401, None)
+    async with call(trail, "GET", URL) as one:
+        assert one.headers["Authorization"] == "Bearer fresh"
+        one.report(401)
+    assert conduct.log[-1] == ("answered", 401, K.AUTH)
+
+
+@pytest.mark.parametrize("url", ["/relative", "ftp://x/y", "https://"])
+async def test_a_url_has_to_be_absolute(conduct, url):
+    with pytest.raises(InvalidInput, match="absolute"):
+        call(Trail(conduct), "GET", url)
+
+
+# -- threads -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bridge():
+    """Runs coroutines on a loop in another thread, as a worker does for its threads."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.fixture
+def sync_client(conduct, server, bridge):
+    from resilient.wire.pool import Pool, PoolSettings
+
+    pool = Pool(PoolSettings(read=2, error_whole=0.5, tries=2, largest=1_000_000))
+    yield lambda provider=GENERIC: build_client(Trail(conduct, provider), pool, bridge, server.url)
+    pool.close()
+
+
+def test_a_call_in_a_thread(conduct, bridge):
+    with call_sync(Trail(conduct), bridge, "POST", URL) as one:
+        one.report(429, {"Retry-After": "9"})
+    assert conduct.steps == ["admit", "mark", "answered", "clear"]
+    with pytest.raises(InvalidInput), call_sync(Trail(conduct), bridge, "GET", URL):
+        pass
+
+
+def test_the_client_of_a_thread(sync_client, conduct, server):
+    api = sync_client()
+    assert api.post("/x", json={"a": 1}).json() == {"ok": True}
+    assert conduct.steps == ["admit", "mark", "answered", "clear"]
+    failed = api.get("/x?status=503&h=retry-after:30")
+    assert failed.extensions["resilient"].retry_in == 30
+    with pytest.raises(httpx.HTTPStatusError):
+        failed.raise_for_status()
+    assert api.graphql("{ a }", url='/g?body={"data":7}') == 7
+    assert sync_client(Provider(name="api", errors=DECLARED.errors)).get('/x?body={"ok":false}').extensions["resilient"]
+
+
+def test_repeats_in_a_thread(sync_client, server):
+    assert sync_client().get("/x?status=503&times=1").status_code == 200
+    assert len(server.app.seen) == 2
+
+
+def test_bounds_in_a_thread(sync_client, server):
+    with pytest.raises(httpx.RequestError, match="larger"):
+        sync_client().get("/bomb")
+    assert len(sync_client().get("/bomb?status=422").content) == 64 * 1024
+
+
+async def test_a_dripping_error_in_a_thread(conduct, bridge, rude):
+    from resilient.wire.pool import Pool, PoolSettings
+
+    async def behave(reader, writer):
+        writer.write(b"HTTP/1.1 503 Oops\r\n\r\nbeginning")
+        await writer.drain()
+        await asyncio.sleep(5)
+
+    pool = Pool(PoolSettings(error_whole=0.3, tries=1))
+    async with rude(behave) as (url, _):
+        api = build_client(Trail(conduct), pool, bridge, url)
+        response = await asyncio.to_thread(api.get, "/", timeout=10)
+        assert response.content == b"beginning"
+        assert response.elapsed.total_seconds() < 2
+        assert response.request.extensions["timeout"]["read"] == 10
+    pool.close()
+
+
+def test_a_fault_in_a_thread(sync_client, conduct, closed_port):
+    with pytest.raises(httpx.ConnectError):
+        sync_client().get(f"http://127.0.0.1:{closed_port}/")
+    assert conduct.steps == ["admit", "failed"] * 2

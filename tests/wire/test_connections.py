@@ -1,0 +1,220 @@
+"""The pool of connections: reuse, bounds, waiting in line, and what becomes of broken ones."""
+
+import asyncio
+import contextlib
+
+import httpcore
+import httpx
+import pytest
+import respx
+
+from resilient.core.failure import FailureKind as K
+from resilient.wire.pool import Pool, PoolSettings
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Counting:
+    """A keep-alive server that counts connections and requests in progress."""
+
+    def __init__(self):
+        self.opened = self.closed = self.busy = self.busiest = 0
+        self.hold = None  # an event that answers wait for
+        self.close_after_answer = False
+
+    async def serve(self, reader, writer):
+        self.opened += 1
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                self.busy += 1
+                self.busiest = max(self.busy, self.busiest)
+                if self.hold is not None:
+                    await self.hold.wait()
+                else:
+                    await asyncio.sleep(0.005)
+                self.busy -= 1
+                writer.write(ANSWER)
+                await writer.drain()
+                if self.close_after_answer:
+                    return
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            self.closed += 1
+            writer.close()
+
+
+async def eventually(fact):
+    async with asyncio.timeout(5):
+        while not fact():  # noqa: ASYNC110 - the fact is the server's or the pool's own, not a test's event
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def counting():
+    found = Counting()
+    listening = await asyncio.start_server(found.serve, "127.0.0.1", 0)
+    found.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    try:
+        yield found
+    finally:
+        listening.close()
+
+
+@contextlib.asynccontextmanager
+async def pooled(**settings):
+    pool = Pool(PoolSettings(**{"read": 5, "wait": 5, **settings}))
+    connections = pool.for_coroutines
+    async with httpx.AsyncClient(transport=_Lent(connections), timeout=pool.timeout, trust_env=False) as client:
+        yield client, connections
+    await pool.aclose()
+
+
+class _Lent(httpx.AsyncBaseTransport):
+    def __init__(self, inner):
+        self.handle_async_request = inner.handle_async_request
+
+
+async def test_one_connection_serves_one_after_the_other():
+    async with counting() as server, pooled() as (client, connections):
+        for _ in range(5):
+            assert (await client.get(server.url)).text == "ok"
+        assert server.opened == 1
+        assert (connections._open, len(connections._resting)) == (1, 1)
+
+
+async def test_no_more_connections_than_allowed_and_everybody_gets_one():
+    async with counting() as server, pooled(connections=3) as (client, connections):
+        answers = await asyncio.gather(*(client.get(server.url) for _ in range(30)))
+        assert {a.status_code for a in answers} == {200}
+        assert server.opened == server.busiest == connections._open == 3
+
+
+async def test_only_so_many_rest():
+    async with counting() as server, pooled(idle=2) as (client, connections):
+        await asyncio.gather(*(client.get(server.url) for _ in range(6)))
+        assert len(connections._resting) == connections._open == 2
+        await eventually(lambda: server.opened - server.closed == 2)
+
+
+async def test_whoever_waits_too_long_is_told_so_and_nobodys_turn_is_lost():
+    async with counting() as server, pooled(connections=1) as (client, connections):
+        server.hold = asyncio.Event()
+        first = asyncio.create_task(client.get(server.url))
+        await eventually(lambda: server.busy == 1)
+        with pytest.raises(httpx.PoolTimeout, match="none of 1 connections"):
+            await client.get(server.url, timeout=httpx.Timeout(5, pool=0.05))
+        waiting = [asyncio.create_task(client.get(server.url)) for _ in range(3)]
+        await eventually(lambda: len(connections._line) == 3)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        server.hold.set()
+        await first
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(d).__name__ for d in done] == ["CancelledError", "Response", "Response"]
+        assert (server.opened, connections._open) == (1, 1)
+
+
+async def test_a_turn_that_comes_in_the_moment_of_cancellation_goes_to_the_next():
+    async with counting() as server, pooled(connections=1) as (client, connections):
+        async with client.stream("GET", server.url) as held:
+            second, third = (asyncio.create_task(client.get(server.url)) for _ in range(2))
+            await eventually(lambda: len(connections._line) == 2)
+            await held.aread()  # gives the connection back: the second is woken ...
+            second.cancel()  # ... and gone before it runs
+        assert (await asyncio.wait_for(third, 2)).status_code == 200
+        assert second.cancelled()
+
+
+async def test_a_connection_the_server_closed_while_it_rested_is_not_used():
+    async with counting() as server, pooled() as (client, connections):
+        server.close_after_answer = True
+        for _ in range(3):
+            closed = server.closed
+            assert (await client.post(server.url)).status_code == 200
+            await eventually(lambda: server.closed > closed)  # noqa: B023 - awaited within this round
+            await asyncio.sleep(0.01)
+        assert (server.opened, connections._open) == (3, 1)
+
+
+async def test_what_rests_too_long_is_closed_by_itself():
+    async with counting() as server, pooled(idle_for=0.1) as (client, connections):
+        await asyncio.gather(*(client.get(server.url) for _ in range(4)))
+        await eventually(lambda: connections._open == 0 and server.closed == 4)
+        assert (dict(connections._stacks), connections._sweeper) == ({}, None)
+        assert (await client.get(server.url)).status_code == 200
+
+
+async def test_another_origins_resting_connection_makes_room():
+    async with counting() as one, counting() as two, pooled(connections=2) as (client, connections):
+        await asyncio.gather(client.get(one.url), client.get(one.url))
+        assert (await client.get(two.url)).status_code == 200
+        assert (connections._open, len(connections._resting)) == (2, 2)
+        await eventually(lambda: one.closed == 1)
+
+
+async def test_a_cancelled_request_gives_its_connection_up():
+    async with counting() as server, pooled(connections=1) as (client, connections):
+        server.hold = asyncio.Event()
+        task = asyncio.create_task(client.get(server.url))
+        await eventually(lambda: server.busy == 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert connections._open == 0
+        server.hold.set()
+        assert (await client.get(server.url)).status_code == 200
+
+
+async def test_a_stream_left_half_read_gives_its_connection_up():
+    async with counting() as server, pooled(connections=1) as (client, connections):
+        async with client.stream("GET", server.url) as response:
+            assert response.status_code == 200
+        assert connections._open == 0
+        async with client.stream("GET", server.url) as response:
+            async for _ in response.aiter_raw():
+                break
+        assert (await client.get(server.url)).status_code == 200
+        assert connections._open == 1
+
+
+async def test_failed_connections_do_not_count(closed_port):
+    async with pooled(connections=1) as (client, connections):
+        for _ in range(3):
+            with pytest.raises(httpx.ConnectError):
+                await client.get(f"http://127.0.0.1:{closed_port}")
+        assert (connections._open, len(connections._resting)) == (0, 0)
+
+
+async def test_closing_the_pool_closes_what_rests_now_and_the_rest_when_it_comes_back():
+    async with counting() as server, pooled() as (client, connections):
+        server.hold = asyncio.Event()
+        task = asyncio.create_task(client.get(server.url))
+        await eventually(lambda: server.busy == 1)
+        await connections.aclose()
+        server.hold.set()
+        assert (await task).status_code == 200
+        await eventually(lambda: (server.closed, connections._open) == (1, 0))
+
+
+async def test_errors_are_httpxs_and_do_not_cause_themselves(closed_port):
+    async with pooled() as (client, _):
+        with pytest.raises(httpx.ConnectError) as caught:
+            await client.get(f"http://127.0.0.1:{closed_port}")
+        assert isinstance(caught.value.__cause__, httpcore.ConnectError)
+        assert caught.value.__cause__.__cause__ is not caught.value.__cause__
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_respx_answers_for_us(client, conduct):
+    with respx.mock:
+        respx.get("https://api.example.com/x").respond(429, headers={"retry-after": "3"})
+        response = await client().get("https://api.example.com/x")
+    assert response.extensions["resilient"].kind is K.THROTTLED
+    assert conduct.log[-1][:2] == ("answered", 429)
+
+
+async def test_a_proxy_is_left_to_httpx(conduct):
+    pool = Pool(PoolSettings(proxy="http://127.0.0.1:9"))
+    assert isinstance(pool.for_coroutines, httpx.AsyncHTTPTransport)
+    await pool.aclose()

@@ -1,0 +1,285 @@
+"""Requests that get no proper answer, against servers that really do these things."""
+
+import asyncio
+import ssl
+import time
+
+import httpx
+import pytest
+
+from resilient.core.errors import Permanent
+from resilient.core.failure import FailureKind as K
+from resilient.core.provider import Errors, Idempotency, Provider, Rule
+from resilient.wire.explain import explain
+from resilient.wire.failures import AnswerTooLarge
+from resilient.wire.pool import Pool, PoolSettings
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+def meaning(error, api, conduct):
+    return explain(error, api.trail, conduct.now()).failure
+
+
+async def outcome(api, conduct, method, url, **options):
+    with pytest.raises(httpx.RequestError) as caught:
+        await api.request(method, url, **options)
+    return caught.value, meaning(caught.value, api, conduct)
+
+
+async def test_refused(client, conduct, closed_port):
+    api = client()
+    error, failure = await outcome(api, conduct, "POST", f"http://127.0.0.1:{closed_port}/x")
+    assert isinstance(error, httpx.ConnectError)
+    assert (failure.kind, failure.code, failure.provider_wide) == (K.TRANSIENT, "connect_error", True)
+    assert conduct.steps == ["admit", "mark", "failed", "clear"]  # it was never sent
+
+
+async def test_refused_is_repeated_even_for_a_post(client, conduct, closed_port, patient):
+    await outcome(client(over=patient), conduct, "POST", f"http://127.0.0.1:{closed_port}/x")
+    assert conduct.steps.count("admit") == 3
+    assert conduct.marks == {}
+
+
+async def test_an_unknown_host(client, conduct):
+    _, failure = await outcome(client(), conduct, "GET", "http://host.invalid/x")
+    assert (failure.kind, failure.code) == (K.TRANSIENT, "connect_error")
+
+
+@pytest.mark.parametrize(("method", "kind"), [("GET", K.TRANSIENT), ("PUT", K.TRANSIENT), ("POST", K.AMBIGUOUS)])
+async def test_no_answer_in_time(client, conduct, method, kind):
+    _, failure = await outcome(client(), conduct, method, "/x?sleep=2", timeout=0.2)
+    assert (failure.kind, failure.code) == (kind, "read_timeout")
+    assert conduct.log[-1] == ("failed", kind, "read_timeout")
+    assert bool(conduct.marks) is (method == "POST")
+
+
+async def test_no_answer_to_a_keyed_post_may_be_repeated(client, conduct, provider):
+    api = client(provider(idempotency=Idempotency()))
+    _, failure = await outcome(api, conduct, "POST", "/x?sleep=2", timeout=0.2)
+    assert failure.kind is K.TRANSIENT
+
+
+async def test_a_reset(client, conduct, rude, reset):
+    async def behave(reader, writer):
+        reset(writer)
+
+    async with rude(behave) as (url, received):
+        _, failure = await outcome(client(), conduct, "POST", url + "/x")
+        assert (failure.kind, failure.code) == (K.AMBIGUOUS, "read_error")
+        assert len(received) == 1
+        assert list(conduct.marks) == ["POST /x #1"]
+        _, failure = await outcome(client(), conduct, "GET", url + "/x")
+        assert failure.kind is K.TRANSIENT
+
+
+async def test_a_connection_closed_without_a_word(client, conduct, rude):
+    async def behave(reader, writer):
+        pass
+
+    async with rude(behave) as (url, _):
+        _, failure = await outcome(client(), conduct, "POST", url)
+        assert (failure.kind, failure.code) == (K.AMBIGUOUS, "protocol_error")
+
+
+async def test_nonsense_instead_of_http(client, conduct, rude):
+    async def behave(reader, writer):
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+        await writer.drain()
+
+    async with rude(behave) as (url, _):
+        _, failure = await outcome(client(), conduct, "GET", url)
+        assert (failure.kind, failure.code) == (K.TRANSIENT, "protocol_error")
+
+
+async def test_an_answer_cut_off_in_its_body_happened_but_is_lost(client, conduct, rude):
+    async def behave(reader, writer):
+        writer.write(HEAD + b"content-length: 1000\r\n\r\n{")
+        await writer.drain()
+
+    async with rude(behave) as (url, _):
+        api = client()
+        _, failure = await outcome(api, conduct, "POST", url)
+        assert failure.kind is K.AMBIGUOUS
+        _, failure = await outcome(api, conduct, "GET", url)
+        assert failure.kind is K.TRANSIENT
+        keyed = client(Provider(name="api", base_url=url, idempotency=Idempotency()))
+        _, failure = await outcome(keyed, conduct, "POST", url)
+        assert failure.kind is K.TRANSIENT
+
+
+async def test_an_error_cut_off_in_its_body_is_still_that_error(client, conduct, rude):
+    async def behave(reader, writer):
+        writer.write(b'HTTP/1.1 429 Slow\r\nretry-after: 9\r\ncontent-length: 1000\r\n\r\n{"half')
+        await writer.drain()
+
+    async with rude(behave) as (url, _):
+        response = await client().post(url)
+        assert response.content == b'{"half'
+        assert response.extensions["resilient"].retry_in == 9
+
+
+async def endless(writer, head, chunk, pause=0.0):
+    writer.write(head + b"\r\n")
+    while True:
+        writer.write(chunk)
+        await writer.drain()
+        await asyncio.sleep(pause)
+
+
+async def test_an_endless_error_body_is_cut(client, conduct, rude):
+    async def behave(reader, writer):
+        await endless(writer, b"HTTP/1.1 500 Oops\r\n", b"x" * 10_000)
+
+    async with rude(behave) as (url, _):
+        response = await client().get(url)
+        assert response.status_code == 500
+        assert len(response.content) == 64 * 1024
+        assert response.elapsed.total_seconds() < 2
+
+
+async def test_an_error_body_that_drips_is_not_waited_for(client, conduct, rude):
+    async def behave(reader, writer):
+        await endless(writer, b"HTTP/1.1 503 Oops\r\nretry-after: 3\r\n", b"x", 0.05)
+
+    async with rude(behave) as (url, _):
+        started = time.monotonic()
+        response = await client().get(url)
+        assert 0.4 < time.monotonic() - started < 1.5
+        assert response.extensions["resilient"].retry_in == 3
+
+
+async def test_an_endless_success_is_refused(client, conduct, rude):
+    async def behave(reader, writer):
+        await endless(writer, HEAD, b"x" * 100_000)
+
+    async with rude(behave) as (url, _):
+        api = client()
+        with pytest.raises(AnswerTooLarge, match="1000000 bytes") as caught:
+            await api.get(url)
+        assert isinstance(caught.value, Permanent)
+        assert meaning(caught.value, api, conduct).code == "answer_too_large"
+
+
+async def test_a_success_that_drips_is_given_up(client, conduct, rude):
+    async def behave(reader, writer):
+        await endless(writer, HEAD, b"x", 0.1)
+
+    quick = Pool(PoolSettings(read=2, whole=0.5))
+    async with rude(behave) as (url, _):
+        with pytest.raises(AnswerTooLarge, match=r"longer than 0\.5 s"):
+            await client(over=quick).get(url)
+    await quick.aclose()
+
+
+async def test_a_small_answer_that_would_unpack_into_a_huge_one(client, conduct, server):
+    with pytest.raises(AnswerTooLarge):
+        await client().get("/bomb")
+    response = await client().get("/bomb?status=500")
+    assert len(response.content) == 64 * 1024
+
+
+async def test_a_stream_is_the_callers_own_business(client, server):
+    got = 0
+    async with client().stream("GET", "/bomb") as response:
+        async for chunk in response.aiter_bytes():
+            got += len(chunk)
+    assert got == 50_000_000
+
+
+async def test_a_body_that_must_be_read_and_cannot(client, conduct, rude):
+    async def behave(reader, writer):
+        writer.write(HEAD + b"content-length: 1000\r\n\r\n{")
+        await writer.drain()
+
+    async with rude(behave) as (url, _):
+        errors = Errors(rules=(Rule(K.PERMANENT, status=200, where={"ok": False}),))
+        _, failure = await outcome(client(Provider(name="api", base_url=url, errors=errors)), conduct, "POST", "/x")
+        assert failure.kind is K.AMBIGUOUS
+        assert conduct.log[-1] == ("failed", K.AMBIGUOUS, "protocol_error")
+        assert list(conduct.marks) == ["POST /x #1"]
+
+
+async def test_garbage_that_claims_to_be_gzip(client, conduct, rude):
+    async def behave(reader, writer):
+        writer.write(HEAD + b"content-encoding: gzip\r\ncontent-length: 4\r\n\r\nnope")
+        await writer.drain()
+
+    async with rude(behave) as (url, _):
+        _, failure = await outcome(client(), conduct, "GET", url)
+        assert (failure.kind, failure.code) == (K.PERMANENT, "undecodable_answer")
+
+
+async def test_no_free_connection(conduct, client, server):
+    narrow = Pool(PoolSettings(connections=1, wait=0.2, tries=1))
+    api = client(over=narrow)
+    slow = asyncio.create_task(api.get("/x?sleep=1"))
+    await asyncio.sleep(0.2)
+    error, failure = await outcome(api, conduct, "POST", "/x")
+    assert isinstance(error, httpx.PoolTimeout)
+    assert (failure.kind, failure.counts_for_breaker) == (K.TRANSIENT, False)
+    assert conduct.marks == {}
+    await slow
+    await narrow.aclose()
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/x", "nothing", "http://"])
+async def test_a_url_nobody_can_send_to(client, conduct, pool, url):
+    from resilient.wire.client import AsyncClient
+    from resilient.wire.trail import Trail
+
+    api = AsyncClient(Trail(conduct), pool, "")
+    api.trail = api._trail
+    _, failure = await outcome(api, conduct, "GET", url)
+    assert (failure.kind, failure.code) == (K.PERMANENT, "bad_url")
+    assert meaning(httpx.InvalidURL("no"), api, conduct).kind is K.PERMANENT
+
+
+async def test_a_certificate_that_cannot_be_verified(client, conduct, pool, tmp_path):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*_certificate(tmp_path))
+    listening = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0, ssl=context)
+    port = listening.sockets[0].getsockname()[1]
+    error, failure = await outcome(client(), conduct, "POST", f"https://127.0.0.1:{port}/x")
+    assert isinstance(error, httpx.ConnectError)
+    assert (failure.kind, failure.code, failure.provider_wide) == (K.PERMANENT, "tls_verification", False)
+    assert conduct.steps == ["admit", "mark", "failed", "clear"]
+    listening.close()
+
+
+def _certificate(folder):
+    import subprocess
+
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return cert, key
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("retry-after:30", 30),
+        ("retry-after:Sun, 01 Nov 2026 12:00:30 GMT", 30),
+        ("retry-after:Sunday, 01-Nov-26 12:00:30 GMT", 30),
+        ("retry-after:Sun Nov  1 12:00:30 2026", 30),
+        ("retry-after-ms:1500", 1.5),
+        ("x-ms-retry-after-ms:2500", 2.5),
+        ('ratelimit:"default";r=0;t=40', 40),
+        ("x-ratelimit-remaining:0|x-ratelimit-reset:45", 45),
+        ("x-ratelimit-remaining:0|x-ratelimit-reset:1793534460", 60),
+        ("x-ratelimit-remaining:0|x-ratelimit-reset:1793534460000", 60),
+        ("x-ratelimit-remaining:0|x-ratelimit-reset:2026-11-01T12:01:00Z", 60),
+        ("retry-after:soon", None),
+    ],
+)
+async def test_a_throttle_in_every_dialect(client, conduct, header, seconds):
+    # without the server's Date, which would rightly be believed more than the recorder's clock
+    date = "|date:Sun, 01 Nov 2026 12:00:00 GMT"
+    response = await client().get("/x", params={"status": 429, "h": header + date})
+    failure = response.extensions["resilient"]
+    assert failure.kind is K.THROTTLED
+    assert failure.retry_in == (None if seconds is None else pytest.approx(seconds, abs=1.1))

@@ -1,0 +1,107 @@
+"""Who gets what on the way through redirects: credentials and keys go to declared hosts only."""
+
+import logging
+
+import httpx
+import pytest
+
+from resilient.core.provider import Idempotency, Provider
+from resilient.wire.names import derive
+
+
+@pytest.fixture(autouse=True)
+def _credentials(conduct):
+    conduct.credentials = {"Authorization": "Bearer canary", "X-Api-Key": "canary-key"}
+
+
+async def test_a_foreign_host_gets_a_bare_request(client, provider, server, stranger, conduct):
+    api = client(provider(idempotency=Idempotency()))
+    url = f"/x?status=307&location={stranger.url}/taken"
+    response = await api.post(
+        url, content=b"{}", headers={"cookie": "s=canary", "X-Mine": "canary"}, follow_redirects=True
+    )
+    assert response.status_code == 200
+    (_, _, home, _), (method, path, away, body) = server.app.seen[0], stranger.app.seen[0]
+    assert home["authorization"] == "Bearer canary"
+    assert home["x-api-key"] == "canary-key"
+    assert home["idempotency-key"] == derive("job-1", "POST /x #1")
+    assert (method, path, body) == ("POST", "/taken", b"{}")
+    assert not any("canary" in value for value in away.values())
+    assert not {"authorization", "x-api-key", "idempotency-key", "cookie", "x-mine"} & set(away)
+
+
+async def test_a_foreign_hop_is_not_gated_but_a_post_there_is_marked(client, provider, stranger, conduct):
+    api = client(provider(idempotency=Idempotency()))
+    await api.post(f"/x?status=307&location={stranger.url}/taken", follow_redirects=True)
+    assert conduct.steps == ["admit", "answered", "admit", "mark", "clear"]
+    assert [a.gated for a in conduct.asked] == [True, False]
+    assert [a.trusted for a in conduct.asked] == [True, False]
+
+
+async def test_a_chain_that_left_gets_no_credentials_when_it_comes_back(client, provider, server, stranger):
+    back = f"{server.url}/back"
+    await client(provider()).get(
+        f"/x?status=302&location={stranger.url}/y%3Fstatus=302%26location={back}", follow_redirects=True
+    )
+    assert [h.get("authorization") for _, _, h, _ in server.app.seen] == ["Bearer canary", None]
+    assert stranger.app.seen.named("authorization") == [None]
+
+
+async def test_a_declared_host_gets_them_all(client, conduct, server, stranger):
+    provider = Provider(name="api", base_url=server.url, hosts=(stranger.url,), idempotency=Idempotency())
+    await client(provider).post(f"/x?status=308&location={stranger.url}/y", follow_redirects=True)
+    key = derive("job-1", "POST /x #1")
+    for running in (server, stranger):
+        assert running.app.seen.named("authorization") == ["Bearer canary"]
+        assert running.app.seen.named("idempotency-key") == [key]
+    assert conduct.steps == ["admit", "answered"] * 2
+
+
+async def test_another_port_or_scheme_is_another_host(client, provider, stranger):
+    await client(provider()).get(stranger.url + "/x")
+    assert stranger.app.seen.named("authorization") == [None]
+
+
+async def test_a_request_made_to_a_foreign_host_goes_as_it_was_written(client, provider, stranger, conduct):
+    await client(provider()).get(stranger.url + "/x?status=429", headers={"authorization": "Bearer their-own"})
+    assert stranger.app.seen.named("authorization") == ["Bearer their-own"]
+    assert conduct.steps == ["admit"]
+
+
+async def test_a_provider_that_declares_no_hosts_is_gated_and_gets_no_credentials(client, server, conduct):
+    await client().get("/x")
+    assert server.app.seen.named("authorization") == [None]
+    assert conduct.steps == ["admit", "answered"]
+
+
+async def test_a_303_becomes_a_get_and_is_no_repeat(client, provider, server, conduct):
+    api = client(provider(idempotency=Idempotency()))
+    await api.post("/x?status=303&location=/done", follow_redirects=True)
+    assert [(m, p) for m, p, _, _ in server.app.seen] == [("POST", "/x"), ("GET", "/done")]
+    assert server.app.seen.named("idempotency-key")[1] is None
+
+
+async def test_an_endless_redirect_is_permanent(client, provider, server, conduct):
+    from resilient.core.failure import FailureKind
+    from resilient.wire.explain import explain
+
+    api = client(provider())
+    with pytest.raises(httpx.TooManyRedirects) as caught:
+        await api.get("/loop", follow_redirects=True)
+    failure = explain(caught.value, api.trail, conduct.now()).failure
+    assert (failure.kind, failure.code) == (FailureKind.PERMANENT, "too_many_redirects")
+
+
+async def test_no_secret_reaches_a_log(client, provider, conduct, caplog, stranger):
+    caplog.set_level(logging.DEBUG)
+    api = client(provider())
+    place = f"{stranger.url}/y%3Fsig=canary2"
+    await api.get(
+        f"/x?api_key=canary3&status=302&location={place}&h=set-cookie:s=canary4|x-secret:canary5",
+        follow_redirects=True,
+    )
+    ours = [r for r in caplog.records if r.name.startswith(("httpx", "httpcore"))]  # not the server's own log
+    text = "\n".join(record.getMessage() for record in ours)
+    assert "HTTP Request: GET" in text
+    assert "receive_response_headers" in text
+    assert "canary" not in text

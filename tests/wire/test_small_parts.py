@@ -1,0 +1,69 @@
+"""Redaction, names, GraphQL documents, pools: the parts that need no server."""
+
+import logging
+
+import pytest
+
+from resilient.wire import redact
+from resilient.wire.client import only_queries
+from resilient.wire.pool import Pool
+
+
+@pytest.mark.parametrize(
+    ("document", "operation", "expected"),
+    [
+        ("{ a }", None, True),
+        ("query { a }", None, True),
+        ("query Q($x: Int = 1) { a(n: $x) { b } }", None, True),
+        ("mutation { a }", None, False),
+        ("subscription { a }", None, False),
+        ("fragment F on T { a } query { ...F }", None, True),
+        ("fragment F on T { a } mutation { ...F }", None, False),
+        ("query A { a } mutation B { b }", "A", True),
+        ("query A { a } mutation B { b }", "B", False),
+        ("query A { a } mutation B { b }", None, False),
+        ("# mutation\n{ mutation }", None, True),
+        ('{ a(text: "} mutation {") }', None, True),
+        ('{ a(text: """} mutation {""") }', None, True),
+        ("{ query { mutation { b } } }", None, True),
+        ("", None, False),
+        ("nonsense", None, False),
+    ],
+)
+def test_only_queries(document, operation, expected):
+    assert only_queries(document, operation) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "secrets", "shown"),
+    [
+        ("token abcdefgh leaked", ("Bearer abcdefgh",), "token [hidden] leaked"),
+        ("Bearer abcdefgh", (), "Bearer [hidden]"),
+        ("see https://u:p@h.test/a?sig=1&x=2.", (), "see https://h.test/a?sig=…&x=…"),
+        ("a short one: abc", ("abc",), "a short one: abc"),
+        ("plain", (), "plain"),
+    ],
+)
+def test_scrub(text, secrets, shown):
+    assert redact.scrub(text, secrets) == shown
+
+
+def test_a_pools_filters_are_installed_once():
+    Pool()
+    before = list(logging.getLogger("httpx").filters)
+    Pool()
+    assert logging.getLogger("httpx").filters == before
+
+
+def test_a_pool_opens_nothing_until_it_is_asked():
+    pool = Pool()
+    assert (pool._async, pool._sync) == (None, None)
+    pool.close()
+
+
+def test_one_set_of_certificates_for_both_kinds_of_connections():
+    pool = Pool()
+    one, two = pool.for_coroutines, pool.for_threads
+    assert one._context is two._pool._ssl_context
+    assert pool.for_coroutines is one
+    pool.close()
