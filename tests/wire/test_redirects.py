@@ -93,7 +93,8 @@ async def test_an_endless_redirect_is_permanent(client, provider, server, conduc
 
 
 async def test_no_secret_reaches_a_log(client, provider, conduct, caplog, stranger):
-    caplog.set_level(logging.DEBUG)
+    for name in (None, "httpx", "httpcore"):
+        caplog.set_level(logging.DEBUG, logger=name)
     api = client(provider())
     place = f"{stranger.url}/y%3Fsig=canary2"
     await api.get(
