@@ -27,6 +27,13 @@ metadata = MetaData()
 _BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only for INTEGER
 
 
+def _index(name: str, *columns: Any, where: str | None = None, **words: Any) -> Index:
+    """An index; ``where``: of these rows alone, on both databases."""
+    if where is not None:
+        words |= {"postgresql_where": text(where), "sqlite_where": text(where)}
+    return Index(name, *columns, **words)
+
+
 class Base(SQLModel, registry=registry(metadata=metadata)):
     """Root of the engine's tables."""
 
@@ -78,58 +85,19 @@ class Job(Base, table=True):
     finished_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
 
     __table_args__ = (
-        Index(
-            "resilient_job_ready",
-            "resource_key",
-            text("priority DESC"),
-            "run_at",
-            "id",
-            postgresql_where=text("state = 'ready'"),
-            sqlite_where=text("state = 'ready'"),
-        ),
-        Index(
-            "resilient_job_due",
-            "run_at",
-            "id",
-            postgresql_where=text("state = 'scheduled'"),
-            sqlite_where=text("state = 'scheduled'"),
-        ),
+        _index("resilient_job_ready", "resource_key", text("priority DESC"), "run_at", "id", where="state = 'ready'"),
+        _index("resilient_job_due", "run_at", "id", where="state = 'scheduled'"),
         # One index for two questions: how many run below a key, and whose lease is over.
-        Index(
-            "resilient_job_running",
-            "resource_key",
-            "lease_until",
-            postgresql_where=text("state = 'running'"),
-            sqlite_where=text("state = 'running'"),
-        ),
-        Index(
-            "resilient_job_finished",
-            "state",
-            "finished_at",
-            postgresql_where=text("finished_at IS NOT NULL"),
-            sqlite_where=text("finished_at IS NOT NULL"),
-        ),
-        Index(
-            "resilient_job_unique",
-            "kind",
-            "unique_lock",
-            unique=True,
-            postgresql_where=text("unique_lock IS NOT NULL"),
-            sqlite_where=text("unique_lock IS NOT NULL"),
-        ),
-        Index(
-            "resilient_job_expires",
-            "expires_at",
-            postgresql_where=text("expires_at IS NOT NULL AND finished_at IS NULL"),
-            sqlite_where=text("expires_at IS NOT NULL AND finished_at IS NULL"),
-        ),
-        Index(
+        _index("resilient_job_running", "resource_key", "lease_until", where="state = 'running'"),
+        _index("resilient_job_finished", "state", "finished_at", where="finished_at IS NOT NULL"),
+        _index("resilient_job_unique", "kind", "unique_lock", unique=True, where="unique_lock IS NOT NULL"),
+        _index("resilient_job_expires", "expires_at", where="expires_at IS NOT NULL AND finished_at IS NULL"),
+        _index(
             "resilient_job_tags",
             "tags",
             postgresql_using="gin",
             postgresql_ops={"tags": "jsonb_path_ops"},
-            postgresql_where=text("tags IS NOT NULL"),
-            sqlite_where=text("tags IS NOT NULL"),
+            where="tags IS NOT NULL",
         ),
     )
 
@@ -195,40 +163,11 @@ class Turn(Base, table=True):
     recheck_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
 
     __table_args__ = (
-        Index(
-            "resilient_turn_order",
-            text("priority DESC"),
-            "id",
-            postgresql_where=text("parked_on IS NULL"),
-            sqlite_where=text("parked_on IS NULL"),
-        ),
-        Index(
-            "resilient_turn_key",
-            "resource_key",
-            "id",
-            postgresql_where=text("parked_on IS NULL"),
-            sqlite_where=text("parked_on IS NULL"),
-        ),
-        Index(
-            "resilient_turn_parked",
-            "resource_key",
-            unique=True,
-            postgresql_where=text("parked_on IS NOT NULL"),
-            sqlite_where=text("parked_on IS NOT NULL"),
-        ),
-        Index(
-            "resilient_turn_release",
-            "parked_on",
-            "id",
-            postgresql_where=text("parked_on IS NOT NULL"),
-            sqlite_where=text("parked_on IS NOT NULL"),
-        ),
-        Index(
-            "resilient_turn_recheck",
-            "recheck_at",
-            postgresql_where=text("parked_on IS NOT NULL"),
-            sqlite_where=text("parked_on IS NOT NULL"),
-        ),
+        _index("resilient_turn_order", text("priority DESC"), "id", where="parked_on IS NULL"),
+        _index("resilient_turn_key", "resource_key", "id", where="parked_on IS NULL"),
+        _index("resilient_turn_parked", "resource_key", unique=True, where="parked_on IS NOT NULL"),
+        _index("resilient_turn_release", "parked_on", "id", where="parked_on IS NOT NULL"),
+        _index("resilient_turn_recheck", "recheck_at", where="parked_on IS NOT NULL"),
     )
 
 
@@ -254,7 +193,7 @@ class Attempt(Base, table=True):
     message: str | None = Field(default=None, sa_column=Column(TEXT))
     traceback: str | None = Field(default=None, sa_column=Column(TEXT))
 
-    __table_args__ = (Index("resilient_attempt_job", "job_id"),)
+    __table_args__ = (_index("resilient_attempt_job", "job_id"),)
 
 
 class Worker(Base, table=True):
@@ -292,12 +231,7 @@ class Schedule(Base, table=True):
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
 
     __table_args__ = (
-        Index(
-            "resilient_schedule_due",
-            "next_at",
-            postgresql_where=text("kind IS NOT NULL AND NOT paused AND NOT removed"),
-            sqlite_where=text("kind IS NOT NULL AND NOT paused AND NOT removed"),
-        ),
+        _index("resilient_schedule_due", "next_at", where="kind IS NOT NULL AND NOT paused AND NOT removed"),
     )
 
 
@@ -355,7 +289,7 @@ class Connection(Base, table=True):
     created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
 
-    __table_args__ = (Index("resilient_connection_grant", "grant_id"),)
+    __table_args__ = (_index("resilient_connection_grant", "grant_id"),)
 
 
 class Authorization(Base, table=True):
