@@ -50,6 +50,7 @@ from resilient.core.errors import (
 )
 from resilient.core.exchange import AnswerFacts, RequestFacts
 from resilient.core.failure import Failure, FailureKind, Scope
+from resilient.core.inbox import Arrival
 from resilient.core.incremental import Incremental
 from resilient.core.instants import Word
 from resilient.core.limit import Limit
@@ -97,6 +98,7 @@ __all__ = [
     "Ambiguous",
     "AnswerFacts",
     "ApiKey",
+    "Arrival",
     "AttemptInfo",
     "Auth",
     "BadCron",

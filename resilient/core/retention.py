@@ -20,8 +20,9 @@ class Retention:
 
     Spans are seconds, timedeltas or text such as ``"7d"``; None keeps for ever. Jobs count from when they finished,
     and their history goes with them. ``attempts`` is for the history of jobs that go on for ever, ``resources`` for
-    resources nobody used (and for resolved alerts and schedules that are no longer declared). ``batch`` is how many
-    rows one transaction deletes. Raises `InvalidInput`.
+    resources nobody used (and for resolved alerts and schedules that are no longer declared), ``inbox`` for what
+    consumers remember of messages they took: a message that comes again later than that is taken again. ``batch`` is
+    how many rows one transaction deletes. Raises `InvalidInput`.
     """
 
     succeeded: Span | None = "7d"
@@ -29,6 +30,7 @@ class Retention:
     cancelled: Span | None = "7d"
     attempts: Span | None = "180d"
     resources: Span | None = "30d"
+    inbox: Span | None = "30d"
     batch: int = 1_000
 
     def __post_init__(self) -> None:
@@ -63,6 +65,7 @@ class Pruned:
     cancelled: int = 0
     attempts: int = 0
     resources: int = 0
+    inbox: int = 0
 
     @property
     def total(self) -> int:

@@ -21,6 +21,7 @@ from resilient.engine.connections import Connections
 from resilient.engine.enqueue import Encoder, Enqueued
 from resilient.engine.grants import Grants
 from resilient.engine.handler import Handler, Kind, by_kind
+from resilient.engine.inbox import Inbox
 from resilient.engine.jobs_api import Jobs
 from resilient.engine.providers import caps_of, limits_of, registry
 from resilient.engine.resources_api import Resources
@@ -110,6 +111,7 @@ class Resilient:
         self.jobs = Jobs(self)
         self.resources = Resources(self)
         self.streams = Streams(self)
+        self.inbox = Inbox(self)
         self.grants = Grants(self, from_environment() if secrets is None else secrets, credentials)
         self.connections = Connections(self)
         self.local_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -340,6 +342,7 @@ class SyncApp:
         self.jobs = app.jobs.sync
         self.resources = app.resources.sync
         self.streams = app.streams.sync
+        self.inbox = app.inbox.sync
         self.schedules = app.schedules.sync
         self.connections = app.connections.sync
         self.alerts = app.alerts.sync

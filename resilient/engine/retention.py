@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.errors import InvalidInput
 from resilient.core.retention import Pruned, Retention, Span, span
 from resilient.core.states import TERMINAL
+from resilient.store import inbox, schedules
 from resilient.store import retention as store
-from resilient.store import schedules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,6 +74,8 @@ class Walk:
     def _part(self, name: str) -> Callable[..., bool]:
         if name == "resources":
             return self._forget
+        if name == "inbox":
+            return self._inbox
         return self._attempts if name == "attempts" else self._finished
 
     def _finished(self, c: Connection, d: Dialect, state: str, before: datetime) -> bool:
@@ -96,6 +98,14 @@ class Walk:
             found, more = store.count_attempts(c, d, before, COUNTED), False
         else:
             found, more = store.prune_attempts(c, d, before, self._batch)
+        self.tally[name] += found
+        return not more
+
+    def _inbox(self, c: Connection, d: Dialect, name: str, before: datetime) -> bool:
+        if self._dry_run:
+            found, more = inbox.count(c, d, before, COUNTED), False
+        else:
+            found, more = inbox.prune(c, d, before, self._batch if d.is_postgresql else SQLITE_BATCH)
         self.tally[name] += found
         return not more
 
@@ -159,8 +169,8 @@ def walk_sync(app: Resilient, walk: Walk) -> Pruned:
 
 
 async def keep(app: Resilient, monotonic: Callable[[], float] = time.monotonic, seconds: float = SECONDS) -> Pruned:
-    """One round of housekeeping: jobs and history each time, resources once an hour."""
-    parts = ["succeeded", "dead", "cancelled", "attempts"]
+    """One round of housekeeping: jobs, history and inbox each time, resources once an hour."""
+    parts = ["succeeded", "dead", "cancelled", "attempts", "inbox"]
     if await app.database.transaction(schedules.elect, "engine:forget", FORGET_EVERY):
         parts.append("resources")
     w = Walk.by_age(app.retention, parts)

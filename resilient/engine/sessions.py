@@ -139,11 +139,20 @@ def enter(target: Any, on_commit: Callable[[], None]) -> tuple[Any, Connection]:
 
 
 def _require_transaction(c: Connection, what: str) -> None:
-    if not c.in_transaction() or c.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+    if not c.in_transaction() or _commits_by_itself(c):
         raise InvalidInput(
-            f"the {what} is not in a transaction (autocommit): begin one, or leave out session= so that the job gets"
-            " its own"
+            f"the {what} is not in a transaction (autocommit): begin one; a job may leave out session= and gets its own"
         )
+
+
+def _commits_by_itself(c: Connection) -> bool:
+    """Whether each statement is committed at once, by the connection's options, the engine's or the driver's."""
+    if c.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return True
+    if c.dialect.name == "sqlite":
+        driver: Any = c.connection.driver_connection
+        return driver.isolation_level is None and not driver.in_transaction  # some begin by themselves
+    return getattr(c.connection.dbapi_connection, "autocommit", None) is True
 
 
 def _hook_session(session: Session, on_commit: Callable[[], None]) -> None:

@@ -5,7 +5,8 @@ resource has ready work. A worker takes turns, locks the `Resource` rows, reads 
 jobs under a lease and writes new turns for what is left, or parks one turn on the resource that stops it. Every
 execution that did not simply succeed leaves an `Attempt`. `Worker` rows are heartbeats, `Schedule` rows tick, `Alert`
 rows group what people are told, `Cursor` rows say where sync streams stand.
-A `Connection` says which `Grant` (tokens, encrypted) a resource uses.
+A `Connection` says which `Grant` (tokens, encrypted) a resource uses. `Inbox` and `InboxKey` rows are what a consumer
+of messages has taken already.
 
 The tables live in their own MetaData, so an application's Alembic never sees them (`resilient.alembic.include_name`).
 No foreign key points at a resource: it comes and goes with the keys in use.
@@ -326,3 +327,28 @@ class Cursor(Base, table=True):
     job_id: UUID | None = Field(default=None, sa_column=Column(Uuid))  # the latest to move it
     created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+
+class Inbox(Base, table=True):
+    """A message that a consumer took, in the transaction of what it did with it."""
+
+    __tablename__ = "resilient_inbox"
+
+    consumer: str = Field(sa_column=Column(KEY, primary_key=True))
+    message_id: str = Field(sa_column=Column(KEY, primary_key=True))
+    seen_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+    __table_args__ = (_index("resilient_inbox_seen", "seen_at"),)
+
+
+class InboxKey(Base, table=True):
+    """The highest number of an ordering key that a consumer took."""
+
+    __tablename__ = "resilient_inbox_key"
+
+    consumer: str = Field(sa_column=Column(KEY, primary_key=True))
+    ordering_key: str = Field(sa_column=Column(KEY, primary_key=True))
+    number: int = Field(sa_column=Column(BigInteger, nullable=False))
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))  # to the hour, so that updates are HOT
+
+    __table_args__ = (_index("resilient_inbox_key_old", "updated_at"),)

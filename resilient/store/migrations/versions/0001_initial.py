@@ -344,6 +344,26 @@ def _cursor(op: Operations) -> None:
     _store(op, "resilient_cursor", HOT)
 
 
+def _inbox(op: Operations) -> None:
+    op.create_table(
+        "resilient_inbox",
+        sa.Column("consumer", KEY, primary_key=True),
+        sa.Column("message_id", KEY, primary_key=True),
+        sa.Column("seen_at", TIME, nullable=False),
+    )
+    _index(op, "resilient_inbox", "seen", ["seen_at"])
+    _store(op, "resilient_inbox", QUEUE)
+    op.create_table(
+        "resilient_inbox_key",
+        sa.Column("consumer", KEY, primary_key=True),
+        sa.Column("ordering_key", KEY, primary_key=True),
+        sa.Column("number", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", TIME, nullable=False),
+    )
+    _index(op, "resilient_inbox_key", "old", ["updated_at"])
+    _store(op, "resilient_inbox_key", HOT)
+
+
 def upgrade(op: Operations) -> None:
     """Create them."""
     _job(op)
@@ -357,10 +377,13 @@ def upgrade(op: Operations) -> None:
     _grant(op)
     _connection(op)
     _cursor(op)
+    _inbox(op)
 
 
 def downgrade(op: Operations) -> None:
     """Drop them, with everything in them."""
+    op.drop_table("resilient_inbox_key")
+    op.drop_table("resilient_inbox")
     op.drop_table("resilient_cursor")
     op.drop_table("resilient_authorization")
     op.drop_table("resilient_connection")
