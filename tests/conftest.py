@@ -32,12 +32,18 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from resilient.store import schema
 from resilient.store.database import Database
 
 _NUMBERS = itertools.count(1)
 _QUICK = "fsync = off\nfull_page_writes = off\nsynchronous_commit = off\n"
+
+
+# How long an example takes depends on who else uses the machine: that is no finding.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 # -- nothing is skipped in CI --------------------------------------------------------------------------------

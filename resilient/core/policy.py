@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.errors import InvalidInput
 from resilient.core.limit import Counts, Limit, seconds
-from resilient.core.resource_key import check_pattern, matches
+from resilient.core.resource_key import check_pattern, matches, path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,6 +138,12 @@ class Policies:
         if override:
             return self._plain(key).overridden(override)
         return self._known.get(key) or self._plain(key)
+
+    def capped(self, key: str) -> tuple[str, ...]:
+        """The keys of a path with a declared concurrency cap."""
+        if not self._caps:
+            return ()
+        return tuple(level for level in path(key) if self.for_key(level).concurrency is not None)
 
     def _plain(self, key: str) -> Policy:
         policy = Policy(

@@ -50,6 +50,7 @@ class Completer:
         self._room.set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._quiet = True  # nothing to write
         self._closing = False
         self.written = 0
         self.stale = 0
@@ -65,8 +66,10 @@ class Completer:
         self._added()
 
     def _added(self) -> None:
-        self._wake.set()
-        self._idle.clear()
+        if self._quiet:
+            self._quiet = False
+            self._wake.set()
+            self._idle.clear()
         if len(self._done) + len(self._finishes) > BACKLOG:
             self._room.clear()
 
@@ -95,6 +98,7 @@ class Completer:
             self._wake.clear()
             while self._done or self._finishes:
                 await self._write_batch()
+            self._quiet = True
             self._room.set()
             self._idle.set()
             if self._closing:

@@ -29,6 +29,7 @@ UNBOUNDED_EVERY: Final = 1.0
 BUSY: Final = 0.02  # every resource taken was locked by somebody: no hot loop while he is slow or stopped
 SKIP_FOR: Final = 1.0  # how long a key with only unknown kinds is passed over
 MOST_TURNS: Final = 256
+QUANTUM: Final = (4, 16)  # jobs of one key at a time, at least and at most: fair between keys, and few statements a job
 COUNT_EVERY: Final = 0.02  # seconds
 AHEAD: Final = 0.1  # seconds of work to claim in advance
 SMALLEST_CLAIM: Final = 0.05  # seconds of work that make a claim worth its statements
@@ -55,7 +56,8 @@ class Dispatcher:
         self._low: dict[int, int] = {}  # per priority: ids below are known to be gone
         self._looks = 0
         self._unbounded_at = -1e9
-        self._yield = 4.0  # jobs a turn brings, moving average
+        self._yield = 4.0  # jobs a turn brings that is not cut short by too few slots, moving average
+        self._keys = MOST_TURNS  # how many keys the last look found, if fewer than it asked for
         self._rate = 0.0  # jobs ended per second, moving average
         self._counted, self._counted_at = 0, monotonic()
         self._skip: dict[str, float] = {}
@@ -111,6 +113,8 @@ class Dispatcher:
             self._unbounded_at = now
         self._skip = {k: until for k, until in self._skip.items() if until > now}
         take = max(1, min(MOST_TURNS, slots, int(slots / self._yield) + 1))
+        least, most = QUANTUM
+        quantum = max(least, min(most, slots // 16))
         return claim.Ask(
             worker_id=self._worker_id,
             slots=slots,
@@ -119,7 +123,7 @@ class Dispatcher:
             policy=self._policies.for_key,
             roll=self._rng.random,
             take=take,
-            per_key=max(4, -(-slots * 3 // (2 * take))),
+            per_key=max(quantum, -(-slots // min(take, self._keys))),  # few keys with work may fill all slots
             priority=priority,
             low=self._low.get(priority, 0) if priority is not None else 0,
             oldest_first=oldest,
@@ -128,6 +132,7 @@ class Dispatcher:
 
     def _learn(self, ask: claim.Ask, claimed: claim.Claimed, now: float) -> None:
         self.lost += claimed.lost
+        self._keys = max(1, len(claimed.turns)) if len(claimed.turns) < ask.take else MOST_TURNS
         for key in claimed.unknown:
             self._skip[key] = now + SKIP_FOR
         if ask.priority is not None and len(claimed.turns) < ask.take:
@@ -138,5 +143,5 @@ class Dispatcher:
                 self._low[turn.priority] = max(self._low.get(turn.priority, 0), turn.id)
             else:
                 self._low.setdefault(turn.priority, 0)
-        if claimed.turns:
-            self._yield += (max(0.5, len(claimed.jobs) / len(claimed.turns)) - self._yield) * 0.2
+        if served := len(claimed.turns) - claimed.unserved:
+            self._yield += (max(0.5, len(claimed.jobs) / served) - self._yield) * 0.2

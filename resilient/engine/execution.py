@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from resilient.core.errors import LostLease, ResilientError
@@ -17,16 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from resilient.engine.app import Resilient
     from resilient.engine.handler import Handler
     from resilient.engine.worker import Worker
+    from resilient.store.claim import ClaimedJob
     from resilient.wire.trail import Trail
 
 
 class Side(Protocol):
     """What a job object needs around it."""
 
-    app: Any
-    deps: Any
+    @property
+    def app(self) -> Any:
+        """The app."""
+
+    @property
+    def deps(self) -> Any:
+        """What the app's handlers share."""
 
     @property
     def cancel_requested(self) -> bool:
@@ -54,62 +62,47 @@ class Side(Protocol):
 class Execution:
     """A claimed job between its claim and its finish."""
 
-    __slots__ = (
-        "_client",
-        "_marking",
-        "_marks",
-        "answered",
-        "app",
-        "cancelled_at",
-        "checkpointed",
-        "deps",
-        "fence",
-        "future",
-        "handler",
-        "heard",
-        "id",
-        "lost",
-        "over",
-        "probes",
-        "reason",
-        "resource_key",
-        "row",
-        "sent",
-        "started",
-        "task",
-        "thread",
-        "trail",
-        "transaction_open",
-        "worker",
-    )
+    # Most of it stays as it is here for most executions: a class attribute costs nothing to set.
+    payload: Any = None  # decoded just before it starts
+    started = 0.0  # loop time; 0 until it starts
+    task: asyncio.Task[Any] | None = None  # the slot that runs it
+    thread = False  # its function runs in a thread, which cannot be interrupted
+    future: asyncio.Future[Any] | None = None  # that thread's end
+    cancelled_at = 0.0  # loop time; 0 if its task was not cancelled
+    heard = False  # the handler was told that it should stop
+    reason: str | None = None  # why it was interrupted: "timeout", "cancel", "stop" or "lost"
+    lost = False  # the fence is gone: nothing this execution writes counts
+    over = False  # its end was decided; a thread that goes on sends nothing more
+    checkpointed = False  # saved progress of a sync since the claim
+    transaction_open = False  # of the handler's: nothing may be sent
+    answered = False  # some request of this execution was answered
+    trail: Trail | None = None  # of its requests; made with the first
+    _marks: Mapping[str, Any] = MappingProxyType({})
+    _client: Any = None
+    _marking: asyncio.Lock | None = None  # made with the first mark
 
-    def __init__(self, worker: Worker, row: Any, handler: Handler[Any, Any], probes: tuple[str, ...]) -> None:
+    def __init__(self, worker: Worker, row: ClaimedJob, handler: Handler[Any, Any], probes: tuple[str, ...]) -> None:
         self.worker = worker
-        self.app = worker.app
-        self.deps = worker.app.deps
         self.row = row
         self.handler = handler
         self.id: UUID = row.id
-        self.resource_key: str = row.resource_key
+        self.number: int = row.id.int  # what dicts know it by: hashing and comparing UUIDs is Python code
+        self.resource_key = row.resource_key
         self.fence: int = row.version + 1  # the claim raised it
         self.probes = probes  # half-open resources this job tries out
-        self.started = 0.0  # loop time; 0 until it starts
-        self.task: asyncio.Task[Any] | None = None  # the slot that runs it
-        self.thread = False  # its function runs in a thread, which cannot be interrupted
-        self.future: asyncio.Future[Any] | None = None  # that thread's end
-        self.cancelled_at = 0.0  # loop time; 0 if its task was not cancelled
-        self.heard = False  # the handler was told that it should stop
-        self.reason: str | None = None  # why it was interrupted: "timeout", "cancel", "stop" or "lost"
-        self.lost = False  # the fence is gone: nothing this execution writes counts
-        self.over = False  # its end was decided; a thread that goes on sends nothing more
         self.sent = row.sent is not None  # a non-idempotent request is unanswered
-        self._marks: dict[str, Any] = dict(row.sent or {})
-        self.checkpointed = False  # saved progress of a sync since the claim
-        self.transaction_open = False  # of the handler's: nothing may be sent
-        self.answered = False  # some request of this execution was answered
-        self.trail: Trail | None = None  # of its requests; made with the first
-        self._client: Any = None
-        self._marking: asyncio.Lock | None = None  # made with the first mark
+        if self.sent:
+            self._marks = dict(row.sent)
+
+    @property
+    def app(self) -> Resilient:
+        """See `Side`."""
+        return self.worker.app
+
+    @property
+    def deps(self) -> Any:
+        """See `Side`."""
+        return self.worker.app.deps
 
     def facts(self) -> JobFacts:
         """What `decide` must know."""
@@ -189,7 +182,7 @@ class Execution:
     @property
     def marks(self) -> dict[str, Any] | None:
         """The requests that are unanswered when it ends."""
-        return self._marks or None
+        return dict(self._marks) or None
 
     def require_running(self) -> None:
         """Raises `LostLease` if nothing this execution does counts any more."""

@@ -56,7 +56,7 @@ class Executor:
         self._queue: deque[Execution] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._slots: list[asyncio.Task[None]] = []
-        self.running: dict[Any, Execution] = {}  # claimed and not yet decided, waiting ones included
+        self.running: dict[int, Execution] = {}  # by number: claimed and not yet decided, waiting ones included
         self._solo: deque[Execution] = deque()  # suspects: rescued before
         self._alone: Execution | None = None  # the suspect that runs now
         self._patience = 0.0
@@ -73,9 +73,9 @@ class Executor:
 
     def submit(self, execution: Execution) -> None:
         """Run an execution as soon as a slot is free; one that was rescued before runs alone in this process."""
-        if (old := self.running.get(execution.id)) is not None:  # this process slept through its lease
+        if (old := self.running.get(execution.number)) is not None:  # this process slept through its lease
             self.interrupt(old, "lost")
-        self.running[execution.id] = execution
+        self.running[execution.number] = execution
         if self._deadlines is None:
             self._deadlines = asyncio.get_running_loop().call_later(DEADLINE_LOOK, self._check_deadlines)
         if execution.row.rescues:
@@ -107,6 +107,10 @@ class Executor:
         """Slots in use or promised."""
         return len(self.running) + len(self.stuck)
 
+    def _plain(self) -> bool:
+        """Whether the next execution may just be started."""
+        return bool(self._queue) and not self._solo and self._alone is None and not self._closing
+
     def _next(self) -> Execution | None:
         """The execution to start now. A suspect starts once nothing else runs, or when patience ends."""
         if self._alone is not None or self._closing:
@@ -122,10 +126,10 @@ class Executor:
     # -- running --------------------------------------------------------------------------------------------------
 
     async def _slot(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, this = asyncio.get_running_loop(), asyncio.current_task()
         breath = 0
         while True:
-            while (execution := self._next()) is None:
+            while (execution := self._queue.popleft() if self._plain() else self._next()) is None:
                 if self._closing:
                     return
                 future = loop.create_future()
@@ -135,11 +139,11 @@ class Executor:
             if self._queue and self._idle:
                 self._wake_one()
                 self._wake_one()
-            execution.task = asyncio.current_task()
+            execution.task = this
             execution.started = loop.time()
             self._started += 1
             try:
-                outcome = await self._run(execution)
+                outcome = self._refusal(execution) or await self._call(execution)
             except Exception as error:
                 log.exception("the engine failed over job %s (%s)", execution.id, execution.row.kind)
                 outcome = broken(error)
@@ -155,24 +159,24 @@ class Executor:
 
     def _close(self, execution: Execution, outcome: decisions.Outcome) -> None:
         """An execution ended: pass its outcome on, unless it was given up before."""
-        given_up = self.running.get(execution.id) is not execution
-        self._leave(execution)
-        if not given_up:
+        if self._leave(execution):
             self._on_done(execution, outcome)
 
-    def _leave(self, execution: Execution) -> None:
-        """It does not count as running any more, and may send and mark nothing more."""
+    def _leave(self, execution: Execution) -> bool:
+        """It does not count as running any more, and may send and mark nothing more; False: it did not before."""
         execution.over = True
         if execution.task is not None:
             self._started -= 1
             execution.task = None
-        if self.running.get(execution.id) is execution:
-            del self.running[execution.id]
+        held = self.running.get(execution.number) is execution
+        if held:
+            del self.running[execution.number]
         if self._alone is execution:
             self._alone = None
             self._wake_one()
         elif self._solo:
             self._wake_one()
+        return held
 
     def _keep_stuck(self, execution: Execution) -> None:
         """Say that a slot is stuck; if all are, what waits for one goes to other workers."""
@@ -194,8 +198,8 @@ class Executor:
             for one in waiting:
                 self._close(one, decisions.HandedBack("every slot of its worker is taken by handlers that do not end"))
 
-    async def _run(self, execution: Execution) -> decisions.Outcome:
-        """Prepare, run, translate."""
+    def _refusal(self, execution: Execution) -> decisions.Outcome | None:
+        """Why it does not run; None if it does, and its payload is decoded then."""
         if execution.lost:
             return decisions.HandedBack("its lease was lost before it started")
         if (stopped := self._before(execution)) is not None:
@@ -208,7 +212,7 @@ class Executor:
                 f" {handler.kind!r}; waiting for a newer worker",
             )
         try:
-            payload = handler.decode(row.payload, row.payload_version)
+            execution.payload = handler.decode(row.payload, row.payload_version)
         except BadPayload as error:
             return decisions.Failed(Failure(FailureKind.UNDECODABLE), str(error))
         except Exception as error:  # noqa: BLE001 - the user's upgrade function
@@ -216,7 +220,7 @@ class Executor:
                 Failure(FailureKind.UNDECODABLE),
                 f"upgrade of payload version {row.payload_version}: {text_of(error)}",
             )
-        return await self._call(execution, payload)
+        return None
 
     def _check_deadlines(self) -> None:
         """Interrupt what has run for too long. One look at all costs less than a timer for each."""
@@ -230,30 +234,32 @@ class Executor:
                 self.interrupt(execution, "timeout")
         self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines) if self.running else None
 
-    async def _call(self, execution: Execution, payload: Any) -> decisions.Outcome:
+    async def _call(self, execution: Execution) -> decisions.Outcome:
+        """Run and translate."""
         handler, row = execution.handler, execution.row
         kind = Job if handler.is_async else SyncJob
         job = kind(
             id=execution.id,
             kind=row.kind,
-            payload=payload,
+            payload=execution.payload,
             resource_key=row.resource_key,
             attempt=row.attempts + 1,
             execution=row.executions + 1,
-            idempotency_key=row.idempotency_key or str(row.id),
+            idempotency_key=row.idempotency_key,
             tags=row.tags or {},
             side=execution,
         )
         reconciling = execution.sent
         fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
         try:
-            result = fn(job) if handler.is_async else await self._in_thread(execution, partial(fn, job))
-            if handler.is_async and inspect.isawaitable(result):
+            if not handler.is_async:
+                result = await self._in_thread(execution, partial(fn, job))
+            elif inspect.isawaitable(result := fn(job)):
                 result = await result
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the job, not the worker
-            self._uncancel()
+            self._uncancel(execution)
             return raised(execution, error)
-        self._uncancel()
+        self._uncancel(execution)
         if execution.reason is not None and (not execution.thread or execution.heard):
             return interrupted(execution)  # it swallowed its cancellation, or heard of it and returned early
         return returned(execution, result, reconciling=reconciling and fn is handler.reconcile)
@@ -265,9 +271,9 @@ class Executor:
         await asyncio.wait([execution.future])  # a cancellation leaves the future alone, because the thread goes on
         return execution.future.result()
 
-    def _uncancel(self) -> None:
+    def _uncancel(self, execution: Execution) -> None:
         """The next job of this slot begins without the cancellations of this one."""
-        task = asyncio.current_task()
+        task = execution.task or asyncio.current_task()
         if task is not None:
             while task.cancelling():
                 task.uncancel()
@@ -276,7 +282,7 @@ class Executor:
 
     def interrupt(self, execution: Execution, reason: str) -> None:
         """Stop an execution: "timeout", "cancel", "stop" or "lost". A waiting one is dropped, a thread only told."""
-        if _WEIGHT[reason] <= _WEIGHT[execution.reason] or self.running.get(execution.id) is not execution:
+        if _WEIGHT[reason] <= _WEIGHT[execution.reason] or self.running.get(execution.number) is not execution:
             return
         execution.reason = reason
         execution.lost = execution.lost or reason == "lost"
@@ -291,7 +297,7 @@ class Executor:
 
     def abandon(self, execution: Execution) -> None:
         """Give up waiting for a function that does not stop; what it still does is refused by the fence."""
-        if self.running.get(execution.id) is not execution:
+        if self.running.get(execution.number) is not execution:
             return
         outcome = interrupted(execution)
         self._leave(execution)

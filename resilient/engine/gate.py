@@ -128,6 +128,8 @@ class Gate:
 
     def stop(self, key: str, *, probes: Collection[str] = ()) -> Stop | None:
         """What stops a job of ``key`` from starting, as far as is known without asking the database."""
+        if not self._resting and not self._uneasy(key):
+            return None
         known, now = self._snapshot.known, None
         for level in path(key):
             facts = known.get(level)
@@ -141,8 +143,10 @@ class Gate:
                 return stop
         return None
 
-    def capped(self, key: str) -> list[str]:
+    def capped(self, key: str) -> Sequence[str]:
         """The keys of the path on which an ended job frees a slot that others may wait for."""
+        if not self._uneasy(key):
+            return self._policies.capped(key)
         known, found = self._snapshot.known, []
         for level in path(key):
             facts = known.get(level)
@@ -207,9 +211,11 @@ class Gate:
 
         A probe that decided nothing gives its circuit back.
         """
+        if isinstance(outcome, Succeeded) and not probes and (answered or not self._uneasy(key)):
+            return
         failure = outcome.failure if isinstance(outcome, Failed) else None
         silent = not answered and isinstance(outcome, (Failed, Succeeded))
-        telling = silent and (failure is not None or probes or self._uneasy(key))
+        telling = silent and (failure is not None or bool(probes) or self._uneasy(key))
         if telling or probes:
             ticket = self._ticket(key, probes)
             if telling:
@@ -298,8 +304,8 @@ class Gate:
         return b.state == "half_open" and facts.key in probes and self._owner in (None, b.probe_owner)
 
     def _uneasy(self, key: str) -> bool:
-        known = self._snapshot.known
-        return any((facts := known.get(level)) is not None and not facts.calm for level in path(key))
+        """Whether some gate of the path is known to stop or slow it."""
+        return bool(self._snapshot.uneasy) and not self._snapshot.uneasy.isdisjoint(path(key))
 
     def _limits(self, key: str) -> Path:
         found: list[Any] = []

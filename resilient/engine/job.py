@@ -32,11 +32,11 @@ class BaseJob(Generic[P]):
     """What both kinds of job share."""
 
     __slots__ = (
+        "_idempotency_key",
         "_side",
         "attempt",
         "execution",
         "id",
-        "idempotency_key",
         "kind",
         "payload",
         "resource_key",
@@ -52,7 +52,7 @@ class BaseJob(Generic[P]):
         resource_key: str,
         attempt: int,
         execution: int,
-        idempotency_key: str,
+        idempotency_key: str | None,
         tags: Mapping[str, str],
         side: Side,
     ) -> None:
@@ -62,13 +62,18 @@ class BaseJob(Generic[P]):
         self.resource_key = resource_key
         self.attempt = attempt  # 1 for the first; deferrals do not count
         self.execution = execution  # counts every start
-        self.idempotency_key = idempotency_key  # stable over retries; each request derives its own from it
+        self._idempotency_key = idempotency_key
         self.tags = tags
         self._side = side
 
     def __repr__(self) -> str:
         """Without the payload: it may hold secrets."""
         return f"<{type(self).__name__} {self.kind} {self.id} on {self.resource_key}, attempt {self.attempt}>"
+
+    @property
+    def idempotency_key(self) -> str:
+        """Stable over retries; each request derives its own from it."""
+        return self._idempotency_key or str(self.id)
 
     @property
     def app(self) -> Any:

@@ -41,6 +41,7 @@ class Snapshot:
         self._database, self._monotonic, self._max_age = database, monotonic, max_age
         self._clock = database.dialect.clock
         self.known: dict[str, ResourceFacts] = {}
+        self.uneasy: set[str] = set()  # known keys that some gate stops or slows
         self._at: dict[str, float] = {}
         self._offset: tuple[datetime, float] | None = None
         self._wanted: set[str] = set()
@@ -64,15 +65,22 @@ class Snapshot:
         for key, new in facts.items():
             old = known.get(key)
             if old is None or new.revision >= old.revision or at - ages[key] > _DISBELIEF:
-                known[key] = new
+                self._know(key, new)
             ages[key] = at
         if len(known) > _MOST:
             self._forget(at)
 
     def put(self, facts: ResourceFacts) -> None:
         """Take in one row as this worker just wrote it."""
-        self.known[facts.key] = facts
+        self._know(facts.key, facts)
         self._at[facts.key] = self._monotonic()
+
+    def _know(self, key: str, facts: ResourceFacts) -> None:
+        self.known[key] = facts
+        if not facts.calm:
+            self.uneasy.add(key)
+        elif self.uneasy:
+            self.uneasy.discard(key)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Read these keys again before they are used."""
@@ -118,6 +126,7 @@ class Snapshot:
         for key in [key for key, seen in self._at.items() if at - seen > _FORGET]:
             del self._at[key]
             self.known.pop(key, None)
+            self.uneasy.discard(key)
 
 
 def _read(c: Connection, d: Dialect, keys: Sequence[str]) -> tuple[dict[str, ResourceFacts], datetime]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from resilient.core import decide as decisions
 from resilient.core.errors import LostLease, ResourceStopped, SetupError
 from resilient.core.states import TERMINAL
+from resilient.engine.collector import rare_collections
 from resilient.engine.completer import Completer, retry_pause
 from resilient.engine.dispatcher import Dispatcher
 from resilient.engine.endings import broken, finish_of
@@ -99,7 +100,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._told = (datetime.now(UTC), self.monotonic())
-        self._unwritten: dict[UUID, Execution] = {}  # decided, not yet committed: their leases still matter
+        self._unwritten: dict[int, Execution] = {}  # decided, not yet committed: their leases still matter
         self.ended = 0
         self.executions = 0
         self.outcomes: dict[str, int] = {}
@@ -107,19 +108,26 @@ class Worker:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, signals: bool = True) -> None:
-        """Work until `stop` (or SIGTERM, SIGINT); then finish or hand back what is running, and return."""
+        """Work until `stop` (or SIGTERM, SIGINT); then finish or hand back what is running, and return.
+
+        ``signals=False`` in a process that is not the worker's alone: signals and garbage collection stay as they are.
+        """
         await self.app.ready()
         loop = asyncio.get_running_loop()
         handled = self._on_signals(loop) if signals else []
         try:
-            async with self._services():
-                log.info("worker %s started: %d slots, kinds %s", self.id, self.concurrency, ", ".join(self.kinds))
-                await self._claim_until_stopped()
-                await self._wind_down()
+            with rare_collections() if signals else contextlib.nullcontext():
+                await self._run()
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
         log.info("worker %s stopped after %d executions", self.id, self.executions)
+
+    async def _run(self) -> None:
+        async with self._services():
+            log.info("worker %s started: %d slots, kinds %s", self.id, self.concurrency, ", ".join(self.kinds))
+            await self._claim_until_stopped()
+            await self._wind_down()
 
     async def drain(self, *, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the caller's bound
         """Run until nothing is ready or running any more (what is due later, blocked or parked stays); for tests.
@@ -260,7 +268,7 @@ class Worker:
     def _decided(self, execution: Execution, outcome: decisions.Outcome) -> None:
         """An execution ended: decide and pass the result on."""
         self.ended += 1
-        self._unwritten[execution.id] = execution
+        self._unwritten[execution.number] = execution
         if isinstance(outcome, decisions.Succeeded):
             result = outcome.result
             self._count("succeeded")
@@ -308,7 +316,7 @@ class Worker:
 
     def _written(self, ids: Sequence[UUID]) -> None:
         for id_ in ids:
-            self._unwritten.pop(id_, None)
+            self._unwritten.pop(id_.int, None)
 
     def now(self) -> datetime:
         """The database's time, as last told plus what has passed since: workers' clocks may be hours apart."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.admission import Level, ResourceFacts, Stop, admit, needs_count, needs_lock, stop_of
 from resilient.core.resource_key import ancestors, depth, path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from sqlalchemy import Connection, Row
+    from sqlalchemy import Connection
 
     from resilient.core.policy import Policy
 
@@ -59,7 +60,7 @@ class Claimed:
     """What a claim brought."""
 
     now: datetime
-    jobs: list[Row[Any]] = field(default_factory=list)  # in the order to start; columns as CLAIM_COLUMNS
+    jobs: list[ClaimedJob] = field(default_factory=list)  # in the order to start
     turns: list[turns.Turn] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # keys without a resource row: `resources.ensure` them
     unknown: list[str] = field(default_factory=list)  # keys that only hold kinds this worker does not know
@@ -68,31 +69,33 @@ class Claimed:
     probes: dict[UUID, tuple[str, ...]] = field(default_factory=dict)  # job to the keys it probes
     lost: int = 0  # candidates that somebody else got
     continued: int = 0
+    unserved: int = 0  # keys whose turn came when all slots were promised
 
 
-CLAIM_COLUMNS: Final = (
-    "id, version, kind, resource_key, {payload} AS payload, payload_version, priority, expires_at, attempts,"
-    " max_attempts, executions, deferrals, rescues, idempotency_key, sent, tags, once_more"
-)
-_SQLITE_TYPES: Final[dict[str, Any]] = {
-    "id": ID,
-    "version": None,
-    "kind": None,
-    "resource_key": None,
-    "payload": None,
-    "payload_version": None,
-    "priority": None,
-    "expires_at": TIME,
-    "attempts": None,
-    "max_attempts": None,
-    "executions": None,
-    "deferrals": None,
-    "rescues": None,
-    "idempotency_key": None,
-    "sent": JSON,
-    "tags": JSON,
-    "once_more": None,
-}
+class ClaimedJob(NamedTuple):
+    """A job as it was right before its claim: ``version`` is one less than the fence."""
+
+    id: UUID
+    version: int
+    kind: str
+    resource_key: str
+    payload: str | None  # JSON
+    payload_version: int
+    priority: int
+    expires_at: datetime | None
+    attempts: int
+    max_attempts: int | None
+    executions: int
+    deferrals: int
+    rescues: int
+    idempotency_key: str | None
+    sent: Any
+    tags: Mapping[str, str] | None
+    once_more: bool
+
+
+CLAIM_COLUMNS: Final = ", ".join(ClaimedJob._fields).replace("payload,", "{payload} AS payload,")
+_SQLITE_TYPES: Final = dict.fromkeys(ClaimedJob._fields) | {"id": ID, "expires_at": TIME, "sent": JSON, "tags": JSON}
 
 
 def claim(c: Connection, d: Dialect, ask: Ask) -> Claimed:
@@ -170,7 +173,7 @@ class _Claim:
                 self._park(t.resource_key, t.priority, stop)
         return passed
 
-    def _candidates(self, leaves: Sequence[turns.Turn]) -> dict[str, list[Row[Any]]]:
+    def _candidates(self, leaves: Sequence[turns.Turn]) -> dict[str, list[ClaimedJob]]:
         """The best ready jobs of each key, of kinds this worker knows, one more than may be asked for, best first.
 
         Looked up without regard to kinds, because a key that also holds others must keep a turn (`self.mixed`).
@@ -184,7 +187,7 @@ class _Claim:
         hidden = [t for t in leaves if t.resource_key in self.mixed and not found[t.resource_key]]
         return found | (self._look(hidden, known_only=True) if hidden else {})
 
-    def _look(self, leaves: Sequence[turns.Turn], *, known_only: bool) -> dict[str, list[Row[Any]]]:
+    def _look(self, leaves: Sequence[turns.Turn], *, known_only: bool) -> dict[str, list[ClaimedJob]]:
         if not leaves:
             return {}
         d, keys = self.d, [t.resource_key for t in leaves]
@@ -195,19 +198,20 @@ class _Claim:
             params["kinds"] = d.pack_keys(self.ask.kinds)
         best = f"SELECT {CLAIM_COLUMNS} FROM {{job}} WHERE state = 'ready' AND resource_key = %s{also}"
         best += " ORDER BY priority DESC, run_at, id LIMIT :limit"
-        found: dict[str, list[Row[Any]]] = {}
+        found: dict[str, list[ClaimedJob]] = {}
         if d.is_postgresql:
             lateral = best % "k.key"
             rows = d.run(
                 self.c,
                 f"SELECT j.* FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL ({lateral}) j",
                 {**params, "keys": d.pack_keys(keys)},
-            ).all()
-            for row in rows:
+            )
+            for row in starmap(ClaimedJob, rows):
                 found.setdefault(row.resource_key, []).append(row)
             return found
         for key in keys:  # no LATERAL, and no round trip to save
-            found[key] = list(d.run(self.c, best % ":key", {**params, "key": key}, **_SQLITE_TYPES).all())
+            rows = d.run(self.c, best % ":key", {**params, "key": key}, **_SQLITE_TYPES)
+            found[key] = list(starmap(ClaimedJob, rows))
         return found
 
     def _drop_idle(self, leaves: Sequence[turns.Turn], candidates: Mapping[str, Any], out: Claimed) -> list[turns.Turn]:
@@ -257,8 +261,8 @@ class _Claim:
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def _admit(
-        self, leaves: Sequence[turns.Turn], candidates: Mapping[str, list[Row[Any]]], out: Claimed
-    ) -> list[tuple[turns.Turn, list[Row[Any]], tuple[str, ...]]]:
+        self, leaves: Sequence[turns.Turn], candidates: Mapping[str, list[ClaimedJob]], out: Claimed
+    ) -> list[tuple[turns.Turn, list[ClaimedJob], tuple[str, ...]]]:
         """How many jobs of each key may start; keys that have more are continued or parked.
 
         A job that was rescued before is claimed alone and first: it runs alone, and if it kills its process again,
@@ -270,6 +274,7 @@ class _Claim:
             wanted = min(_beside_each_other(rows), self.ask.per_key, left)
             if wanted <= 0:
                 self.again[key] = rows[0].priority
+                out.unserved += 1
                 continue
             levels = [self.levels[k] for k in path(key)]
             verdict = admit(levels, wanted, self.now, self.ask.worker_id)
@@ -298,17 +303,18 @@ class _Claim:
 
     def _start(
         self,
-        chosen: Sequence[tuple[turns.Turn, list[Row[Any]], tuple[str, ...]]],
+        chosen: Sequence[tuple[turns.Turn, list[ClaimedJob], tuple[str, ...]]],
         out: Claimed,
     ) -> None:
         """Claim by optimistic lock; a lost candidate gives its key another turn."""
         rows = [row for _, picked, _ in chosen for row in picked]
         if rows:
             won = start_if_ready(self.c, self.d, rows, self.ask.worker_id, self.now, self.now + self.ask.lease)
-            out.jobs = [row for row in rows if row.id in won]
+            all_won = len(won) == len(rows)
+            out.jobs = rows if all_won else [row for row in rows if row.id in won]
             out.lost = len(rows) - len(won)
             for t, picked, probes in chosen:
-                if any(row.id not in won for row in picked):
+                if not all_won and any(row.id not in won for row in picked):
                     self.again.setdefault(t.resource_key, t.priority)
                 if probes:
                     out.probes |= {row.id: probes for row in picked if row.id in won}
@@ -336,7 +342,7 @@ class _Claim:
 _NO_LIMITS: Final[Mapping[str, Any]] = {}
 
 
-def _beside_each_other(rows: Sequence[Row[Any]]) -> int:
+def _beside_each_other(rows: Sequence[ClaimedJob]) -> int:
     """How many of these jobs, from the first on, may be claimed together: one that was rescued before only alone."""
     return next((n or 1 for n, row in enumerate(rows) if row.rescues), len(rows))
 
@@ -346,11 +352,15 @@ def _lock_order(key: str) -> tuple[int, str]:
     return -depth(key), key
 
 
+def _by_id(row: ClaimedJob) -> int:
+    return row.id.int  # comparing the ids themselves is Python code
+
+
 def start_if_ready(
-    c: Connection, d: Dialect, rows: Sequence[Row[Any]], worker_id: str, now: datetime, lease_until: datetime
+    c: Connection, d: Dialect, rows: Sequence[ClaimedJob], worker_id: str, now: datetime, lease_until: datetime
 ) -> set[UUID]:
     """Ready jobs whose version still matches become running under a lease; returns those ids."""
-    ordered = sorted(rows, key=lambda r: r.id)  # as everybody who locks several jobs
+    ordered = sorted(rows, key=_by_id)  # as everybody who locks several jobs
     source, params = finishing.fences(d, [(r.id, r.version, None) for r in ordered], with_result=False)
     won = d.run(
         c,

@@ -169,6 +169,7 @@ class Turn(Base, table=True):
         _index("resilient_turn_parked", "resource_key", unique=True, where="parked_on IS NOT NULL"),
         _index("resilient_turn_release", "parked_on", "id", where="parked_on IS NOT NULL"),
         _index("resilient_turn_recheck", "recheck_at", where="parked_on IS NOT NULL"),
+        {"sqlite_autoincrement": True},  # ids must only grow (`store/turns.py`); rowids are used again
     )
 
 

@@ -324,7 +324,7 @@ async def test_what_a_heartbeat_says_of_an_older_execution_is_not_meant_for_a_ne
     """The job ended and was claimed here again while the heartbeat was under way."""
     done = await app.enqueue(sleeps, resource_key="p/1")
     worker, running = await started(app)
-    execution = worker.executor.running[done.id]
+    execution = worker.executor.running[done.id.int]
     beat = Heartbeat(worker)
     beat._tell({(done.id, execution.fence - 1): "lost"})
     await asyncio.sleep(0.05)

@@ -263,7 +263,7 @@ async def test_a_worker_that_lost_the_lease_sends_nothing_more(make, api, kind):
     await until(sending)
     # Another worker has it now, as after a rescue.
     await query(app, "UPDATE {job} SET version = version + 2, locked_by = 'other', lease_until = NULL RETURNING id")
-    execution = worker.executor.running[done.id]
+    execution = worker.executor.running[done.id.int]
 
     async def told():
         return execution.lost

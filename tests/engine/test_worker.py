@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -258,3 +259,17 @@ async def test_a_graceful_stop_hands_back_what_does_not_end(app, database):
     job = await own.jobs.get(done.id)
     assert (job.state, job.attempts, job.rescues) == ("ready", 0, 0)  # no lease to wait out, nothing charged
     await own.close()
+
+
+@pytest.mark.parametrize(("keys", "least", "most"), [(1, 256, 256), (2, 128, 128), (64, 16, 16)])
+async def test_keys_with_much_work_are_claimed_many_jobs_at_a_time(app, keys, least, most):
+    """Fewer turns, locks and statements a job; round robin, and no slot idle where few keys have work."""
+    for n in range(keys):
+        await app.enqueue_many(ok, [{}] * (2000 // keys + 300), resource_key=f"p/{n}")
+    dispatcher = app.worker(concurrency=512).dispatcher
+    for _ in range(12):  # the first looks make resource rows and learn
+        claimed, _ = await dispatcher.poll(256 if keys > 2 else 8)
+    claimed, _ = await dispatcher.poll(256)
+    counts = Counter(row.resource_key for row in claimed.jobs)
+    assert least <= min(counts.values()) <= max(counts.values()) <= most
+    assert len(claimed.jobs) == 256

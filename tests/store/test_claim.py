@@ -320,3 +320,18 @@ class TestRaces:
             finisher.join(5)
         assert parked(database) == {}
         assert len(take(database, policies).jobs) == 1
+
+
+def test_keys_that_come_when_all_slots_are_promised_keep_their_turns_and_are_counted(database):
+    put(database, *[new(f"a/{n}") for n in range(4) for _ in range(3)])
+    claimed = take(database, slots=6, per_key=3)
+    assert (len(claimed.jobs), len({*keys(claimed)}), claimed.unserved) == (6, 2, 2)
+    assert len(ordinary(database)) == 2
+
+
+def test_the_number_of_a_turn_is_never_used_again(database):
+    """Workers remember how far all smaller ones were gone."""
+    put(database, new("a/1"), new("a/2"))
+    first = [t.id for t in database.transaction_sync(turns.take, 10)]
+    database.transaction_sync(turns.insert, [("a/1", 0), ("a/2", 0)])
+    assert min(t.id for t in database.transaction_sync(turns.take, 10)) > max(first)

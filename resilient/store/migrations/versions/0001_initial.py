@@ -189,6 +189,7 @@ def _turn(op: Operations) -> None:
         sa.Column("priority", sa.SmallInteger, nullable=False, server_default="0"),
         sa.Column("parked_on", KEY),
         sa.Column("recheck_at", TIME),
+        sqlite_autoincrement=True,
     )
     _store(op, "resilient_turn", QUEUE)
     _index(op, "resilient_turn", "key", ["resource_key", "id"], where="parked_on IS NULL")

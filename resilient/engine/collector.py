@@ -1,0 +1,37 @@
+"""Garbage collection in a process that belongs to a worker.
+
+Measured: with Python's defaults two fifths of the CPU time of no-op jobs went to the cyclic collector, which walks the
+hundred thousand objects of imported libraries again and again. They are moved out of its sight (`gc.freeze`), and it
+runs less often: each young collection looks at 50,000 new objects instead of 700, some MB.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+THRESHOLDS: Final = (50_000, 20, 100)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """For as long as the worker runs; an application that set thresholds of its own keeps them."""
+    before = gc.get_threshold()
+    if before != _DEFAULTS:
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+_DEFAULTS: Final = gc.get_threshold()

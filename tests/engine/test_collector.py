@@ -1,0 +1,33 @@
+"""Garbage collection while a worker has a process of its own."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from resilient.engine import collector
+
+
+@pytest.fixture(autouse=True)
+def _thresholds():
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def test_it_is_rare_while_the_worker_runs_and_as_before_afterwards():
+    gc.set_threshold(*collector._DEFAULTS)
+    with collector.rare_collections():
+        assert gc.get_threshold() == collector.THRESHOLDS
+        assert gc.get_freeze_count() > 0
+    assert gc.get_threshold() == collector._DEFAULTS
+    assert gc.get_freeze_count() == 0
+
+
+def test_thresholds_of_the_application_are_kept():
+    gc.set_threshold(1234, 5, 6)
+    with collector.rare_collections():
+        assert gc.get_threshold() == (1234, 5, 6)
+        assert gc.get_freeze_count() == 0
