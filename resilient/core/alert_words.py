@@ -62,8 +62,11 @@ def _dead(d: Mapping[str, Any], count: int, _now: datetime) -> str:
 
 
 def _invariant(d: Mapping[str, Any], _count: int, _now: datetime) -> str:
-    of = counted(d.get("resources", 1), "resource")
-    return f"the turns of {of} with ready jobs were lost and repaired. This is a bug: please report it"
+    if "lanes" in d:
+        wrong = f"{counted(d['lanes'], 'ordering key')} stood still and went on by repair"
+    else:
+        wrong = f"the turns of {counted(d.get('turns', 1), 'resource')} with ready jobs were lost and repaired"
+    return f"{wrong}. This is a bug: please report it"
 
 
 def _circuit_open(d: Mapping[str, Any], _count: int, now: datetime) -> str:

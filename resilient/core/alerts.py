@@ -207,9 +207,9 @@ def swept(kind: str, error_kind: str, count: int, job: str) -> Finding:
     return Finding("dead", kind, {"error_kind": error_kind, "job": job}, (error_kind, ""), count)
 
 
-def repaired(count: int) -> Finding:
-    """Ready jobs whose turn was lost."""
-    return Finding("invariant", "turns", {"resources": count})
+def repaired(count: int, what: str = "turns") -> Finding:
+    """``turns``: of ready jobs, lost; ``lanes``: of jobs in order, standing still."""
+    return Finding("invariant", what, {what: count})
 
 
 # -- what lasts --------------------------------------------------------------------------------------------------------

@@ -68,6 +68,10 @@ class JobInfo:
     last_error_kind: str | None
     last_error_code: str | None
     waiting_for: str | None
+    ordering_key: str | None
+    order_no: int | None  # its place in the line of its ordering key
+    ordering_policy: str | None
+    waits: int  # blocked: for how many things; a place in line counts as one
     cancel_requested: bool
     created_at: datetime
     updated_at: datetime

@@ -51,13 +51,22 @@ TRANSITIONS: Final[dict[JobState, dict[JobState, str]]] = {
         JobState.DEAD: "permanent, out of attempts, ambiguous or lost_worker",
         JobState.CANCELLED: "cancelled",
     },
-    JobState.SUCCEEDED: {JobState.READY: "replayed", JobState.SCHEDULED: "replayed at a bounded rate"},
+    JobState.SUCCEEDED: {
+        JobState.READY: "replayed",
+        JobState.SCHEDULED: "replayed at a bounded rate",
+        JobState.BLOCKED: "replayed, not its turn",
+    },
     JobState.DEAD: {
         JobState.READY: "retried or replayed",
         JobState.SCHEDULED: "replayed at a bounded rate",
+        JobState.BLOCKED: "retried, not its turn",
         JobState.CANCELLED: "discarded",
     },
-    JobState.CANCELLED: {JobState.READY: "retried", JobState.SCHEDULED: "retried at a bounded rate"},
+    JobState.CANCELLED: {
+        JobState.READY: "retried",
+        JobState.SCHEDULED: "retried at a bounded rate",
+        JobState.BLOCKED: "retried, not its turn",
+    },
 }
 
 
@@ -69,5 +78,6 @@ def permitted(old: JobState, new: JobState) -> bool:
 def mermaid() -> str:
     """The state diagram of the README, one line a step."""
     lines = ["stateDiagram-v2", "    [*] --> scheduled: enqueue later", "    [*] --> ready: enqueue"]
+    lines.append("    [*] --> blocked: enqueue behind others")
     lines += [f"    {old} --> {new}: {why}" for old, steps in TRANSITIONS.items() for new, why in steps.items()]
     return "\n".join(lines)

@@ -104,10 +104,10 @@ class Alerts:
             self._pending[found.name, found.subject] = found
             self._arm()
 
-    def repaired(self, count: int) -> None:
-        """Housekeeping gave ready jobs their lost turns back; call it on the event loop."""
+    def repaired(self, count: int, what: str = "turns") -> None:
+        """Housekeeping gave ready jobs their lost turns back, or moved lanes; call it on the event loop."""
         if self.config.wants("invariant"):
-            self._pending["invariant",] = alerts.repaired(count)
+            self._pending["invariant", what] = alerts.repaired(count, what)
             self._arm()
 
     # -- writing --------------------------------------------------------------------------------------------------

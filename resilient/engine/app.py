@@ -196,7 +196,10 @@ class Resilient:
         Options: ``priority`` (-100 to 100), ``delay`` (seconds or timedelta) or ``run_at`` (aware datetime),
         ``expires_at`` or ``expires_in``, ``max_attempts``, ``unique_key`` with ``unique_until`` ("start" or "finish"),
         ``on_conflict`` ("keep", "replace", "raise") and ``while_running`` ("drop", "once_more"), ``idempotency_key``,
-        ``tags``. Raises `InvalidInput` (one of its kinds) or `DuplicateJob`, and then nothing was written.
+        ``ordering_key`` (jobs of one resource and ordering key run one after the other, in the order of their commits)
+        with ``ordering_policy`` (dead, it may "block" those behind it or "skip"), ``tags``.
+
+        Raises `InvalidInput` (one of its kinds) or `DuplicateJob`, and then nothing was written.
         """
         ordered = [self._encoder.encode(kind, payload, resource_key, **options)]
         if session is not None:

@@ -1,17 +1,18 @@
 """Enqueueing: from arguments to rows, in a transaction of one's own or in the caller's.
 
-Jobs without a unique key are written where the call stands. Jobs with one would make other transactions wait for this
-one's end, so in a caller's Session they are buffered and written, sorted, in the outermost commit's hook: the wait then
-lasts one commit. SQLAlchemy fires ``before_commit`` at savepoint releases too (ignored), and not at all for a session
-that sits on a connection whose transaction somebody else began (there, and on plain connections, they are written at
-once). A rolled-back savepoint takes its buffered jobs with it.
+Plain jobs are written where the call stands. Jobs with a unique or ordering key would make other transactions wait for
+this one's end, so in a caller's Session they are buffered and written, sorted, in the outermost commit's hook: the wait
+then lasts one commit. Lanes come last of all, because their numbers are given in the order of commits. SQLAlchemy fires
+``before_commit`` at savepoint releases too (ignored), and not at all for a session that sits on a connection whose
+transaction somebody else began (there, and on plain connections, they are written at once). A rolled-back savepoint
+takes its buffered jobs with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, event
@@ -22,7 +23,7 @@ from resilient.core import resource_key as keys
 from resilient.core.errors import DuplicateJob, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
 from resilient.engine import sessions
 from resilient.engine.handler import Handler, Kind
-from resilient.store import jobs
+from resilient.store import jobs, order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 OnConflict = Literal["keep", "replace", "raise"]
 WhileRunning = Literal["drop", "once_more"]
 UniqueUntil = Literal["start", "finish"]
+OrderingPolicy = Literal["block", "skip"]
 PRIORITIES: Final = range(-100, 101)
 MAX_TAGS: Final = 20
 MAX_NAME: Final = 255
@@ -46,7 +48,7 @@ class Enqueued(NamedTuple):
     """What an enqueue brought: the job's id and whether it is new.
 
     ``created`` is False if a job with the same unique key was kept (then ``id`` is that job's), and None if the job has
-    a unique key and is decided when the caller's transaction commits.
+    a unique or ordering key and is written when the caller's transaction commits.
     """
 
     id: UUID
@@ -60,6 +62,11 @@ class Ordered(NamedTuple):
     on_conflict: OnConflict = "keep"
     while_running: WhileRunning = "drop"
 
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether writing it makes other transactions wait for the end of this one."""
+        return self.row.unique_key is not None or self.row.ordering_key is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -72,6 +79,7 @@ class Item:
     run_at: datetime | None = None
     expires_at: datetime | None = None
     unique_key: str | None = None
+    ordering_key: str | None = None
     tags: Mapping[str, str] | None = None
 
     def options(self) -> dict[str, Any]:
@@ -79,7 +87,7 @@ class Item:
         return {name: value for name in _ITEM_OPTIONS if (value := getattr(self, name)) is not None}
 
 
-_ITEM_OPTIONS: Final = ("priority", "delay", "run_at", "expires_at", "unique_key", "tags")
+_ITEM_OPTIONS: Final = ("priority", "delay", "run_at", "expires_at", "unique_key", "ordering_key", "tags")
 
 
 class Encoder:
@@ -117,6 +125,8 @@ class Encoder:
         on_conflict: OnConflict = "keep",
         while_running: WhileRunning = "drop",
         idempotency_key: str | None = None,
+        ordering_key: str | None = None,
+        ordering_policy: OrderingPolicy = "block",
         tags: Mapping[str, str] | None = None,
     ) -> Ordered:
         """Check every argument; raises `InvalidInput` (one of its kinds) and writes nothing."""
@@ -135,6 +145,13 @@ class Encoder:
             expires_at = datetime.now(UTC) + timedelta(seconds=_seconds("expires_in", expires_in) or 0)
         if max_attempts is not None and max_attempts < 1:
             raise InvalidInput(f"max_attempts must be at least 1, not {max_attempts!r}")
+        if ordering_key is not None and priority:
+            raise InvalidInput(
+                f"priority={priority} with ordering_key={ordering_key!r}: jobs of one ordering key run in the order of"
+                " their commits; leave out one of the two"
+            )
+        if ordering_policy not in get_args(OrderingPolicy):
+            raise InvalidInput(f'ordering_policy must be "block" or "skip", not {ordering_policy!r}')
         text = self.text(kind, payload)
         row = jobs.NewJob(
             id=uuid7(),
@@ -152,6 +169,9 @@ class Encoder:
             idempotency_key=_name("idempotency_key", idempotency_key),
             tags=_tags(tags),
             trace=self._trace(),
+            ordering_key=_name("ordering_key", ordering_key),
+            ordering_policy=ordering_policy if ordering_key is not None else None,
+            followed=ordering_key is not None,
         )
         return Ordered(row, on_conflict, while_running)
 
@@ -236,18 +256,33 @@ _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 
 
 def write(c: Connection, d: Dialect, ordered: Sequence[Ordered]) -> list[Enqueued]:
-    """Insert what was ordered, in this transaction."""
-    plain = [o.row for o in ordered if o.row.unique_key is None]
-    if len(plain) == len(ordered):
-        jobs.insert(c, d, plain)
-        return [Enqueued(row.id) for row in plain]
-    unique = sorted((o for o in ordered if o.row.unique_key is not None), key=_unique_order)
+    """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane."""
+    plain = [o.row for o in ordered if not o.waits_for_commit]
     if plain:
         jobs.insert(c, d, plain)
+    if len(plain) == len(ordered):
+        return [Enqueued(row.id) for row in plain]
     found = {o.row.id: Enqueued(o.row.id) for o in ordered}
-    for o in unique:
+    for o in sorted((o for o in ordered if o.row.unique_key is not None), key=_unique_order):
         found[o.row.id] = _write_unique(c, d, o)
+    in_lanes = [o.row for o in ordered if o.row.ordering_key is not None and found[o.row.id].created]
+    if in_lanes:
+        _write_in_lanes(c, d, in_lanes)
     return [found[o.row.id] for o in ordered]
+
+
+def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[jobs.NewJob]) -> None:
+    """Number jobs with an ordering key and insert them; those with a unique key stand there already, blocked."""
+    places = order.draw(c, d, [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows])
+    new = [
+        r._replace(order_no=places[r.id].order_no, waits=r.waits + (not places[r.id].is_head))
+        for r in rows
+        if r.unique_key is None
+    ]
+    if new:
+        jobs.insert(c, d, new)
+    if len(new) < len(rows):
+        order.settle(c, d, {r.id: places[r.id] for r in rows if r.unique_key is not None}, d.now(c))
 
 
 def _unique_order(o: Ordered) -> tuple[str, str]:
@@ -259,8 +294,9 @@ def _write_unique(c: Connection, d: Dialect, o: Ordered) -> Enqueued:
     row = o.row
     if row.unique_key is None:
         raise ValueError("a job without a unique key")
+    new = row if row.ordering_key is None else row._replace(waits=row.waits + 1)
     for _ in range(5):
-        if jobs.insert_unique(c, d, [row]):
+        if jobs.insert_unique(c, d, [new]):
             return Enqueued(row.id)
         held = jobs.holder(c, d, row.kind, row.unique_key)
         if held is None:  # it ended between the two statements
@@ -292,8 +328,8 @@ def join(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: Callabl
     if isinstance(target, Connection):
         return write(c, d, ordered)
     foreign = isinstance(target.get_bind(), Connection)
-    direct = [o for o in ordered if o.row.unique_key is None or foreign]
-    later = [o for o in ordered if o.row.unique_key is not None and not foreign]
+    direct = [o for o in ordered if foreign or not o.waits_for_commit]
+    later = [o for o in ordered if o.waits_for_commit and not foreign]
     written = dict(zip([o.row.id for o in direct], write(c, d, direct), strict=True)) if direct else {}
     if later:
         _buffer(target, d, later)

@@ -247,6 +247,8 @@ class Executor:
             execution=row.executions + 1,
             idempotency_key=row.idempotency_key,
             tags=row.tags or {},
+            ordering_key=row.ordering_key,
+            order_no=row.order_no,
             side=execution,
         )
         reconciling = execution.sent

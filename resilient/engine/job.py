@@ -38,6 +38,8 @@ class BaseJob(Generic[P]):
         "execution",
         "id",
         "kind",
+        "order_no",
+        "ordering_key",
         "payload",
         "resource_key",
         "tags",
@@ -55,6 +57,8 @@ class BaseJob(Generic[P]):
         idempotency_key: str | None,
         tags: Mapping[str, str],
         side: Side,
+        ordering_key: str | None = None,
+        order_no: int | None = None,
     ) -> None:
         self.id = id
         self.kind = kind
@@ -64,6 +68,8 @@ class BaseJob(Generic[P]):
         self.execution = execution  # counts every start
         self._idempotency_key = idempotency_key
         self.tags = tags
+        self.ordering_key = ordering_key
+        self.order_no = order_no  # from 1, without gaps, in the order of commits; None without an ordering key
         self._side = side
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from resilient.core.admission import needs_count, releasable, stop_of
 from resilient.core.resource_key import path
 from resilient.engine.completer import free_slots
 from resilient.engine.endings import finish_of_row
-from resilient.store import finishing, jobs, leases, resources, schedules, turns, workers
+from resilient.store import finishing, jobs, leases, order, resources, schedules, turns, workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -146,12 +146,12 @@ class Sweeper:
         """Expired jobs, lost turns, silent workers, retention, alerts."""
         while await self._database.transaction(_expire) >= jobs.STAGE_LIMIT:
             pass
-        repaired = await self._database.transaction(_repair)
-        if repaired:
-            self.repaired += repaired
-            self._worker.app.alerts.repaired(repaired)
-            log.error("%d resources had ready jobs and no turn; repaired. This is a bug: please report it", repaired)
-            self._worker.wake()
+        for what, repair, wrong in _REPAIRS:
+            if repaired := await self._database.transaction(repair):
+                self.repaired += repaired
+                self._worker.app.alerts.repaired(repaired, what)
+                log.error("%d %s; repaired. This is a bug: please report it", repaired, wrong)
+                self._worker.wake()
         await self._database.transaction(_forget)
         await self._worker.app.keep_house()
 
@@ -239,6 +239,16 @@ def _repair(c: Connection, d: Dialect) -> int:
     lost = turns.stranded(c, d)
     turns.insert(c, d, lost)
     return len(lost)
+
+
+def _repair_lanes(c: Connection, d: Dialect) -> int:
+    return order.repair(c, d, d.steer(c))
+
+
+_REPAIRS: Final = (
+    ("turns", _repair, "resources had ready jobs and no turn"),
+    ("lanes", _repair_lanes, "ordering keys stood still"),
+)
 
 
 def _forget(c: Connection, d: Dialect) -> int:

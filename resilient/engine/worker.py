@@ -317,6 +317,7 @@ class Worker:
     def _written(self, ids: Sequence[UUID]) -> None:
         for id_ in ids:
             self._unwritten.pop(id_.int, None)
+        self._wake.set()  # what waited for them may be ready now
 
     def now(self) -> datetime:
         """The database's time, as last told plus what has passed since: workers' clocks may be hours apart."""

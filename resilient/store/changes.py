@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from resilient.core.errors import InvalidInput
 from resilient.core.states import TERMINAL, WAITING, JobState
 from resilient.store.filters import JOB, JobFilter
+from resilient.store.followers import release_followers
 from resilient.store.queries import ATTEMPT, picked
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _SEEN: Final = tuple(
     JOB.c[name]
     for name in (
         "id", "version", "state", "kind", "resource_key", "priority", "run_at", "executions", "unique_key",
-        "sent", "last_error_kind",
+        "sent", "last_error_kind", "followed", "ordering_key", "order_no",
     )
 )  # fmt: skip
 Sorted = Mapping[str, "Sequence[Row[Any]]"]
@@ -139,6 +140,11 @@ def _ids(rows: Iterable[Row[Any]]) -> list[UUID]:
     return [row.id for row in rows]
 
 
+def followed(rows: Iterable[Row[Any]]) -> list[UUID]:
+    """Those for which others may wait."""
+    return [row.id for row in rows if row.followed]
+
+
 def write_all(c: Connection, d: Dialect, rows: Sequence[Row[Any]], **values: Any) -> None:
     """Write the same values to locked rows."""
     if rows:
@@ -174,6 +180,7 @@ class Cancel:
             unique_lock=None, waiting_for=None, version=JOB.c.version + 1,
         )  # fmt: skip
         write_all(c, d, found.get("requested", ()), cancel_requested=True, updated_at=now)
+        release_followers(c, d, followed(found.get("cancelled", ())), now)
         return Counter()
 
 
@@ -195,6 +202,7 @@ class Discard:
             c, d, found.get("discarded", ()), state=JobState.CANCELLED.value, finished_at=now, updated_at=now,
             version=JOB.c.version + 1,
         )  # fmt: skip
+        release_followers(c, d, followed(found.get("discarded", ())), now)
         return Counter()
 
 
@@ -210,8 +218,9 @@ class Delete:
         """By whether it is over."""
         return "deleted" if job.state in TERMINAL else "not_finished"
 
-    def write(self, c: Connection, d: Dialect, found: Sorted, now: datetime) -> Counter[str]:  # noqa: ARG002
+    def write(self, c: Connection, d: Dialect, found: Sorted, now: datetime) -> Counter[str]:
         """History first: nothing else would ever find it."""
+        release_followers(c, d, followed(found.get("deleted", ())), now, gone=True)
         if gone := _ids(found.get("deleted", ())):
             d.execute(c, sa.delete(ATTEMPT).where(ATTEMPT.c.job_id.in_(gone)))
             d.execute(c, sa.delete(JOB).where(JOB.c.id.in_(gone)))

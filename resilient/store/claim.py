@@ -92,6 +92,8 @@ class ClaimedJob(NamedTuple):
     sent: Any
     tags: Mapping[str, str] | None
     once_more: bool
+    ordering_key: str | None
+    order_no: int | None
 
 
 CLAIM_COLUMNS: Final = ", ".join(ClaimedJob._fields).replace("payload,", "{payload} AS payload,")

@@ -42,6 +42,7 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "skip_locked_j": "FOR UPDATE OF j SKIP LOCKED",
         "leaf_lock": "FOR NO KEY UPDATE SKIP LOCKED",
         "row_lock": "FOR NO KEY UPDATE",
+        "row_lock_o": "FOR NO KEY UPDATE OF o",
         "share_lock": "FOR SHARE SKIP LOCKED",
         "timestamp": "timestamptz",
         "payload": "CAST(payload AS text)",  # decoded once, by the handler's model
@@ -51,6 +52,7 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "skip_locked_j": "",
         "leaf_lock": "",
         "row_lock": "",
+        "row_lock_o": "",
         "share_lock": "",
         "timestamp": "text",
         "payload": "payload",
@@ -156,6 +158,12 @@ class Dialect:
         if self.is_postgresql:
             return f"unnest(CAST(:{param} AS {type_}[])) AS value"
         return f"json_each(:{param})"
+
+    def among(self, param: str, type_: str) -> str:
+        """A condition on the values of a packed parameter, for which both planners use the index."""
+        if self.is_postgresql:
+            return f"= ANY(CAST(:{param} AS {type_}[]))"
+        return f"IN (SELECT value FROM json_each(:{param}))"
 
     def records(self, param: str, fields: Mapping[str, str]) -> str:
         """A sub-select of ``fields`` (name to PostgreSQL type) from a JSON array of objects in the parameter ``param``.

@@ -10,8 +10,10 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.states import TERMINAL
 from resilient.store import turns
 from resilient.store.dialect import ID, TIME, Dialect
+from resilient.store.followers import release_followers
 from resilient.store.jobs import STAGE_LIMIT, best_of
 
 if TYPE_CHECKING:
@@ -70,9 +72,10 @@ def succeed_if_held(
         " cancel_requested = false, last_error = NULL, last_error_kind = NULL, last_error_code = NULL"
     ).replace("{stamp}", "CAST(:now AS {timestamp})")
     where = " WHERE {job}.id = p.id AND {job}.version = p.version AND {is_running}"
-    tail = " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority"
+    tail = " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority, {job}.followed"
     effective: set[UUID] = set()
     again: list[tuple[str, int]] = []
+    followed: list[UUID] = []
     plain = [x for x in done if x[2] is None]
     told = [x for x in done if x[2] is not None]
     for batch, with_result in ((plain, False), (told, True)):
@@ -81,11 +84,14 @@ def succeed_if_held(
         source, params = fences(d, batch, with_result=with_result)
         result = ", result = p.result" if with_result else ""
         rows = d.run(c, "UPDATE {job}" + sets + result + source + where + tail, {**params, "now": now}, id=ID).all()
-        for id_, state, key, priority in rows:
+        for id_, state, key, priority, has_followers in rows:
             effective.add(id_)
             if state == "ready":
                 again.append((key, priority))
+            elif has_followers:
+                followed.append(id_)
     turns.insert(c, d, best_of(again))
+    release_followers(c, d, followed, now)
     return effective
 
 
@@ -153,13 +159,14 @@ def finish_if_held(c: Connection, d: Dialect, finishes: Sequence[Finish], now: d
         " locked_by = NULL, lease_until = NULL, cancel_requested = false, updated_at = :now"
         f" FROM {d.records('doc', _FINISH_FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version AND {is_running}"
-        " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority",
+        " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority, {job}.followed",
         {"doc": doc, "now": now},
         id=ID,
     ).all()
     states = {r[0]: r[1] for r in rows}
     turns.insert(c, d, best_of((r[2], r[3]) for r in rows if r[1] == "ready"))
     record_attempts(c, d, [_as_written(f, states[f.id]) for f in finishes if f.id in states], now)
+    release_followers(c, d, [r[0] for r in rows if r[4] and r[1] in TERMINAL], now)
     return set(states)
 
 
@@ -292,10 +299,11 @@ def bury_if_waiting(c: Connection, d: Dialect, finishes: Sequence[Finish], now: 
         " last_error_kind = p.error_kind, last_error_code = p.error_code, unique_lock = NULL, finished_at = :now,"
         f" updated_at = :now FROM {d.records('doc', _FINISH_FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version AND {job}.state IN ('scheduled', 'ready', 'blocked')"
-        " RETURNING {job}.id",
+        " RETURNING {job}.id, {job}.followed",
         {"doc": doc, "now": now},
         id=ID,
     ).all()
     effective = {r[0] for r in rows}
     record_attempts(c, d, [f for f in finishes if f.id in effective], now)
+    release_followers(c, d, [r[0] for r in rows if r[1]], now)
     return effective

@@ -44,8 +44,14 @@ class NewJob(NamedTuple):
     idempotency_key: str | None = None
     tags: str | None = None  # JSON text
     trace: str | None = None  # JSON text
+    ordering_key: str | None = None
+    ordering_policy: str | None = None
+    followed: bool = False  # its end moves others: see `followers.release_followers`
+    waits: int = 0  # how many things it waits for; more than none: blocked
+    order_no: int | None = None
 
 
+_OWN_LAST: Final = 2  # fields at the end that are each job's own
 _FIELDS: Final = {
     "id": "uuid",
     "kind": "text",
@@ -63,6 +69,11 @@ _FIELDS: Final = {
     "idempotency_key": "text",
     "tags": "jsonb",
     "trace": "json",
+    "ordering_key": "text",
+    "ordering_policy": "text",
+    "followed": "boolean",
+    "waits": "int",
+    "order_no": "bigint",
 }
 _COPIED: Final = (
     "id",
@@ -70,7 +81,6 @@ _COPIED: Final = (
     "resource_key",
     "payload",
     "payload_version",
-    "state",
     "priority",
     "expires_at",
     "max_attempts",
@@ -79,6 +89,9 @@ _COPIED: Final = (
     "idempotency_key",
     "tags",
     "trace",
+    "ordering_key",
+    "ordering_policy",
+    "order_no",
 )
 
 
@@ -104,8 +117,10 @@ def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str)
         if d.is_postgresql and d.clock is None
         else "coalesce(r.run_at, :now)"
     )
-    source = f"SELECT {columns}, {due}, unique_key, {now}, {now} FROM {d.records('doc', _FIELDS)} AS r WHERE true"
-    head = f"INSERT INTO {{job}} ({columns}, run_at, unique_lock, created_at, updated_at) "
+    state = "CASE WHEN r.waits > 0 THEN 'blocked' ELSE r.state END, coalesce(r.waits, 0), coalesce(r.followed, false)"
+    source = f"SELECT {columns}, {state}, {due}, unique_key, {now}, {now} FROM {d.records('doc', _FIELDS)} AS r"
+    source += " WHERE true"
+    head = f"INSERT INTO {{job}} ({columns}, state, waits, followed, run_at, unique_lock, created_at, updated_at) "
     host = d.host_now()
     params: dict[str, Any] = {"doc": _document(d, jobs, host)}
     if host is not None:
@@ -126,7 +141,7 @@ def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str)
 
 
 def _plain(j: NewJob) -> bool:
-    return j.run_at is None and j.delay is None and j.expires_at is None
+    return j.run_at is None and j.delay is None and j.expires_at is None and not j.followed
 
 
 def _insert_one(c: Connection, d: Dialect, j: NewJob) -> None:
@@ -158,11 +173,14 @@ def _document(d: Dialect, jobs: Sequence[NewJob], host_now: datetime | None) -> 
     common: dict[tuple[Any, ...], str] = {}
     rows = []
     for j in jobs:
-        shared = (j[1], *j[4:])
+        shared = (j[1], *j[4:-_OWN_LAST])
         rest = common.get(shared)
         if rest is None:
             rest = common[shared] = _shared_fields(d, j, host_now)
-        rows.append(f'{{"id":"{j[0].hex}","resource_key":"{j[2]}","payload":{j[3]},{rest}}}')
+        own = f',"waits":{j.waits}' if j.waits else ""
+        if j.order_no is not None:
+            own += f',"order_no":{j.order_no}'
+        rows.append(f'{{"id":"{j[0].hex}","resource_key":"{j[2]}","payload":{j[3]},{rest}{own}}}')
     return "[" + ",".join(rows) + "]"
 
 
@@ -183,6 +201,9 @@ def _shared_fields(d: Dialect, j: NewJob, host_now: datetime | None) -> str:
         "unique_key": j.unique_key,
         "unique_until": j.unique_until,
         "idempotency_key": j.idempotency_key,
+        "ordering_key": j.ordering_key,
+        "ordering_policy": j.ordering_policy,
+        "followed": j.followed or None,
     }
     text = json.dumps({name: value for name, value in fields.items() if value is not None})[1:-1]
     for name, value in (("tags", j.tags), ("trace", j.trace)):
@@ -231,17 +252,8 @@ def replace_if_waiting(c: Connection, d: Dialect, id_: UUID, new: NewJob, now: d
         .replace("{json_payload}", json_param(d, "payload", "json"))
         .replace("{json_tags}", json_param(d, "tags", "jsonb"))
     )
-    if later:
-        return (
-            d.run(
-                c,
-                f"UPDATE {{job}} SET {sets}, state = 'scheduled' WHERE id = :id AND state IN ('scheduled', 'ready')"
-                " RETURNING 1",
-                params,
-            ).first()
-            is not None
-        )
-    return bool(_make_ready(c, d, sets + ", state = 'ready'", "id = :id AND state IN ('scheduled', 'ready')", params))
+    state = ", state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '%s' END" % ("scheduled" if later else "ready")
+    return bool(_make_ready(c, d, sets + state, "id = :id AND state IN ('scheduled', 'ready', 'blocked')", params))
 
 
 def mark_once_more(c: Connection, d: Dialect, id_: UUID, now: datetime) -> bool:
@@ -267,14 +279,15 @@ def json_param(d: Dialect, name: str, type_: str) -> str:
 def _make_ready(
     c: Connection, d: Dialect, sets: str, where: str, params: Mapping[str, Any], source: str = ""
 ) -> list[UUID]:
-    """The one way into `ready`: update jobs and give their resources turns. Returns the ids that changed."""
+    """The one way into `ready`: update jobs and give resources of ready ones turns. Returns the ids that changed."""
     rows = d.run(
         c,
-        f"UPDATE {{job}} SET {sets}{source} WHERE {where} RETURNING {{job}}.id, {{job}}.resource_key, {{job}}.priority",
+        f"UPDATE {{job}} SET {sets}{source} WHERE {where}"
+        " RETURNING {job}.id, {job}.resource_key, {job}.priority, {job}.state",
         params,
         id=ID,
     ).all()
-    turns.insert(c, d, best_of((r[1], r[2]) for r in rows))
+    turns.insert(c, d, best_of((r[1], r[2]) for r in rows if r[3] == "ready"))
     return [r[0] for r in rows]
 
 
@@ -314,7 +327,7 @@ def make_ready_if_version(
     doc = json.dumps([{"id": d.id(i), "version": v} for i, v in sorted(versions.items())])
     sets = "state = 'ready', run_at = :now, version = {job}.version + 1, updated_at = :now"
     if reset:
-        sets += ", attempts = 0, rescues = 0, finished_at = NULL, cancel_requested = false, sent = NULL"
+        sets += ", attempts = 0, rescues = 0, finished_at = NULL, cancel_requested = false, sent = NULL, waits = 0"
     return _make_ready(
         c,
         d,
@@ -323,3 +336,24 @@ def make_ready_if_version(
         {"doc": doc, "now": now},
         source=f" FROM {d.records('doc', {'id': 'uuid', 'version': 'int'})} AS r",
     )
+
+
+def unblock(c: Connection, d: Dialect, fewer: Mapping[UUID, int], now: datetime) -> set[UUID]:
+    """Blocked jobs wait for so many things fewer; those that wait for nothing more become ready, or scheduled.
+
+    Returns the ids that were still blocked.
+    """
+    if not fewer:
+        return set()
+    doc = json.dumps([{"id": d.id(i), "n": n} for i, n in sorted(fewer.items())])
+    changed = _make_ready(
+        c,
+        d,
+        "state = CASE WHEN {job}.waits > p.n THEN 'blocked' WHEN {job}.run_at > :now THEN 'scheduled' ELSE 'ready' END,"
+        " waits = CASE WHEN {job}.waits > p.n THEN {job}.waits - p.n ELSE 0 END,"
+        " version = {job}.version + 1, updated_at = :now",
+        "{job}.id = p.id AND {job}.state = 'blocked'",
+        {"doc": doc, "now": now},
+        source=f" FROM {d.records('doc', {'id': 'uuid', 'n': 'int'})} AS p",
+    )
+    return set(changed)

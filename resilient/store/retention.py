@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.errors import InvalidInput
-from resilient.core.states import TERMINAL
+from resilient.core.states import TERMINAL, JobState
 from resilient.store.dialect import ID, TIME
+from resilient.store.followers import release_followers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from resilient.core.states import JobState
     from resilient.store.dialect import Dialect
 
 WINDOW: Final = 5_000  # resource rows looked at in one transaction
@@ -34,7 +34,7 @@ def prune_finished(
     """
     rows = d.run(
         c,
-        f"SELECT id, finished_at FROM {{job}} WHERE {_finished(state, since)}"
+        f"SELECT id, finished_at, followed FROM {{job}} WHERE {_finished(state, since)}{_not_awaited(state)}"
         " ORDER BY finished_at LIMIT :limit {skip_locked}",
         {"before": before, "limit": limit} | ({} if since is None else {"since": since}),
         id=ID,
@@ -42,16 +42,29 @@ def prune_finished(
     ).all()
     if rows:
         ids = {"ids": d.pack_ids([r.id for r in rows])}
-        d.run(c, f"DELETE FROM {{attempt}} WHERE job_id {_among(d, 'ids', 'uuid')}", ids)
-        d.run(c, f"DELETE FROM {{job}} WHERE id {_among(d, 'ids', 'uuid')}", ids)
+        release_followers(c, d, [r.id for r in rows if r.followed], d.now(c), gone=True)
+        d.run(c, f"DELETE FROM {{attempt}} WHERE job_id {d.among('ids', 'uuid')}", ids)
+        d.run(c, f"DELETE FROM {{job}} WHERE id {d.among('ids', 'uuid')}", ids)
     return len(rows), rows[-1].finished_at if len(rows) == limit else None
+
+
+def _not_awaited(state: str) -> str:
+    """A dead job that keeps others of its lane waiting stays, whatever its age: they would run out of order."""
+    if state != JobState.DEAD:
+        return ""
+    return (
+        " AND NOT (followed AND ordering_policy = 'block' AND EXISTS (SELECT 1 FROM {order} o WHERE"
+        " o.resource_key = {job}.resource_key AND o.ordering_key = {job}.ordering_key AND o.head_id = {job}.id"
+        " AND o.last_no > {job}.order_no))"
+    )
 
 
 def count_finished(c: Connection, d: Dialect, state: JobState | str, before: datetime, *, limit: int) -> int:
     """How many `prune_finished` would find, counted up to ``limit``."""
     found: int = d.run(
         c,
-        f"SELECT count(*) FROM (SELECT 1 FROM {{job}} WHERE {_finished(state, None)} LIMIT :limit) AS found",
+        f"SELECT count(*) FROM (SELECT 1 FROM {{job}} WHERE {_finished(state, None)}{_not_awaited(state)}"
+        " LIMIT :limit) AS found",
         {"before": before, "limit": limit},
     ).scalar_one()
     return found
@@ -110,8 +123,8 @@ def forget_idle(
     idle = _idle(c, d, window, before, lock="" if dry_run else "{skip_locked}") if window else []
     if idle and not dry_run:
         keys = {"keys": d.pack_keys(idle)}
-        d.run(c, f"DELETE FROM {{resource}} WHERE key {_among(d, 'keys', 'text')}", keys)
-        d.run(c, f"DELETE FROM {{rate_limit}} WHERE resource_key {_among(d, 'keys', 'text')}", keys)
+        d.run(c, f"DELETE FROM {{resource}} WHERE key {d.among('keys', 'text')}", keys)
+        d.run(c, f"DELETE FROM {{rate_limit}} WHERE resource_key {d.among('keys', 'text')}", keys)
     return len(idle), window[-1] if len(window) == WINDOW else None
 
 
@@ -119,7 +132,7 @@ def _idle(c: Connection, d: Dialect, keys: Sequence[str], before: datetime, lock
     r = "{resource}.key"
     rows = d.run(
         c,
-        f"SELECT key FROM {{resource}} WHERE key {_among(d, 'keys', 'text')} AND updated_at < :before"
+        f"SELECT key FROM {{resource}} WHERE key {d.among('keys', 'text')} AND updated_at < :before"
         " AND breaker = 'closed' AND auth = 'ok' AND paused_at IS NULL AND policy IS NULL"
         " AND (blocked_until IS NULL OR blocked_until < :before)"
         f" AND NOT EXISTS (SELECT 1 FROM {{turn}} t WHERE t.resource_key = {r} AND t.parked_on IS NULL)"
@@ -144,10 +157,3 @@ def forget_notes(c: Connection, d: Dialect, before: datetime) -> int:
     gone = d.run(c, "DELETE FROM {alert} WHERE resolved_at < :before", {"before": before}).rowcount
     gone += d.run(c, "DELETE FROM {schedule} WHERE removed AND updated_at < :before", {"before": before}).rowcount
     return int(gone)
-
-
-def _among(d: Dialect, param: str, type_: str) -> str:
-    """A condition on the values of a packed parameter, for which both planners use the index."""
-    if d.is_postgresql:
-        return f"= ANY(CAST(:{param} AS {type_}[]))"
-    return f"IN (SELECT value FROM json_each(:{param}))"

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from resilient.core.states import TERMINAL, JobState
-from resilient.store import jobs
+from resilient.store import jobs, order
 from resilient.store.changes import Sorted, next_key, write_all
 from resilient.store.filters import JOB
 
@@ -65,8 +65,11 @@ class Retry:
         kept = sa.case((JOB.c.expires_at > now, JOB.c.expires_at))  # a passed expiry would end it again at once
         write_all(c, d, rows, waiting_for=None, progress=None, result=None, expires_at=kept, **fresh)
         first, later = self._spread(rows, now)
-        jobs.make_ready_if_version(c, d, {row.id: row.version for row in first}, now, reset=True)
-        _schedule(c, d, later, now)
+        starts = {row.id: now for row in first} | {row.id: at for row, at in later}
+        _put_back(c, d, [(row, starts[row.id]) for row in rows if row.ordering_key is not None], now)
+        free = {row.id: row.version for row in first if row.ordering_key is None}
+        jobs.make_ready_if_version(c, d, free, now, reset=True)
+        _schedule(c, d, [(row, at) for row, at in later if row.ordering_key is None], now)
         return Counter({"retried": -len(lost), "duplicates": len(lost)}) if lost else Counter()
 
     def _spread(
@@ -95,13 +98,30 @@ def _relock(c: Connection, d: Dialect, id_: UUID) -> bool:
         return False
 
 
-def _schedule(c: Connection, d: Dialect, later: Sequence[tuple[Row[Any], datetime]], now: datetime) -> None:
+def _put_back(c: Connection, d: Dialect, rows: Sequence[tuple[Row[Any], datetime]], now: datetime) -> None:
+    """Those with an ordering key wait for their turn, which is now if nobody has it."""
+    if not rows:
+        return
+    _schedule(c, d, rows, now, state="blocked", waits=1)
+    numbers = {row.id: ((row.resource_key, row.ordering_key), row.order_no) for row, _ in rows}
+    order.put_back(c, d, numbers, now)
+
+
+def _schedule(
+    c: Connection,
+    d: Dialect,
+    later: Sequence[tuple[Row[Any], datetime]],
+    now: datetime,
+    *,
+    state: str = "scheduled",
+    waits: int = 0,
+) -> None:
     if not later:
         return
     doc = json.dumps([{"id": d.id(row.id), "version": row.version, "run_at": d.time(at)} for row, at in later])
     d.run(
         c,
-        "UPDATE {job} SET state = 'scheduled', run_at = p.run_at, attempts = 0, rescues = 0,"
+        f"UPDATE {{job}} SET state = '{state}', waits = {waits}, run_at = p.run_at, attempts = 0, rescues = 0,"
         " finished_at = NULL, cancel_requested = false, sent = NULL, version = {job}.version + 1,"
         " updated_at = :now"
         f" FROM {d.records('doc', {'id': 'uuid', 'version': 'int', 'run_at': 'timestamptz'})} AS p"

@@ -4,7 +4,8 @@ The story of a job: `Job` is inserted (`ready`, or `scheduled` for later) togeth
 resource has ready work. A worker takes turns, locks the `Resource` rows, reads the gates and `RateLimit` rows, claims
 jobs under a lease and writes new turns for what is left, or parks one turn on the resource that stops it. Every
 execution that did not simply succeed leaves an `Attempt`. `Worker` rows are heartbeats, `Schedule` rows tick, `Alert`
-rows group what people are told, `Cursor` rows say where sync streams stand.
+rows group what people are told, `Cursor` rows say where sync streams stand. A job with an ordering key is `blocked`
+until the `Order` row of its lane says that it is its turn.
 A `Connection` says which `Grant` (tokens, encrypted) a resource uses. `Inbox` and `InboxKey` rows are what a consumer
 of messages has taken already.
 
@@ -81,6 +82,11 @@ class Job(Base, table=True):
         default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false"))
     )
     trace: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    ordering_key: str | None = Field(default=None, sa_column=Column(KEY))
+    order_no: int | None = Field(default=None, sa_column=Column(BigInteger))  # its place in the lane, for good
+    ordering_policy: str | None = Field(default=None, sa_column=Column(NAME))  # dead, it may "block" or "skip"
+    waits: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))  # > 0: blocked
+    followed: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
     created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     finished_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
@@ -93,6 +99,7 @@ class Job(Base, table=True):
         _index("resilient_job_finished", "state", "finished_at", where="finished_at IS NOT NULL"),
         _index("resilient_job_unique", "kind", "unique_lock", unique=True, where="unique_lock IS NOT NULL"),
         _index("resilient_job_expires", "expires_at", where="expires_at IS NOT NULL AND finished_at IS NULL"),
+        _index("resilient_job_lane", "resource_key", "ordering_key", "order_no", where="state = 'blocked'"),
         _index(
             "resilient_job_tags",
             "tags",
@@ -101,6 +108,19 @@ class Job(Base, table=True):
             where="tags IS NOT NULL",
         ),
     )
+
+
+class Order(Base, table=True):
+    """One lane (a resource and an ordering key): whose turn it is. Columns that change are unindexed (HOT)."""
+
+    __tablename__ = "resilient_order"
+
+    resource_key: str = Field(sa_column=Column(KEY, primary_key=True))
+    ordering_key: str = Field(sa_column=Column(KEY, primary_key=True))
+    last_no: int = Field(sa_column=Column(BigInteger, nullable=False))  # the number given last
+    head_id: UUID | None = Field(default=None, sa_column=Column(Uuid))  # whose turn it is; null: the lane is empty
+    seek_no: int = Field(sa_column=Column(BigInteger, nullable=False))  # no job with a smaller number is blocked
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
 
 
 class Resource(Base, table=True):

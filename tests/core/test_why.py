@@ -27,7 +27,8 @@ JOB = JobInfo(
     run_at=NOW - timedelta(seconds=30), expires_at=None, attempts=0, max_attempts=8, executions=0, deferrals=0,
     rescues=0, version=1, locked_by=None, lease_until=None, started_at=None, unique_key=None, idempotency_key=None,
     sent=None, tags=None, progress=None, result=None, last_error=None, last_error_kind=None, last_error_code=None,
-    waiting_for=None, cancel_requested=False, created_at=NOW - timedelta(minutes=1), updated_at=NOW, finished_at=None,
+    waiting_for=None, ordering_key=None, order_no=None, ordering_policy=None, waits=0,
+    cancel_requested=False, created_at=NOW - timedelta(minutes=1), updated_at=NOW, finished_at=None,
 )  # fmt: skip
 WORKER = WorkerSeen("w1", frozenset({"mail.send"}), concurrency=50, running=3, stopping=False, seen_at=NOW)
 

@@ -9,7 +9,9 @@ import pytest
 from sqlalchemy import event
 
 from resilient.core.policy import Limit, Policies
+from resilient.engine import enqueue as enqueueing
 from resilient.engine.completer import write
+from resilient.engine.enqueue import Ordered
 from resilient.store import claim, gates, jobs, resources
 
 POLICIES = Policies(limits={"a/*": [Limit(1e6, per=60, burst=1e6, counts="jobs", name="m")]})
@@ -95,3 +97,47 @@ def test_staging_reads_only_what_is_due(database):
     assert database.transaction_sync(lambda c, d: jobs.stage(c, d, d.steer(c))) == 10
     meter.close()
     assert meter.rows < 100
+
+
+FOLLOWERS = (
+    "INSERT INTO {job} (id, kind, resource_key, payload, state, priority, run_at, created_at, updated_at,"
+    " ordering_key, order_no, ordering_policy, waits, followed)"
+    " SELECT gen_random_uuid(), 'k', :key, 'null', 'blocked', 0, now(), now(), now(), :name, n, 'block', 1, true"
+    " FROM generate_series(:first, :last) n"
+)
+
+
+def lanes(database, round_):
+    """Rows and buffers of claiming the heads of 20 lanes and of finishing them, which makes others their heads."""
+    ask = claim.Ask("w", 20, ["k"], timedelta(seconds=60), POLICIES.for_key, lambda: 0.5, take=20, per_key=1)
+    meter = Meter(database.sync_engine)
+    claimed = database.transaction_sync(claim.claim, ask)
+    assert {row.order_no for row in claimed.jobs} == {round_}
+    done = [(row.id, row.version + 1, None) for row in claimed.jobs]
+    assert len(database.transaction_sync(write, done, [], {}, again=False)) == 20
+    meter.close()
+    return meter.rows, meter.buffers
+
+
+def test_the_cost_of_a_claim_does_not_depend_on_the_followers_of_a_head(database):
+    keys = ["a", *(f"a/{n}" for n in range(20))]
+    database.transaction_sync(resources.ensure, keys)
+    for _ in range(6):
+        ordered = [
+            Ordered(
+                jobs.NewJob(uuid4(), "k", f"a/{n}", "null", ordering_key="o", ordering_policy="block", followed=True)
+            )
+            for n in range(20)
+        ]
+        database.transaction_sync(enqueueing.write, ordered)
+    lanes(database, 1)
+    few = lanes(database, 2)
+    add = {"name": "o", "first": 7, "last": 50_006}
+    database.transaction_sync(lambda c, d: d.run(c, FOLLOWERS, {**add, "key": "a/1"}))
+    database.transaction_sync(lambda c, d: d.run(c, FOLLOWERS, {**add, "key": "a/1", "name": "p"}))
+    database.transaction_sync(lambda c, d: d.run(c, "UPDATE {order} SET last_no = 50006 WHERE resource_key = 'a/1'"))
+    many = lanes(database, 3)
+    again = lanes(database, 4)
+    print(f"rows, buffers: {few} in front of a few followers, {many} and {again} of 50,000")  # noqa: T201 - the figure
+    assert max(many[0], again[0]) <= few[0] * 1.2 + 20
+    assert max(many[1], again[1]) <= few[1] * 2 + 100  # each look-up goes through an index that is a page or two deeper

@@ -104,6 +104,11 @@ def _job(op: Operations) -> None:
         sa.Column("waiting_for", KEY),
         sa.Column("cancel_requested", sa.Boolean, nullable=False, server_default=sa.text("false")),
         sa.Column("trace", DOCUMENT),
+        sa.Column("ordering_key", KEY),
+        sa.Column("order_no", sa.BigInteger),
+        sa.Column("ordering_policy", NAME),
+        sa.Column("waits", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("followed", sa.Boolean, nullable=False, server_default=sa.text("false")),
         sa.Column("created_at", TIME, nullable=False),
         sa.Column("updated_at", TIME, nullable=False),
         sa.Column("finished_at", TIME),
@@ -112,6 +117,7 @@ def _job(op: Operations) -> None:
     _index(op, "resilient_job", "due", ["run_at", "id"], where="state = 'scheduled'")
     _index(op, "resilient_job", "expires", ["expires_at"], where="expires_at IS NOT NULL AND finished_at IS NULL")
     _index(op, "resilient_job", "finished", ["state", "finished_at"], where="finished_at IS NOT NULL")
+    _index(op, "resilient_job", "lane", ["resource_key", "ordering_key", "order_no"], where="state = 'blocked'")
     _index(
         op,
         "resilient_job",
@@ -130,6 +136,19 @@ def _job(op: Operations) -> None:
         postgresql_ops={"tags": "jsonb_path_ops"},
     )
     _index(op, "resilient_job", "unique", ["kind", "unique_lock"], where="unique_lock IS NOT NULL", unique=True)
+
+
+def _order(op: Operations) -> None:
+    op.create_table(
+        "resilient_order",
+        sa.Column("resource_key", KEY, primary_key=True),
+        sa.Column("ordering_key", KEY, primary_key=True),
+        sa.Column("last_no", sa.BigInteger, nullable=False),
+        sa.Column("head_id", sa.Uuid),
+        sa.Column("seek_no", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", TIME, nullable=False),
+    )
+    _store(op, "resilient_order", HOT)
 
 
 def _resource(op: Operations) -> None:
@@ -368,6 +387,7 @@ def _inbox(op: Operations) -> None:
 def upgrade(op: Operations) -> None:
     """Create them."""
     _job(op)
+    _order(op)
     _resource(op)
     _rate_limit(op)
     _turn(op)
@@ -396,4 +416,5 @@ def downgrade(op: Operations) -> None:
     op.drop_table("resilient_turn")
     op.drop_table("resilient_rate_limit")
     op.drop_table("resilient_resource")
+    op.drop_table("resilient_order")
     op.drop_table("resilient_job")

@@ -1,0 +1,30 @@
+"""What happens to others when a job is over.
+
+Every path on which a job ends (succeeds, dies, is cancelled, expires) or is deleted calls `release_followers` in the
+same transaction, for the jobs whose column ``followed`` says that somebody may wait for them. Jobs without an ordering
+key are not followed, and cost nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilient.store import order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.store.dialect import Dialect
+
+
+def release_followers(c: Connection, d: Dialect, ended: Iterable[UUID], now: datetime, *, gone: bool = False) -> None:
+    """Let go on what waited for these followed jobs, in the transaction that ended them and after that was written.
+
+    ``gone``: they are finished and are about to be deleted; call it before that.
+    """
+    if ids := sorted(ended):
+        order.advance(c, d, ids, now, gone=gone)
