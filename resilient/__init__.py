@@ -79,6 +79,7 @@ from resilient.core.webhook import Signature, Webhook
 from resilient.core.why import Why
 from resilient.engine.access import Access, CredentialStore
 from resilient.engine.app import Resilient
+from resilient.engine.batch import Batch, SyncBatch
 from resilient.engine.catalogue import providers_by_name
 from resilient.engine.connections import ConnectionInfo
 from resilient.engine.enqueue import Enqueued, Item
@@ -105,6 +106,7 @@ __all__ = [
     "BadPayload",
     "BadResourceKey",
     "Basic",
+    "Batch",
     "Bearer",
     "BreakerPolicy",
     "BudgetFields",
@@ -192,6 +194,7 @@ __all__ = [
     "StoppedGroup",
     "Stream",
     "Sweep",
+    "SyncBatch",
     "SyncJob",
     "Throttled",
     "TransactionOpen",

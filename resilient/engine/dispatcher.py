@@ -17,7 +17,7 @@ from resilient.store import claim, resources
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
     from resilient.core.policy import Policies
@@ -49,14 +49,16 @@ class Dispatcher:
         policies: Policies,
         monotonic: Callable[[], float],
         rng: random.Random,
+        batches: Mapping[str, int] | None = None,
     ) -> None:
         self._database, self._worker_id, self._kinds = database, worker_id, tuple(kinds)
         self._concurrency, self._lease, self._policies = concurrency, lease, policies
         self._monotonic, self._rng = monotonic, rng
+        self._batches = batches or {}
         self._low: dict[int, int] = {}  # per priority: ids below are known to be gone
         self._looks = 0
         self._unbounded_at = -1e9
-        self._yield = 4.0  # jobs a turn brings that is not cut short by too few slots, moving average
+        self._yield = 4.0  # slots a turn fills that is not cut short by too few of them, moving average
         self._keys = MOST_TURNS  # how many keys the last look found, if fewer than it asked for
         self._rate = 0.0  # jobs ended per second, moving average
         self._counted, self._counted_at = 0, monotonic()
@@ -128,6 +130,7 @@ class Dispatcher:
             low=self._low.get(priority, 0) if priority is not None else 0,
             oldest_first=oldest,
             skip=tuple(self._skip),
+            batches=self._batches,
         )
 
     def _learn(self, ask: claim.Ask, claimed: claim.Claimed, now: float) -> None:
@@ -144,4 +147,4 @@ class Dispatcher:
             else:
                 self._low.setdefault(turn.priority, 0)
         if served := len(claimed.turns) - claimed.unserved:
-            self._yield += (max(0.5, len(claimed.jobs) / served) - self._yield) * 0.2
+            self._yield += (max(0.5, claimed.slots / served) - self._yield) * 0.2

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from resilient.engine.app import Resilient
+    from resilient.engine.batch_run import BatchRun
     from resilient.engine.handler import Handler
     from resilient.engine.worker import Worker
     from resilient.store.claim import ClaimedJob
@@ -64,6 +65,7 @@ class Execution:
 
     # Most of it stays as it is here for most executions: a class attribute costs nothing to set.
     payload: Any = None  # decoded just before it starts
+    run: BatchRun | None = None  # the call it shares with others
     started = 0.0  # loop time; 0 until it starts
     task: asyncio.Task[Any] | None = None  # the slot that runs it
     thread = False  # its function runs in a thread, which cannot be interrupted

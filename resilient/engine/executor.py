@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import decide as decisions
 from resilient.core.errors import BadPayload
 from resilient.core.failure import Failure, FailureKind
+from resilient.engine.batch_run import BatchRun
 from resilient.engine.endings import broken, interrupted, raised, returned, text_of
 from resilient.engine.job import Job, SyncJob
 
@@ -53,17 +54,19 @@ class Executor:
         self.concurrency = concurrency
         self._threads = threads
         self._on_done, self._before = on_done, before
-        self._queue: deque[Execution] = deque()
+        self._queue: deque[Execution | BatchRun] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._slots: list[asyncio.Task[None]] = []
         self.running: dict[int, Execution] = {}  # by number: claimed and not yet decided, waiting ones included
-        self._solo: deque[Execution] = deque()  # suspects: rescued before
-        self._alone: Execution | None = None  # the suspect that runs now
+        self._solo: deque[Execution | BatchRun] = deque()  # suspects: rescued before
+        self._alone: Execution | BatchRun | None = None  # the suspect that runs now
+        self._gathering: dict[tuple[str, str], BatchRun] = {}  # by kind and resource: not started, takes more
+        self._shared = 0  # executions beyond the first of each batch: they take no slot
         self._patience = 0.0
         self._deadlines: asyncio.TimerHandle | None = None
         self._closing = False
         self._started = 0  # handlers that run and are not given up
-        self.stuck: set[Execution] = set()  # given up, and still in their slots
+        self.stuck: set[Execution | BatchRun] = set()  # given up, and still in their slots
 
     # -- feeding --------------------------------------------------------------------------------------------------
 
@@ -78,17 +81,35 @@ class Executor:
         self.running[execution.number] = execution
         if self._deadlines is None:
             self._deadlines = asyncio.get_running_loop().call_later(DEADLINE_LOOK, self._check_deadlines)
+        unit: Execution | BatchRun = execution
+        if execution.handler.batch and not execution.sent:  # a request without an answer is looked up alone
+            unit = self._gather(execution)
+            if len(unit.members) > 1:
+                return  # it waits already
         if execution.row.rescues:
             if not self._solo:
                 loop = asyncio.get_running_loop()
                 self._patience = loop.time() + SOLO_PATIENCE
                 loop.call_later(SOLO_PATIENCE, self._wake_one)
-            self._solo.append(execution)
+            self._solo.append(unit)
         else:
-            self._queue.append(execution)
+            self._queue.append(unit)
             if len(self._queue) > 1:
                 return  # the slot that was woken for the first one wakes the next
         self._wake_one()
+
+    def _gather(self, execution: Execution) -> BatchRun:
+        """The batch it will run in: one of its kind and resource that waits for a slot, or a new one."""
+        place = (execution.row.kind, execution.resource_key)
+        run = self._gathering.get(place)
+        if run is None or run.full or execution.row.rescues:
+            run = BatchRun(execution, self._close)
+            if not execution.row.rescues:
+                self._gathering[place] = run
+        else:
+            self._shared += 1
+        run.add(execution)
+        return run
 
     def _wake_one(self) -> None:
         while self._idle:
@@ -105,13 +126,13 @@ class Executor:
     @property
     def taken(self) -> int:
         """Slots in use or promised."""
-        return len(self.running) + len(self.stuck)
+        return len(self.running) - self._shared + len(self.stuck)
 
     def _plain(self) -> bool:
         """Whether the next execution may just be started."""
         return bool(self._queue) and not self._solo and self._alone is None and not self._closing
 
-    def _next(self) -> Execution | None:
+    def _next(self) -> Execution | BatchRun | None:
         """The execution to start now. A suspect starts once nothing else runs, or when patience ends."""
         if self._alone is not None or self._closing:
             return None
@@ -142,12 +163,15 @@ class Executor:
             execution.task = this
             execution.started = loop.time()
             self._started += 1
-            try:
-                outcome = self._refusal(execution) or await self._call(execution)
-            except Exception as error:
-                log.exception("the engine failed over job %s (%s)", execution.id, execution.row.kind)
-                outcome = broken(error)
-            self._close(execution, outcome)
+            if isinstance(execution, BatchRun):
+                await self._run_batch(execution)
+            else:
+                try:
+                    outcome = self._refusal(execution) or await self._call(execution)
+                except Exception as error:
+                    log.exception("the engine failed over job %s (%s)", execution.id, execution.row.kind)
+                    outcome = broken(error)
+                self._close(execution, outcome)
             if execution.future is not None and not execution.future.done():
                 self._keep_stuck(execution)
                 await asyncio.wait([execution.future])
@@ -165,20 +189,26 @@ class Executor:
     def _leave(self, execution: Execution) -> bool:
         """It does not count as running any more, and may send and mark nothing more; False: it did not before."""
         execution.over = True
-        if execution.task is not None:
-            self._started -= 1
-            execution.task = None
         held = self.running.get(execution.number) is execution
         if held:
             del self.running[execution.number]
-        if self._alone is execution:
+        unit: Execution | BatchRun = execution
+        if execution.run is not None:
+            unit = execution.run
+            self._shared -= unit.leave(execution)
+            if unit.members:
+                return held
+        if unit.task is not None:
+            self._started -= 1
+            unit.task = None
+        if self._alone is unit:
             self._alone = None
             self._wake_one()
         elif self._solo:
             self._wake_one()
         return held
 
-    def _keep_stuck(self, execution: Execution) -> None:
+    def _keep_stuck(self, execution: Execution | BatchRun) -> None:
         """Say that a slot is stuck; if all are, what waits for one goes to other workers."""
         if execution in self.stuck:
             return
@@ -192,9 +222,10 @@ class Executor:
             "; restart this worker" if len(self.stuck) >= self.concurrency else "",
         )
         if len(self.stuck) >= self.concurrency:
-            waiting = [*self._queue, *self._solo]
+            waiting = [e for e in self.running.values() if not e.started]
             self._queue.clear()
             self._solo.clear()
+            self._gathering.clear()
             for one in waiting:
                 self._close(one, decisions.HandedBack("every slot of its worker is taken by handlers that do not end"))
 
@@ -236,21 +267,8 @@ class Executor:
 
     async def _call(self, execution: Execution) -> decisions.Outcome:
         """Run and translate."""
-        handler, row = execution.handler, execution.row
-        kind = Job if handler.is_async else SyncJob
-        job = kind(
-            id=execution.id,
-            kind=row.kind,
-            payload=execution.payload,
-            resource_key=row.resource_key,
-            attempt=row.attempts + 1,
-            execution=row.executions + 1,
-            idempotency_key=row.idempotency_key,
-            tags=row.tags or {},
-            ordering_key=row.ordering_key,
-            order_no=row.order_no,
-            side=execution,
-        )
+        handler = execution.handler
+        job = _job(execution)
         reconciling = execution.sent
         fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
         try:
@@ -266,14 +284,44 @@ class Executor:
             return interrupted(execution)  # it swallowed its cancellation, or heard of it and returned early
         return returned(execution, result, reconciling=reconciling and fn is handler.reconcile)
 
-    async def _in_thread(self, execution: Execution, fn: Callable[[], Any]) -> Any:
+    async def _run_batch(self, run: BatchRun) -> None:
+        """Run the handler of a batch and end all its jobs."""
+        if self._gathering.get(run.place) is run:
+            del self._gathering[run.place]
+        run.begin()
+        try:
+            for one in list(run.members.values()):
+                if (refusal := self._refusal(one)) is not None:
+                    self._close(one, refusal)
+            if run.members:
+                await self._call_batch(run)
+        except Exception as error:
+            log.exception("the engine failed over a batch of %s (%s)", run.row.kind, run.row.resource_key)
+            for one in list(run.members.values()):
+                self._close(one, broken(error))
+
+    async def _call_batch(self, run: BatchRun) -> None:
+        fn, batch = run.handler.fn, run.batch([_job(one) for one in run.members.values()])
+        result: Any = None
+        failed: BaseException | None = None
+        try:
+            if not run.handler.is_async:
+                result = await self._in_thread(run, partial(fn, batch))
+            elif inspect.isawaitable(result := fn(batch)):
+                result = await result
+        except BaseException as error:  # noqa: BLE001 - as in `_call`
+            failed = error
+        self._uncancel(run)
+        run.end(result, failed)
+
+    async def _in_thread(self, execution: Execution | BatchRun, fn: Callable[[], Any]) -> Any:
         execution.thread = True
         execution.future = asyncio.get_running_loop().run_in_executor(self._threads, fn)
         execution.future.add_done_callback(_heard)
         await asyncio.wait([execution.future])  # a cancellation leaves the future alone, because the thread goes on
         return execution.future.result()
 
-    def _uncancel(self, execution: Execution) -> None:
+    def _uncancel(self, execution: Execution | BatchRun) -> None:
         """The next job of this slot begins without the cancellations of this one."""
         task = execution.task or asyncio.current_task()
         if task is not None:
@@ -288,7 +336,14 @@ class Executor:
             return
         execution.reason = reason
         execution.lost = execution.lost or reason == "lost"
-        if execution.task is None:
+        run = execution.run
+        if run is not None and run.started:
+            run.interrupt(reason)
+        elif run is not None:
+            self._close(execution, interrupted(execution))
+            if not run.members:
+                self._drop(run)
+        elif execution.task is None:
             for queue in (self._queue, self._solo):
                 if execution in queue:
                     queue.remove(execution)
@@ -297,14 +352,23 @@ class Executor:
             execution.cancelled_at = execution.cancelled_at or asyncio.get_running_loop().time()
             execution.task.cancel()
 
+    def _drop(self, run: BatchRun) -> None:
+        """A batch that waited has no job left."""
+        for queue in (self._queue, self._solo):
+            if run in queue:
+                queue.remove(run)
+        if self._gathering.get(run.place) is run:
+            del self._gathering[run.place]
+
     def abandon(self, execution: Execution) -> None:
         """Give up waiting for a function that does not stop; what it still does is refused by the fence."""
         if self.running.get(execution.number) is not execution:
             return
-        outcome = interrupted(execution)
+        unit = execution.run or execution
+        outcome = (execution.run and execution.run.last) or interrupted(execution)
         self._leave(execution)
         if execution.started:
-            self._keep_stuck(execution)
+            self._keep_stuck(unit)
         self._on_done(execution, outcome)
 
     async def close(self) -> None:
@@ -320,6 +384,24 @@ class Executor:
             await asyncio.wait(self._slots, timeout=CLOSE_PATIENCE)
         for execution in list(self.running.values()):
             self.abandon(execution)
+
+
+def _job(execution: Execution) -> Job[Any] | SyncJob[Any]:
+    """What the handler sees of it."""
+    row = execution.row
+    return (Job if execution.handler.is_async else SyncJob)(
+        id=execution.id,
+        kind=row.kind,
+        payload=execution.payload,
+        resource_key=row.resource_key,
+        attempt=row.attempts + 1,
+        execution=row.executions + 1,
+        idempotency_key=row.idempotency_key,
+        tags=row.tags or {},
+        ordering_key=row.ordering_key,
+        order_no=row.order_no,
+        side=execution,
+    )
 
 
 def _heard(future: asyncio.Future[Any]) -> None:

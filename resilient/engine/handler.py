@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, get_args, get_origin, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast, get_args, get_origin, overload
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,13 +19,17 @@ from resilient.core.errors import BadPayload, SetupError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from resilient.core.errors import Cancel, Snooze
+    from resilient.engine.batch import Batch, SyncBatch
     from resilient.engine.job import Job, SyncJob
 
 P = TypeVar("P")
 R = TypeVar("R")
+Told: TypeAlias = "Snooze | Cancel | None"
 _KIND: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
 DEFAULT_TIMEOUT: Final = 300.0
 DEFAULT_RETRY: Final = Retry()
+BATCHES: Final = range(1, 1001)
 _UNTYPED: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 
 
@@ -85,9 +89,10 @@ class Handler(Kind[P], Generic[P, R]):
     timeout: float | None = DEFAULT_TIMEOUT  # seconds an execution may take; None: no limit
     reconcile: Callable[[Any], Any] | None = None
     is_async: bool = True
+    batch: int | None = None  # how many jobs of one resource a call takes at most; None: one, as a `Job`
 
-    def __call__(self, job: Job[P] | SyncJob[P]) -> Any:
-        """Run the function itself."""
+    def __call__(self, job: Job[P] | SyncJob[P] | Batch[P] | SyncBatch[P]) -> Any:
+        """Run the function itself; that of a batch handler takes a `Batch`."""
         return self.fn(job)
 
 
@@ -103,7 +108,41 @@ if TYPE_CHECKING:
         def __call__(self, fn: Any) -> Any:
             """Declare ``fn``."""
 
+    class DeclareBatch:
+        """What `handler(..., batch=...)` returns: the same for functions that take a `Batch`."""
 
+        @overload
+        def __call__(self, fn: Callable[[Batch[P]], Awaitable[Told]]) -> Handler[P, Any]: ...
+        @overload
+        def __call__(self, fn: Callable[[SyncBatch[P]], Told]) -> Handler[P, Any]: ...
+        def __call__(self, fn: Any) -> Any:
+            """Declare ``fn``."""
+
+
+@overload
+def handler(
+    kind: str,
+    *,
+    batch: None = None,
+    retry: Retry = ...,
+    timeout: float | None = ...,
+    model: Any = ...,
+    version: int = ...,
+    upgrade: Callable[[Any, int], Any] | None = ...,
+    reconcile: Callable[[Any], Any] | None = ...,
+) -> Declare: ...
+@overload
+def handler(
+    kind: str,
+    *,
+    batch: int,
+    retry: Retry = ...,
+    timeout: float | None = ...,
+    model: Any = ...,
+    version: int = ...,
+    upgrade: Callable[[Any, int], Any] | None = ...,
+    reconcile: Callable[[Any], Any] | None = ...,
+) -> DeclareBatch: ...
 def handler(
     kind: str,
     *,
@@ -113,17 +152,23 @@ def handler(
     version: int = 1,
     upgrade: Callable[[Any, int], Any] | None = None,
     reconcile: Callable[[Any], Any] | None = None,
-) -> Declare:
+    batch: int | None = None,
+) -> Any:
     """Declare a handler: ``async def`` functions take a `Job`, plain ones a `SyncJob` and run in a thread.
 
     The payload model is read from the annotation (``job: Job[SendMail]``) unless ``model`` is given. ``timeout`` is in
     seconds. ``reconcile(job)`` is asked after a request whose outcome is unknown: it returns True if the request took
     effect, False if it did not (the job runs again), None if nobody can tell (the job is dead, "unknown outcome").
 
+    ``batch``: the function takes up to so many jobs of one resource at once, as a `Batch` or `SyncBatch`; it never
+    waits for more to come. ``timeout`` is then for all of them together, ``reconcile`` still for one.
+
     Raises `SetupError` for a bad kind, timeout or annotation.
     """
     if timeout is not None and timeout <= 0:
         raise SetupError(f"timeout of handler {kind!r} must be positive seconds or None, not {timeout!r}")
+    if batch is not None and batch not in BATCHES:
+        raise SetupError(f"batch of handler {kind!r} must be from 1 to {BATCHES[-1]}, not {batch!r}")
 
     def declare(fn: Callable[[Any], Any]) -> Handler[Any, Any]:
         return Handler(
@@ -136,9 +181,10 @@ def handler(
             timeout=timeout,
             reconcile=reconcile,
             is_async=inspect.iscoroutinefunction(fn),
+            batch=batch,
         )
 
-    return cast("Declare", declare)
+    return declare
 
 
 def _model_of(kind: str, fn: Callable[..., Any]) -> Any:
@@ -165,7 +211,7 @@ def _model_of(kind: str, fn: Callable[..., Any]) -> Any:
 
 def _names_of(fn: Callable[..., Any]) -> dict[str, Any]:
     """The names an annotation may use: the function's globals, what it closes over, and its definer's locals."""
-    from resilient.engine import job  # noqa: PLC0415 - job.py needs handlers
+    from resilient.engine import batch, job  # noqa: PLC0415 - job.py needs handlers
 
     definer: dict[str, Any] = {}
     frame = inspect.currentframe()
@@ -173,7 +219,8 @@ def _names_of(fn: Callable[..., Any]) -> dict[str, Any]:
         frame = frame.f_back
     if frame is not None:
         definer = dict(frame.f_locals)
-    return {"Job": job.Job, "SyncJob": job.SyncJob, **getattr(fn, "__globals__", {}), **definer}
+    known = {"Job": job.Job, "SyncJob": job.SyncJob, "Batch": batch.Batch, "SyncBatch": batch.SyncBatch}
+    return {**known, **getattr(fn, "__globals__", {}), **definer}
 
 
 def _brief(error: ValidationError) -> str:

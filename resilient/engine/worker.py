@@ -95,6 +95,7 @@ class Worker:
             policies=app.policies,
             monotonic=self.monotonic,
             rng=self.rng,
+            batches={kind: size for kind in self.kinds if (size := app.kinds[kind].batch)},
         )
         self.sweeper = Sweeper(self, housekeeping=housekeeping)
         self._wake = asyncio.Event()

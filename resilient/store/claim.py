@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 RECHECK: Final = 60.0  # seconds until a parked turn is looked at whatever happened, plus jitter
 MIN_RECHECK: Final = 0.05
+BATCH_ROWS: Final = 4_000  # candidates beyond ``per_key`` that a claim reads for batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Ask:
     low: int = 0
     oldest_first: bool = False
     skip: Sequence[str] = ()
+    batches: Mapping[str, int] = field(default_factory=dict)  # kinds whose jobs share a slot, and how many of them
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Claimed:
     lost: int = 0  # candidates that somebody else got
     continued: int = 0
     unserved: int = 0  # keys whose turn came when all slots were promised
+    slots: int = 0  # how many of those asked for are used
 
 
 class ClaimedJob(NamedTuple):
@@ -181,6 +184,8 @@ class _Claim:
         Looked up without regard to kinds, because a key that also holds others must keep a turn (`self.mixed`).
         """
         found = self._look(leaves, known_only=False)
+        if self.ask.batches:
+            found |= self._look_deeper(leaves, found)
         for key, rows in found.items():
             known = [row for row in rows if row.kind in self.kinds]
             if len(known) < len(rows):
@@ -189,11 +194,25 @@ class _Claim:
         hidden = [t for t in leaves if t.resource_key in self.mixed and not found[t.resource_key]]
         return found | (self._look(hidden, known_only=True) if hidden else {})
 
-    def _look(self, leaves: Sequence[turns.Turn], *, known_only: bool) -> dict[str, list[ClaimedJob]]:
+    def _look_deeper(
+        self, leaves: Sequence[turns.Turn], found: Mapping[str, list[ClaimedJob]]
+    ) -> dict[str, list[ClaimedJob]]:
+        """Where the first job is one of a batch that may be larger than what was read: as many as fill it."""
+        sizes: dict[str, int] = {}
+        room = BATCH_ROWS
+        for key, rows in found.items():
+            size = self.ask.batches.get(rows[0].kind, 0) if len(rows) > self.ask.per_key else 0
+            if self.ask.per_key < size <= room:
+                sizes[key] = size
+                room -= size
+        keys = [t for t in leaves if t.resource_key in sizes]
+        return self._look(keys, known_only=False, limit=max(sizes.values(), default=0) + 1)
+
+    def _look(self, leaves: Sequence[turns.Turn], *, known_only: bool, limit: int = 0) -> dict[str, list[ClaimedJob]]:
         if not leaves:
             return {}
         d, keys = self.d, [t.resource_key for t in leaves]
-        params: dict[str, Any] = {"limit": self.ask.per_key + 1}
+        params: dict[str, Any] = {"limit": limit or self.ask.per_key + 1}
         also = ""
         if known_only:
             also = f" AND kind IN (SELECT value FROM {d.array('kinds', 'text')})"
@@ -273,7 +292,9 @@ class _Claim:
         left, chosen = self.ask.slots, []
         for t in sorted(leaves, key=lambda t: not candidates[t.resource_key][0].rescues):
             key, rows = t.resource_key, candidates[t.resource_key]
-            wanted = min(_beside_each_other(rows), self.ask.per_key, left)
+            batch = self.ask.batches.get(rows[0].kind)
+            most = min(self.ask.per_key, left) if batch is None else min(batch, _alike(rows)) * (left > 0)
+            wanted = min(_beside_each_other(rows), most)
             if wanted <= 0:
                 self.again[key] = rows[0].priority
                 out.unserved += 1
@@ -284,7 +305,9 @@ class _Claim:
                 self.levels[level.facts.key] = level
             if verdict.count:
                 chosen.append((t, rows[: verdict.count], verdict.probes))
-                left = 0 if rows[0].rescues else left - verdict.count
+                used = verdict.count if batch is None else 1
+                out.slots += used
+                left = 0 if rows[0].rescues else left - used
             if verdict.stop is not None and verdict.count < len(rows):
                 out.stops[key] = verdict.stop
                 self._park(key, rows[verdict.count].priority, verdict.stop)
@@ -347,6 +370,11 @@ _NO_LIMITS: Final[Mapping[str, Any]] = {}
 def _beside_each_other(rows: Sequence[ClaimedJob]) -> int:
     """How many of these jobs, from the first on, may be claimed together: one that was rescued before only alone."""
     return next((n or 1 for n, row in enumerate(rows) if row.rescues), len(rows))
+
+
+def _alike(rows: Sequence[ClaimedJob]) -> int:
+    """How many of these jobs, from the first on, are of one kind."""
+    return next((n for n, row in enumerate(rows) if row.kind != rows[0].kind), len(rows))
 
 
 def _lock_order(key: str) -> tuple[int, str]:

@@ -11,6 +11,6 @@ clock.advance(60)
 """
 
 from resilient.testing.clock import FakeClock
-from resilient.testing.jobs import Bench, bench_of, job, sync_job
+from resilient.testing.jobs import Bench, batch, bench_of, job, sync_batch, sync_job
 
-__all__ = ["Bench", "FakeClock", "bench_of", "job", "sync_job"]
+__all__ = ["Bench", "FakeClock", "batch", "bench_of", "job", "sync_batch", "sync_job"]

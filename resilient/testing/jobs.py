@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import httpx
 from uuid_utils.compat import uuid7
 
+from resilient.engine.batch import Batch, SyncBatch
 from resilient.engine.job import BaseJob, Job, SyncJob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from uuid import UUID
 
 P = TypeVar("P")
@@ -133,6 +134,20 @@ def sync_job(
     return SyncJob(
         **_fields(payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client))
     )
+
+
+def batch(payloads: Iterable[P], **options: Any) -> Batch[P]:
+    """A batch for an ``async def`` batch handler; ``options`` as for `job`. Its ``failed`` and ``succeeded`` tell."""
+    return Batch([job(payload, **options) for payload in payloads], _unheard)
+
+
+def sync_batch(payloads: Iterable[P], **options: Any) -> SyncBatch[P]:
+    """A batch for a plain batch handler; ``options`` as for `sync_job`."""
+    return SyncBatch([sync_job(payload, **options) for payload in payloads], _unheard)
+
+
+def _unheard(job: BaseJob[Any], error: BaseException | None, result: Any) -> None:
+    """The batch itself remembers."""
 
 
 def bench_of(job: BaseJob[Any]) -> Bench:

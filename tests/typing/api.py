@@ -7,7 +7,21 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from resilient import Enqueued, Handler, Job, Kind, Resilient, Retry, SyncJob, handler, testing
+from resilient import (
+    Batch,
+    Enqueued,
+    Handler,
+    Job,
+    Kind,
+    Resilient,
+    Retry,
+    Snooze,
+    SyncBatch,
+    SyncJob,
+    Transient,
+    handler,
+    testing,
+)
 from resilient.wire.client import AsyncClient, Client
 
 
@@ -45,7 +59,30 @@ assert_type(log, Handler[Mail, str])
 assert_type(testing.job(Mail(to="a")), Job[Mail])
 assert_type(testing.sync_job(Mail(to="a")), SyncJob[Mail])
 
-app = Resilient("sqlite:///app.db", handlers=[send, log], kinds=[Kind[Mail]("mail.other", Mail)])
+
+@handler("mail.many", batch=200)
+async def many(jobs: Batch[Mail]) -> None:
+    """A batch handler."""
+    for job in jobs:
+        assert_type(job, Job[Mail])
+        jobs.fail(job, Transient())
+    jobs.succeed(jobs[0], {"sent": 1})
+
+
+@handler("mail.plain_many", batch=10, timeout=60)
+def plain_many(jobs: SyncBatch[Mail]) -> Snooze | None:
+    """A plain one."""
+    assert_type(jobs[0].payload, Mail)
+    assert_type(jobs[0].client, Client)
+    return Snooze(10) if len(jobs) == 1 else None
+
+
+assert_type(many, Handler[Mail, Any])
+assert_type(plain_many, Handler[Mail, Any])
+assert_type(testing.batch([Mail(to="a")]), Batch[Mail])
+assert_type(testing.sync_batch([Mail(to="a")]), SyncBatch[Mail])
+
+app = Resilient("sqlite:///app.db", handlers=[send, log, many, plain_many], kinds=[Kind[Mail]("mail.other", Mail)])
 
 
 async def use() -> None:
