@@ -48,12 +48,14 @@ from resilient.core.errors import (
     Transient,
     UnknownKind,
 )
+from resilient.core.events import EventInfo
 from resilient.core.exchange import AnswerFacts, RequestFacts
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.inbox import Arrival
 from resilient.core.incremental import Incremental
 from resilient.core.instants import Word
 from resilient.core.limit import Limit
+from resilient.core.message import Message
 from resilient.core.page_request import PageRequest, PagingError
 from resilient.core.paginators import (
     GraphQLPages,
@@ -83,6 +85,7 @@ from resilient.engine.batch import Batch, SyncBatch
 from resilient.engine.catalogue import providers_by_name
 from resilient.engine.connections import ConnectionInfo
 from resilient.engine.enqueue import Enqueued, Item
+from resilient.engine.event import Event
 from resilient.engine.handler import Handler, Kind, handler
 from resilient.engine.job import Job, SyncJob
 from resilient.engine.schedule import Schedule
@@ -91,6 +94,13 @@ from resilient.engine.sync import Sweep
 from resilient.engine.worker import Worker
 from resilient.store.absent import insert_if_absent
 from resilient.store.filters import JobFilter
+from resilient.wire.publishers.base import Destination
+from resilient.wire.publishers.callback import Callback
+from resilient.wire.publishers.kafka import Kafka
+from resilient.wire.publishers.nats import Nats
+from resilient.wire.publishers.rabbitmq import RabbitMQ
+from resilient.wire.publishers.redis import RedisStream
+from resilient.wire.publishers.webhook import StandardWebhook
 
 __all__ = [
     "Access",
@@ -110,6 +120,7 @@ __all__ = [
     "Bearer",
     "BreakerPolicy",
     "BudgetFields",
+    "Callback",
     "Cancel",
     "Cancelled",
     "Changed",
@@ -122,12 +133,15 @@ __all__ = [
     "DatabaseUnreachable",
     "Decorrelated",
     "Deleted",
+    "Destination",
     "Discarded",
     "DuplicateJob",
     "Edited",
     "Enqueued",
     "EqualJitter",
     "Errors",
+    "Event",
+    "EventInfo",
     "Exponential",
     "Failure",
     "FailureKind",
@@ -146,14 +160,17 @@ __all__ = [
     "JobInfo",
     "JobNotFound",
     "JobState",
+    "Kafka",
     "Kind",
     "LastKey",
     "Limit",
     "Linear",
     "LinkHeader",
     "LostLease",
+    "Message",
     "MissingExtra",
     "NaiveDatetime",
+    "Nats",
     "NextCursor",
     "NextUrl",
     "Notice",
@@ -171,7 +188,9 @@ __all__ = [
     "PlusMinus",
     "Provider",
     "Pruned",
+    "RabbitMQ",
     "Reason",
+    "RedisStream",
     "Rejected",
     "RequestFacts",
     "Resilient",
@@ -191,6 +210,7 @@ __all__ = [
     "SetupError",
     "Signature",
     "Snooze",
+    "StandardWebhook",
     "StoppedGroup",
     "Stream",
     "Sweep",

@@ -23,7 +23,9 @@ from resilient.engine.grants import Grants
 from resilient.engine.handler import Handler, Kind, by_kind
 from resilient.engine.inbox import Inbox
 from resilient.engine.jobs_api import Jobs
+from resilient.engine.outbox import DEFAULT_SOURCE, Outbox
 from resilient.engine.providers import caps_of, limits_of, registry
+from resilient.engine.relay import named, relays
 from resilient.engine.resources_api import Resources
 from resilient.engine.schedules import Schedules
 from resilient.engine.streams_api import Streams
@@ -36,7 +38,7 @@ from resilient.wire.trail import at_account
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -44,11 +46,14 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from resilient.core.alerts import Alerting, Sink
+    from resilient.core.message import Message
     from resilient.core.provider import Provider
     from resilient.core.retention import Pruned, Retention, Span
     from resilient.engine.access import Access, CredentialStore
+    from resilient.engine.event import Event
     from resilient.engine.schedule import Schedule
     from resilient.store.circuits import Change
+    from resilient.wire.publishers.base import Destination
 
 log = logging.getLogger("resilient.app")
 MAX_PAYLOAD: Final = 256 * 1024
@@ -66,6 +71,8 @@ class Resilient:
     default on SQLite only (on PostgreSQL run ``resilient db upgrade`` with the deployment). ``clock`` is for tests: the
     only time there is then (see ``resilient.testing.FakeClock``). ``session_factory`` makes the sessions that
     handlers write with: AsyncSessions for ``async def`` handlers, Sessions for plain ones, on this same database.
+    ``destinations`` names where events are published to, ``routes`` which events go there; ``event_source`` is their
+    CloudEvents ``source``.
     ``secrets`` are the keys that credentials are stored under, the current one first (default:
     ``RESILIENT_SECRETS``; ``resilient secrets new`` makes one). ``credentials`` is the app's own table of tokens,
     instead of ours.
@@ -95,9 +102,13 @@ class Resilient:
         session_factory: Callable[[], Any] | None = None,
         secrets: Sequence[str] | None = None,
         credentials: CredentialStore | None = None,
+        destinations: Mapping[str, Destination | Callable[[Message], Awaitable[Any]]] | None = None,
+        routes: Mapping[type[Event], Sequence[str]] | None = None,
+        event_source: str = DEFAULT_SOURCE,
     ) -> None:
         self.database = database if isinstance(database, Database) else Database(database, schema=schema, clock=clock)
-        self.kinds: Mapping[str, Handler[Any, Any]] = by_kind(handlers)
+        to = named(destinations)
+        self.kinds: Mapping[str, Handler[Any, Any]] = by_kind([*handlers, *relays(to)])
         self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
         self.providers = registry(providers)
         known = self.providers.values()
@@ -116,6 +127,7 @@ class Resilient:
         self.connections = Connections(self)
         self.local_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._encoder = Encoder(self.declared, max_payload, lambda: None)
+        self.outbox = Outbox(self, self._encoder, to, routes, event_source)
         self.schedules = Schedules(self, schedules)
         self.alerts = Alerts(self, alerts)
         self.retention = retention_.checked(retention)
@@ -346,6 +358,7 @@ class SyncApp:
         self.resources = app.resources.sync
         self.streams = app.streams.sync
         self.inbox = app.inbox.sync
+        self.outbox = app.outbox.sync
         self.schedules = app.schedules.sync
         self.connections = app.connections.sync
         self.alerts = app.alerts.sync

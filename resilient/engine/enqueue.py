@@ -346,6 +346,15 @@ async def join_async(
     return join(target, d, ordered, on_commit)
 
 
+def buffer(session: Session, d: Dialect, ordered: Iterable[Ordered], on_commit: Callable[[], None]) -> None:
+    """Write with the outermost commit whatever it is, without any I/O now: for `outbox.publish`.
+
+    What sort of connection the session gets is seen only then: one that commits each statement makes the commit fail.
+    """
+    sessions.on_outermost_commit(session, on_commit)
+    _buffer(session, d, ordered)
+
+
 def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
     buffered: list[_Buffered] = session.info.setdefault(_BUFFER, [])
     within = _transactions(session)
@@ -353,21 +362,34 @@ def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
     if session.info.get(_BUFFER + ".hooked"):
         return
     session.info[_BUFFER + ".hooked"] = True
+    released: set[Any] = set()  # savepoints on their way to the outer transaction, with what was buffered within
+
+    def drop(s: Session, over: Any) -> None:
+        waiting: list[_Buffered] = s.info.get(_BUFFER) or []
+        waiting[:] = [b for b in waiting if over not in b.within]
 
     @event.listens_for(session, "before_commit")
     def _(s: Session) -> None:
         if s.in_nested_transaction():
+            released.add(s.get_nested_transaction())
             return
         waiting: list[_Buffered] = s.info.get(_BUFFER) or []
         if waiting:
             s.flush()
-            write(s.connection(), d, [b.ordered for b in waiting])
+            c = s.connection()
+            sessions.require_transaction(c, "session")
+            write(c, d, [b.ordered for b in waiting])
             waiting.clear()
 
-    @event.listens_for(session, "after_soft_rollback")
-    def _(s: Session, previous: Any) -> None:
-        waiting: list[_Buffered] = s.info.get(_BUFFER) or []
-        waiting[:] = [b for b in waiting if previous not in b.within]
+    event.listen(session, "after_soft_rollback", drop)
+
+    @event.listens_for(session, "after_transaction_end")
+    def _(s: Session, over: Any) -> None:
+        """Closed without a commit is rolled back too, and no event says so."""
+        if over in released:
+            released.discard(over)
+        else:
+            drop(s, over)
 
 
 def _transactions(session: Session) -> tuple[Any, ...]:

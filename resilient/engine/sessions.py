@@ -14,7 +14,7 @@ import weakref
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
@@ -123,7 +123,7 @@ def enter(target: Any, on_commit: Callable[[], None]) -> tuple[Any, Connection]:
     """
     target = unscoped(target)
     if isinstance(target, Connection):
-        _require_transaction(target, "connection")
+        require_transaction(target, "connection")
         _hook_connection(target, on_commit)
         return target, target
     if not isinstance(target, Session):
@@ -133,16 +133,33 @@ def enter(target: Any, on_commit: Callable[[], None]) -> tuple[Any, Connection]:
     if not target.in_transaction():
         target.begin()
     c = target.connection()
-    _require_transaction(c, "session")
-    _hook_session(target, on_commit)
+    require_transaction(c, "session")
+    on_outermost_commit(target, on_commit)
     return target, c
 
 
-def _require_transaction(c: Connection, what: str) -> None:
+def require_transaction(c: Connection, what: str) -> None:
+    """Raise `InvalidInput` where each statement would be committed at once."""
     if not c.in_transaction() or _commits_by_itself(c):
         raise InvalidInput(
             f"the {what} is not in a transaction (autocommit): begin one; a job may leave out session= and gets its own"
         )
+
+
+def require_committable(session: Session) -> None:
+    """Begin a transaction if there is none, and raise `InvalidInput` if it is plain already that it commits nothing.
+
+    Without any I/O, so that it serves asynchronous sessions; the connection itself is looked at when it is there.
+    """
+    bind = session.get_bind()
+    options = bind.get_execution_options() if isinstance(bind, Engine) else {}
+    level = options.get("isolation_level") or getattr(bind.dialect, "_on_connect_isolation_level", None)
+    if level == "AUTOCOMMIT":
+        raise InvalidInput("the session commits each statement (autocommit): give its engine no isolation level")
+    if not session.in_transaction():
+        if not session.autobegin:
+            raise InvalidInput("the session has no transaction and begins none by itself: call session.begin() before")
+        session.begin()
 
 
 def _commits_by_itself(c: Connection) -> bool:
@@ -155,7 +172,7 @@ def _commits_by_itself(c: Connection) -> bool:
     return getattr(c.connection.dbapi_connection, "autocommit", None) is True
 
 
-def _hook_session(session: Session, on_commit: Callable[[], None]) -> None:
+def on_outermost_commit(session: Session, on_commit: Callable[[], None]) -> None:
     """Call after each outermost commit: a hint to workers, it may be lost and costs nothing."""
     if session.info.get(_HOOKED):
         return

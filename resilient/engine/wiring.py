@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.core.errors import TransactionOpen
 from resilient.core.failure import FailureKind, Scope
 from resilient.core.provider import GENERIC
+from resilient.engine.publishers import Publishers
 from resilient.wire.call import AsyncCall, SyncCall, call, call_sync
 from resilient.wire.client import AsyncClient, Client, build_async_client, build_client
 from resilient.wire.conduct import Permit
@@ -38,6 +39,7 @@ class Wire:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.pool = Pool()
+        self.publishers = Publishers(worker.app.outbox.destinations)
 
     def provider_of(self, resource_key: str) -> Provider:
         """The provider a key's first segment names."""
@@ -76,6 +78,7 @@ class Wire:
 
     async def close(self) -> None:
         """Close the connections."""
+        await self.publishers.close()
         await self.pool.aclose()
 
 

@@ -1,0 +1,209 @@
+"""`app.outbox`: events written with the business rows they tell of, and published afterwards. `app.sync.outbox`.
+
+`publish` only checks and buffers: the session's outermost commit writes the event, one job for each destination, by
+the mechanism of `enqueue.py`. What is rolled back, a savepoint's part too, was never there. So an event is published
+if, and only if, its transaction was committed: at least once, and in the order of the commits for each key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+from uuid_utils.compat import uuid7
+
+from resilient.core.errors import InvalidInput, SetupError
+from resilient.core.events import RESOURCE, EventInfo
+from resilient.core.message import encode
+from resilient.engine import enqueue, sessions, trace
+from resilient.engine.event import Event, data_of
+from resilient.engine.relay import PREFIX
+from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
+from resilient.store import outbox as store
+from resilient.store.filters import JobFilter
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    from resilient.engine.app import Resilient
+    from resilient.engine.enqueue import Encoder, Ordered
+    from resilient.wire.publishers.base import Destination
+
+DEFAULT_SOURCE: Final = "/resilient"
+
+
+class Outbox:
+    """The outbox of one app.
+
+    ``routes`` says where the events of a class (and of those derived from it) go.
+    """
+
+    def __init__(
+        self,
+        app: Resilient,
+        encoder: Encoder,
+        destinations: Mapping[str, Destination],
+        routes: Mapping[type[Event], Sequence[str]] | None,
+        source: str = DEFAULT_SOURCE,
+        *,
+        here: bool = False,
+    ) -> None:
+        self._app, self._encoder, self._db = app, encoder, Transactions(app, here=here)
+        self.destinations, self.source = destinations, source
+        self.routes = checked_routes(routes, destinations)
+
+    @property
+    def sync(self) -> SyncOutbox:
+        """The same for synchronous programs."""
+        return SyncOutbox(Outbox(self._app, self._encoder, self.destinations, self.routes, self.source, here=True))
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        session: CallersSession,
+        event: Event,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        to: Sequence[str] | None = None,
+        traceparent: str | None = None,
+    ) -> str:
+        """Publish an event if ``session``'s transaction commits; returns the event's id.
+
+        A plain function, for asynchronous sessions too: nothing is written before the commit. Events of one ``key``
+        (an aggregate's id, say) reach each destination in the order of the commits; without one they have no order.
+        ``subject`` is CloudEvents' (what the event is about), ``to`` names destinations instead of the route.
+        ``traceparent`` is by default the current span's.
+
+        Raises `InvalidInput` (one of its kinds) for an event without a route, a value that fits no attribute, or a
+        session that would commit it at once; then nothing will be written.
+        """
+        kind = type(event)
+        if not isinstance(event, Event) or not kind.event_type:
+            raise InvalidInput(f"{kind.__name__} is no event: write `class {kind.__name__}(Event, type='...')`")
+        parent, state = (traceparent, None) if traceparent is not None else trace.current()
+        id_ = str(uuid7())
+        text = encode(
+            id=id_, type=kind.event_type, version=kind.event_version, source=self.source, time=self._app.now(),
+            data=data_of(event), subject=subject, key=key, traceparent=parent, tracestate=state,
+        )  # fmt: skip
+        ordered = [self._ordered(name, text, key) for name in self._destinations(kind, to)]
+        self._write(session, ordered)
+        return id_
+
+    def _destinations(self, kind: type[Event], to: Sequence[str] | None) -> Sequence[str]:
+        if to is not None:
+            return _known(to, self.destinations, f"event {kind.event_type!r}")
+        for one in kind.__mro__:
+            if (found := self.routes.get(one)) is not None:
+                return found
+        raise InvalidInput(
+            f"event {kind.event_type!r} has no route: say Resilient(routes={{{kind.__name__}: [...]}}), or to=[...]"
+        )
+
+    def _ordered(self, destination: str, text: str, key: str | None) -> Ordered:
+        words: dict[str, Any] = {} if key is None else {"ordering_key": key}
+        return self._encoder.encode(PREFIX + destination, text, f"{RESOURCE}/{destination}", **words)
+
+    def _write(self, target: Any, ordered: Sequence[Ordered]) -> None:
+        """Into the caller's transaction: with its outermost commit, or at once where nobody tells of that."""
+        target, dialect = sessions.unscoped(target), self._app.database.dialect
+        if isinstance(target, AsyncConnection):
+            raise InvalidInput(
+                "publish takes a session: on an AsyncConnection write await"
+                " connection.run_sync(app.outbox.publish, event)"
+            )
+        if isinstance(target, Connection):
+            enqueue.join(target, dialect, ordered, self._app.poke)
+            return
+        session = target.sync_session if isinstance(target, AsyncSession) else target
+        if not isinstance(session, Session):
+            raise InvalidInput(f"publish takes a Session or AsyncSession, not {type(target).__name__}")
+        sessions.require_committable(session)
+        if not isinstance(session.get_bind(), Connection):
+            enqueue.buffer(session, dialect, ordered, self._app.poke)
+        elif session is target:
+            enqueue.join(session, dialect, ordered, self._app.poke)
+        else:
+            raise InvalidInput(
+                "this AsyncSession sits on a connection whose transaction is not its own, so nobody tells of its end:"
+                " write await session.run_sync(app.outbox.publish, event)"
+            )
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    async def list(
+        self,
+        *,
+        type: str | Iterable[str] = (),  # noqa: A002 - the attribute's name
+        destination: str | Iterable[str] | None = None,
+        state: str | Iterable[str] = (),
+        key: str | None = None,
+        created_after: datetime | timedelta | None = None,
+        created_before: datetime | timedelta | None = None,
+        limit: int = 100,
+        after: UUID | str | None = None,
+        order: store.Order = "newest",
+        session: CallersSession = None,
+    ) -> builtins.list[EventInfo]:
+        """A page of events, each at each of its destinations; the next one is ``after`` the last one's ``job_id``."""
+        f = _filter(_words(destination), state=state, created_after=created_after, created_before=created_before)
+        words: dict[str, Any] = {"types": _words(type) or (), "key": key, "limit": limit, "order": order}
+        last = None if after is None else store.as_id(after)
+        return [EventInfo.of(job) for job in await self._db.read(session, store.page, f, after=last, **words)]
+
+    async def get(self, event_id: str, *, session: CallersSession = None) -> builtins.list[EventInfo]:
+        """One event, at each of its destinations; replays of it too. By the event's id."""
+        f = _filter(None)
+        found = await self._db.read(session, store.page, f, event_id=event_id, order="oldest")
+        return [EventInfo.of(job) for job in found]
+
+
+class SyncOutbox(Face[Outbox]):
+    """`Outbox` for synchronous programs: the same methods, without ``await``."""
+
+    list = blocking(Outbox.list)
+    get = blocking(Outbox.get)
+
+    @property
+    def publish(self) -> Any:
+        """See `Outbox.publish`: it is a plain function anyway."""
+        return self._inner.publish
+
+
+def checked_routes(
+    routes: Mapping[type[Event], Sequence[str]] | None, destinations: Mapping[str, Destination]
+) -> dict[type[Event], tuple[str, ...]]:
+    """Routes as given, checked; raises `SetupError`."""
+    found: dict[type[Event], tuple[str, ...]] = {}
+    for kind, names in (routes or {}).items():
+        if not (isinstance(kind, type) and issubclass(kind, Event)):
+            raise SetupError(f"routes= maps classes of events to destinations, and {kind!r} is no Event")
+        try:
+            found[kind] = _known(names, destinations, f"the route of {kind.__name__}")
+        except InvalidInput as error:
+            raise SetupError(str(error)) from None
+    return found
+
+
+def _known(names: Sequence[str], destinations: Mapping[str, Destination], whose: str) -> tuple[str, ...]:
+    given = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+    if missing := [name for name in given if name not in destinations]:
+        known = ", ".join(sorted(destinations)) or "none"
+        raise InvalidInput(f"{whose} names destination {missing[0]!r}, which is not declared; known are: {known}")
+    return given
+
+
+def _filter(destinations: Sequence[str] | None, **criteria: Any) -> JobFilter:
+    given: Any = {"resource": store.resources(destinations), **criteria}
+    return JobFilter.of(given)
+
+
+def _words(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return value if value is None else (value,) if isinstance(value, str) else tuple(value)

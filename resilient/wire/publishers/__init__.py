@@ -1,0 +1,1 @@
+"""Destinations of the outbox: one module a broker. Nothing is imported before it is needed, so none is required."""

@@ -1,0 +1,102 @@
+"""What every destination shares.
+
+A `Destination` is what a program declares: a value, without a connection. Its `connect` gives a `Publisher`, made by
+a worker on its own loop when the first event is due. ``publish`` returns when the destination has confirmed; it is
+called for many events at once, and never for two of one key at once. What it raises says what becomes of the event:
+
+- `lost(...)`: the connection is unusable; the event is tried again later over a new one;
+- `refused(...)`: not now, or not this one, but the connection is well; tried again later;
+- `Throttled`: everything for this destination waits;
+- `Permanent`: never this event: dead at once, and shown to a person.
+
+An event whose confirm was lost is sent again: consumers tell duplicates by its id.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from resilient.core.backoff import FullJitter, Retry
+from resilient.core.errors import InvalidInput, JobFailure, MissingExtra
+from resilient.core.failure import Failure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.core.message import Message
+
+# A broker that is away is waited for without end, each event at most a minute behind it. What a program's own code
+# raises is not: it would hold up its key for ever and nobody would look.
+BROKER_RETRY: Final = Retry(max_attempts=None, delay=FullJitter(base=0.5, cap=60.0), by_kind={"bug": Retry(20)})
+
+
+class ConnectionLost(JobFailure):
+    """The connection to a destination is unusable: the next event opens another one."""
+
+
+class Publisher(Protocol):
+    """A live connection to a destination."""
+
+    async def publish(self, message: Message) -> None:
+        """Hand one event over; returns when it is confirmed."""
+
+    async def close(self) -> None:
+        """Close the connection; never raises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """Where events go. ``timeout``: seconds one event may take to be confirmed. ``retry``: see `Retry`.
+
+    ``batch``: how many events a worker takes at once.
+    """
+
+    retry: Retry = field(default=BROKER_RETRY, repr=False)
+    timeout: float = 10.0
+    batch: int = 200
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout <= _LONGEST_TIMEOUT:
+            raise InvalidInput(f"timeout={self.timeout!r}: one event may take up to {_LONGEST_TIMEOUT} s")
+        if not isinstance(self.batch, int) or not 1 <= self.batch <= _LARGEST_BATCH:
+            raise InvalidInput(f"batch={self.batch!r}: take 1 to {_LARGEST_BATCH} events at once")
+
+    def require(self) -> None:
+        """Raise `MissingExtra` if a library is missing; called when a worker that publishes here is made."""
+
+    async def connect(self) -> Publisher:
+        """Open a connection; raises `lost(...)`."""
+        raise NotImplementedError
+
+
+_LONGEST_TIMEOUT: Final = 300
+_LARGEST_BATCH: Final = 1_000
+
+
+def extra(module: str, name: str) -> Any:
+    """A library that comes with an extra; raises `MissingExtra`."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise MissingExtra(
+            f"publishing to this destination needs {module}: pip install 'resilient-engine[{name}]'"
+        ) from None
+
+
+def lost(message: str, code: str) -> ConnectionLost:
+    """The connection is gone, or was never there."""
+    return ConnectionLost(message, failure=Failure(FailureKind.TRANSIENT, code=code))
+
+
+def refused(message: str, code: str, *, ill: bool = False) -> JobFailure:
+    """The destination answered and did not take the event; ``ill``: a sign that it takes none at all."""
+    return JobFailure(message, failure=Failure(FailureKind.TRANSIENT, code=code, counts_for_breaker=ill))
+
+
+def filled(template: str | Callable[[Message], str], message: Message) -> str:
+    """A topic, subject or routing key: a text with ``{type}`` and ``{key}``, or a function of the message."""
+    if not isinstance(template, str):
+        return template(message)
+    return template.replace("{type}", message.type).replace("{key}", message.key or "")

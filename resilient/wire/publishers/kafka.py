@@ -1,0 +1,94 @@
+"""Kafka, by aiokafka: ``acks=all`` and an idempotent producer, the ordering key as the record's key.
+
+An idempotent producer's own retries make no duplicates and keep a partition's order. It does not know what another
+producer sent before: an event that is sent again after a crash is there twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.errors import JobFailure, Permanent
+from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from resilient.core.message import Message
+
+_TOO_LARGE: Final = frozenset({"MessageSizeTooLargeError", "RecordListTooLargeError"})
+_REFUSED: Final = frozenset({
+    "UnknownTopicOrPartitionError", "TopicAuthorizationFailedError", "InvalidTopicError", "PolicyViolationError",
+    "NotEnoughReplicasError", "NotEnoughReplicasAfterAppendError",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kafka(Destination):
+    """A topic of a Kafka cluster.
+
+    ``servers``: ``"host:9092"`` or several. ``topic`` may hold ``{type}``, or be a function of the `Message`.
+    ``options`` go to aiokafka's producer (security_protocol, sasl_plain_username, ssl_context, compression_type ...).
+    """
+
+    servers: str | Sequence[str]
+    topic: str | Callable[[Message], str] = "{type}"
+    options: Mapping[str, Any] | None = None
+
+    def require(self) -> None:
+        """See `Destination`."""
+        extra("aiokafka", "kafka")
+
+    def __repr__(self) -> str:
+        """Without the options: they may hold a password."""
+        return f"Kafka({self.servers!r}, topic={self.topic!r})"
+
+    async def connect(self) -> _Producer:
+        """See `Destination`."""
+        aiokafka = extra("aiokafka", "kafka")
+        words = {
+            "bootstrap_servers": self.servers if isinstance(self.servers, str) else list(self.servers),
+            "request_timeout_ms": int(self.timeout * 1000),
+            **(self.options or {}),
+            "acks": "all",
+            "enable_idempotence": True,
+        }
+        producer = aiokafka.AIOKafkaProducer(**words)
+        try:
+            await producer.start()
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                await producer.stop()
+            raise lost(f"Kafka is not there: {type(error).__name__}: {error}", "broker_down") from error
+        return _Producer(self, producer)
+
+
+class _Producer:
+    def __init__(self, said: Kafka, producer: Any) -> None:
+        self._said, self._producer = said, producer
+
+    async def publish(self, message: Message) -> None:
+        """Send, and wait until all replicas in sync have it."""
+        key = None if message.key is None else message.key.encode()
+        headers = [(name, value.encode()) for name, value in message.headers.items()]
+        try:
+            sent = await self._producer.send(filled(self._said.topic, message), message.body, key=key, headers=headers)
+            await sent
+        except Exception as error:
+            raise _failure(error) from error
+
+    async def close(self) -> None:
+        """See `Publisher`."""
+        with contextlib.suppress(Exception):
+            await self._producer.stop()
+
+
+def _failure(error: Exception) -> JobFailure:
+    name = type(error).__name__
+    if name in _TOO_LARGE:
+        return Permanent(f"Kafka cannot take the event: {error}", code=name)
+    if name in _REFUSED:
+        return refused(f"Kafka did not take the event: {error}", name, ill=True)
+    return lost(f"Kafka is not there: {name}: {error}", "broker_down")

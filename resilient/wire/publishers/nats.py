@@ -1,0 +1,84 @@
+"""NATS JetStream, by nats-py: an event is published when the stream has acknowledged it.
+
+``Nats-Msg-Id`` is the delivery's id: what is sent again after a lost acknowledgement is dropped within the stream's
+duplicate window (2 minutes by default), what is replayed on purpose is not. An acknowledgement is not durable at
+once: a server writes to its disk every two minutes unless ``sync_interval`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.errors import JobFailure, Permanent
+from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.core.message import Message
+
+
+@dataclass(frozen=True)
+class Nats(Destination):
+    """A JetStream subject; a stream must listen to it.
+
+    ``subject`` may hold ``{type}`` and ``{key}``, or be a function of the `Message`. ``stream`` refuses to publish to
+    any other stream than that.
+    """
+
+    url: str = field(repr=False)
+    subject: str | Callable[[Message], str] = "events.{type}"
+    stream: str | None = None
+
+    def require(self) -> None:
+        """See `Destination`."""
+        extra("nats", "nats")
+
+    async def connect(self) -> _JetStream:
+        """See `Destination`."""
+        nats = extra("nats", "nats")
+        try:
+            # Its own reconnecting would hold events back in memory: ours are safe where they are.
+            connection = await nats.connect(
+                self.url, allow_reconnect=False, connect_timeout=self.timeout, error_cb=_quiet
+            )
+        except Exception as error:
+            raise lost(f"NATS is not there: {type(error).__name__}: {error}", "broker_down") from error
+        return _JetStream(self, connection)
+
+
+class _JetStream:
+    def __init__(self, said: Nats, connection: Any) -> None:
+        self._said, self._connection, self._stream = said, connection, connection.jetstream(timeout=said.timeout)
+
+    async def publish(self, message: Message) -> None:
+        """Publish, and wait for the stream's acknowledgement."""
+        headers = {**message.headers, "Nats-Msg-Id": message.delivery}
+        try:
+            await self._stream.publish(
+                filled(self._said.subject, message), message.body, stream=self._said.stream, headers=headers
+            )
+        except Exception as error:
+            raise _failure(error, connected=self._connection.is_connected) from error
+
+    async def close(self) -> None:
+        """See `Publisher`."""
+        with contextlib.suppress(Exception):
+            await self._connection.close()
+
+
+def _failure(error: Exception, *, connected: bool) -> JobFailure:
+    name = type(error).__name__
+    if name in ("MaxPayloadError", "BadSubjectError", "BadHeaderError"):
+        return Permanent(f"NATS cannot take the event: {error}", code=name)
+    if connected and name == "NoStreamResponseError":
+        return refused("no JetStream stream listens to the event's subject, or JetStream is off", "no_stream", ill=True)
+    if connected and name not in ("TimeoutError", "ConnectionClosedError", "ConnectionDrainingError"):
+        return refused(f"JetStream did not take the event: {error}", str(getattr(error, "err_code", None) or name))
+    return lost(f"NATS is not there: {name}: {error}", "broker_down")
+
+
+async def _quiet(_: Exception) -> None:
+    """What happens to the connection is told by the next publish."""

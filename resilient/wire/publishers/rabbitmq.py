@@ -1,0 +1,93 @@
+"""RabbitMQ, by aio-pika: publisher confirms, persistent messages, mandatory routing.
+
+A confirm alone says only that the exchange took the message: one that no queue is bound for is confirmed and thrown
+away. So messages are mandatory, and a returned one is a failure (https://www.rabbitmq.com/docs/confirms).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.message import CONTENT_TYPE
+from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.core.errors import JobFailure
+    from resilient.core.message import Message
+
+
+@dataclass(frozen=True)
+class RabbitMQ(Destination):
+    """An exchange of a RabbitMQ broker; it and its queues must exist.
+
+    ``exchange=""`` is the default one, whose routing keys are names of queues. ``routing_key`` may hold ``{type}`` and
+    ``{key}``, or be a function of the `Message`.
+    """
+
+    url: str = field(repr=False)
+    exchange: str = ""
+    routing_key: str | Callable[[Message], str] = "{type}"
+
+    def require(self) -> None:
+        """See `Destination`."""
+        extra("aio_pika", "rabbitmq")
+
+    async def connect(self) -> _Exchange:
+        """See `Destination`."""
+        aio_pika = extra("aio_pika", "rabbitmq")
+        connection = None
+        try:
+            connection = await aio_pika.connect(self.url, timeout=self.timeout)
+            channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            exchange = (
+                await channel.get_exchange(self.exchange, ensure=True) if self.exchange else (channel.default_exchange)
+            )
+        except Exception as error:  # the library's errors have no common root
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    await connection.close()
+            raise _failure(error, self.exchange) from error
+        return _Exchange(self, aio_pika, connection, exchange)
+
+
+class _Exchange:
+    def __init__(self, said: RabbitMQ, aio_pika: Any, connection: Any, exchange: Any) -> None:
+        self._said, self._aio_pika, self._connection, self._exchange = said, aio_pika, connection, exchange
+
+    async def publish(self, message: Message) -> None:
+        """Publish, and wait for the broker's confirm."""
+        headers = {name: value for name, value in message.headers.items() if name != "content-type"}
+        if message.key is not None:
+            headers["partitionkey"] = message.key
+        sent = self._aio_pika.Message(
+            message.body,
+            content_type=CONTENT_TYPE,
+            delivery_mode=self._aio_pika.DeliveryMode.PERSISTENT,
+            message_id=message.id,
+            type=message.type,
+            headers=headers,
+        )
+        try:
+            await self._exchange.publish(sent, filled(self._said.routing_key, message), mandatory=True)
+        except Exception as error:
+            raise _failure(error, self._said.exchange) from error
+
+    async def close(self) -> None:
+        """See `Publisher`."""
+        with contextlib.suppress(Exception):
+            await self._connection.close()
+
+
+def _failure(error: Exception, exchange: str) -> JobFailure:
+    name = type(error).__name__
+    if name == "PublishError":
+        return refused("RabbitMQ returned the event: no queue is bound for its routing key", "unroutable")
+    if name == "DeliveryError":
+        return refused("RabbitMQ did not take the event (a queue is full, or failed)", "nacked")
+    if name == "ChannelNotFoundEntity":
+        return lost(f"RabbitMQ has no exchange {exchange!r}: declare it", "no_exchange")
+    return lost(f"RabbitMQ is not there: {name}: {error}", "broker_down")

@@ -1,0 +1,159 @@
+"""Webhooks as Standard Webhooks says (https://www.standardwebhooks.com): signed, retried over days, never redirected.
+
+The signing library holds twenty lines and no dependency; what it leaves to its caller (several secrets while they are
+rotated, their length, UTC) is done here. Where a webhook may go is `guard`'s business.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from resilient.core.backoff import Retry
+from resilient.core.delays import PlusMinus
+from resilient.core.errors import InvalidInput, JobFailure, Permanent, Throttled
+from resilient.core.hosts import without_secrets
+from resilient.core.message import CONTENT_TYPE
+from resilient.core.retry_after import when
+from resilient.wire.publishers.base import Destination, extra, lost, refused
+from resilient.wire.publishers.guard import transport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.core.message import Message
+
+# The specification's example: at once, then over some three days; +-20 %, so that not everything comes at one moment.
+_SCHEDULE: Final = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
+WEBHOOK_RETRY: Final = Retry(
+    max_attempts=len(_SCHEDULE) + 1, delay=PlusMinus(lambda attempt: _SCHEDULE[min(attempt, len(_SCHEDULE)) - 1])
+)
+_SECRET_BYTES: Final = range(24, 65)
+_ENOUGH: Final = 4_096  # bytes of an answer that are read
+_UNPRIVILEGED: Final = 1024
+_OVERLOADED: Final = frozenset({429, 502, 503, 504})
+_GONE, _REDIRECT, _ERROR, _SERVER_ERROR = 410, 300, 400, 500
+
+
+@dataclass(frozen=True)
+class StandardWebhook(Destination):
+    """A URL that events are posted to, as CloudEvents JSON, signed.
+
+    ``secrets``: ``whsec_...`` (24 to 64 bytes in base64); of several, each signs, the current one first. Only public
+    addresses are connected to, over HTTPS; hosts and addresses in ``allow`` are excepted (tests, a receiver in one's
+    own network), and over HTTP too. A redirect is a failure. 410 means that the receiver wants no more: such events are
+    dead at once. Raises `InvalidInput`.
+    """
+
+    url: str = field(repr=False)
+    secrets: str | Sequence[str] = field(repr=False)
+    allow: Sequence[str] = ()
+    retry: Retry = field(default=WEBHOOK_RETRY, repr=False, kw_only=True)
+    timeout: float = field(default=20.0, kw_only=True)
+    batch: int = field(default=50, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shown, parts = without_secrets(self.url), urlsplit(self.url)
+        if not parts.hostname or parts.scheme not in ("https", "http"):
+            raise InvalidInput(f"{shown!r} is no webhook: write 'https://example.com/hook'")
+        if parts.scheme == "http" and parts.hostname not in self.allow:
+            raise InvalidInput(f"webhook {shown!r}: use https; without it anybody on the way reads and forges events")
+        if parts.username is not None or parts.password is not None:
+            raise InvalidInput(f"webhook {shown!r} holds a user or password: receivers check the signature")
+        if parts.port is not None and parts.port < _UNPRIVILEGED and parts.port not in (80, 443):
+            raise InvalidInput(f"webhook {shown!r}: port {parts.port} is another service's")
+        for secret in self.signing:
+            _check_secret(secret)
+
+    @property
+    def signing(self) -> tuple[str, ...]:
+        """The secrets, the current one first."""
+        return (self.secrets,) if isinstance(self.secrets, str) else tuple(self.secrets)
+
+    def require(self) -> None:
+        """See `Destination`."""
+        extra("standardwebhooks", "webhooks")
+
+    async def connect(self) -> _Poster:
+        """See `Destination`; a connection is opened with the first event."""
+        standard = extra("standardwebhooks", "webhooks")
+        return _Poster(self, [standard.Webhook(secret) for secret in self.signing])
+
+
+class _Poster:
+    def __init__(self, said: StandardWebhook, signers: Sequence[Any]) -> None:
+        self._said, self._signers = said, signers
+        self._client = httpx.AsyncClient(
+            transport=transport(said.allow, httpx.create_ssl_context(trust_env=False), said.batch),
+            timeout=said.timeout, follow_redirects=False, trust_env=False,
+        )  # fmt: skip
+
+    async def publish(self, message: Message) -> None:
+        """Post it; a 2xx answer is the confirm."""
+        try:
+            async with self._client.stream(
+                "POST", self._said.url, content=message.body, headers=self._headers(message)
+            ) as answer:
+                await _read_some(answer)
+        except httpx.HTTPError as error:
+            host = urlsplit(self._said.url).hostname
+            raise lost(f"the webhook at {host} does not answer: {type(error).__name__}", "no_answer") from error
+        if (failure := _failure(answer)) is not None:
+            raise failure
+
+    def _headers(self, message: Message) -> dict[str, str]:
+        now, text = datetime.now(UTC), message.body.decode()
+        return {
+            **message.headers,
+            "content-type": f"{CONTENT_TYPE}; charset=utf-8",
+            "accept-encoding": "identity",
+            "user-agent": "resilient",
+            "webhook-id": message.id,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(signer.sign(message.id, now, text) for signer in self._signers),
+        }
+
+    async def close(self) -> None:
+        """See `Publisher`."""
+        with contextlib.suppress(Exception):
+            await self._client.aclose()
+
+
+async def _read_some(answer: httpx.Response) -> None:
+    """The beginning of the answer: a short one leaves the connection usable, a long one is cut off."""
+    read = 0
+    async for part in answer.aiter_raw():
+        read += len(part)
+        if read > _ENOUGH:
+            return
+
+
+def _failure(answer: httpx.Response) -> JobFailure | None:
+    status = answer.status_code
+    if status < _REDIRECT:
+        return None
+    if status < _ERROR:
+        return refused(f"the webhook answered {status}: redirects are not followed, correct its URL", f"http_{status}")
+    if status == _GONE:
+        return Permanent("the webhook answered 410: its receiver wants no more events", code="gone")
+    if status in _OVERLOADED and (told := when(answer.headers, datetime.now(UTC))) is not None:
+        return Throttled(told.at, message=f"the webhook answered {status} and asked to wait")
+    ill = status >= _SERVER_ERROR or status in _OVERLOADED
+    return refused(f"the webhook answered {status}", f"http_{status}", ill=ill)
+
+
+def _check_secret(secret: str) -> None:
+    try:
+        raw = base64.b64decode(secret.removeprefix("whsec_") + "==", validate=False)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if not secret.startswith("whsec_") or len(raw) not in _SECRET_BYTES:
+        raise InvalidInput("a webhook's secret is 'whsec_' and 24 to 64 bytes in base64")

@@ -1,0 +1,380 @@
+"""Events are published if, and only if, the transaction they were published in is committed."""
+
+import asyncio
+import sys
+import types
+from datetime import timedelta
+
+import pytest
+from pydantic import Field
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session as PlainSession
+from sqlalchemy.orm import scoped_session, sessionmaker
+from sqlmodel import Session
+
+from resilient import (
+    BadPayload,
+    Callback,
+    Event,
+    FailureKind,
+    InvalidInput,
+    Permanent,
+    Resilient,
+    SetupError,
+    Transient,
+)
+
+
+class OrderPlaced(Event, type="order.placed", version=2):
+    number: int
+    total: float = Field(default=0.0, alias="grandTotal")
+
+
+class OrderPaid(OrderPlaced, type="order.paid"):
+    pass
+
+
+class Unrouted(Event, type="order.lost"):
+    pass
+
+
+class Base(Event):
+    """Without a type."""
+
+
+class Sink:
+    """A destination that remembers."""
+
+    def __init__(self):
+        self.seen = []
+        self.errors = []
+
+    async def __call__(self, message):
+        if self.errors:
+            raise self.errors.pop(0)
+        self.seen.append(message)
+
+    @property
+    def numbers(self):
+        return [m.event["data"]["number"] for m in self.seen]
+
+
+@pytest.fixture
+def sink():
+    return Sink()
+
+
+@pytest.fixture
+def other():
+    return Sink()
+
+
+@pytest.fixture
+def app(database, sink, other):
+    return Resilient(
+        database, destinations={"orders": sink, "audit": other}, routes={OrderPlaced: ["orders"]}, event_source="/shop"
+    )
+
+
+@pytest.fixture
+def session(database):
+    return lambda: Session(database.sync_engine)
+
+
+async def relayed(app):
+    return await app.worker(concurrency=5).drain(timeout=30)
+
+
+class TestPublish:
+    async def test_with_the_commit(self, app, session, sink, other, read_all):
+        with session() as s:
+            id_ = app.outbox.publish(s, OrderPlaced(number=7, grandTotal=1.5), subject="order/7")
+            assert read_all("SELECT * FROM {job}") == []  # buffered, so that no lock is held meanwhile
+            s.commit()
+        await relayed(app)
+        (message,) = sink.seen
+        assert message.event | {"time": None} == {
+            "specversion": "1.0", "id": id_, "type": "order.placed", "typeversion": 2, "source": "/shop",
+            "subject": "order/7", "datacontenttype": "application/json", "time": None,
+            "data": {"number": 7, "grandTotal": 1.5},
+        }  # fmt: skip
+        (job,) = await app.jobs.list()
+        assert (job.kind, job.resource_key, job.state) == ("outbox.orders", "outbox/orders", "succeeded")
+        assert message.delivery == str(job.id)
+        assert other.seen == []
+
+    async def test_never_after_a_rollback(self, app, session, sink):
+        with session() as s:
+            app.outbox.publish(s, OrderPlaced(number=1))
+            s.rollback()
+            app.outbox.publish(s, OrderPlaced(number=2))
+            s.commit()
+            app.outbox.publish(s, OrderPlaced(number=3))
+        await relayed(app)
+        assert sink.numbers == [2]
+
+    async def test_a_savepoint_takes_its_events_with_it(self, app, session, sink):
+        with session() as s:
+            app.outbox.publish(s, OrderPlaced(number=1))
+            with s.begin_nested() as savepoint:
+                app.outbox.publish(s, OrderPlaced(number=2))
+                savepoint.rollback()
+            with s.begin_nested():
+                app.outbox.publish(s, OrderPlaced(number=3))
+                inner = s.begin_nested()
+                app.outbox.publish(s, OrderPlaced(number=4))
+                inner.rollback()
+            s.commit()
+        await relayed(app)
+        assert sorted(sink.numbers) == [1, 3]
+
+    async def test_closing_a_session_or_savepoint_is_no_commit(self, app, session, sink):
+        """SQLAlchemy tells nobody of such a rollback, and the session may be used again."""
+        s = session()
+        app.outbox.publish(s, OrderPlaced(number=1))
+        s.close()
+        app.outbox.publish(s, OrderPlaced(number=2))
+        savepoint = s.begin_nested()
+        app.outbox.publish(s, OrderPlaced(number=3))
+        savepoint.close()
+        s.commit()
+        s.close()
+        await relayed(app)
+        assert sink.numbers == [2]
+
+    async def test_plain_sqlalchemy_scoped_and_connections(self, app, database, sink):
+        with PlainSession(database.sync_engine) as s, s.begin():
+            app.sync.outbox.publish(s, OrderPlaced(number=1))
+        scoped = scoped_session(sessionmaker(database.sync_engine))
+        app.outbox.publish(scoped, OrderPlaced(number=2))
+        scoped.commit()
+        scoped.remove()
+        with database.sync_engine.begin() as c:
+            app.outbox.publish(c, OrderPlaced(number=3))
+        with database.sync_engine.connect() as c:
+            with pytest.raises(InvalidInput, match="begin one"):
+                app.outbox.publish(c, OrderPlaced(number=4))
+            with c.begin() as transaction:
+                app.outbox.publish(c, OrderPlaced(number=4))
+                transaction.rollback()
+        with database.sync_engine.begin() as c, PlainSession(c) as s:  # somebody else's transaction
+            app.outbox.publish(s, OrderPlaced(number=5))
+        await relayed(app)
+        assert sorted(sink.numbers) == [1, 2, 3, 5]
+
+    async def test_an_async_session(self, app, database, sink):
+        url = database.url
+        if database.is_sqlite:
+            url = url.set(drivername="sqlite+aiosqlite")
+        engine = database.async_engine or create_async_engine(url)
+        async with AsyncSession(engine) as s:
+            app.outbox.publish(s, OrderPlaced(number=1))
+            await s.rollback()
+            app.outbox.publish(s, OrderPlaced(number=2))
+            async with s.begin_nested() as savepoint:
+                app.outbox.publish(s, OrderPlaced(number=3))
+                await savepoint.rollback()
+            await s.commit()
+        async with engine.begin() as c:
+            with pytest.raises(InvalidInput, match="run_sync"):
+                app.outbox.publish(c, OrderPlaced(number=4))
+            async with AsyncSession(bind=c) as s:
+                with pytest.raises(InvalidInput, match="is not its own"):
+                    app.outbox.publish(s, OrderPlaced(number=5))
+                await s.run_sync(app.outbox.publish, OrderPlaced(number=6))
+            await c.run_sync(app.outbox.publish, OrderPlaced(number=7))
+        if engine is not database.async_engine:
+            await engine.dispose()
+        await relayed(app)
+        assert sorted(sink.numbers) == [2, 6, 7]
+
+    async def test_routes(self, app, session, sink, other):
+        with session() as s:
+            app.outbox.publish(s, OrderPaid(number=1))  # the route of the class it is derived from
+            id_ = app.outbox.publish(s, OrderPlaced(number=2), to=["orders", "audit"])
+            s.commit()
+        await relayed(app)
+        assert sorted(sink.numbers) == [1, 2]
+        assert [m.id for m in other.seen] == [id_]
+        assert {m.id for m in sink.seen if m.type == "order.placed"} == {id_}
+
+    @pytest.mark.parametrize(
+        ("event", "words", "said"),
+        [
+            (Unrouted(), {}, "event 'order.lost' has no route"),
+            (OrderPlaced(number=1), {"to": ["nowhere"]}, "'nowhere', which is not declared; known are: audit, orders"),
+            (Base(), {}, r"Base is no event: write `class Base\(Event, type='...'\)`"),
+            ({"number": 1}, {}, "dict is no event"),
+            (OrderPlaced(number=1), {"key": ""}, "partitionkey of an event must be 1 to 255"),
+            (OrderPlaced.model_construct(number=1 + 2j), {}, "is not what its fields say"),
+        ],
+    )
+    def test_mistakes_write_nothing(self, app, session, read_all, event, words, said):
+        with session() as s:
+            with pytest.raises(InvalidInput, match=said):
+                app.outbox.publish(s, event, **words)
+            s.commit()
+        assert read_all("SELECT * FROM {job}") == []
+
+    def test_a_value_of_another_type(self, app, session):
+        with session() as s, pytest.raises(BadPayload, match=r"order\.placed"):
+            app.outbox.publish(s, OrderPlaced.model_construct(number="seven"))
+
+    def test_loud_where_nothing_would_be_atomic(self, app, database, read_all):
+        for options in ({"isolation_level": "AUTOCOMMIT"}, {"execution_options": {"isolation_level": "AUTOCOMMIT"}}):
+            engine = create_engine(database.sync_engine.url, **options)
+            with Session(engine) as s, pytest.raises(InvalidInput, match="autocommit"):
+                app.outbox.publish(s, OrderPlaced(number=1))
+            engine.dispose()
+        with Session(database.sync_engine) as s:
+            app.outbox.publish(s, OrderPlaced(number=1))
+            s.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+            with pytest.raises(InvalidInput, match="autocommit"):
+                s.commit()
+        with Session(database.sync_engine, autobegin=False) as s, pytest.raises(InvalidInput, match=r"session\.begin"):
+            app.outbox.publish(s, OrderPlaced(number=1))
+        for wrong in (None, database.sync_engine, "s"):
+            with pytest.raises(InvalidInput, match="publish takes a Session"):
+                app.outbox.publish(wrong, OrderPlaced(number=1))
+        assert read_all("SELECT * FROM {job}") == []
+
+    async def test_the_trace_is_carried(self, app, session, sink, monkeypatch):
+        with session() as s:
+            app.outbox.publish(s, OrderPlaced(number=1), traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+            span = types.SimpleNamespace(
+                is_valid=True, trace_id=0xABC, span_id=0xD, trace_flags=1,
+                trace_state=types.SimpleNamespace(to_header=lambda: "v=1"),
+            )  # fmt: skip
+            module = types.ModuleType("opentelemetry.trace")
+            module.get_current_span = lambda: types.SimpleNamespace(get_span_context=lambda: span)
+            monkeypatch.setitem(sys.modules, "opentelemetry.trace", module)
+            app.outbox.publish(s, OrderPlaced(number=2))
+            s.commit()
+        await relayed(app)
+        found = {m.event["data"]["number"]: m for m in sink.seen}
+        assert found[1].traceparent == "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+        assert found[2].headers["traceparent"] == f"00-{0xABC:032x}-{0xD:016x}-01"
+        assert found[2].headers["tracestate"] == "v=1"
+
+    async def test_a_waiting_worker_hears_of_it(self, app, session, sink):
+        worker = app.worker()
+        running = asyncio.create_task(worker.run(signals=False))
+        await asyncio.sleep(0.1)
+        with session() as s:
+            app.outbox.publish(s, OrderPlaced(number=1))
+            s.commit()
+        async with asyncio.timeout(10):
+            while not sink.seen:  # noqa: ASYNC110 - the worker is another task
+                await asyncio.sleep(0.005)
+        worker.stop()
+        await running
+
+
+class TestDeclaring:
+    def test_mistakes(self, database, sink):
+        for words, said in (
+            ({"destinations": {"a/b": sink}}, "a name without a slash"),
+            ({"destinations": {"a": 7}}, "destination 'a' is 7: give RabbitMQ"),
+            ({"destinations": {"a": print}}, "destination 'a' is"),
+            ({"routes": {OrderPlaced: ["orders"]}}, "the route of OrderPlaced names destination 'orders', which is"),
+            ({"routes": {dict: []}}, "is no Event"),
+        ):
+            with pytest.raises(SetupError, match=said):
+                Resilient(database, **words)
+
+    def test_types(self):
+        assert (OrderPlaced.event_type, OrderPlaced.event_version) == ("order.placed", 2)
+        for words, said in (({"type": "a b"}, "is not a type of events"), ({"type": "a", "version": 0}, "version of")):
+            with pytest.raises(SetupError, match=said):
+                type(Event)("Wrong", (Event,), {"__module__": __name__}, **words)
+
+
+class TestRelay:
+    async def publish(self, app, session, *numbers):
+        with session() as s:
+            for number in numbers:
+                app.outbox.publish(s, OrderPlaced(number=number))
+            s.commit()
+
+    async def test_what_is_refused_for_good_is_dead_and_can_be_replayed(self, app, session, sink):
+        sink.errors = [Permanent("no such order")]
+        await self.publish(app, session, 1)
+        await relayed(app)
+        (job,) = await app.jobs.list()
+        assert (job.state, job.last_error_kind) == ("dead", "permanent")
+        await app.jobs.retry(job.id)
+        await relayed(app)
+        assert sink.numbers == [1]
+
+    async def test_a_broker_that_is_away_costs_no_event(self, app, session, sink, clock):
+        sink.errors = [Transient("away") for _ in range(200)]
+        await self.publish(app, session, 1)
+        for _ in range(14):
+            await relayed(app)
+            clock.advance(hours=1)
+        (job,) = await app.jobs.list()
+        assert (job.state, job.max_attempts) == ("scheduled", None)
+        assert job.attempts > 10
+        sink.errors = []
+        clock.advance(hours=1)
+        await relayed(app)
+        assert sink.numbers == [1]
+
+    async def test_an_outage_opens_the_circuit_and_touches_few(self, app, session, sink):
+        sink.errors = [Transient("away") for _ in range(1000)]
+        await self.publish(app, session, *range(100))
+        await relayed(app)
+        found = await app.resources.get("outbox/orders")
+        assert found.gate == "breaker"
+        assert sum(job.executions for job in await app.jobs.list()) < 40
+
+    def test_a_programs_own_mistake_does_not_block_for_ever(self, app):
+        retry = app.kinds["outbox.orders"].retry
+        assert retry.limit(FailureKind.TRANSIENT, None) is None
+        assert retry.limit(FailureKind.BUG, None) == 20
+
+    async def test_nobody_confirms(self, database, session):
+        async def hangs(_message):
+            await asyncio.sleep(60)
+
+        app = Resilient(
+            database, destinations={"orders": Callback(hangs, timeout=0.05)}, routes={OrderPlaced: "orders"}
+        )
+        await self.publish(app, session, 1)
+        await relayed(app)
+        (job,) = await app.jobs.list()
+        assert (job.state, job.last_error_code) == ("scheduled", "no_confirm")
+
+    async def test_a_payload_that_is_no_event_is_parked(self, app, session, database):
+        await self.publish(app, session, 1)
+        database.transaction_sync(lambda c, d: d.run(c, "UPDATE {job} SET payload = '[1]'"))
+        await relayed(app)
+        (job,) = await app.jobs.list()
+        assert (job.state, job.last_error_code) == ("dead", "undecodable")
+        assert (await app.outbox.list())[0].type == ""
+
+
+class TestLooking:
+    async def test_list_and_get(self, app, session, clock):
+        with session() as s:
+            one = app.outbox.publish(s, OrderPlaced(number=1), to=["orders", "audit"])
+            s.commit()
+        clock.advance(hours=1)
+        with session() as s:
+            two = app.outbox.publish(s, OrderPaid(number=2))
+            s.commit()
+        await relayed(app)
+        found = await app.outbox.list()
+        assert (found[0].id, found[0].type) == (two, "order.paid")
+        assert {(e.id, e.destination) for e in found} == {(one, "orders"), (one, "audit"), (two, "orders")}
+        assert [e.id for e in await app.outbox.list(type="order.paid")] == [two]
+        assert [e.id for e in await app.outbox.list(destination="audit")] == [one]
+        assert [e.id for e in await app.outbox.list(created_after=timedelta(minutes=30))] == [two]
+        assert await app.outbox.list(state="dead") == []
+        both = app.sync.outbox.get(one)
+        assert sorted(e.destination for e in both) == ["audit", "orders"]
+        assert all(e.state == "succeeded" and e.published_at is not None for e in both)
+        assert both[0].event["data"] == {"number": 1, "grandTotal": 0.0}
+        first = await app.outbox.list(limit=2)
+        assert [e.id for e in await app.outbox.list(limit=2, after=first[-1].job_id)] == [one]
