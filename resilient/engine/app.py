@@ -15,6 +15,7 @@ from resilient.core import resource_key
 from resilient.core.errors import ConnectionNotFound
 from resilient.core.policy import BreakerPolicy, Limit, Policies
 from resilient.engine import enqueue as enqueueing
+from resilient.engine import joining
 from resilient.engine import retention as retention_
 from resilient.engine.alerts import Alerts
 from resilient.engine.connections import Connections
@@ -215,7 +216,7 @@ class Resilient:
         """
         ordered = [self._encoder.encode(kind, payload, resource_key, **options)]
         if session is not None:
-            return (await enqueueing.join_async(session, self.database.dialect, ordered, self.poke))[0]
+            return (await joining.join_async(session, self.database.dialect, ordered, self.poke))[0]
         await self.ready()
         (done,) = await self.database.transaction(enqueueing.write, ordered)
         self.poke()
@@ -233,7 +234,7 @@ class Resilient:
         """`enqueue` for synchronous programs."""
         ordered = [self._encoder.encode(kind, payload, resource_key, **options)]
         if session is not None:
-            return enqueueing.join(session, self.database.dialect, ordered, self.poke)[0]
+            return joining.join(session, self.database.dialect, ordered, self.poke)[0]
         self.ready_sync()
         (done,) = self.database.transaction_sync(enqueueing.write, ordered)
         self.poke()
@@ -251,7 +252,7 @@ class Resilient:
         """Enqueue many jobs of one kind in one transaction: payloads, or `Item` objects where more differs."""
         ordered = self._encoder.encode_many(kind, payloads, resource_key, options)
         if session is not None:
-            return await enqueueing.join_async(session, self.database.dialect, ordered, self.poke)
+            return await joining.join_async(session, self.database.dialect, ordered, self.poke)
         await self.ready()
         done = await self.database.transaction(_write_many, ordered)
         self.poke()
@@ -269,7 +270,7 @@ class Resilient:
         """`enqueue_many` for synchronous programs."""
         ordered = self._encoder.encode_many(kind, payloads, resource_key, options)
         if session is not None:
-            return enqueueing.join(session, self.database.dialect, ordered, self.poke)
+            return joining.join(session, self.database.dialect, ordered, self.poke)
         self.ready_sync()
         done = self.database.transaction_sync(_write_many, ordered)
         self.poke()

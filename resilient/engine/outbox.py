@@ -17,7 +17,7 @@ from uuid_utils.compat import uuid7
 from resilient.core.errors import InvalidInput, SetupError
 from resilient.core.events import RESOURCE, EventInfo
 from resilient.core.message import encode
-from resilient.engine import enqueue, sessions, trace
+from resilient.engine import joining, sessions, trace
 from resilient.engine.event import Event, data_of
 from resilient.engine.relay import PREFIX
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
@@ -120,16 +120,16 @@ class Outbox:
                 " connection.run_sync(app.outbox.publish, event)"
             )
         if isinstance(target, Connection):
-            enqueue.join(target, dialect, ordered, self._app.poke)
+            joining.join(target, dialect, ordered, self._app.poke)
             return
         session = target.sync_session if isinstance(target, AsyncSession) else target
         if not isinstance(session, Session):
             raise InvalidInput(f"publish takes a Session or AsyncSession, not {type(target).__name__}")
         sessions.require_committable(session)
         if not isinstance(session.get_bind(), Connection):
-            enqueue.buffer(session, dialect, ordered, self._app.poke)
+            joining.buffer(session, dialect, ordered, self._app.poke)
         elif session is target:
-            enqueue.join(session, dialect, ordered, self._app.poke)
+            joining.join(session, dialect, ordered, self._app.poke)
         else:
             raise InvalidInput(
                 "this AsyncSession sits on a connection whose transaction is not its own, so nobody tells of its end:"

@@ -378,3 +378,43 @@ class TestLooking:
         assert both[0].event["data"] == {"number": 1, "grandTotal": 0.0}
         first = await app.outbox.list(limit=2)
         assert [e.id for e in await app.outbox.list(limit=2, after=first[-1].job_id)] == [one]
+
+
+class TestOrder:
+    async def test_each_key_in_the_order_of_its_commits(self, app, session, sink):
+        for number in range(12):
+            with session() as s:
+                app.outbox.publish(s, OrderPlaced(number=number), key=f"order-{number % 3}")
+                s.commit()
+        await relayed(app)
+        for key in range(3):
+            mine = [m for m in sink.seen if m.key == f"order-{key}"]
+            assert [m.event["data"]["number"] for m in mine] == [key, key + 3, key + 6, key + 9]
+            assert [m.sequence for m in mine] == [1, 2, 3, 4]
+        assert {e.sequence for e in await app.outbox.list(key="order-1")} == {1, 2, 3, 4}
+
+    async def test_an_event_waits_for_the_one_before_it_and_no_other_key(self, app, session, sink):
+        sink.errors = [Transient("away", retry_after=3600)]
+        with session() as s:
+            for number, key in ((1, "a"), (2, "a"), (3, "b")):
+                app.outbox.publish(s, OrderPlaced(number=number), key=key)
+            s.commit()
+        await relayed(app)
+        waiting = {e.event["data"]["number"]: e.state for e in await app.outbox.list()}
+        failed = next(n for n, state in waiting.items() if state == "scheduled")
+        assert failed in (1, 3)  # the heads, in no particular order
+        assert waiting[2] == ("blocked" if failed == 1 else "succeeded")
+        assert sink.numbers == [3] if failed == 1 else [1, 2]
+
+    async def test_the_consumers_inbox_takes_them_by_number(self, app, session, sink):
+        with session() as s:
+            for number in (1, 2, 3):
+                app.outbox.publish(s, OrderPlaced(number=number), key="a")
+            s.commit()
+        await relayed(app)
+        with session() as s:
+            found = [
+                app.sync.inbox.arrived(s, "billing", m.id, key=m.key, number=m.sequence, gapless=True)
+                for m in (sink.seen[0], sink.seen[2], sink.seen[1], sink.seen[2], sink.seen[0])
+            ]
+        assert found == ["first", "early", "first", "first", "duplicate"]
