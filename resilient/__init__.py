@@ -74,7 +74,7 @@ from resilient.core.reasons import Reason
 from resilient.core.records import AttemptInfo, Count, JobInfo, ResourceInfo, StoppedGroup
 from resilient.core.retention import Pruned, Retention
 from resilient.core.retry_after import WaitDialect
-from resilient.core.schedule import ScheduleInfo
+from resilient.core.schedule import ScheduledAccount, ScheduleInfo
 from resilient.core.states import JobState
 from resilient.core.tokens import Credentials, GrantState
 from resilient.core.webhook import Signature, Webhook
@@ -204,6 +204,7 @@ __all__ = [
     "Rule",
     "Schedule",
     "ScheduleInfo",
+    "ScheduledAccount",
     "SchemaOutdated",
     "SchemaTooNew",
     "Scope",

@@ -100,6 +100,12 @@ def _backlog(d: Mapping[str, Any], _count: int, now: datetime) -> str:
 
 def _no_success(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     since = when(datetime.fromisoformat(d["since"]), now)
+    if accounts := d.get("accounts"):
+        worst = (
+            f"{d.get('resource')}'s last job succeeded at" if d.get("ever") else f"{d.get('resource')} had none since"
+        )
+        ticks = counted(d.get("periods", 1), "tick")
+        return f"{counted(accounts, 'account')} had no success for {ticks} in a row; {worst} {since}"
     last = f"its last job succeeded at {since}" if d.get("ever") else f"no job of it succeeded since {since}"
     return f"{last}; {counted(d.get('periods', 1), 'tick')} in a row brought no success"
 

@@ -275,5 +275,11 @@ def of_schedule(
     return Finding("no_success", name, {"since": _text(base), "ever": succeeded_at is not None, "periods": periods})
 
 
+def of_accounts(name: str, accounts: int, example: str, since: datetime, *, ever: bool, periods: int) -> Finding:
+    """Accounts of a schedule for many, without a success for ``periods`` of their ticks: one alert for all."""
+    detail = {"since": _text(since), "ever": ever, "periods": periods, "accounts": accounts, "resource": example}
+    return Finding("no_success", name, detail)
+
+
 def _text(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()

@@ -123,6 +123,16 @@ def latest_until(spec: Ticks, now: datetime) -> datetime | None:
     return next(_back(spec, now), None)
 
 
+def back(spec: Ticks, now: datetime, most: int, since: datetime | None = None) -> list[datetime]:
+    """Up to ``most`` ticks not later than ``now``, oldest first; none older than the last one before ``since``."""
+    found: list[datetime] = []
+    for tick in islice(_back(spec, now), most):
+        found.append(tick)
+        if since is not None and tick < since:
+            break
+    return found[::-1]
+
+
 def missed(
     spec: Ticks,
     last: datetime,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from resilient.core import cron
@@ -30,6 +31,7 @@ OVERLAPS: Final = ("skip", "allow")
 RESERVED_TAGS: Final = frozenset({"schedule", "tick"})
 _NAME: Final = re.compile(r"[A-Za-z0-9._:@+/*-]{1,200}")
 _CHORE: Final = "engine:"  # rows of the same table that are no schedules
+_LONGEST_KEY: Final = 220  # a tick's stamp must fit behind it
 _INSTANT: Final = timedelta(microseconds=1)
 
 
@@ -48,13 +50,19 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A schedule as its row keeps it. ``jitter``: each job starts up to that many seconds later."""
+    """A schedule as its row keeps it. ``jitter``: each job starts up to that many seconds later.
+
+    ``for_each``: which accounts have ticks of their own, a pattern or a function in words; "" for a schedule of one
+    resource. ``spread``: over how much of the time behind a tick; None: over all of it.
+    """
 
     ticks: Ticks
     template: Template
     catch_up: CatchUp = "latest"
     overlap: Overlap = "skip"
     jitter: float = 0.0
+    for_each: str = ""
+    spread: timedelta | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -64,6 +72,7 @@ class Spec:
             "catch_up": self.catch_up,
             "overlap": self.overlap,
             "jitter": self.jitter,
+            **({} if not self.for_each else {"for_each": self.for_each, "spread": _seconds(self.spread)}),
         }
 
     @classmethod
@@ -76,7 +85,13 @@ class Spec:
             doc["catch_up"],
             doc["overlap"],
             doc["jitter"],
+            doc.get("for_each", ""),
+            None if (spread := doc.get("spread")) is None else timedelta(seconds=spread),
         )
+
+
+def _seconds(spread: timedelta | None) -> float | None:
+    return None if spread is None else spread.total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +108,17 @@ def serve(spec: Spec, next_at: datetime, now: datetime) -> Served:
     return Served(found, cron.next_after(spec.ticks, now))
 
 
-def unique_key(name: str, spec: Spec, tick: datetime | None) -> str | None:
-    """The unique key of a tick's job: of the schedule, or of the tick where jobs may overlap.
+def unique_key(name: str, spec: Spec, tick: datetime | None, account: str = "") -> str | None:
+    """The unique key of a tick's job: of the schedule (and account), or of the tick where jobs may overlap.
 
     ``tick`` is None for a job that was asked for by hand.
     """
+    of = f"schedule:{name}:{account}" if account else f"schedule:{name}"
+    if len(of) > _LONGEST_KEY:
+        of = f"schedule:{blake2b(of.encode(), digest_size=16).hexdigest()}"
     if spec.overlap == "skip":
-        return f"schedule:{name}"
-    return None if tick is None else f"schedule:{name}:{stamp(tick)}"
+        return of
+    return None if tick is None else f"{of}:{stamp(tick)}"
 
 
 def tags(name: str, spec: Spec, tick: datetime | None) -> dict[str, str]:
@@ -129,7 +147,8 @@ class ScheduleInfo:
     """One schedule as it stood when it was read. Times are aware and in UTC.
 
     ``last_at`` is the last tick that was served, ``last_job`` the job it brought, ``last_state`` that job's
-    state (None: no job, or pruned since). ``removed``: the program no longer declares it.
+    state (None: no job, or pruned since). ``removed``: the program no longer declares it. A schedule ``for_each`` of
+    many accounts tells of all of them: how many (``accounts``), the first ``next_at``, the latest of the rest.
     """
 
     name: str
@@ -145,6 +164,8 @@ class ScheduleInfo:
     succeeded_at: datetime | None = None
     paused: bool = False
     removed: bool = False
+    for_each: str = ""
+    accounts: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Every field under its own name."""
@@ -161,5 +182,23 @@ def info(name: str, kind: str, spec: Spec, next_at: datetime, **rest: Any) -> Sc
         catch_up=spec.catch_up,
         overlap=spec.overlap,
         next_at=next_at,
+        for_each=spec.for_each,
+        accounts=0 if spec.for_each else None,
         **rest,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledAccount:
+    """One account of a schedule ``for_each`` account, as it stood when it was read."""
+
+    resource_key: str
+    next_at: datetime
+    last_at: datetime | None
+    last_job: UUID | None
+    last_state: str | None
+    succeeded_at: datetime | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)

@@ -12,13 +12,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core import alert_words, alerts
+from resilient.core import alert_words, alerts, spread
 from resilient.core.alerts import CONDITIONS, EVENTS, Alerting
 from resilient.core.errors import InvalidInput
 from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.engine.sinks import Sinks
 from resilient.store import alerts as store
-from resilient.store import schedule_records, schedules, symptoms
+from resilient.store import schedule_accounts, schedule_records, schedules, symptoms
 
 if TYPE_CHECKING:
     import builtins
@@ -213,9 +213,22 @@ class Alerts:
             sample = symptoms.executions(c, d, now - config.span("window"), config.failure_volume)
             found += alerts.of_executions(*sample, config.failure_rate, config.failure_volume)
         for r in schedule_records.records(c, d, self._app.schedules.declared) if config.periods else ():
-            silent = alerts.of_schedule(r.name, r.spec.ticks, r.since, r.succeeded_at, now, config.periods or 1)
+            silent = self._silent(c, d, r, now, config.periods or 1)
             found += [silent] if silent is not None else []
         return found
+
+    @staticmethod
+    def _silent(c: Connection, d: Dialect, r: schedule_records.Record, now: datetime, periods: int) -> Finding | None:
+        """A schedule without success; one for many accounts if any of them is."""
+        if not r.spec.for_each:
+            return alerts.of_schedule(r.name, r.spec.ticks, r.since, r.succeeded_at, now, periods)
+        before = spread.silent_before(r.spec.ticks, now, periods)
+        silent = None if before is None else schedule_accounts.silent(c, d, r.name, before)
+        if silent is None:
+            return None
+        return alerts.of_accounts(
+            r.name, silent.accounts, silent.example, silent.since, ever=silent.ever, periods=periods
+        )
 
     # -- people ---------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ wrong with it is said when the program starts, with the schedule's name in front
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from resilient.core import cron, resource_key, schedule
 from resilient.core.errors import InvalidInput, SetupError
@@ -18,12 +19,14 @@ from resilient.core.schedule import Spec, Template
 from resilient.engine.handler import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
     from resilient.core.cron import CatchUp, Ticks
     from resilient.core.schedule import Overlap
     from resilient.engine.enqueue import Encoder
+
+ForEach: TypeAlias = str | Collection[str] | Callable[[], Iterable[str] | AsyncIterable[str] | Awaitable[Iterable[str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,12 @@ class Schedule:
     ``@daily``, in the IANA time zone ``timezone``; daylight saving as `core.cron` says) or ``every`` (seconds, a
     timedelta or text such as ``"1h"``, counted from ``anchor``, by default midnight UTC). ``name`` is by default
     ``kind@resource_key``; a schedule under a new name is a new schedule.
+
+    Instead of ``resource_key``, ``for_each`` gives each account ticks of its own: a pattern (``"github/*"``) means the
+    active connections, those that come later too; an app that keeps the credentials itself gives a function (plain,
+    async, or a generator) that tells the accounts' resource keys, or a collection of them. ``spread`` says over which
+    time behind a tick the accounts' ticks are spread, the same for an account every day: a span, True (the whole time
+    until the next tick; the default of ``every``) or False (all at once; the default of ``cron``).
 
     ``catch_up`` says what becomes of ticks nobody was there for: "latest" runs one job for all of them, "skip" none
     (unless less than a minute late), "all" one each, at most 100. ``overlap``: "skip" brings no job while the last one
@@ -46,7 +55,9 @@ class Schedule:
 
     handler: Kind[Any] | str = field(kw_only=False)
     payload: Any = field(default=None, kw_only=False)
-    resource_key: str
+    resource_key: str = ""
+    for_each: ForEach | None = None
+    spread: bool | str | float | timedelta | None = None
     cron: str | None = None
     every: str | float | timedelta | None = None
     timezone: str = "UTC"
@@ -60,14 +71,18 @@ class Schedule:
     expires_in: timedelta | float | None = None
     tags: Mapping[str, str] | None = None
     ticks: Ticks = field(init=False, repr=False)
+    accounts: str = field(init=False, repr=False)  # `for_each` in words
 
     def __post_init__(self) -> None:
-        resource_key.check(self.resource_key)
+        if self.for_each is None:
+            resource_key.check(self.resource_key)
+        object.__setattr__(self, "accounts", _in_words(self.for_each))
         if not self.name:
-            object.__setattr__(self, "name", f"{self.kind}@{self.resource_key}")
+            object.__setattr__(self, "name", f"{self.kind}@{self.resource_key or self.accounts}")
         schedule.check_name(self.name)
         with _naming(self.name):
             self._check()
+            self._check_accounts()
             made = cron.ticks(cron=self.cron, every=self.every, zone=self.timezone, anchor=self.anchor)
         object.__setattr__(self, "ticks", made)
 
@@ -87,6 +102,32 @@ class Schedule:
         if taken := schedule.RESERVED_TAGS & set(self.tags or ()):
             raise InvalidInput(f"the tag {min(taken)!r} is written by the schedule itself")
 
+    def _check_accounts(self) -> None:
+        if self.for_each is None:
+            if self.spread is not None:
+                raise InvalidInput("spread= is for schedules for_each account; give one resource a jitter=")
+            return
+        if self.resource_key:
+            raise InvalidInput("give resource_key, or for_each for many accounts, not both")
+        if isinstance(self.for_each, str):
+            resource_key.check_pattern(self.for_each)
+            if not ("*" in self.for_each or "?" in self.for_each):
+                raise InvalidInput(f"for_each={self.for_each!r} is one key: say resource_key=, or a pattern with *")
+        elif not callable(self.for_each) and not isinstance(self.for_each, Collection):
+            raise InvalidInput(
+                "for_each= takes a pattern, a function that tells resource keys, or a collection of them"
+            )
+        if not isinstance(self.spread, bool) and self.spread is not None:
+            object.__setattr__(self, "spread", timedelta(seconds=seconds(self.spread)))
+
+    def _span(self) -> timedelta | None:
+        """Over which time its accounts are spread; None: until the next tick."""
+        wanted = self.cron is None if self.spread is None else self.spread
+        if isinstance(wanted, bool):
+            return None if wanted else timedelta()
+        assert isinstance(wanted, timedelta)  # noqa: S101 - __post_init__ made it one
+        return wanted
+
     @property
     def kind(self) -> str:
         """The kind of its jobs."""
@@ -96,16 +137,26 @@ class Schedule:
         """What its row keeps; raises what an enqueue of its job would."""
         with _naming(self.name):
             row = encoder.encode(
-                self.kind, self.payload, self.resource_key, priority=self.priority, tags=self.tags,
+                self.kind, self.payload, self.resource_key or "any", priority=self.priority, tags=self.tags,
                 max_attempts=self.max_attempts, expires_in=self.expires_in,
             ).row  # fmt: skip
         within = self.expires_in.total_seconds() if isinstance(self.expires_in, timedelta) else self.expires_in
         template = Template(
-            resource_key=row.resource_key, payload=row.payload, payload_version=row.payload_version,
+            resource_key=self.resource_key, payload=row.payload, payload_version=row.payload_version,
             priority=row.priority, max_attempts=row.max_attempts, expires_in=within,
             tags=dict(self.tags) if self.tags else None,
         )  # fmt: skip
-        return Spec(self.ticks, template, self.catch_up, self.overlap, float(self.jitter))  # type: ignore[arg-type]
+        return Spec(
+            self.ticks, template, self.catch_up, self.overlap, float(self.jitter),  # type: ignore[arg-type]
+            self.accounts, self._span() if self.accounts else None,
+        )  # fmt: skip
+
+
+def _in_words(source: ForEach | None) -> str:
+    """Which accounts, as a row and a person see it."""
+    if source is None or isinstance(source, str):
+        return source or ""
+    return getattr(source, "__name__", type(source).__name__).strip("<>") if callable(source) else "listed"
 
 
 @contextmanager

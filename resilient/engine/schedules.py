@@ -12,27 +12,25 @@ import logging
 import random
 import time
 from copy import copy
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from uuid_utils.compat import uuid7
-
 from resilient.core import cron, schedule
-from resilient.core.errors import DatabaseUnreachable, InvalidInput
+from resilient.core.errors import DatabaseUnreachable, InvalidInput, SetupError
 from resilient.engine import enqueue as enqueueing
+from resilient.engine import per_account
 from resilient.engine.schedule import Schedule, by_name
+from resilient.engine.schedule_jobs import job_of
 from resilient.engine.sessions import Face, Transactions, blocking
-from resilient.store import jobs, schedule_records
+from resilient.store import schedule_accounts, schedule_records
 from resilient.store import schedules as store
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterable
-    from datetime import datetime
 
     from sqlalchemy import Connection
 
-    from resilient.core.schedule import ScheduleInfo
+    from resilient.core.schedule import ScheduledAccount, ScheduleInfo
     from resilient.engine.app import Resilient
     from resilient.engine.enqueue import Enqueued
     from resilient.store.dialect import Dialect
@@ -50,10 +48,20 @@ class Schedules:
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self.declared = by_name(declared)
         self._specs = {s.name: (s.kind, s.spec(app._encoder)) for s in self.declared.values()}  # noqa: SLF001
+        self._check_sources(app.grants.accounts.store is not None)
         self._written = False
         self._looked_at = -LOOK_EVERY
         self._broken: set[str] = set()
         self._db = Transactions(app)
+
+    def _check_sources(self, theirs: bool) -> None:  # noqa: FBT001 - of this class
+        """A pattern finds connections: of accounts in the program's own table it would miss some in silence."""
+        for one in self.declared.values():
+            if theirs and isinstance(one.for_each, str):
+                raise SetupError(
+                    f"schedule {one.name!r}: with credentials= the accounts are in the program's own table: give"
+                    " for_each a function that tells their resource keys"
+                )
 
     # -- ticking --------------------------------------------------------------------------------------------------
 
@@ -86,6 +94,8 @@ class Schedules:
     async def _serve(self, name: str) -> int:
         """One schedule; whatever is wrong with it keeps the others from nothing."""
         try:
+            if self.declared[name].for_each is not None:
+                return await per_account.serve(self._app, self.declared[name], self._rng.random())
             return await self._app.database.transaction(_serve, name, self._rng.random())
         except DatabaseUnreachable:
             raise
@@ -115,12 +125,16 @@ class Schedules:
         """Go on with the next tick; what would have ticked meanwhile never does."""
         return await self._db.write(None, self._set_paused, name, paused=False)
 
-    async def run(self, name: str) -> Enqueued:
-        """Enqueue its job now, beside its ticks.
+    async def run(self, name: str, account: str | None = None) -> Enqueued:
+        """Enqueue its job now, beside its ticks; of a schedule ``for_each`` account that of one ``account``.
 
         With overlap="skip" an unfinished job of it is kept instead (``created`` is False).
         """
-        return await self._db.write(None, self._run, name)
+        return await self._db.write(None, self._run, name, account)
+
+    async def accounts(self, name: str, *, limit: int = 100, after: str = "") -> builtins.list[ScheduledAccount]:
+        """A page of the accounts of a schedule ``for_each`` account, by key: when each ticks, and how it does."""
+        return await self._db.read(None, schedule_accounts.page, name, limit=limit, after=after)
 
     def _list(self, c: Connection, d: Dialect) -> builtins.list[ScheduleInfo]:
         found = {s.name: s for s in schedule_records.page(c, d)}
@@ -137,11 +151,21 @@ class Schedules:
         assert found is not None  # noqa: S101 - its row is locked
         return found
 
-    def _run(self, c: Connection, d: Dialect, name: str) -> Enqueued:
+    def _run(self, c: Connection, d: Dialect, name: str, account: str | None) -> Enqueued:
         row, now = self._row(c, d, name), d.now(c)
-        (done,) = enqueueing.write(c, d, [_job(row, None, now, 0.0)])
-        if done.created:
+        if bool(row.spec.for_each) != (account is not None):
+            raise InvalidInput(
+                f"schedule {name!r} is for each account {row.spec.for_each!r}: say which one"
+                if account is None
+                else f"schedule {name!r} is for {row.spec.template.resource_key} alone: leave out the account"
+            )
+        if account is not None:
+            per_account.require(c, d, name, account)
+        (done,) = enqueueing.write(c, d, [job_of(row, None, now, 0.0, account=account or "")])
+        if done.created and account is None:
             store.move_on(c, d, name, now, next_at=row.next_at, last_at=row.last_at, job=done.id)
+        elif done.created and account is not None:
+            per_account.ran(c, d, row, account, done.id)
         return done
 
     def _row(self, c: Connection, d: Dialect, name: str) -> store.Row:
@@ -167,6 +191,7 @@ class SyncSchedules(Face[Schedules]):
     pause = blocking(Schedules.pause)
     resume = blocking(Schedules.resume)
     run = blocking(Schedules.run)
+    accounts = blocking(Schedules.accounts)
 
 
 def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:
@@ -175,7 +200,7 @@ def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:
         return 0
     row, now = found
     served = schedule.serve(row.spec, row.next_at, now)
-    done = enqueueing.write(c, d, [_job(row, tick, now, roll) for tick in served.ticks])
+    done = enqueueing.write(c, d, [job_of(row, tick, now, roll) for tick in served.ticks])
     new = [one.id for one in done if one.created]
     store.move_on(
         c, d, name, now, next_at=served.next_at, last_at=served.ticks[-1] if served.ticks else row.last_at,
@@ -184,16 +209,3 @@ def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:
     if len(new) < len(done):
         log.info("schedule %s ticked, but its last job is not finished: no new job", name)
     return len(new)
-
-
-def _job(row: store.Row, tick: datetime | None, now: datetime, roll: float) -> enqueueing.Ordered:
-    """The job of a tick; ``tick`` None: asked for by hand."""
-    t, key = row.spec.template, schedule.unique_key(row.name, row.spec, tick)
-    made = jobs.NewJob(
-        id=uuid7(), kind=row.kind, resource_key=t.resource_key, payload=t.payload, payload_version=t.payload_version,
-        priority=t.priority, max_attempts=t.max_attempts, delay=row.spec.jitter * roll or None,
-        expires_at=None if t.expires_in is None else now + timedelta(seconds=t.expires_in),
-        unique_key=key, unique_until=None if key is None else "finish",
-        tags=enqueueing._tags(schedule.tags(row.name, row.spec, tick)),  # noqa: SLF001 - the one encoder of tags
-    )  # fmt: skip
-    return enqueueing.Ordered(made)

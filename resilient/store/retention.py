@@ -155,5 +155,11 @@ def _idle(c: Connection, d: Dialect, keys: Sequence[str], before: datetime, lock
 def forget_notes(c: Connection, d: Dialect, before: datetime) -> int:
     """Forget alerts resolved, and schedules no longer declared, since before a time."""
     gone = d.run(c, "DELETE FROM {alert} WHERE resolved_at < :before", {"before": before}).rowcount
+    d.run(
+        c,
+        "DELETE FROM {schedule_account} WHERE schedule IN"
+        " (SELECT name FROM {schedule} WHERE removed AND updated_at < :before)",
+        {"before": before},
+    )
     gone += d.run(c, "DELETE FROM {schedule} WHERE removed AND updated_at < :before", {"before": before}).rowcount
     return int(gone)

@@ -6,15 +6,16 @@ time in the schedule's row before the job is pruned or followed by the next one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.schedule import ScheduleInfo, Spec
+from resilient.store import schedule_accounts, schedules
 from resilient.store.dialect import ID, JSON, TIME
 from resilient.store.schedules import LAST_SUCCESS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -35,13 +36,25 @@ _INFO_TYPES: Final[dict[str, Any]] = {
 
 def page(c: Connection, d: Dialect) -> list[ScheduleInfo]:
     """Every schedule by name."""
-    return [_info(r) for r in d.run(c, _INFO + " ORDER BY s.name", **_INFO_TYPES)]
+    rows = d.run(c, _INFO + " ORDER BY s.name", **_INFO_TYPES).all()
+    return _counted([_info(r) for r in rows], schedule_accounts.totals(c, d))
 
 
 def get(c: Connection, d: Dialect, name: str) -> ScheduleInfo | None:
     """One schedule."""
     r = d.run(c, _INFO + " AND s.name = :name", {"name": name}, **_INFO_TYPES).one_or_none()
-    return None if r is None else _info(r)
+    return None if r is None else _counted([_info(r)], schedule_accounts.totals(c, d))[0]
+
+
+def _counted(found: list[ScheduleInfo], totals: Mapping[str, schedule_accounts.Total]) -> list[ScheduleInfo]:
+    """With what the accounts of those for many say together."""
+    return [
+        one if (total := totals.get(one.name)) is None else replace(
+            one, accounts=total.accounts, next_at=total.next_at,
+            succeeded_at=max((at for at in (one.succeeded_at, total.succeeded_at) if at), default=None),
+        )
+        for one in found
+    ]  # fmt: skip
 
 
 def _info(r: Any) -> ScheduleInfo:
@@ -52,6 +65,7 @@ def _info(r: Any) -> ScheduleInfo:
         catch_up="" if spec is None else spec.catch_up, overlap="" if spec is None else spec.overlap,
         next_at=r.next_at, last_at=r.last_at, last_job=r.last_job, last_state=r.last_state,
         succeeded_at=r.succeeded_at, paused=bool(r.paused), removed=bool(r.removed),
+        for_each="" if spec is None else spec.for_each, accounts=0 if spec is not None and spec.for_each else None,
     )  # fmt: skip
 
 
@@ -106,3 +120,6 @@ def note_successes(c: Connection, d: Dialect) -> None:
         " AND j.state = 'succeeded' AND (s.succeeded_at IS NULL OR s.succeeded_at < j.finished_at)"
         " ORDER BY s.name)",
     )
+    for name in set(schedule_accounts.totals(c, d)) & active(c, d):
+        if schedules.lock(c, d, name) is not None:
+            schedule_accounts.note_successes(c, d, name)

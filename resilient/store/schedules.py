@@ -5,6 +5,9 @@ over all workers, and no worker leads. A tick's job is inserted in the same tran
 
 Rows with a kind are schedules, rows without are chores. A declared schedule finds its row by name; a row that no
 declaration names any more stays, marked `removed`, and never ticks.
+
+The row of a schedule `for_each` account is due whenever one of its accounts is, or it is time to look who they are
+(`accounts_at`); their ticks are in `schedule_accounts.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import cron
 from resilient.core.schedule import Spec
+from resilient.store import schedule_accounts
 from resilient.store.dialect import ID, JSON, TIME
 
 if TYPE_CHECKING:
@@ -86,6 +90,7 @@ class Row:
     last_job: UUID | None
     paused: bool
     removed: bool
+    accounts_at: datetime | None = None
 
 
 def declare(c: Connection, d: Dialect, declared: Mapping[str, tuple[str, Spec]], kinds: Collection[str]) -> None:
@@ -133,9 +138,14 @@ def _insert(c: Connection, d: Dialect, name: str, kind: str, spec: Spec, now: da
         f" VALUES (:name, :kind, {_json(d)}, :next_at, :now, :now) ON CONFLICT (name) DO NOTHING",
         {
             "name": name, "kind": kind, "spec": json.dumps(spec.to_json()),
-            "next_at": cron.next_after(spec.ticks, now), "now": now,
+            "next_at": _first(spec, now), "now": now,
         },
     )  # fmt: skip
+
+
+def _first(spec: Spec, now: datetime) -> datetime:
+    """The first tick; a schedule of many accounts looks at once who they are."""
+    return now if spec.for_each else cron.next_after(spec.ticks, now)
 
 
 def _redeclare(
@@ -143,17 +153,24 @@ def _redeclare(
 ) -> None:
     """Write what changed; ticks start anew if the timing changed or the schedule was away."""
     _, old, removed = known
-    anew = removed or old.get("ticks") != spec.to_json()["ticks"]
-    moved = ", next_at = :next_at, active_since = :now" if anew else ""
+    anew = removed or _timing(old) != _timing(spec.to_json())
+    moved = ", next_at = :next_at, accounts_at = NULL, active_since = :now" if anew else ""
+    if anew:
+        (schedule_accounts.start_anew if spec.for_each else schedule_accounts.forget)(c, d, name, now)
     d.run(
         c,
         f"UPDATE {{schedule}} SET kind = :kind, spec = {_json(d)}, removed = false, updated_at = :now{moved}"
         " WHERE name = :name",
         {
             "name": name, "kind": kind, "spec": json.dumps(spec.to_json()), "now": now,
-            **({"next_at": cron.next_after(spec.ticks, now)} if anew else {}),
+            **({"next_at": _first(spec, now)} if anew else {}),
         },
     )  # fmt: skip
+
+
+def _timing(doc: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What decides when there are ticks."""
+    return doc.get("ticks"), doc.get("for_each"), doc.get("spread")
 
 
 def _json(d: Dialect) -> str:
@@ -195,10 +212,10 @@ def lock(c: Connection, d: Dialect, name: str) -> Row | None:
     return _lock(c, d, "name = :name AND kind IS NOT NULL {row_lock}", {"name": name})
 
 
-_ROW: Final = "SELECT name, kind, spec, next_at, last_at, last_job, paused, removed FROM {schedule} WHERE "
+_ROW: Final = "SELECT name, kind, spec, next_at, last_at, last_job, paused, removed, accounts_at FROM {schedule} WHERE "
 _ROW_TYPES: Final[dict[str, Any]] = {
     "name": None, "kind": None, "spec": JSON, "next_at": TIME, "last_at": TIME, "last_job": ID, "paused": None,
-    "removed": None,
+    "removed": None, "accounts_at": TIME,
 }  # fmt: skip
 
 
@@ -215,6 +232,7 @@ def _lock(c: Connection, d: Dialect, where: str, params: Mapping[str, Any]) -> R
         r.last_job,
         bool(r.paused),
         bool(r.removed),
+        r.accounts_at,
     )
 
 
@@ -243,6 +261,24 @@ def move_on(
     )  # fmt: skip
 
 
+def look_again(c: Connection, d: Dialect, name: str, at: datetime) -> None:
+    """Who the accounts of a locked schedule are is looked at now, and then not before ``at``."""
+    d.run(c, "UPDATE {schedule} SET accounts_at = :accounts_at WHERE name = :name", {"name": name, "accounts_at": at})
+
+
+def move_accounts_on(
+    c: Connection, d: Dialect, row: Row, now: datetime, *, next_at: datetime, last_at: datetime | None, job: UUID | None
+) -> None:
+    """Write when a locked schedule of many accounts is due again, and what its latest tick and job are."""
+    at = min(next_at, row.accounts_at or now)
+    d.run(
+        c,
+        "UPDATE {schedule} SET next_at = :next_at, last_at = coalesce(:last_at, last_at), updated_at = :now,"
+        f" last_job = coalesce(CAST(:job AS {_uuid(d)}), last_job) WHERE name = :name",
+        {"name": row.name, "now": now, "next_at": at, "last_at": last_at, "job": None if job is None else d.id(job)},
+    )
+
+
 LAST_SUCCESS: Final = "(SELECT j.finished_at FROM {job} j WHERE j.id = {schedule}.last_job AND j.state = 'succeeded')"
 _SUCCESS: Final = f"succeeded_at = coalesce({LAST_SUCCESS}, succeeded_at),"
 
@@ -257,6 +293,8 @@ def set_paused(c: Connection, d: Dialect, row: Row, *, paused: bool) -> None:
     params = {"name": row.name, "paused": paused, "now": now}
     moved = ""
     if not paused:
-        moved = ", next_at = :next_at, active_since = :now"
-        params["next_at"] = cron.next_after(row.spec.ticks, now)
+        moved = ", next_at = :next_at, accounts_at = NULL, active_since = :now"
+        params["next_at"] = _first(row.spec, now)
+        if row.spec.for_each:
+            schedule_accounts.start_anew(c, d, row.name, now)
     d.run(c, f"UPDATE {{schedule}} SET paused = :paused, updated_at = :now{moved} WHERE name = :name", params)

@@ -244,6 +244,7 @@ class Schedule(Base, table=True):
     kind: str | None = Field(default=None, sa_column=Column(NAME))  # null: housekeeping
     spec: Any = Field(default=None, sa_column=Column(DOCUMENT))  # cron/every, tz, catch-up, as last declared
     next_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    accounts_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # next look at who belongs to it
     last_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     last_job: UUID | None = Field(default=None, sa_column=Column(Uuid))
     active_since: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # declared, changed or resumed
@@ -255,6 +256,22 @@ class Schedule(Base, table=True):
     __table_args__ = (
         _index("resilient_schedule_due", "next_at", where="kind IS NOT NULL AND NOT paused AND NOT removed"),
     )
+
+
+class ScheduleAccount(Base, table=True):
+    """One account of a schedule `for_each` account: its own ticks. Written under the lock of the schedule's row."""
+
+    __tablename__ = "resilient_schedule_account"
+
+    schedule: str = Field(sa_column=Column(NAME, primary_key=True))
+    resource_key: str = Field(sa_column=Column(KEY, primary_key=True))
+    next_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    last_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    last_job: UUID | None = Field(default=None, sa_column=Column(Uuid))
+    active_since: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    succeeded_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+
+    __table_args__ = (_index("resilient_schedule_account_due", "schedule", "next_at"),)
 
 
 class Alert(Base, table=True):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -31,7 +34,8 @@ PROGRAM = """
     async def sync(job: Job[None]) -> None: ...
 
     app = Resilient({url!r}, handlers=[send, sync], limits={{"github/*": [Limit(60, per=60)]}},
-        schedules=[Schedule(sync, every="1h", name="hourly", resource_key="github/a")])
+        schedules=[Schedule(sync, every="1h", name="hourly", resource_key="github/a"),
+                   Schedule(sync, every="1h", name="each", for_each=lambda: ["github/a", "github/b"])])
 """
 
 
@@ -278,12 +282,33 @@ def test_limits(ok, read, run):
 def test_schedules(ok, read, run):
     assert "hourly" in ok("schedules", "list")
     assert ok("schedules", "pause", "hourly").startswith("hourly is paused until")
-    assert read("schedules", "list")["schedules"][0]["paused"] is True
+    assert read("schedules", "list")["schedules"][1]["paused"] is True
     assert ok("schedules", "resume", "hourly").startswith("hourly ticks again; next at ")
     job = read("schedules", "run", "hourly")
     assert (job["created"], read("jobs", "show", job["id"])["job"]["kind"]) == (True, "issues.sync")
     assert f"Job {job['id']} of hourly is not finished" in ok("schedules", "run", "hourly")
-    assert run("schedules", "run", "daily") == (3, "", "error: there is no schedule 'daily'; known are: hourly\n")
+    assert run("schedules", "run", "daily") == (3, "", "error: there is no schedule 'daily'; known are: each, hourly\n")
+
+
+def test_schedules_for_each_account(ok, read, run):
+    app = importlib.import_module("shop").app
+
+    async def look():
+        await app.schedules.tick()
+        await app.close()
+
+    asyncio.run(look())
+    assert re.search(r"each +every 1:00:00 +2 of lambda +in .+ +never", ok("schedules", "list"))
+    shown = ok("schedules", "show", "each")
+    assert re.search(r"accounts +2 of lambda", shown)
+    assert re.search(r"github/b .* never", shown)
+    document = read("schedules", "show", "each", "--limit", "1")
+    assert [one["resource_key"] for one in document["accounts"]] == ["github/a"]
+    assert document["next"] == "github/a"
+    assert document["schedule"]["accounts"] == 2
+    job = read("schedules", "run", "each", "--account", "github/b")
+    assert read("jobs", "show", job["id"])["job"]["resource_key"] == "github/b"
+    assert "say which one" in run("schedules", "run", "each")[2]
 
 
 def test_db(ok, run, read, monkeypatch, empty_url):

@@ -8,9 +8,13 @@ import typer
 
 from resilient.core.phrases import span, when
 from resilient.surface.cli.exits import NotFound
+from resilient.surface.cli.jobs import PageSize  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from resilient.core.schedule import ScheduledAccount, ScheduleInfo
     from resilient.surface.cli.context import Context
 
 schedules = typer.Typer(help="Recurring jobs.", no_args_is_help=True)
@@ -33,8 +37,54 @@ def list_schedules(ctx: typer.Context) -> None:
         ahead = (one.next_at - now).total_seconds()
         due = "removed" if one.removed else "paused" if one.paused else f"in {span(ahead)}" if ahead > 0 else "due"
         last = f"{span((now - one.last_at).total_seconds())} ago" if one.last_at else "never"
-        rows.append(Row(one.name, one.timing, due, last, one.last_state))
-    run.out.table(("NAME", "TIMING", "NEXT", "LAST", "LAST JOB"), rows)
+        for_each = "" if one.accounts is None else f"{one.accounts:,} of {one.for_each}"
+        rows.append(Row(one.name, one.timing, for_each or one.resource_key, due, last, one.last_state))
+    run.out.table(("NAME", "TIMING", "ACCOUNTS", "NEXT", "LAST", "LAST JOB"), rows)
+
+
+@schedules.command("show")
+def show(
+    ctx: typer.Context,
+    name: Name,
+    *,
+    limit: PageSize = 50,
+    after: Annotated[str | None, typer.Option(help="Those that follow this account.", show_default=False)] = None,
+) -> None:
+    """One schedule; of one for each account, every account's ticks."""
+    run: Context = ctx.obj
+    one = _known(run, name)
+    found = run.app.sync.schedules.accounts(name, limit=limit, after=after or "")
+    more = found[-1].resource_key if len(found) == limit else None
+    if run.out.as_json:
+        run.out.json({"schedule": one.to_json(), "accounts": [a.to_json() for a in found], "next": more})
+        return
+    now = run.now
+    run.out.fields(
+        [
+            ("schedule", one.name + (" (removed)" if one.removed else " (paused)" if one.paused else "")),
+            ("kind", one.kind),
+            ("timing", one.timing),
+            ("accounts", one.resource_key if one.accounts is None else f"{one.accounts:,} of {one.for_each}"),
+            ("missed ticks", one.catch_up),
+            ("overlap", one.overlap),
+            ("next", when(one.next_at, now)),
+            ("last", when(one.last_at, now) if one.last_at else "never"),
+            ("last job", one.last_job and f"{one.last_job} ({one.last_state or 'deleted since'})"),
+            ("last success", when(one.succeeded_at, now) if one.succeeded_at else "never"),
+        ]
+    )
+    if found:
+        run.out.table(
+            ("ACCOUNT", "NEXT", "LAST", "LAST JOB", "LAST SUCCESS"), [_account_row(a, now) for a in found]
+        )  # fmt: skip
+    if more is not None:
+        run.out.say(f"There may be more: --after {more}", style="dim")
+
+
+def _account_row(a: ScheduledAccount, now: datetime) -> Row:
+    last = when(a.last_at, now) if a.last_at else "never"
+    succeeded = when(a.succeeded_at, now) if a.succeeded_at else "never"
+    return Row(a.resource_key, when(a.next_at, now), last, a.last_state, succeeded)
 
 
 @schedules.command("pause")
@@ -50,11 +100,18 @@ def resume(ctx: typer.Context, name: Name) -> None:
 
 
 @schedules.command("run")
-def run_now(ctx: typer.Context, name: Name) -> None:
+def run_now(
+    ctx: typer.Context,
+    name: Name,
+    *,
+    account: Annotated[
+        str | None, typer.Option(help="Of a schedule for each account: which one.", show_default=False)
+    ] = None,
+) -> None:
     """Enqueue its job now, beside its ticks."""
     run: Context = ctx.obj
     _known(run, name)
-    done = run.app.sync.schedules.run(name)
+    done = run.app.sync.schedules.run(name, account)
     if run.out.as_json:
         run.out.json({"id": done.id, "created": done.created})
     elif done.created:
@@ -75,7 +132,8 @@ def _set(run: Context, name: str, *, paused: bool) -> None:
         run.out.say(f"{name} ticks again; next at {when(found.next_at, run.now)}.")
 
 
-def _known(run: Context, name: str) -> None:
-    names = [one.name for one in run.app.sync.schedules.list()]
-    if name not in names:
-        raise NotFound(f"there is no schedule {name!r}; known are: {', '.join(names) or 'none'}")
+def _known(run: Context, name: str) -> ScheduleInfo:
+    known = {one.name: one for one in run.app.sync.schedules.list()}
+    if name not in known:
+        raise NotFound(f"there is no schedule {name!r}; known are: {', '.join(known) or 'none'}")
+    return known[name]

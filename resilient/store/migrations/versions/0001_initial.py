@@ -265,6 +265,7 @@ def _schedule(op: Operations) -> None:
         sa.Column("kind", NAME),
         sa.Column("spec", DOCUMENT),
         sa.Column("next_at", TIME, nullable=False),
+        sa.Column("accounts_at", TIME),
         sa.Column("last_at", TIME),
         sa.Column("last_job", sa.Uuid),
         sa.Column("active_since", TIME),
@@ -276,6 +277,17 @@ def _schedule(op: Operations) -> None:
     _store(op, "resilient_schedule", HOT)
     due = "kind IS NOT NULL AND NOT paused AND NOT removed"
     _index(op, "resilient_schedule", "due", ["next_at"], where=due)
+    op.create_table(
+        "resilient_schedule_account",
+        sa.Column("schedule", NAME, primary_key=True),
+        sa.Column("resource_key", KEY, primary_key=True),
+        sa.Column("next_at", TIME, nullable=False),
+        sa.Column("last_at", TIME),
+        sa.Column("last_job", sa.Uuid),
+        sa.Column("active_since", TIME, nullable=False),
+        sa.Column("succeeded_at", TIME),
+    )
+    _index(op, "resilient_schedule_account", "due", ["schedule", "next_at"])
 
 
 def _alert(op: Operations) -> None:
@@ -410,6 +422,7 @@ def downgrade(op: Operations) -> None:
     op.drop_table("resilient_connection")
     op.drop_table("resilient_grant")
     op.drop_table("resilient_alert")
+    op.drop_table("resilient_schedule_account")
     op.drop_table("resilient_schedule")
     op.drop_table("resilient_worker")
     op.drop_table("resilient_attempt")
