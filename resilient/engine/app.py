@@ -218,7 +218,8 @@ class Resilient:
         if session is not None:
             return (await joining.join_async(session, self.database.dialect, ordered, self.poke))[0]
         await self.ready()
-        (done,) = await self.database.transaction(enqueueing.write, ordered)
+        write = self.database.statement if enqueueing.is_one_statement(ordered[0]) else self.database.transaction
+        (done,) = await write(enqueueing.write, ordered)
         self.poke()
         return done
 
@@ -236,7 +237,9 @@ class Resilient:
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)[0]
         self.ready_sync()
-        (done,) = self.database.transaction_sync(enqueueing.write, ordered)
+        plain = enqueueing.is_one_statement(ordered[0])
+        write = self.database.statement_sync if plain else self.database.transaction_sync
+        (done,) = write(enqueueing.write, ordered)
         self.poke()
         return done
 

@@ -259,6 +259,11 @@ def write(c: Connection, d: Dialect, ordered: Sequence[Ordered]) -> list[Enqueue
     return [found[o.row.id] for o in ordered]
 
 
+def is_one_statement(o: Ordered) -> bool:
+    """Whether `write` of this job alone is one statement (PostgreSQL)."""
+    return not o.waits_for_commit and not o.row.waits
+
+
 def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[jobs.NewJob]) -> None:
     """Number jobs with an ordering key and insert them; those with a unique key stand there already, blocked."""
     places = order.draw(c, d, [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows])

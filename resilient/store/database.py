@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 T = TypeVar("T")
+_AUTOCOMMIT: Final = {"isolation_level": "AUTOCOMMIT"}
 _PRAGMAS: Final = ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY")
 
 
@@ -152,6 +153,22 @@ class Database:
             c.execution_options(**self._isolation(engine))
             with c.begin():
                 return self._run(c, engine, fn, args, kwargs)
+
+    async def statement(self, fn: Callable[..., T], *args: Any) -> T:
+        """`transaction` for a function that runs exactly one statement: PostgreSQL then needs no BEGIN and COMMIT."""
+        if (engine := self.async_engine) is None or self.is_sqlite:
+            return await self.transaction(fn, *args)
+        with self._named_errors():
+            async with engine.connect() as ac:
+                c = await ac.execution_options(**_AUTOCOMMIT)
+                return await c.run_sync(fn, self.dialect, *args)
+
+    def statement_sync(self, fn: Callable[..., T], *args: Any) -> T:
+        """The same for synchronous callers."""
+        if self.is_sqlite:
+            return self.transaction_sync(fn, *args)
+        with self._named_errors(), self.sync_engine.connect() as c:
+            return fn(c.execution_options(**_AUTOCOMMIT), self.dialect, *args)
 
     def _run(self, c: Connection, engine: Engine | AsyncEngine, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
         if self.is_sqlite and engine not in self._owned:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from resilient.core.errors import DatabaseUnreachable, MissingExtra, SetupError
@@ -405,3 +406,29 @@ def test_engines_with_other_drivers_are_refused():
     stranger.dialect.driver = "pysqlcipher"
     with pytest.raises(SetupError, match="driver 'pysqlcipher' is not supported"):
         Database(stranger)
+
+
+async def test_a_single_statement_needs_no_transaction_of_its_own(database):
+    def put(c, d, key):
+        d.run(c, f"INSERT INTO {{resource}} (key, created_at, updated_at) VALUES (:key, {d.now_sql}, {d.now_sql})",
+              {"key": key} | ({"now": d.host_now()} if d.host_now() else {}))  # fmt: skip
+        return key
+
+    assert await database.statement(put, "a") == "a"
+    assert database.statement_sync(put, "b") == "b"
+    with pytest.raises(IntegrityError):
+        await database.statement(put, "a")
+    with pytest.raises(IntegrityError):
+        database.statement_sync(put, "b")
+    found = await database.transaction(lambda c, d: [r[0] for r in d.run(c, "SELECT key FROM {resource} ORDER BY key")])
+    assert found == ["a", "b"]
+    with pytest.raises(RuntimeError, match="undone"):  # the connections it used are as before
+        await database.transaction(_put_and_fail, put)
+    with pytest.raises(RuntimeError, match="undone"):
+        database.transaction_sync(_put_and_fail, put)
+    assert database.transaction_sync(lambda c, d: d.run(c, "SELECT count(*) FROM {resource}").scalar()) == 2
+
+
+def _put_and_fail(c, d, put):
+    put(c, d, "c")
+    raise RuntimeError("undone")
