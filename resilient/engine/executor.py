@@ -17,11 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import decide as decisions
-from resilient.core.errors import BadPayload
-from resilient.core.failure import Failure, FailureKind
 from resilient.engine.batch_run import BatchRun
-from resilient.engine.endings import broken, interrupted, raised, returned, text_of
+from resilient.engine.endings import broken, interrupted, raised, returned
 from resilient.engine.job import Job, SyncJob
+from resilient.engine.readiness import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("resilient.worker")
 BREATH: Final = 16  # jobs a slot may run without letting the loop breathe
-NEWER_VERSION_DELAY: Final = 30.0
 DEADLINE_LOOK: Final = 0.1  # seconds between two looks for executions past their timeout
 SOLO_PATIENCE: Final = 5.0  # seconds a suspect waits for the others to end
 CANCEL_PATIENCE: Final = 5.0  # seconds a coroutine may take to end after its cancellation
@@ -167,7 +165,7 @@ class Executor:
                 await self._run_batch(execution)
             else:
                 try:
-                    outcome = self._refusal(execution) or await self._call(execution)
+                    outcome = refusal(execution, self._before) or await self._call(execution)
                 except Exception as error:
                     log.exception("the engine failed over job %s (%s)", execution.id, execution.row.kind)
                     outcome = broken(error)
@@ -229,30 +227,6 @@ class Executor:
             for one in waiting:
                 self._close(one, decisions.HandedBack("every slot of its worker is taken by handlers that do not end"))
 
-    def _refusal(self, execution: Execution) -> decisions.Outcome | None:
-        """Why it does not run; None if it does, and its payload is decoded then."""
-        if execution.lost:
-            return decisions.HandedBack("its lease was lost before it started")
-        if (stopped := self._before(execution)) is not None:
-            return decisions.Deferred(stopped.resource, stopped.gate, stopped.until, str(stopped))
-        handler, row = execution.handler, execution.row
-        if row.payload_version > handler.version:
-            return decisions.Snoozed(
-                delay=NEWER_VERSION_DELAY,
-                message=f"payload version {row.payload_version} is newer than this worker's {handler.version} of"
-                f" {handler.kind!r}; waiting for a newer worker",
-            )
-        try:
-            execution.payload = handler.decode(row.payload, row.payload_version)
-        except BadPayload as error:
-            return decisions.Failed(Failure(FailureKind.UNDECODABLE), str(error))
-        except Exception as error:  # noqa: BLE001 - the user's upgrade function
-            return decisions.Failed(
-                Failure(FailureKind.UNDECODABLE),
-                f"upgrade of payload version {row.payload_version}: {text_of(error)}",
-            )
-        return None
-
     def _check_deadlines(self) -> None:
         """Interrupt what has run for too long. One look at all costs less than a timer for each."""
         loop = asyncio.get_running_loop()
@@ -291,8 +265,8 @@ class Executor:
         run.begin()
         try:
             for one in list(run.members.values()):
-                if (refusal := self._refusal(one)) is not None:
-                    self._close(one, refusal)
+                if (refused := refusal(one, self._before)) is not None:
+                    self._close(one, refused)
             if run.members:
                 await self._call_batch(run)
         except Exception as error:

@@ -1,0 +1,43 @@
+"""Right before an execution starts: may it, and can its payload be read?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from resilient.core import decide as decisions
+from resilient.core.errors import BadPayload
+from resilient.core.failure import Failure, FailureKind
+from resilient.engine.endings import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.core.errors import ResourceStopped
+    from resilient.engine.execution import Execution
+
+NEWER_VERSION_DELAY: Final = 30.0
+
+
+def refusal(execution: Execution, before: Callable[[Execution], ResourceStopped | None]) -> decisions.Outcome | None:
+    """Why it does not run; None if it does, and its payload is decoded then. ``before`` asks the gate."""
+    if execution.lost:
+        return decisions.HandedBack("its lease was lost before it started")
+    if (stopped := before(execution)) is not None:
+        return decisions.Deferred(stopped.resource, stopped.gate, stopped.until, str(stopped))
+    handler, row = execution.handler, execution.row
+    if row.payload_version > handler.version:
+        return decisions.Snoozed(
+            delay=NEWER_VERSION_DELAY,
+            message=f"payload version {row.payload_version} is newer than this worker's {handler.version} of"
+            f" {handler.kind!r}; waiting for a newer worker",
+        )
+    try:
+        execution.payload = handler.decode(row.payload, row.payload_version)
+    except BadPayload as error:
+        return decisions.Failed(Failure(FailureKind.UNDECODABLE), str(error))
+    except Exception as error:  # noqa: BLE001 - the user's upgrade function
+        return decisions.Failed(
+            Failure(FailureKind.UNDECODABLE),
+            f"upgrade of payload version {row.payload_version}: {text_of(error)}",
+        )
+    return None
