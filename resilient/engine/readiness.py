@@ -1,4 +1,4 @@
-"""Right before an execution starts: may it, and can its payload be read?"""
+"""Whether an execution may start, right before it does, and its payload."""
 
 from __future__ import annotations
 
