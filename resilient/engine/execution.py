@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resilient.engine.batch_run import BatchRun
     from resilient.engine.handler import Handler
     from resilient.engine.worker import Worker
-    from resilient.store.claim import ClaimedJob
+    from resilient.store.candidates import ClaimedJob
     from resilient.wire.trail import Trail
 
 

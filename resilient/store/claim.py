@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import starmap
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.admission import Level, ResourceFacts, Stop, admit, needs_count, needs_lock, stop_of
 from resilient.core.resource_key import ancestors, depth, path
 from resilient.store import finishing, resources, turns
-from resilient.store.dialect import ID, JSON, TIME, Dialect
+from resilient.store.candidates import ClaimedJob, best_ready
+from resilient.store.dialect import ID, Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,34 +73,6 @@ class Claimed:
     continued: int = 0
     unserved: int = 0  # keys whose turn came when all slots were promised
     slots: int = 0  # how many of those asked for are used
-
-
-class ClaimedJob(NamedTuple):
-    """A job as it was right before its claim: ``version`` is one less than the fence."""
-
-    id: UUID
-    version: int
-    kind: str
-    resource_key: str
-    payload: str | None  # JSON
-    payload_version: int
-    priority: int
-    expires_at: datetime | None
-    attempts: int
-    max_attempts: int | None
-    executions: int
-    deferrals: int
-    rescues: int
-    idempotency_key: str | None
-    sent: Any
-    tags: Mapping[str, str] | None
-    once_more: bool
-    ordering_key: str | None
-    order_no: int | None
-
-
-CLAIM_COLUMNS: Final = ", ".join(ClaimedJob._fields).replace("payload,", "{payload} AS payload,")
-_SQLITE_TYPES: Final = dict.fromkeys(ClaimedJob._fields) | {"id": ID, "expires_at": TIME, "sent": JSON, "tags": JSON}
 
 
 def claim(c: Connection, d: Dialect, ask: Ask) -> Claimed:
@@ -209,31 +181,8 @@ class _Claim:
         return self._look(keys, known_only=False, limit=max(sizes.values(), default=0) + 1)
 
     def _look(self, leaves: Sequence[turns.Turn], *, known_only: bool, limit: int = 0) -> dict[str, list[ClaimedJob]]:
-        if not leaves:
-            return {}
-        d, keys = self.d, [t.resource_key for t in leaves]
-        params: dict[str, Any] = {"limit": limit or self.ask.per_key + 1}
-        also = ""
-        if known_only:
-            also = f" AND kind IN (SELECT value FROM {d.array('kinds', 'text')})"
-            params["kinds"] = d.pack_keys(self.ask.kinds)
-        best = f"SELECT {CLAIM_COLUMNS} FROM {{job}} WHERE state = 'ready' AND resource_key = %s{also}"
-        best += " ORDER BY priority DESC, run_at, id LIMIT :limit"
-        found: dict[str, list[ClaimedJob]] = {}
-        if d.is_postgresql:
-            lateral = best % "k.key"
-            rows = d.run(
-                self.c,
-                f"SELECT j.* FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL ({lateral}) j",
-                {**params, "keys": d.pack_keys(keys)},
-            )
-            for row in starmap(ClaimedJob, rows):
-                found.setdefault(row.resource_key, []).append(row)
-            return found
-        for key in keys:  # no LATERAL, and no round trip to save
-            rows = d.run(self.c, best % ":key", {**params, "key": key}, **_SQLITE_TYPES)
-            found[key] = list(starmap(ClaimedJob, rows))
-        return found
+        kinds = self.ask.kinds if known_only else None
+        return best_ready(self.c, self.d, [t.resource_key for t in leaves], limit or self.ask.per_key + 1, kinds)
 
     def _drop_idle(self, leaves: Sequence[turns.Turn], candidates: Mapping[str, Any], out: Claimed) -> list[turns.Turn]:
         """Keys without a candidate: drained, or only kinds this worker does not know (those keep their turn)."""
