@@ -2,14 +2,17 @@
 
 A method that changes takes a key, which need not have been used yet, or a pattern (``github/*``), which means
 the existing resources that match it, with ``gate`` only those it stops. Each resource is changed in a
-transaction of its own (with ``session=`` all in the caller's, deepest first, as everybody locks them).
+transaction of its own (with ``session=`` all in the caller's, deepest first, as everybody locks them), if it is
+still meant then. `Bulk` bounds what a pattern does: stopped since when, how many, how many a second, only a look.
 Whatever opens a gate releases the turns that wait for it; the load comes back step by step.
 """
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from resilient.core import resource_key
 from resilient.core.changed import Changed
@@ -17,6 +20,7 @@ from resilient.core.errors import InvalidInput, NaiveDatetime
 from resilient.core.limit import Limit
 from resilient.core.policy import BreakerPolicy
 from resilient.core.why import Why, why_resource
+from resilient.engine.bulk import spacing_of
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
 from resilient.store import gates, resource_queries, resources, situation
 from resilient.store.edits import UNSET, Unset
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
+    from typing import Unpack
 
     from sqlalchemy import Connection
 
@@ -36,6 +41,21 @@ if TYPE_CHECKING:
 
 Aspect = Literal["limits", "concurrency", "breaker"]
 ASPECTS: Final = ("limits", "concurrency", "breaker")
+
+
+class Bulk(TypedDict, total=False):
+    """What bounds a change of many resources.
+
+    ``dry_run`` only tells which are meant. ``rate`` (``"10/s"``, or a number a second) spreads the changes: the call
+    lasts as long, and may be broken off and repeated. Of a pattern, ``stopped_after`` and ``stopped_before`` (a time,
+    or how long ago) mean only those that a gate stopped in that time, ``limit`` at most so many.
+    """
+
+    dry_run: bool
+    rate: float | str | None
+    limit: int | None
+    stopped_after: datetime | timedelta | None
+    stopped_before: datetime | timedelta | None
 
 
 class Resources:
@@ -89,15 +109,15 @@ class Resources:
         reason: str | None = None,
         until: datetime | timedelta | None = None,
         gate: Gate | Literal["any"] | None = None,
-        dry_run: bool = False,
         session: CallersSession = None,
+        **bulk: Unpack[Bulk],
     ) -> Changed:
         """Start nothing there, until a time (or for so long), or until it is resumed."""
-        return await self._each(which, gate, dry_run, session, _pause, until=until, reason=reason)
+        return await self._each(which, gate, bulk, session, _pause, until=until, reason=reason)
 
-    async def resume(self, which: str, *, dry_run: bool = False, session: CallersSession = None) -> Changed:
+    async def resume(self, which: str, *, session: CallersSession = None, **bulk: Unpack[Bulk]) -> Changed:
         """End a pause; of a pattern those that are paused."""
-        return await self._each(which, "pause", dry_run, session, gates.resume)
+        return await self._each(which, "pause", bulk, session, gates.resume)
 
     async def open(
         self,
@@ -106,29 +126,29 @@ class Resources:
         reason: str | None = None,
         until: datetime | timedelta | None = None,
         gate: Gate | Literal["any"] | None = None,
-        dry_run: bool = False,
         session: CallersSession = None,
+        **bulk: Unpack[Bulk],
     ) -> Changed:
         """Open the circuit by hand, until it is closed by hand or a trial after ``until`` goes well."""
-        return await self._each(which, gate, dry_run, session, _open, until=until, reason=reason)
+        return await self._each(which, gate, bulk, session, _open, until=until, reason=reason)
 
-    async def close(self, which: str, *, dry_run: bool = False, session: CallersSession = None) -> Changed:
+    async def close(self, which: str, *, session: CallersSession = None, **bulk: Unpack[Bulk]) -> Changed:
         """Close the circuit by hand; of a pattern those that are not closed."""
-        return await self._each(which, "breaker", dry_run, session, gates.close)
+        return await self._each(which, "breaker", bulk, session, gates.close)
 
     async def reset(
         self,
         which: str,
         *,
         gate: Gate | Literal["any"] | None = "any",
-        dry_run: bool = False,
         session: CallersSession = None,
+        **bulk: Unpack[Bulk],
     ) -> Changed:
         """Close the circuit, end cooldown and pause.
 
         Credentials and policies stay. Of a pattern those stopped.
         """
-        return await self._each(which, gate, dry_run, session, _reset)
+        return await self._each(which, gate, bulk, session, _reset)
 
     async def limit(
         self,
@@ -138,8 +158,8 @@ class Resources:
         concurrency: int | Unset | None = UNSET,
         breaker: BreakerPolicy | Mapping[str, Any] | Unset = UNSET,
         clear: bool | Iterable[Aspect] = False,
-        dry_run: bool = False,
         session: CallersSession = None,
+        **bulk: Unpack[Bulk],
     ) -> Changed:
         """Override what the program declares, at once and for every worker.
 
@@ -155,36 +175,54 @@ class Resources:
             raise InvalidInput("nothing to set: give limits, concurrency, breaker or clear")
         fn = _set_policy
         return await self._each(
-            which, None, dry_run, session, fn, policies=self._app.policies, change=change, dropped=dropped
+            which, None, bulk, session, fn, policies=self._app.policies, change=change, dropped=dropped
         )
 
     async def _each(
         self,
         which: str,
         gate: Gate | Literal["any"] | None,
-        dry_run: bool,  # noqa: FBT001 - passed on
+        bulk: Bulk,
         session: CallersSession,
         fn: Callable[..., Any],
         **options: Any,
     ) -> Changed:
         """Do ``fn(connection, dialect, key, ...)`` to what is meant."""
-        keys = await self._meant(which, gate, session)
-        if not dry_run:
-            for key in sorted(keys, key=lambda k: (-resource_key.depth(k), k)):
-                await self._db.write(session, fn, key, **options)
-        return Changed(tuple(keys))
+        spacing = spacing_of(bulk.get("rate"))
+        if spacing is not None and session is not None:
+            raise InvalidInput("rate= spreads the changes over transactions of their own: leave out session=")
+        meant = await self._meant(which, gate, bulk, session)
+        if bulk.get("dry_run") or not meant.keys:
+            return Changed(tuple(meant.keys))
+        done, began = [], time.monotonic()
+        for number, key in enumerate(sorted(meant.keys, key=lambda k: (-resource_key.depth(k), k))):
+            if spacing is not None and (ahead := began + number * spacing.total_seconds() - time.monotonic()) > 0:
+                await self._db.rest(ahead)
+            if await self._db.write(session, _if_meant, meant, key, fn, options):
+                done.append(key)
+        return Changed(tuple(sorted(done)))
 
-    async def _meant(self, which: str, gate: str | None, session: CallersSession) -> builtins.list[str]:
+    async def _meant(self, which: str, gate: str | None, bulk: Bulk, session: CallersSession) -> _Meant:
         if not ("*" in which or "?" in which):
-            return [resource_key.check(which)]
+            if narrowed := {"stopped_after", "stopped_before", "limit"} & bulk.keys():
+                raise InvalidInput(f"{min(narrowed)}= narrows a pattern; {which!r} is one key")
+            return _Meant([resource_key.check(which)])
         resource_key.check_pattern(which)
-        keys: builtins.list[str] = []
-        while True:
-            after = keys[-1] if keys else ""
-            found = await self._db.read(session, resource_queries.keys_of, which, gate=gate, after=after)
-            keys += found
-            if len(found) < resource_queries.KEYS_PAGE:
-                return keys
+        most = bulk.get("limit")
+        if most is not None and most < 1:
+            raise InvalidInput(f"limit={most}: at least 1")
+        between = await self._db.read(session, _between, bulk.get("stopped_after"), bulk.get("stopped_before"))
+        found = _Meant([], gate, between)
+        while most is None or len(found.keys) < most:
+            after, page = found.keys[-1] if found.keys else "", resource_queries.KEYS_PAGE
+            page = page if most is None else min(page, most - len(found.keys))
+            keys = await self._db.read(
+                session, resource_queries.keys_of, which, gate=gate, between=between, after=after, limit=page
+            )
+            found.keys.extend(keys)
+            if len(keys) < page:
+                break
+        return found
 
 
 class SyncResources(Face[Resources]):
@@ -200,6 +238,42 @@ class SyncResources(Face[Resources]):
     close = blocking(Resources.close)
     reset = blocking(Resources.reset)
     limit = blocking(Resources.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Meant:
+    """The resources that are meant, and by what: they are looked at again before each is changed."""
+
+    keys: list[str]
+    gate: str | None = None
+    between: resource_queries.Between = (None, None)
+
+    @property
+    def conditional(self) -> bool:
+        return self.gate is not None or self.between != (None, None)
+
+
+def _if_meant(
+    c: Connection, d: Dialect, meant: _Meant, key: str, fn: Callable[..., Any], options: Mapping[str, Any]
+) -> bool:
+    """Change one resource, unless what was asked for does not hold of it any more."""
+    if meant.conditional and not resource_queries.keys_of(c, d, key, gate=meant.gate, between=meant.between):
+        return False
+    fn(c, d, key, **options)
+    return True
+
+
+def _between(c: Connection, d: Dialect, first: datetime | timedelta | None, last: Any) -> resource_queries.Between:
+    now = d.now(c)
+    return _ago("stopped_after", first, now), _ago("stopped_before", last, now)
+
+
+def _ago(name: str, at: datetime | timedelta | None, now: datetime) -> datetime | None:
+    if isinstance(at, timedelta):
+        return now - at
+    if at is not None and at.tzinfo is None:
+        raise NaiveDatetime(f"{name}={at.isoformat()} has no time zone: use datetime.now(UTC) or a timedelta (ago)")
+    return at
 
 
 # -- one resource, in a transaction --------------------------------------------------------------------------

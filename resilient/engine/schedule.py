@@ -71,12 +71,10 @@ class Schedule:
     expires_in: timedelta | float | None = None
     tags: Mapping[str, str] | None = None
     ticks: Ticks = field(init=False, repr=False)
-    accounts: str = field(init=False, repr=False)  # `for_each` in words
 
     def __post_init__(self) -> None:
         if self.for_each is None:
             resource_key.check(self.resource_key)
-        object.__setattr__(self, "accounts", _in_words(self.for_each))
         if not self.name:
             object.__setattr__(self, "name", f"{self.kind}@{self.resource_key or self.accounts}")
         schedule.check_name(self.name)
@@ -127,6 +125,11 @@ class Schedule:
             return None if wanted else timedelta()
         assert isinstance(wanted, timedelta)  # noqa: S101 - __post_init__ made it one
         return wanted
+
+    @property
+    def accounts(self) -> str:
+        """``for_each`` in words."""
+        return _in_words(self.for_each)
 
     @property
     def kind(self) -> str:

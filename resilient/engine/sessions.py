@@ -10,6 +10,8 @@ spot.
 
 from __future__ import annotations
 
+import asyncio
+import time
 import weakref
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
@@ -71,6 +73,13 @@ class Transactions:
         result = await self._own(lambda c, d: fn(c, d, *args, **kwargs))
         self._app.poke()
         return result
+
+    async def rest(self, seconds: float) -> None:
+        """Wait between two transactions."""
+        if self._here:
+            time.sleep(seconds)  # noqa: ASYNC251 - the synchronous face: nobody else is on this thread
+        else:
+            await asyncio.sleep(seconds)
 
     async def _own(self, fn: Callable[[Connection, Dialect], T]) -> T:
         """In a transaction of its own; once more if the database broke it off to resolve a deadlock."""

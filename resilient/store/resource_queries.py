@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from resilient.store.dialect import Dialect
 
 Gate: TypeAlias = Literal["breaker", "cooldown", "pause", "auth"]
+Between: TypeAlias = "tuple[datetime | None, datetime | None]"  # from the first on, before the second
 GATES: Final = ("breaker", "cooldown", "pause", "auth")
 KEYS_PAGE: Final = 500
 STOPPED_LIMIT: Final = 10_000  # rows of a summary
@@ -70,13 +71,17 @@ def keys_of(
     pattern: str,
     *,
     gate: str | None = None,
+    between: Between = (None, None),
     after: str = "",
     limit: int = KEYS_PAGE,
 ) -> list[str]:
-    """The keys of existing resources that match a pattern, in their order; with ``gate`` those it stops."""
+    """The keys of existing resources that match a pattern, in their order; with ``gate`` those it stops.
+
+    ``between``: only those that it stopped in that time; of any gate, if none is said.
+    """
     where = [matches(RESOURCE.c.key, pattern, d), RESOURCE.c.key > after]
-    if gate is not None:
-        where.append(_stopped(gate, d.now(c)))
+    if gate is not None or between != (None, None):
+        where.append(_stopped(gate or "any", d.now(c), between))
     keys = sa.select(RESOURCE.c.key).where(*where).order_by(RESOURCE.c.key).limit(limit)
     return list(d.execute(c, keys).scalars())
 
@@ -155,8 +160,8 @@ def first_job(c: Connection, d: Dialect, key: str) -> UUID | None:
     return found
 
 
-def _stopped(gate: str, now: datetime) -> ColumnElement[bool]:
-    """Rows that a gate may stop now; `stop_of` has the last word."""
+def _stopped(gate: str, now: datetime, between: Between = (None, None)) -> ColumnElement[bool]:
+    """Rows that a gate may stop now, and since when; `stop_of` has the last word."""
     t = RESOURCE.c
     found = {
         "breaker": t.breaker != "closed",
@@ -164,6 +169,11 @@ def _stopped(gate: str, now: datetime) -> ColumnElement[bool]:
         "pause": t.paused_at.is_not(None) & (t.paused_until.is_(None) | (t.paused_until > now)),
         "auth": t.auth != "ok",
     }
+    since = {"breaker": t.opened_at, "cooldown": t.blocked_since, "pause": t.paused_at, "auth": t.auth_since}
+    for name, column in since.items():
+        bounds = [column >= between[0]] if between[0] is not None else []
+        bounds += [column < between[1]] if between[1] is not None else []
+        found[name] = sa.and_(found[name], *bounds)
     if gate == "any":
         return sa.or_(*found.values())
     if gate not in found:

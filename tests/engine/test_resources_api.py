@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -238,6 +239,77 @@ async def test_a_pattern_means_existing_resources_and_a_gate_narrows_it(app, use
     assert len(await app.resources.reset("**", dry_run=True)) == 0
     with pytest.raises(BadResourceKey):
         await app.resources.pause("git hub/*")
+
+
+async def test_those_stopped_in_a_time(clock, app, use):
+    await use(github__a=0, github__b=0, github__c=0, github__d=0)
+    for key, call in (("a", app.resources.open), ("b", app.resources.pause), ("c", app.resources.open)):
+        await call(f"github/{key}")
+        clock.advance(minutes=10)
+    dry = {"dry_run": True}
+    assert (await app.resources.reset("github/*", **dry)).keys == ("github/a", "github/b", "github/c")
+    early = await app.resources.reset("github/*", stopped_before=timedelta(minutes=15), **dry)
+    assert early.keys == ("github/a", "github/b")
+    late = await app.resources.close("github/*", stopped_after=clock.now() - timedelta(minutes=15), **dry)
+    assert late.keys == ("github/c",)
+    assert (await app.resources.pause("github/*", stopped_after=timedelta(minutes=25), **dry)).keys == (
+        "github/b", "github/c",
+    )  # fmt: skip
+    assert (await app.resources.reset("github/*", limit=2)).keys == ("github/a", "github/b")
+    assert (await app.resources.reset("github/*", stopped_before=timedelta(hours=1))).keys == ()
+    assert stop(app, "github/c") is not None
+
+
+async def test_a_rate_spreads_the_changes_and_what_changed_meanwhile_is_left_alone(app, use, monkeypatch):
+    await use(github__a=0, github__b=0, github__c=0)
+    await app.resources.open("github/*")
+    rests = []
+    clock = SimpleNamespace(monotonic=lambda: 100.0 + sum(rests))
+    monkeypatch.setattr("resilient.engine.resources_api.time", clock)
+
+    async def sleep(seconds):
+        rests.append(seconds)
+        if len(rests) == 1:
+            assert [stop(app, f"github/{k}") is None for k in "abc"] == [True, False, False]
+            app.sync.resources.close("github/b")
+            app.sync.resources.pause("github/b")  # not what a close would be for
+
+    monkeypatch.setattr("resilient.engine.sessions.asyncio", SimpleNamespace(sleep=sleep))
+    assert await app.resources.close("github/*", rate="30/min") == Changed(("github/a", "github/c"))
+    assert rests == pytest.approx([2.0, 2.0])
+    assert stop(app, "github/b") == "pause"
+
+
+def test_a_rate_in_a_synchronous_program(app, monkeypatch):
+    for key in "abc":
+        app.sync.resources.pause(f"github/{key}")
+    rests = []
+    monkeypatch.setattr("resilient.engine.sessions.time", SimpleNamespace(sleep=rests.append))
+    assert len(app.sync.resources.resume("github/*", rate=1)) == 3
+    assert len(rests) == 2
+    assert 0.5 < rests[0] <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rate": 0}, "rate"),
+        ({"limit": 0}, "limit=0: at least 1"),
+        ({"stopped_before": datetime(2030, 1, 1)}, "stopped_before=.* has no time zone"),  # noqa: DTZ001
+    ],
+)
+async def test_bounds_that_cannot_be_meant(app, use, options, words):
+    await use(github__a=0)
+    with pytest.raises(InvalidInput, match=words):
+        await app.resources.pause("github/*", **options)
+    assert stop(app, "github/a") is None
+
+
+async def test_bounds_need_a_pattern_and_a_rate_its_own_transactions(app, database):
+    with pytest.raises(InvalidInput, match="limit= narrows a pattern; 'github/a' is one key"):
+        await app.resources.pause("github/a", limit=1)
+    with database.sync_engine.connect() as c, c.begin(), pytest.raises(InvalidInput, match="leave out session="):
+        app.sync.resources.pause("github/*", rate=1, session=c)
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------

@@ -255,6 +255,14 @@ def test_resources_by_pattern(ok, run, read, database):
     database.transaction_sync(resources.ensure, ["github/a", "github/b", "gitlab/a"])
     status, _, err = run("resources", "pause", "github/*")
     assert (status, err.startswith("error: 2 resources would be paused. Go on? Say --yes")) == (1, True)
+    slow = ("resources", "pause", "github/*", "--rate", "1/min")
+    assert "2 resources would be paused, which takes 1 min" in run(*slow)[2]
+    assert ok(*slow, "--dry-run") == "  github/a\n  github/b\n2 resources would be paused.\n"
+    assert ok("resources", "pause", "github/*", "--yes", "--rate", "100/s", "--limit", "1").startswith("  github/a\n1 ")
+    assert ok("resources", "reset", "*/*", "--stopped-after", "1h", "--gate", "pause", "-n").startswith(
+        "  github/a\n1 "
+    )
+    assert read("resources", "reset", "*/*", "--stopped-before", "1h", "-n")["changed"] == 0
     assert ok("resources", "pause", "github/*", "--yes") == "  github/a\n  github/b\n2 resources paused.\n"
     assert read("resources", "resume", "*/*", "--yes") == {
         "changed": 2, "keys": ["github/a", "github/b"], "dry_run": False

@@ -1,10 +1,10 @@
 """Types that a program which operates many accounts relies on; checked by mypy, never run."""
 
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
-from resilient import Enqueued, Resilient, Schedule, ScheduledAccount, ScheduleInfo, SyncJob, handler
+from resilient import Changed, Enqueued, Resilient, Schedule, ScheduledAccount, ScheduleInfo, SyncJob, handler
 
 
 @handler("contacts.sync")
@@ -38,3 +38,9 @@ async def schedules() -> None:
     assert_type(await app.schedules.run("a", "github/a"), Enqueued)
     (one,) = app.sync.schedules.accounts("a")
     assert_type(one.succeeded_at, datetime | None)
+
+
+async def resources() -> None:
+    assert_type(await app.resources.close("github/*", rate="10/s", limit=5, stopped_before=timedelta(hours=1)), Changed)
+    assert_type(app.sync.resources.pause("github/*", dry_run=True, stopped_after=datetime.now(UTC)), Changed)
+    await app.resources.close("github/*", speed=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -17,7 +17,7 @@ from resilient.core.errors import InvalidInput, NaiveDatetime
 from resilient.core.limit import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from resilient.store.filters import Criteria as Criteria  # noqa: PLC0414 - mypy: exported
 else:
@@ -72,21 +72,37 @@ OPTIONS: Final[dict[str, Any]] = {
 }
 
 
+BULK: Final[dict[str, Any]] = {
+    "dry_run": Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be changed.")],
+    "rate": Annotated[_ONE, _option("--rate", shape="RATE", text="So many at a time: 10/s, 600/min.")],
+    "limit": Annotated[int | None, typer.Option("--limit", "-l", min=1, help="At most so many.", show_default=False)],
+    "stopped_after": Annotated[_ONE, _option("--stopped-after", shape="TIME", text=f"Stopped since: {_WHEN}.")],
+    "stopped_before": Annotated[_ONE, _option("--stopped-before", shape="TIME", text="Stopped before.")],
+}
+
+
+def bulk(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command that changes resources the options that bound it; it gets them as ``criteria``."""
+    return _with_options({name: option for name, option in BULK.items() if name not in without})
+
+
 def filtered(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the filter options; it gets them as ``criteria``."""
-    names = [name for name in OPTIONS if name not in without]
+    return _with_options({name: option for name, option in OPTIONS.items() if name not in without})
 
+
+def _with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
         kept = [p for p in own.values() if p.name != "criteria"]
         added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=OPTIONS[name])
-            for name in names
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name), annotation=option)
+            for name, option in options.items()
         ]
 
         @functools.wraps(command)
         def call(*args: Any, **kwargs: Any) -> None:
-            given = {name: kwargs.pop(name) for name in names}
+            given = {name: kwargs.pop(name) for name in options}
             command(*args, **kwargs, criteria=criteria_of(given))
 
         parameters = kept + added
@@ -96,6 +112,9 @@ def filtered(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], C
         return call
 
     return wrap
+
+
+_DEFAULTS: Final = {"dry_run": False}
 
 
 def criteria_of(given: dict[str, Any]) -> Criteria:

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.core.errors import InvalidInput
-from resilient.core.phrases import counted, when
+from resilient.core.phrases import counted, span, when
+from resilient.engine.bulk import spacing_of
 from resilient.surface.cli import views
 from resilient.surface.cli.exits import FAILED
-from resilient.surface.cli.filters import until
-from resilient.surface.cli.jobs import DryRun, PageSize, Yes  # noqa: TC001 - typer evaluates annotations
+from resilient.surface.cli.filters import bulk, until
+from resilient.surface.cli.jobs import PageSize, Yes  # noqa: TC001 - typer evaluates annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resilient.core.records import ResourceInfo
+    from resilient.engine.resources_api import Bulk
     from resilient.surface.cli.context import Context
+else:
+    Bulk = dict  # typer evaluates annotations
 
 resources = typer.Typer(help="What jobs go through: see what is stopped, stop it, limit it.", no_args_is_help=True)
 
@@ -132,6 +136,7 @@ def why_resource(ctx: typer.Context, key: Key) -> None:
 
 
 @resources.command("pause")
+@bulk()
 def pause(
     ctx: typer.Context,
     which: Which,
@@ -140,8 +145,8 @@ def pause(
     duration: For = None,
     end: Until = None,
     gate: Gate = None,
-    dry_run: DryRun = False,
     yes: Yes = False,
+    criteria: Bulk,
 ) -> None:
     """Start nothing there until it is resumed.
 
@@ -149,17 +154,19 @@ def pause(
     """
     run: Context = ctx.obj
     options = {"reason": reason, "until": until("--until", duration, end), "gate": gate}
-    _change(run, "paused", run.app.sync.resources.pause, which, options, dry_run, yes)
+    _change(run, "paused", run.app.sync.resources.pause, which, options, criteria, yes)
 
 
 @resources.command("resume")
-def resume(ctx: typer.Context, which: Which, *, dry_run: DryRun = False, yes: Yes = False) -> None:
+@bulk()
+def resume(ctx: typer.Context, which: Which, *, yes: Yes = False, criteria: Bulk) -> None:
     """End a pause."""
     run: Context = ctx.obj
-    _change(run, "resumed", run.app.sync.resources.resume, which, {}, dry_run, yes)
+    _change(run, "resumed", run.app.sync.resources.resume, which, {}, criteria, yes)
 
 
 @resources.command("open")
+@bulk()
 def open_(
     ctx: typer.Context,
     which: Which,
@@ -168,8 +175,8 @@ def open_(
     duration: For = None,
     end: Until = None,
     gate: Gate = None,
-    dry_run: DryRun = False,
     yes: Yes = False,
+    criteria: Bulk,
 ) -> None:
     """Open the circuit by hand.
 
@@ -177,27 +184,30 @@ def open_(
     """
     run: Context = ctx.obj
     options = {"reason": reason, "until": until("--until", duration, end), "gate": gate}
-    _change(run, "opened", run.app.sync.resources.open, which, options, dry_run, yes)
+    _change(run, "opened", run.app.sync.resources.open, which, options, criteria, yes)
 
 
 @resources.command("close")
-def close(ctx: typer.Context, which: Which, *, dry_run: DryRun = False, yes: Yes = False) -> None:
+@bulk()
+def close(ctx: typer.Context, which: Which, *, yes: Yes = False, criteria: Bulk) -> None:
     """Close the circuit by hand.
 
     The load comes back step by step.
     """
     run: Context = ctx.obj
-    _change(run, "closed", run.app.sync.resources.close, which, {}, dry_run, yes)
+    _change(run, "closed", run.app.sync.resources.close, which, {}, criteria, yes)
 
 
 @resources.command("reset")
-def reset(ctx: typer.Context, which: Which, *, dry_run: DryRun = False, yes: Yes = False) -> None:
+@bulk()
+def reset(ctx: typer.Context, which: Which, *, gate: Gate = None, yes: Yes = False, criteria: Bulk) -> None:
     """Close the circuit, end cooldown and pause. Credentials and limits stay."""
     run: Context = ctx.obj
-    _change(run, "reset", run.app.sync.resources.reset, which, {}, dry_run, yes)
+    _change(run, "reset", run.app.sync.resources.reset, which, {"gate": gate or "any"}, criteria, yes)
 
 
 @resources.command("limit")
+@bulk(without=("limit",))
 def limit_(
     ctx: typer.Context,
     which: Which,
@@ -214,8 +224,8 @@ def limit_(
     clear: Annotated[
         list[str] | None, typer.Option(help="Back to what the program declares: limits, concurrency, breaker or all.")
     ] = None,
-    dry_run: DryRun = False,
     yes: Yes = False,
+    criteria: Bulk,
 ) -> None:
     """Override the limits of a resource.
 
@@ -230,8 +240,8 @@ def limit_(
     if breaker:
         options["breaker"] = dict(_member(one) for one in breaker)
     api = run.app.sync.resources
-    _change(run, "limited anew", api.limit, which, options, dry_run, yes)
-    if not (run.out.as_json or dry_run or _is_pattern(which)):
+    _change(run, "limited anew", api.limit, which, options, criteria, yes)
+    if not (run.out.as_json or criteria.get("dry_run") or _is_pattern(which)):
         policy = run.app.policies.for_key(which, api.get(which).policy).to_json()
         run.out.say(f"  rate limits: {limits_of(policy)}; concurrency: {cap_of(policy)}")
 
@@ -252,22 +262,29 @@ def _is_pattern(which: str) -> bool:
     return "*" in which or "?" in which
 
 
+def _lasting(criteria: Bulk, count: int) -> str:
+    """How long it takes at a bounded rate."""
+    spacing = spacing_of(criteria.get("rate"))
+    return "" if spacing is None else f", which takes {span((count - 1) * spacing.total_seconds())}"
+
+
 def _change(
     run: Context,
     done: str,
     change: Callable[..., Any],
     which: str,
     options: dict[str, Any],
-    dry_run: bool,  # noqa: FBT001 - passed on
-    yes: bool,  # noqa: FBT001 - the same
+    criteria: Bulk,
+    yes: bool,  # noqa: FBT001 - passed on
 ) -> None:
     """Change one resource, or those of a pattern after a look at how many, and a yes."""
-    pattern = _is_pattern(which)
+    pattern, dry_run = _is_pattern(which), bool(criteria.get("dry_run"))
     if pattern and not dry_run:
-        meant = change(which, **options, dry_run=True)
-        if meant and not run.out.confirm(f"{len(meant):,} resources would be {done}. Go on?", yes=yes):
+        meant = change(which, **options, **{**criteria, "dry_run": True})
+        ask = f"{len(meant):,} resources would be {done}{_lasting(criteria, len(meant))}. Go on?"
+        if meant and not run.out.confirm(ask, yes=yes):
             raise typer.Exit(FAILED)
-    changed = change(which, **options, dry_run=dry_run)
+    changed = change(which, **options, **criteria)
     if run.out.as_json:
         run.out.json({**changed.to_json(), "dry_run": dry_run})
         return
