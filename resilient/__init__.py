@@ -86,6 +86,7 @@ from resilient.engine.catalogue import providers_by_name
 from resilient.engine.connections import ConnectionInfo
 from resilient.engine.enqueue import Enqueued, Item
 from resilient.engine.event import Event
+from resilient.engine.fuse import NeedsReauth
 from resilient.engine.handler import Handler, Kind, handler
 from resilient.engine.job import Job, SyncJob
 from resilient.engine.schedule import Schedule
@@ -171,6 +172,7 @@ __all__ = [
     "MissingExtra",
     "NaiveDatetime",
     "Nats",
+    "NeedsReauth",
     "NextCursor",
     "NextUrl",
     "Notice",

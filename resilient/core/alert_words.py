@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resilient.core.alerts import AlertInfo, Notice
+from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.phrases import counted, moment, span, when
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: da
 
 
 def digest(notices: Iterable[Notice]) -> list[Notice]:
-    """The same notices, many of one sort made one."""
-    groups: dict[tuple[str, str, str], list[Notice]] = {}
+    """The same notices, many of one sort made one; what concerns a whole provider stands for itself."""
+    groups: dict[tuple[str, str, str, bool], list[Notice]] = {}
     for one in notices:
-        root = one.alert.subject.partition("/")[0]
-        groups.setdefault((one.state, one.alert.name, root), []).append(one)
+        root, below, _ = one.alert.subject.partition("/")
+        groups.setdefault((one.state, one.alert.name, root, bool(below)), []).append(one)
     told = []
-    for (_, _, root), members in groups.items():
+    for (_, _, root, _), members in groups.items():
         if len(members) <= MOST:
             told += members
             continue
@@ -81,6 +82,8 @@ def _long_throttle(d: Mapping[str, Any], _count: int, now: datetime) -> str:
 def _needs_reauth(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     if d.get("auth") == "needs_reauth":
         return f"the account must be connected again{_since(d, now)}; until then its jobs wait"
+    if (what := _SHUT.get(d.get("auth", ""))) is not None:
+        return f"{what}{_since(d, now)}"
     return f"its credentials are {d.get('auth')}{_since(d, now)}; its jobs wait"
 
 
@@ -120,6 +123,13 @@ _WORDS: Final[Mapping[str, Callable[[Mapping[str, Any], int, datetime], str]]] =
     "failure_rate": _failure_rate,
     "backlog": _backlog,
     "no_success": _no_success,
+}
+_SHUT: Final[Mapping[str, str]] = {
+    APP_REFUSED: "it refuses the application: check client_id and client_secret; no account is marked, all wait,",
+    SUSPECT_AUTH: (
+        "it calls too many accounts dead at once: none is marked, all wait until a probe decides, or somebody does"
+        " (`resilient connections release` or `confirm`),"
+    ),
 }
 _OVER: Final[Mapping[str, str]] = {
     "new_error": "fails no more",

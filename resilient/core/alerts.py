@@ -223,12 +223,17 @@ def of_resource(row: Mapping[str, Any], now: datetime, throttled: timedelta | No
         since = {"since": _text(row["opened_at"]), "until": _text(row["open_until"])}
         found.append(Finding("circuit_open", key, {**since, **error}))
     if row["auth"] != "ok":
-        found.append(Finding("needs_reauth", key, {"auth": row["auth"], "since": _text(row["auth_since"])}))
+        found.append(of_credentials(key, row["auth"], row["auth_since"]))
     until = row["blocked_until"]
     if throttled is not None and until is not None and until > now + throttled:
         detail = {"since": _text(row["blocked_since"]), "until": _text(until), "code": row["blocked_code"]}
         found.append(Finding("long_throttle", key, detail))
     return found
+
+
+def of_credentials(key: str, auth: str, since: datetime | None) -> Finding:
+    """An account, or a whole provider, without good credentials."""
+    return Finding("needs_reauth", key, {"auth": auth, "since": _text(since)})
 
 
 def of_backlog(waiting: Sequence[tuple[str, str, datetime]], now: datetime, longest: timedelta) -> list[Finding]:

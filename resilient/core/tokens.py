@@ -4,7 +4,8 @@ A grant's state changes only as `TRANSITIONS` says; what is missing there must n
 committed before the request, so that a crash leaves a mark: whoever finds it after the lease is over knows that
 an answer may have been lost (`UNKNOWN`). From there a refresh is tried again with the token that is stored: where
 the provider has a replay grace that heals the grant, elsewhere the provider's refusal settles the matter.
-Only a provider's word makes a grant `NEEDS_REAUTH`, never an outage, however long.
+Only a provider's word makes a grant `NEEDS_REAUTH`, never an outage, however long; and not even its word if too many
+grants die at once (`SUSPECT`, see `core.fuse`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class GrantState(StrEnum):
     REFRESHING = "refreshing"  # a request to the token endpoint is under way, or was when its worker died
     UNKNOWN = "unknown"  # its answer was lost: the refresh token may be used up
     NEEDS_REAUTH = "needs_reauth"  # dead; a person has to grant access again
+    SUSPECT = "suspect"  # called dead together with too many others: see `core.fuse`
     REVOKED = "revoked"  # given up by us
 
 
@@ -48,6 +50,8 @@ class GrantEvent(StrEnum):
     REFUSED = "refused"  # an answer came that leaves the grant as it was
     LOST = "lost"  # no answer came, or its reader died
     DIED = "died"  # the provider said so
+    DOUBTED = "doubted"  # the provider said so, of too many at once
+    CLEARED = "cleared"  # it was not so
     AUTHORISED = "authorised"  # new credentials from a person
     GIVEN_UP = "given_up"
 
@@ -62,6 +66,15 @@ TRANSITIONS: Final[Mapping[tuple[GrantState, GrantEvent], GrantState]] = {
     (S.REFRESHING, E.DIED): S.NEEDS_REAUTH,
     (S.ACTIVE, E.DIED): S.NEEDS_REAUTH,
     (S.UNKNOWN, E.DIED): S.NEEDS_REAUTH,
+    (S.REFRESHING, E.DOUBTED): S.SUSPECT,
+    (S.ACTIVE, E.DOUBTED): S.SUSPECT,
+    (S.UNKNOWN, E.DOUBTED): S.SUSPECT,
+    (S.NEEDS_REAUTH, E.DOUBTED): S.SUSPECT,
+    (S.SUSPECT, E.BEGUN): S.REFRESHING,
+    (S.SUSPECT, E.CLEARED): S.ACTIVE,
+    (S.SUSPECT, E.DIED): S.NEEDS_REAUTH,
+    (S.SUSPECT, E.AUTHORISED): S.ACTIVE,
+    (S.SUSPECT, E.GIVEN_UP): S.REVOKED,
     (S.ACTIVE, E.AUTHORISED): S.ACTIVE,
     (S.REFRESHING, E.AUTHORISED): S.ACTIVE,
     (S.UNKNOWN, E.AUTHORISED): S.ACTIVE,
@@ -73,6 +86,7 @@ TRANSITIONS: Final[Mapping[tuple[GrantState, GrantEvent], GrantState]] = {
     (S.NEEDS_REAUTH, E.GIVEN_UP): S.REVOKED,
 }
 USABLE: Final = frozenset({S.ACTIVE, S.REFRESHING, S.UNKNOWN})
+PROBED: Final = USABLE | {S.SUSPECT}  # may be refreshed to find out whether they live
 
 
 class RefreshFailure(StrEnum):

@@ -15,7 +15,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from resilient.core.errors import ResourceStopped, SetupError
 from resilient.core.placeholders import names_in
-from resilient.core.tokens import USABLE, Credentials
+from resilient.core.tokens import USABLE, Credentials, GrantState
 from resilient.store import connections, grants
 from resilient.store.secrets import KeyRing, key_id_of
 
@@ -92,14 +92,19 @@ class Accounts:
         self._looked.pop(key or "", None)
 
     async def held(self, key: str) -> Held | None:
-        """An account's connection; None if it has none. Raises `ResourceStopped` for one that is dead."""
+        """An account's connection; None if it has none. Raises `ResourceStopped` for one that is dead, or in doubt."""
+        held = await self.loaded(key)
+        if held is not None and (state := held.bound.grant.state) not in USABLE:
+            raise ResourceStopped(held.provider.name if state is GrantState.SUSPECT else key, "auth")
+        return held
+
+    async def loaded(self, key: str) -> Held | None:
+        """The same, whatever its state."""
         at = time.monotonic()
         held = self._known.get(key)
         if at - self._looked.get(key, -1e9) > MAX_AGE:
             held = await self._load(key, at)
             self._known[key], self._looked[key] = held, at
-        if held is not None and held.bound.grant.state not in USABLE:
-            raise ResourceStopped(key, "auth")
         return held
 
     async def _load(self, key: str, at: float) -> Held | None:

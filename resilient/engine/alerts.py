@@ -50,6 +50,7 @@ class Alerts:
         self._sinks = Sinks(self.config.sinks)
         self._pending: dict[tuple[str, ...], Finding] = {}
         self._dropped = 0
+        self._written = False
         self._codes: dict[tuple[str, str], set[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,6 +105,17 @@ class Alerts:
             self._pending[found.name, found.subject] = found
             self._arm()
 
+    def found(self, finding: Finding) -> None:
+        """Something else is wrong; call it on the event loop."""
+        if self.config.wants(finding.name):
+            self._pending[finding.name, finding.subject] = finding
+            self._arm()
+
+    def soon(self) -> None:
+        """Alerts were written in somebody's transaction: tell them within a second; call it on the event loop."""
+        self._written = True
+        self._arm()
+
     def repaired(self, count: int, what: str = "turns") -> None:
         """Housekeeping gave ready jobs their lost turns back, or moved lanes; call it on the event loop."""
         if self.config.wants("invariant"):
@@ -139,8 +151,9 @@ class Alerts:
         if self._dropped:
             log.warning("%d failures of too many different sorts raised no alert", self._dropped)
             self._dropped = 0
-        if not pending:
+        if not pending and not self._written:
             return
+        self._written = False
         try:
             notices = await self._app.database.transaction(self._write, list(pending.values()))
         except BaseException:

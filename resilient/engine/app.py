@@ -76,7 +76,8 @@ class Resilient:
     CloudEvents ``source``.
     ``secrets`` are the keys that credentials are stored under, the current one first (default:
     ``RESILIENT_SECRETS``; ``resilient secrets new`` makes one). ``credentials`` is the app's own table of tokens,
-    instead of ours.
+    instead of ours. ``on_needs_reauth``: the kind of job, with a `NeedsReauth` as its payload, that is enqueued when an
+    account's customer has to connect it again, in the transaction that marks it.
 
     Raises `SetupError` for anything that cannot work, before any connection is opened.
     """
@@ -106,6 +107,7 @@ class Resilient:
         destinations: Mapping[str, Destination | Callable[[Message], Awaitable[Any]]] | None = None,
         routes: Mapping[type[Event], Sequence[str]] | None = None,
         event_source: str = DEFAULT_SOURCE,
+        on_needs_reauth: Kind[Any] | None = None,
     ) -> None:
         self.database = database if isinstance(database, Database) else Database(database, schema=schema, clock=clock)
         to = named(destinations)
@@ -124,7 +126,7 @@ class Resilient:
         self.resources = Resources(self)
         self.streams = Streams(self)
         self.inbox = Inbox(self)
-        self.grants = Grants(self, from_environment() if secrets is None else secrets, credentials)
+        self.grants = Grants(self, from_environment() if secrets is None else secrets, credentials, on_needs_reauth)
         self.connections = Connections(self)
         self.local_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._encoder = Encoder(self.declared, max_payload, lambda: None)
@@ -311,6 +313,7 @@ class Resilient:
         """The app's own chores, by whichever worker was elected."""
         await self.alerts.keep_house()
         await retention_.keep(self)
+        await self.grants.fuse.keep_house()
 
     async def prune(
         self,

@@ -26,12 +26,12 @@ from resilient.core.resource_key import check
 from resilient.core.tokens import EMPTY, Credentials, GrantState
 from resilient.engine.access import headers_of
 from resilient.engine.sessions import Face, Transactions, blocking
-from resilient.store import connections, grants
+from resilient.store import connections, fuse, grants
 from resilient.wire.oauth import callback_error, consent_url
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from resilient.engine.app import Resilient
     from resilient.store.connections import Bound
     from resilient.store.dialect import Dialect
-    from resilient.store.grants import NewSecrets
+    from resilient.store.grants import Grant, NewSecrets
 
 CONSENT: Final = timedelta(minutes=30)  # to come back from a consent page
 _BATCH: Final = 200
@@ -184,6 +184,17 @@ class Connections:
         )
         self._app.grants.accounts.forget()
 
+    async def release(self, provider: str) -> int:
+        """A provider erred when it called many accounts dead at once: they go on. How many grants that were.
+
+        Until then they are `suspect`, the provider is gated as ``suspect_auth``, and no customer was told.
+        """
+        return self._decided(await self._db.write(None, fuse.release, check(provider)))
+
+    async def confirm(self, provider: str) -> int:
+        """They are dead: their accounts wait for their customers, who are told, all others go on. See `release`."""
+        return self._decided(await self._db.write(None, fuse.confirm, check(provider), self._app.grants.fuse))
+
     async def rotate_secrets(self) -> int:
         """Encrypt with the first key of the ring what is encrypted with another one; how many grants that were."""
         done = 0
@@ -244,6 +255,10 @@ class Connections:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
+    def _decided(self, found: Sequence[Grant]) -> int:
+        self._app.grants.accounts.forget()
+        return len(found)
+
     def _provider(self, key: str) -> Provider:
         name = check(key).partition("/")[0]
         found = self._app.providers.get(name)
@@ -277,6 +292,8 @@ class SyncConnections(Face[Connections]):
     import_ = blocking(Connections.import_)
     revoke = blocking(Connections.revoke)
     restored = blocking(Connections.restored)
+    release = blocking(Connections.release)
+    confirm = blocking(Connections.confirm)
     rotate_secrets = blocking(Connections.rotate_secrets)
 
 

@@ -3,7 +3,8 @@
 A refresh is begun in the database (lease, fence, write-ahead mark), sent with no transaction open, and committed
 before anybody uses its token. Waiters, in this process or another, read the winner's token. A token that a refusal
 proved bad counts as expired for everybody. While a refresh cannot be had, the old token is used as long as it lasts;
-after that jobs wait for the token endpoint, a resource of its own (``github:token``) with its own limits and cooldown.
+after that jobs wait for the token endpoint, a resource of its own (`token_endpoints.py`). A dead grant gates its
+accounts, unless too many die at once (`fuse.py`).
 
 An app's own table can stay the only store of its tokens (`CredentialStore`): lease, fence and state are ours then,
 the secrets never touch our tables.
@@ -21,9 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import tokens
 from resilient.core.errors import DatabaseUnreachable, ResourceStopped
 from resilient.core.failure import Failure, FailureKind
-from resilient.core.tokens import USABLE, Credentials, GrantEvent, RefreshFailure
+from resilient.core.fuse import APP_REFUSED
+from resilient.core.tokens import PROBED, USABLE, Credentials, GrantEvent, GrantState, RefreshFailure
 from resilient.engine.access import Access, Accounts, CredentialStore, Held
-from resilient.engine.gate import Gate
+from resilient.engine.fuse import Fuse
+from resilient.engine.token_endpoints import TokenEndpoints, token_key
 from resilient.store import gates, grants, resources
 from resilient.wire.oauth import PATIENCE, TokenAnswer, TokenClient
 
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from resilient.core.auth import OAuth2
-    from resilient.core.provider import Provider
     from resilient.engine.app import Resilient
+    from resilient.engine.handler import Kind
     from resilient.store.dialect import Dialect
     from resilient.store.grants import Begun, Grant
 
@@ -44,31 +47,36 @@ log = logging.getLogger("resilient.grants")
 LEASE: Final = 2 * PATIENCE + 20.0  # seconds; two requests may be sent under one lease
 POLL: Final = 0.1
 FRESH: Final = 60.0  # seconds; a token this young that is refused will not get better by another refresh
-APP_REFUSED: Final = "app_refused"
-_EVENTS: Final = {RefreshFailure.DEAD: GrantEvent.DIED, RefreshFailure.LOST: GrantEvent.LOST}
-_NO_TOKEN: Final = Failure(FailureKind.TRANSIENT, code="no_token")
+_NO_TOKEN: Final = Failure(FailureKind.TRANSIENT, code="no_token", provider_wide=True)
+
+
+class _Died(ResourceStopped):
+    """The provider's word in answer to this refresh."""
 
 
 class Grants:
     """The credentials of one app."""
 
-    def __init__(self, app: Resilient, keys: Iterable[str], store: CredentialStore | None) -> None:
+    def __init__(
+        self,
+        app: Resilient,
+        keys: Iterable[str],
+        store: CredentialStore | None,
+        on_needs_reauth: Kind[Any] | None = None,
+    ) -> None:
         self._app, self.accounts, self._store = app, Accounts(app, keys, store), store
-        self.client = TokenClient()
+        self.client, self.fuse = TokenClient(), Fuse(app, on_needs_reauth)
+        self._endpoints = TokenEndpoints(app)
         self._bad: dict[str, int] = {}  # versions that were refused
         self._flights: dict[UUID, asyncio.Task[Held]] = {}
-        self._gate: Gate | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._roll = random.Random().random  # noqa: S311 - jitter
 
     async def close(self) -> None:
         """Let refreshes under way end (their answers must be committed), then close the connections."""
-        if self._loop is asyncio.get_running_loop():
+        if self._endpoints.is_on(asyncio.get_running_loop()):
             await asyncio.gather(*self._flights.values(), return_exceptions=True)
-            if self._gate is not None:
-                await self._gate.close()
+        await self._endpoints.close()
         await self.client.aclose()
-        self._gate, self._loop = None, None
 
     # -- using -----------------------------------------------------------------------------------------------
 
@@ -108,18 +116,21 @@ class Grants:
         grant, at = held.bound.grant, held.bound.grant.refreshed_at
         if held.oauth is None or (at is not None and self.accounts.now() - at < timedelta(seconds=FRESH)):
             code = failure.code or "refused"
-            if await self._run(grants.die_if_version, grant.id, grant.version, code):
-                log.warning("the credentials of %s are refused (%s): it needs to be authorised again", key, code)
+            death = await self.fuse.refused(grant, code)
+            if death.died:
+                self.accounts.forget(key)
+                log.warning("the credentials of %s are refused (%s)", key, code)
         else:
             await self.renew(key, seen)
 
     async def test(self, key: str) -> Access | None:
-        """Refresh now where that is possible, whatever the token's age; as `access` otherwise."""
+        """Refresh now where that is possible, whatever the token's age and the gates; as `access` otherwise."""
         self.accounts.forget(key)
-        held = await self.accounts.held(key)
-        if held is None or held.oauth is None:
+        held = await self.accounts.loaded(key)
+        if held is None or held.oauth is None or held.bound.grant.state not in PROBED:
+            held = await self.accounts.held(key)
             return None if held is None else held.access
-        return (await self._renewed(held, refused=False)).access
+        return (await self._probed(held)).access
 
     # -- refreshing ------------------------------------------------------------------------------------------
 
@@ -145,26 +156,64 @@ class Grants:
         if not flight.cancelled():
             flight.exception()  # its waiters have it
 
+    async def probe(self, key: str) -> bool | None:
+        """Refresh to find out whether the provider is well, whatever the gates say: whether this grant lives.
+
+        None if that cannot be asked, or nobody answered.
+        """
+        self.accounts.forget(key)
+        held = await self.accounts.loaded(key)
+        if held is None or held.oauth is None:
+            return None
+        if not held.credentials.refresh_token and held.bound.grant.flow != "client_credentials":
+            return None
+        try:
+            await self._probed(held)
+        except _Died:
+            return False
+        except ResourceStopped:
+            return None
+        return True
+
+    async def _probed(self, held: Held) -> Held:
+        """One refresh at once, or `ResourceStopped`."""
+        key, grant = held.bound.resource_key, held.bound.grant
+        begun: Begun | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=False, probe=True)
+        if begun is None:
+            raise ResourceStopped(key, "auth")
+        if not begun.mine:
+            raise ResourceStopped(token_key(held.provider), "cooldown", begun.grant.lease_until)
+        return await self._send(held, begun)
+
     async def _refresh(self, held: Held, *, refused: bool) -> Held:
         """Take the lease and send, or wait for whoever has it."""
-        key, grant = held.bound.resource_key, held.bound.grant
-        endpoint, patience = token_key(held.provider), time.monotonic() + LEASE
+        grant, endpoint = held.bound.grant, token_key(held.provider)
+        await self._endpoints.check(endpoint)
+        room, patience = await self._endpoints.room(endpoint), time.monotonic() + LEASE
         while True:
-            begun: Begun | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
-            if begun is None:
-                raise ResourceStopped(key, "auth")
-            if begun.mine:
-                return await self._send(held, begun)
-            now = begun.grant
-            if now.version != grant.version or now.state not in USABLE:
-                return await self._again(key)
-            if not refused and not tokens.expired(held.credentials, begun.now):
-                raise ResourceStopped(endpoint, "cooldown", now.lease_until)  # the old one does meanwhile
-            if now.retry_at is not None and now.retry_at > begun.now:
-                raise ResourceStopped(endpoint, "cooldown", now.retry_at)
-            if time.monotonic() > patience:
-                raise ResourceStopped(endpoint, "cooldown", now.lease_until)
+            async with room:
+                begun: Begun | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
+                if begun is not None and begun.mine:
+                    return await self._send(held, begun)
+            self._require_hope(held, begun, refused=refused, last=time.monotonic() > patience)
+            if begun is None or begun.grant.version != grant.version or begun.grant.state not in USABLE:
+                return await self._again(held.bound.resource_key)
             await asyncio.sleep(POLL * (0.5 + self._roll()))
+
+    def _require_hope(self, held: Held, begun: Begun | None, *, refused: bool, last: bool) -> None:
+        """Raise `ResourceStopped` unless a newer token may come while somebody waits here."""
+        key, endpoint = held.bound.resource_key, token_key(held.provider)
+        if begun is None:
+            raise ResourceStopped(key, "auth")
+        if begun.shut:
+            raise ResourceStopped(held.provider.name, "auth")
+        now, waits = begun.grant, begun.grant.retry_at
+        if now.version != held.bound.grant.version or now.state not in USABLE:
+            return
+        if waits is not None and waits > begun.now:
+            raise ResourceStopped(endpoint, "cooldown", waits)
+        if last or (not refused and not tokens.expired(held.credentials, begun.now)):
+            raise ResourceStopped(endpoint, "cooldown", now.lease_until)  # the old one does meanwhile
 
     async def _again(self, key: str) -> Held:
         """What the winner left. Raises `ResourceStopped`."""
@@ -184,12 +233,12 @@ class Grants:
             await self._run(grants.let_go, mine)  # the app's table has moved on
             return await self._again(key)
         try:
-            gate = await self._opened_gate()
-            await gate.admit(token_key(held.provider))
+            ticket = await self._endpoints.admit(token_key(held.provider))
         except BaseException:
             await self._run(grants.let_go, mine)
             raise
         answer = await self._ask(oauth, mine, credentials, begun.now)
+        await self._endpoints.answered(ticket, answer.failure)
         fresh = None if answer.failure is not None else tokens.merged(credentials, answer.body, oauth, begun.now)
         if fresh is None:
             await self._failed(held, mine, answer.failure or _NO_TOKEN)
@@ -237,45 +286,39 @@ class Grants:
 
     async def _failed(self, held: Held, mine: Grant, failure: Failure) -> None:
         """Write down what a failed refresh means; raises `ResourceStopped` unless somebody else was faster."""
-        key, provider, endpoint = held.bound.resource_key, held.provider, token_key(held.provider)
+        key, name, endpoint = held.bound.resource_key, held.provider.name, token_key(held.provider)
         kind, now = tokens.failed(failure), self.accounts.now()
+        if kind is RefreshFailure.DEAD:
+            return await self._died(key, name, mine, failure)
         retry_at = now + timedelta(seconds=tokens.delay(mine.failures + 1, self._roll()))
         if kind is RefreshFailure.THROTTLED:
             told = failure.retry_at or (failure.retry_in and now + timedelta(seconds=failure.retry_in)) or None
-            await (await self._opened_gate()).cool_down(endpoint, told, failure.code)
             retry_at = max(told or retry_at, retry_at)
-        again = None if kind is RefreshFailure.DEAD else retry_at
-        event = _EVENTS.get(kind, GrantEvent.REFUSED)
-        left = await self._run(grants.settle_if_held, mine, event, failure.code, again)
+        event = GrantEvent.LOST if kind is RefreshFailure.LOST else GrantEvent.REFUSED
+        left = await self._run(grants.settle_if_held, mine, event, failure.code, retry_at)
         self.accounts.forget(key)
         if left is None or left.version != mine.version:
-            return
-        level = logging.WARNING if kind in _EVENTS else logging.INFO
+            return None
+        level = logging.WARNING if kind is RefreshFailure.LOST else logging.INFO
         log.log(level, "the token of %s could not be refreshed: %s (%s)", key, kind.value, failure.code)
-        if kind is RefreshFailure.DEAD:
-            raise ResourceStopped(key, "auth")
         if kind is RefreshFailure.MISCONFIGURED:
-            log.error("%s refuses this app (%s): check client_id and client_secret", provider.name, failure.code)
-            await self._run(gates.set_auth, provider.name, APP_REFUSED)
-            raise ResourceStopped(provider.name, "auth")
+            await self.fuse.app_refused(name, failure.code)
+            raise ResourceStopped(name, "auth")
         raise ResourceStopped(endpoint, "cooldown", retry_at)
+
+    async def _died(self, key: str, provider: str, mine: Grant, failure: Failure) -> None:
+        death = await self.fuse.died(mine, failure.code)
+        self.accounts.forget(key)
+        if not death.died:
+            return
+        log.warning("the token of %s could not be refreshed: dead (%s)", key, failure.code)
+        doubted = death.grant is not None and death.grant.state is GrantState.SUSPECT
+        raise _Died(provider if doubted else key, "auth")
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _opened_gate(self) -> Gate:
-        loop = asyncio.get_running_loop()
-        if self._gate is None or self._loop is not loop:
-            self._gate, self._loop = Gate(self._app.database, self._app.policies), loop
-            await self._gate.start()
-        return self._gate
-
     async def _run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._app.database.transaction(fn, *args, **kwargs)
-
-
-def token_key(provider: Provider) -> str:
-    """The resource that a provider's token endpoint is."""
-    return f"{provider.name}:token"
 
 
 def _nothing_to_refresh() -> TokenAnswer:

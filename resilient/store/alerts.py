@@ -101,6 +101,17 @@ def resolve(
     return [_info(r) for r in over if r.told_at is not None]
 
 
+def withdraw(c: Connection, d: Dialect, name: str, subjects: Collection[str], now: datetime) -> None:
+    """These are not so after all: close them; people who were not told yet never are."""
+    rows = d.run(
+        c,
+        "SELECT fingerprint FROM {alert} WHERE resolved_at IS NULL AND name = :name"
+        f" AND subject IN (SELECT value FROM {d.array('subjects', 'text')}) ORDER BY fingerprint {{row_lock}}",
+        {"name": name, "subjects": d.pack_keys(sorted(subjects))},
+    )
+    _set(c, d, list(rows.scalars()), "resolved_at = :now", now)
+
+
 def page(c: Connection, d: Dialect, *, resolved: bool, limit: int) -> list[AlertInfo]:
     """Alerts that go on, or all, the latest first."""
     where = "" if resolved else " WHERE resolved_at IS NULL"

@@ -95,6 +95,19 @@ def _after_change(c: Connection, d: Dialect, change: Change, policies: Policies,
         turns.arm(c, d, key, b.open_until)
 
 
+def elect_if_due(
+    c: Connection, d: Dialect, key: str, owner: str, policies: Policies
+) -> tuple[ResourceFacts | None, datetime]:
+    """Be the probe of a circuit that no job is claimed through, if one may be sent now; (its row then, now)."""
+    facts, now = lock(c, d, [key]).get(key), d.now(c)
+    if facts is None or not breaker.electable(facts.breaker, now):
+        return None, now
+    policy = policies.for_key(key, facts.policy_override).breaker
+    facts = replace(facts, breaker=breaker.elect(facts.breaker, owner, policy, now), revision=facts.revision + 1)
+    write_breakers(c, d, [(key, facts.breaker)], now)
+    return facts, now
+
+
 # -- rows ----------------------------------------------------------------------------------------------------
 
 

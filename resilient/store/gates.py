@@ -130,6 +130,12 @@ def set_auth(c: Connection, d: Dialect, key: str, auth: str) -> int:
     return turns.release(c, d, key, circuits.RELEASE, now) if auth == "ok" else 0
 
 
+def auth_of(c: Connection, d: Dialect, key: str) -> str:
+    """What one row says about credentials, without locking it."""
+    found = d.run(c, "SELECT auth FROM {resource} WHERE key = :key", {"key": key}).scalar()
+    return "ok" if found is None else str(found)
+
+
 def set_policy(c: Connection, d: Dialect, key: str, override: Mapping[str, Any] | None) -> int:
     """Override the policy of one resource (None: no longer). Check it with `Policy.overridden` before."""
     _lock_one(c, d, key)

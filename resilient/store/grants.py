@@ -5,7 +5,7 @@ A refresh is three short transactions with the request between them, and none op
 1. `begin` takes the lease (a higher ``fence``) and writes the mark ``sent_at``, or says why not;
 2. `renew_if_held` commits the new secrets if version and fence are still those of the beginning: nobody uses a
    token before that;
-3. or `settle_if_held` writes what the failure means.
+3. or `settle_if_held` writes what the failure means; if it is death, `fuse.die_if_held`.
 
 Whoever was overtaken changes nothing. A lease that is over while the state is `refreshing` belongs to a worker that
 died between the request and its commit. Lock order: the grant, then resource rows by key.
@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.tokens import USABLE, GrantEvent, GrantState, after
+from resilient.core.fuse import SHUT
+from resilient.core.tokens import PROBED, USABLE, GrantEvent, GrantState, after
 from resilient.store import gates
 from resilient.store.dialect import ID, TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = (
     "id, provider, kind, flow, state, state_since, secrets, version, expires_at, refresh_at, fence, lease_until,"
-    " sent_at, failures, retry_at, last_code, refreshed_at, created_at"
+    " sent_at, failures, retry_at, last_code, refreshed_at, died_at, created_at"
 )
 _TIMES: Final = (
-    "state_since", "expires_at", "refresh_at", "lease_until", "sent_at", "retry_at", "refreshed_at", "created_at",
+    "state_since", "expires_at", "refresh_at", "lease_until", "sent_at", "retry_at", "refreshed_at", "died_at",
+    "created_at",
 )  # fmt: skip
 TYPES: Final[dict[str, Any]] = {
     name: TIME if name in _TIMES else ID if name == "id" else None for name in _COLUMNS.replace(" ", "").split(",")
@@ -64,6 +66,7 @@ class Grant:
     retry_at: datetime | None
     last_code: str | None
     refreshed_at: datetime | None
+    died_at: datetime | None  # while the fuse counts it (`store/fuse.py`)
     created_at: datetime
 
     def __repr__(self) -> str:
@@ -74,7 +77,7 @@ def new(id_: UUID, key: str, kind: str, now: datetime, *, flow: str | None = Non
     """A grant without any secrets yet, for the provider of a resource."""
     return Grant(
         id_, key.partition("/")[0], kind, flow, GrantState.ACTIVE, now, None, 1, None, None, 0, None, None, 0, None,
-        None, None, now,
+        None, None, None, now,
     )  # fmt: skip
 
 
@@ -96,6 +99,12 @@ def lock(c: Connection, d: Dialect, id_: UUID) -> Grant | None:
     query = f"SELECT {_COLUMNS} FROM {{grant}} WHERE id = :id {{row_lock}}"
     row = d.run(c, query, {"id": d.id(id_)}, **_TYPED).first()
     return None if row is None else of_row(row)
+
+
+def lock_all(c: Connection, d: Dialect, which: str, params: Mapping[str, Any]) -> list[Grant]:
+    """The grants that a condition names, locked, in lock order."""
+    query = f"SELECT {_COLUMNS} FROM {{grant}} WHERE {which} ORDER BY id {{row_lock}}"
+    return [of_row(row) for row in d.run(c, query, params, **_TYPED)]
 
 
 def keys_of(c: Connection, d: Dialect, id_: UUID) -> list[str]:
@@ -127,32 +136,41 @@ def insert_if_new(c: Connection, d: Dialect, grant: Grant, key_id: str | None) -
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What `begin` found: the row as it is now, and whether this caller holds the lease and may send."""
+    """What `begin` found: the row as it is now, and whether this caller holds the lease and may send.
+
+    ``shut``: the provider's gate forbids it.
+    """
 
     grant: Grant
     mine: bool
     now: datetime
+    shut: bool = False
 
 
-def begin(c: Connection, d: Dialect, id_: UUID, seen: int, lease: float, *, refused: bool) -> Begun | None:
+def begin(
+    c: Connection, d: Dialect, id_: UUID, seen: int, lease: float, *, refused: bool, probe: bool = False
+) -> Begun | None:
     """Take the lease of a grant whose version is still ``seen`` and write the mark; None if there is none.
 
     ``refused``: the provider no longer takes that version's token, so it counts as expired from now on, whoever
-    refreshes it.
+    refreshes it. ``probe``: to find out whether the provider is well again, so neither its gate nor a doubt about
+    this grant forbids it.
     """
     grant = lock(c, d, id_)
     if grant is None:
         return None
     now = d.now(c)
-    if grant.version != seen or grant.state not in USABLE:
+    if grant.version != seen or grant.state not in (PROBED if probe else USABLE):
         return Begun(grant, mine=False, now=now)
     if refused and (grant.expires_at is None or grant.expires_at > now):
         grant = replace(grant, expires_at=now, refresh_at=now)
-        _set(c, d, id_, now, expires_at=now, refresh_at=now)
+        write(c, d, id_, now, expires_at=now, refresh_at=now)
     held = grant.lease_until is not None and grant.lease_until > now
     waits = grant.retry_at is not None and grant.retry_at > now
-    if held or waits:
+    if held or (waits and not probe):
         return Begun(grant, mine=False, now=now)
+    if not probe and gates.auth_of(c, d, grant.provider) in SHUT:
+        return Begun(grant, mine=False, now=now, shut=True)
     if grant.state is GrantState.REFRESHING:  # its worker died: the answer may have been lost
         grant = replace(grant, state=_next(grant.state, GrantEvent.LOST))
     until = now + timedelta(seconds=lease)
@@ -163,7 +181,7 @@ def begin(c: Connection, d: Dialect, id_: UUID, seen: int, lease: float, *, refu
         lease_until=until,
         sent_at=now,
     )
-    _set(
+    write(
         c, d, id_, now,
         state=grant.state.value, state_since=now, fence=grant.fence, lease_until=until, sent_at=now,
     )  # fmt: skip
@@ -189,13 +207,13 @@ def renew_if_held(c: Connection, d: Dialect, held: Grant, fresh: NewSecrets) -> 
     if state is None:
         return False
     now = d.now(c)
-    _set(
+    write(
         c, d, held.id, now,
         state=state.value, state_since=now, secrets=fresh.secrets, key_id=fresh.key_id, version=grant.version + 1,
         expires_at=fresh.expires_at, refresh_at=fresh.refresh_at, lease_until=None, sent_at=None, failures=0,
-        retry_at=None, last_code=None, refreshed_at=now,
+        retry_at=None, last_code=None, refreshed_at=now, died_at=None,
     )  # fmt: skip
-    _gate(c, d, held.id, "ok")
+    gate(c, d, held.id, "ok")
     return True
 
 
@@ -204,23 +222,21 @@ def settle_if_held(
 ) -> Grant | None:
     """Write what a failed refresh means, unless somebody was faster; returns the row as it is then.
 
-    A dead grant gates the accounts that use it, in the same transaction.
+    One whose death is in doubt stays so.
     """
     grant = lock(c, d, held.id)
     if grant is None or (grant.version, grant.fence) != (held.version, held.fence):
         return grant
-    state = after(grant.state, event)
+    state = after(grant.state, event if grant.died_at is None else GrantEvent.DOUBTED)
     if state is None:
         return grant
     now = d.now(c)
     sent_at = grant.sent_at if event is GrantEvent.LOST else None
-    _set(
+    write(
         c, d, held.id, now,
         state=state.value, state_since=now if state is not grant.state else grant.state_since, lease_until=None,
         sent_at=sent_at, failures=grant.failures + 1, retry_at=retry_at, last_code=code,
     )  # fmt: skip
-    if state is GrantState.NEEDS_REAUTH:
-        _gate(c, d, held.id, state.value)
     return replace(grant, state=state, failures=grant.failures + 1, retry_at=retry_at, last_code=code)
 
 
@@ -228,22 +244,8 @@ def let_go(c: Connection, d: Dialect, held: Grant) -> None:
     """Give the lease back: nothing was sent."""
     grant = lock(c, d, held.id)
     if grant is not None and grant.fence == held.fence and grant.state is GrantState.REFRESHING:
-        state = _next(grant.state, GrantEvent.REFUSED)
-        _set(c, d, held.id, d.now(c), state=state.value, lease_until=None, sent_at=None)
-
-
-def die_if_version(c: Connection, d: Dialect, id_: UUID, seen: int, code: str | None) -> bool:
-    """The provider refuses credentials that nobody can renew, or fresh ones: gate the accounts."""
-    grant = lock(c, d, id_)
-    if grant is None or grant.version != seen:
-        return False
-    state = after(grant.state, GrantEvent.DIED)
-    if state is None or grant.state is GrantState.REFRESHING:
-        return False
-    now = d.now(c)
-    _set(c, d, id_, now, state=state.value, state_since=now, last_code=code)
-    _gate(c, d, id_, state.value)
-    return True
+        state = _next(grant.state, GrantEvent.REFUSED if grant.died_at is None else GrantEvent.DOUBTED)
+        write(c, d, held.id, d.now(c), state=state.value, lease_until=None, sent_at=None)
 
 
 # -- by people -----------------------------------------------------------------------------------------------
@@ -256,13 +258,13 @@ def authorise(c: Connection, d: Dialect, id_: UUID, fresh: NewSecrets, *, kind: 
         return False
     now = d.now(c)
     state = _next(grant.state, GrantEvent.AUTHORISED)
-    _set(
+    write(
         c, d, id_, now,
         state=state.value, state_since=now, secrets=fresh.secrets, key_id=fresh.key_id, version=grant.version + 1,
         expires_at=fresh.expires_at, refresh_at=fresh.refresh_at, fence=grant.fence + 1, lease_until=None,
-        sent_at=None, failures=0, retry_at=None, last_code=None, kind=kind, flow=flow,
+        sent_at=None, failures=0, retry_at=None, last_code=None, died_at=None, kind=kind, flow=flow,
     )  # fmt: skip
-    _gate(c, d, id_, "ok")
+    gate(c, d, id_, "ok")
     return True
 
 
@@ -273,12 +275,12 @@ def give_up(c: Connection, d: Dialect, id_: UUID) -> bool:
     if grant is None or state is None:
         return False
     now = d.now(c)
-    _set(
+    write(
         c, d, id_, now,
         state=state.value, state_since=now, secrets=None, version=grant.version + 1, fence=grant.fence + 1,
-        lease_until=None, sent_at=None, retry_at=None,
+        lease_until=None, sent_at=None, retry_at=None, died_at=None,
     )  # fmt: skip
-    _gate(c, d, id_, state.value)
+    gate(c, d, id_, state.value)
     return True
 
 
@@ -296,7 +298,7 @@ def sealed_otherwise(c: Connection, d: Dialect, key_id: str, limit: int) -> Sequ
 
 def reseal(c: Connection, d: Dialect, id_: UUID, secrets: str, key_id: str) -> None:
     """The same secrets under another key; the caller holds the row."""
-    _set(c, d, id_, d.now(c), secrets=secrets, key_id=key_id)
+    write(c, d, id_, d.now(c), secrets=secrets, key_id=key_id)
 
 
 # -- inside --------------------------------------------------------------------------------------------------
@@ -308,13 +310,14 @@ def _next(state: GrantState, event: GrantEvent) -> GrantState:
     return found
 
 
-def _gate(c: Connection, d: Dialect, id_: UUID, auth: str) -> None:
+def gate(c: Connection, d: Dialect, id_: UUID, auth: str) -> None:
     """The accounts of a grant may go on, or must wait."""
     for key in keys_of(c, d, id_):
         gates.set_auth(c, d, key, auth)
 
 
-def _set(c: Connection, d: Dialect, id_: UUID, now: datetime, **values: Any) -> None:
+def write(c: Connection, d: Dialect, id_: UUID, now: datetime, **values: Any) -> None:
+    """Set some columns; the caller holds the row."""
     sets = ", ".join(f"{name} = :{name}" for name in values)
     d.run(
         c,

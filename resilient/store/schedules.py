@@ -65,6 +65,15 @@ def look_since(c: Connection, d: Dialect, name: str) -> tuple[datetime, datetime
     return since, now
 
 
+def hold(c: Connection, d: Dialect, name: str) -> None:
+    """Lock a chore's row, until the transaction ends: whoever holds it is the only one at that business.
+
+    Before any other row: no lock order knows it.
+    """
+    _chore(c, d, name)
+    d.run(c, "SELECT 1 FROM {schedule} WHERE name = :name {row_lock}", {"name": name}).all()
+
+
 def _chore(c: Connection, d: Dialect, name: str) -> datetime:
     now = d.now(c)
     d.run(

@@ -313,8 +313,11 @@ class Grant(Base, table=True):
     retry_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     last_code: str | None = Field(default=None, sa_column=Column(NAME))
     refreshed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+    died_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # while the fuse counts it
     created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+    __table_args__ = (_index("resilient_grant_died", "provider", "died_at", where="died_at IS NOT NULL"),)
 
 
 class Connection(Base, table=True):

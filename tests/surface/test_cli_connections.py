@@ -8,6 +8,7 @@ import json
 import pytest
 
 from resilient import Resilient
+from resilient.store import fuse, grants
 from resilient.store.secrets import new_key
 from resilient.surface.cli import main
 
@@ -50,6 +51,30 @@ def test_add_list_show_test_revoke(run):
     assert run("connections", "revoke", "acme/a", "--yes")[0] == 0
     assert "revoked" in run("connections", "list", "--state", "revoked")[1]
     assert run("connections", "test", "acme/a")[0] == 1
+
+
+def test_suspects_are_released_or_confirmed(run, sqlite_url):
+    app = Resilient(sqlite_url, secrets=[KEY])
+
+    def blow():
+        for number in range(6):
+            assert run("connections", "add", f"acme/{number}", typed="canary-token\n")[0] == 0
+        for one in app.sync.connections.list("acme"):
+            app.database.transaction_sync(_refuse, one.grant_id, app.grants.fuse)
+
+    blow()
+    assert "suspect_auth" in run("status")[1]
+    assert "suspect" in run("connections", "list")[1]
+    assert json.loads(run("connections", "release", "acme", "--json", "--yes")[1]) == {"release": 6}
+    assert run("connections", "list", "--state", "suspect", "--json")[1].count("resource_key") == 0
+    blow()
+    assert "6 grants of acme: confirmed" in run("connections", "confirm", "acme", "--yes")[1]
+    assert run("connections", "list", "--state", "needs_reauth", "--json")[1].count("resource_key") == 6
+    assert "suspect_auth" not in run("status")[1]
+
+
+def _refuse(c, d, grant_id, voice):
+    fuse.die_if_version(c, d, grants.read(c, d, grant_id), "revoked", voice)
 
 
 def test_unknown_and_wrong(run):

@@ -14,7 +14,7 @@ import typer
 
 from resilient.core.errors import InvalidInput
 from resilient.core.phrases import counted, when
-from resilient.core.tokens import GrantState  # noqa: TC001 - as Yes
+from resilient.core.tokens import GrantState
 from resilient.store.secrets import VARIABLE, new_key
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.jobs import Yes  # noqa: TC001 - typer evaluates annotations
@@ -29,6 +29,7 @@ connections = typer.Typer(help="Credentials of accounts: see, test, add, revoke.
 secrets = typer.Typer(help="The keys that credentials are encrypted with.", no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="An account, such as github/acct-7.")]
+Name = Annotated[str, typer.Argument(metavar="PROVIDER", help="A provider, such as github.")]
 PAGE = 50
 
 
@@ -129,6 +130,38 @@ def revoke_connection(ctx: typer.Context, key: Key, *, yes: Yes = False) -> None
         run.out.json({"revoked": done})
     else:
         run.out.say(f"{key} is revoked." if done else f"{key} was revoked before.")
+
+
+@connections.command("release")
+def release_suspects(ctx: typer.Context, provider: Name, *, yes: Yes = False) -> None:
+    """The provider erred when it called many accounts dead at once.
+
+    They go on, and so do all others at this provider.
+    """
+    _decide(ctx, provider, "release", "Use the suspect credentials again", yes=yes)
+
+
+@connections.command("confirm")
+def confirm_suspects(ctx: typer.Context, provider: Name, *, yes: Yes = False) -> None:
+    """The accounts that were called dead at once are dead.
+
+    Their customers are told, and all other accounts go on.
+    """
+    _decide(ctx, provider, "confirm", "Tell their customers to connect them again", yes=yes)
+
+
+def _decide(ctx: typer.Context, provider: str, verb: str, question: str, *, yes: bool) -> None:
+    run: Context = ctx.obj
+    api = run.program("deciding about suspects").sync.connections
+    count = len(api.list(provider, state=GrantState.SUSPECT, limit=1000))
+    more = "+" if count == 1000 else ""  # noqa: PLR2004 - the page above
+    if not run.out.confirm(f"{count}{more} accounts of {provider} are suspect. {question}?", yes=yes):
+        raise typer.Exit(FAILED)
+    done = api.release(provider) if verb == "release" else api.confirm(provider)
+    if run.out.as_json:
+        run.out.json({verb: done})
+    else:
+        run.out.say(f"{counted(done, 'grant')} of {provider}: {verb.removesuffix('e')}ed.")
 
 
 @connections.command("add")

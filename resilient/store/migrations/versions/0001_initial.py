@@ -326,9 +326,11 @@ def _grant(op: Operations) -> None:
         sa.Column("retry_at", TIME),
         sa.Column("last_code", NAME),
         sa.Column("refreshed_at", TIME),
+        sa.Column("died_at", TIME),
         sa.Column("created_at", TIME, nullable=False),
         sa.Column("updated_at", TIME, nullable=False),
     )
+    _index(op, "resilient_grant", "died", ["provider", "died_at"], where="died_at IS NOT NULL")
     _store(op, "resilient_grant", HOT)
 
 

@@ -1,0 +1,102 @@
+"""Token endpoints as resources of their own: ``github:token`` has limits, a cooldown and a circuit like any other.
+
+No job is claimed through them, so who asks for a refresh elects the circuit's probe. Every answer of the endpoint is
+proof of life, a refusal too; what stops everybody is silence, an outage or a throttle. A few requests of each provider
+are under way at a time, so that thousands of accounts whose tokens end together do not all find out by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from uuid_utils.compat import uuid7
+
+from resilient.core.errors import ResourceStopped
+from resilient.core.evidence import counts
+from resilient.core.exchange import AnswerFacts
+from resilient.core.failure import FailureKind
+from resilient.engine.gate import Gate
+from resilient.store import circuits
+
+if TYPE_CHECKING:
+    from resilient.core.failure import Failure
+    from resilient.core.provider import Provider
+    from resilient.engine.app import Resilient
+    from resilient.engine.gate import Ticket
+
+AT_ONCE: Final = 16  # requests of one process to one token endpoint
+_ALIVE: Final = AnswerFacts(200)
+_THROTTLES: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
+
+
+def token_key(provider: Provider) -> str:
+    """The resource that a provider's token endpoint is."""
+    return f"{provider.name}:token"
+
+
+class TokenEndpoints:
+    """The gates of one app's token endpoints."""
+
+    def __init__(self, app: Resilient) -> None:
+        self._app, self._owner = app, f"grants:{uuid7()}"
+        self._gate: Gate | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
+        self._rooms: dict[str, asyncio.Semaphore] = {}
+
+    def is_on(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether this loop is the one in use."""
+        return self._loop is loop
+
+    async def close(self) -> None:
+        """Write what is known."""
+        if self._gate is not None and self.is_on(asyncio.get_running_loop()):
+            await self._gate.close()
+        self._gate, self._loop = None, None
+
+    async def check(self, key: str) -> None:
+        """Raise `ResourceStopped` if nothing may be sent now; a circuit that is due does not stop the one who asks."""
+        gate = await self._opened()
+        try:
+            await gate.check(key)
+        except ResourceStopped as stopped:
+            if stopped.gate != "breaker" or (stopped.until is not None and stopped.until > gate.now()):
+                raise
+
+    async def room(self, key: str) -> asyncio.Semaphore:
+        """Enter it to send."""
+        await self._opened()
+        return self._rooms.setdefault(key, asyncio.Semaphore(AT_ONCE))
+
+    async def admit(self, key: str) -> Ticket:
+        """Leave to send one request, perhaps as the probe. Raises `ResourceStopped`."""
+        gate = await self._opened()
+        try:
+            return await gate.admit(key)
+        except ResourceStopped as stopped:
+            if stopped.gate != "breaker":
+                raise
+            elected, now = await self._app.database.transaction(
+                circuits.elect_if_due, key, self._owner, self._app.policies
+            )
+            if elected is None:
+                raise
+        gate.learn({key: elected}, now)
+        return await gate.admit(key, probes=(key,))
+
+    async def answered(self, ticket: Ticket, failure: Failure | None) -> None:
+        """What came of it."""
+        gate = await self._opened()
+        if failure is None or not (counts(failure) or failure.kind in _THROTTLES):
+            await gate.answered(ticket, ticket.key, _ALIVE, None)
+        else:
+            await gate.failed(ticket, ticket.key, failure)
+
+    async def _opened(self) -> Gate:
+        loop = asyncio.get_running_loop()
+        if self._gate is None or self._loop is not loop:
+            self._rooms = {}
+            gate = Gate(self._app.database, self._app.policies, on_change=self._app.circuit_changed)
+            self._gate, self._loop = gate, loop
+            await gate.start()
+        return self._gate

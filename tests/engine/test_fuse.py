@@ -1,0 +1,356 @@
+"""Many grants that die at once: nobody is marked, nobody is told, until a probe or an operator decides."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from uuid_utils.compat import uuid7
+
+from resilient import GrantState, NeedsReauth, Resilient, ResourceStopped, handler
+from resilient.engine.job import Job
+from resilient.store import fuse, gates, grants
+from resilient.store.secrets import new_key
+
+KEY = new_key()
+SIX = 6
+
+
+@handler("me")
+async def me(job: Job[None]) -> int:
+    response = await job.client.get("/me")
+    response.raise_for_status()
+    return response.status_code
+
+
+@handler("customers.tell")
+async def tell_customer(job: Job[NeedsReauth]) -> str:
+    return job.payload.resource_key
+
+
+@pytest.fixture
+async def make(database_url, idp):
+    made = []
+
+    def make_(**options):
+        options = {"secrets": [KEY], "providers": [idp.provider()], "on_needs_reauth": tell_customer, **options}
+        app = Resilient(database_url, handlers=[me, tell_customer], **options)
+        made.append(app)
+        return app
+
+    yield make_
+    for app in made:
+        await app.close()
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def app(make, told):
+    return make(alerts=told.append)
+
+
+def keys(count, start=1):
+    return [f"idp/acct-{n}" for n in range(start, start + count)]
+
+
+async def connect(app, idp, names, *, expired=True):
+    at = datetime.now(UTC) + timedelta(seconds=-5 if expired else 7200)
+    for key in names:
+        access, refresh = idp.issue()
+        await app.connections.import_(key, access_token=access, refresh_token=refresh, expires_at=at)
+
+
+async def use(app, names):
+    for key in names:
+        with pytest.raises(ResourceStopped):
+            await app.credentials(key)
+
+
+async def states(app):
+    return [one.state.value for one in await app.connections.list("idp")]
+
+
+async def auths(app, names):
+    return [(await app.resources.get(key)).auth for key in names]
+
+
+async def hear(app):
+    if app.alerts._flushing is not None:
+        await app.alerts._flushing
+    await app.alerts.flush()
+    await app.alerts._sinks.delivered()
+
+
+async def a_minute_later(app):
+    """The gate shut a minute ago; what a worker's housekeeping does then."""
+    ago = "UPDATE {resource} SET auth_since = :ago_at WHERE key = 'idp'"
+    chore = "UPDATE {schedule} SET next_at = :ago_at WHERE name = 'engine:credentials:idp'"
+    at = datetime.now(UTC) - timedelta(seconds=61)
+    for statement in (ago, chore):
+        await app.database.transaction(lambda c, d, s=statement: d.run(c, s, {"ago_at": at}))
+    await app.grants.fuse.keep_house()
+
+
+async def blow(app, idp, count=SIX, *, others=0):
+    """``count`` accounts whose refresh tokens are refused, and some that are well; the fuse has blown."""
+    names = keys(count)
+    await connect(app, idp, names)
+    good, idp.refresh = idp.refresh, {}
+    if others:
+        await connect(app, idp, keys(others, 100), expired=False)
+    await use(app, names)
+    assert await auths(app, ["idp"]) == ["suspect_auth"]
+    return names, good
+
+
+async def test_five_dead_accounts_are_believed(app, idp, told):
+    names = keys(5)
+    await connect(app, idp, names)
+    idp.refresh.clear()
+    await use(app, names)
+    assert await states(app) == ["needs_reauth"] * 5
+    assert await auths(app, ["idp", *names]) == ["ok", *["needs_reauth"] * 5]
+    await hear(app)
+    assert sorted(n.alert.subject for n in told) == names
+    assert await app.jobs.count(kind="customers.tell") == 5
+
+
+async def test_the_sixth_holds_all_marks_back_and_nobody_is_told(app, idp, told):
+    names, _ = await blow(app, idp)
+    assert await states(app) == ["suspect"] * SIX
+    assert await auths(app, names) == ["ok"] * SIX
+    await hear(app)
+    assert [(n.alert.subject, n.alert.detail["auth"]) for n in told] == [("idp", "suspect_auth")]
+    assert "release" in told[0].text
+    assert await app.jobs.count(kind="customers.tell", state="cancelled") == 5
+    assert await app.jobs.count(kind="customers.tell") == 5
+    await connect(app, idp, keys(2, 50))
+    await use(app, keys(2, 50))
+    assert len(idp.asked) == SIX  # the others are not even asked
+    assert (await states(app)).count("active") == 2
+
+
+async def test_its_healthy_accounts_wait_too_and_lose_nothing(app, idp):
+    await blow(app, idp, others=1)
+    await app.enqueue(me, resource_key="idp/acct-100")
+    await app.worker().drain()
+    (job,) = await app.jobs.list(kind="me")
+    assert (job.state.value, job.attempts) == ("ready", 0)
+    await app.connections.release("idp")
+    await app.worker().drain()
+    assert (await app.jobs.get(job.id)).state.value == "succeeded"
+
+
+async def test_a_suspect_that_lives_after_all_acquits_the_others(app, idp):
+    names, good = await blow(app, idp)
+    await app.grants.fuse.keep_house()
+    assert len(idp.asked) == SIX  # not yet: the trouble has only just begun
+    idp.refresh = good
+    await a_minute_later(app)
+    assert await states(app) == ["active"] * SIX
+    assert await auths(app, ["idp", *names]) == ["ok"] * (SIX + 1)
+    assert (await app.credentials(names[0])).token
+    assert await app.jobs.count(kind="customers.tell", state=["scheduled", "ready"]) == 0
+
+
+async def test_a_provider_that_is_well_and_still_refuses_them_is_believed(app, idp, told):
+    names, _ = await blow(app, idp, others=2)
+    await a_minute_later(app)
+    assert sorted(await states(app)) == ["active"] * 2 + ["needs_reauth"] * SIX
+    assert await auths(app, ["idp", *names]) == ["ok", *["needs_reauth"] * SIX]
+    await hear(app)
+    assert sorted(key for n in told for key in (n.alert.subject, *n.others)) == ["idp", *names]
+    assert await app.jobs.count(kind="customers.tell", state="scheduled") == SIX
+    await connect(app, idp, names[:1], expired=False)
+    assert (await app.credentials(names[0])).token
+    await use(app, names[1:2])
+
+
+async def test_where_nobody_is_well_the_question_stays_open(app, idp):
+    await blow(app, idp)
+    asked = len(idp.asked)
+    await a_minute_later(app)
+    assert len(idp.asked) == asked + 3
+    assert await states(app) == ["suspect"] * SIX
+    await app.grants.fuse.keep_house()  # the next probe is not due
+    assert len(idp.asked) == asked + 3
+
+
+async def test_an_outage_during_the_probe_decides_nothing(app, idp):
+    await blow(app, idp, others=1)
+    idp.script = ["down"] * 4
+    await a_minute_later(app)
+    assert sorted(await states(app)) == ["active", *["suspect"] * SIX]
+    assert await auths(app, ["idp"]) == ["suspect_auth"]
+
+
+async def test_keys_cannot_be_probed_so_an_operator_decides(app, idp):
+    for key in keys(SIX):
+        await app.connections.add(key, token=f"canary-{key}")
+        await app.enqueue(me, resource_key=key)
+    await app.worker().drain()
+    assert await states(app) == ["suspect"] * SIX
+    await a_minute_later(app)
+    assert await states(app) == ["suspect"] * SIX
+    assert await app.connections.confirm("idp") == SIX
+    assert await states(app) == ["needs_reauth"] * SIX
+    assert await auths(app, ["idp", *keys(SIX)]) == ["ok", *["needs_reauth"] * SIX]
+    assert await app.connections.confirm("idp") == 0
+    assert await app.jobs.count(kind="customers.tell", state="scheduled") == SIX
+
+
+async def test_a_suspect_that_is_authorised_again_is_none_any_more(app, idp):
+    names, _ = await blow(app, idp)
+    await connect(app, idp, names[:1], expired=False)
+    assert await app.connections.release("idp") == SIX - 1
+    assert await states(app) == ["active"] * SIX
+
+
+def insert(c, d, count, **changes):
+    """Grants without secrets, as many as it takes."""
+    for number in range(count):
+        grant = grants.new(uuid7(), "idp/x", "oauth2", d.now(c))
+        grants.insert_if_new(c, d, grant, None)
+        if changes:
+            grants.write(c, d, grant.id, d.now(c), **changes)
+        assert number < count
+    return grant
+
+
+class Silent:
+    def tell(self, c, d, dead):
+        pass
+
+    def hush(self, c, d, provider):
+        pass
+
+
+def test_two_per_cent_of_many_are_believed(database):
+    def run(c, d):
+        insert(c, d, 295)
+        return [fuse.die_if_version(c, d, insert(c, d, 1), "dead", Silent()).blown for _ in range(8)]
+
+    assert database.transaction_sync(run) == [False] * 6 + [True, False]
+
+
+def test_deaths_long_ago_do_not_count(database):
+    def run(c, d):
+        insert(c, d, 9, state="needs_reauth", died_at=d.now(c) - timedelta(minutes=10, seconds=1))
+        return fuse.die_if_version(c, d, insert(c, d, 1), "dead", Silent())
+
+    death = database.transaction_sync(run)
+    assert (death.died, death.blown, death.grant.state) == (True, False, GrantState.NEEDS_REAUTH)
+
+
+def test_the_sixth_sees_a_fifth_that_is_not_committed_yet(postgres_database):
+    """Two at once, each the fifth by what is committed: without their common lock both would be believed."""
+    database, inside, go = postgres_database, threading.Event(), threading.Event()
+
+    class Slow(Silent):
+        def tell(self, c, d, dead):  # noqa: ARG002 - a Voice
+            inside.set()
+            assert go.wait(10)
+
+    def prepare(c, d):
+        insert(c, d, 4, state="needs_reauth", died_at=d.now(c))
+        return insert(c, d, 1), insert(c, d, 1)
+
+    fifth, sixth = database.transaction_sync(prepare)
+    deaths = []
+
+    def die(grant, voice):
+        deaths.append(database.transaction_sync(fuse.die_if_version, grant, "dead", voice))
+
+    threads = [threading.Thread(target=die, args=(fifth, Slow())), threading.Thread(target=die, args=(sixth, Silent()))]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    threads[1].join(0.3)
+    assert not deaths
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert [death.blown for death in deaths] == [False, True]
+    assert database.transaction_sync(lambda c, d: len(fuse.suspects(c, d, "idp"))) == SIX
+    assert database.transaction_sync(gates.auth_of, "idp") == "suspect_auth"
+
+
+CHILD = """
+import asyncio, sys
+from resilient import OAuth2, Provider, Resilient, ResourceStopped, Rotation, handler
+
+url, server, key, secret, *names = sys.argv[1:]
+oauth = OAuth2(token_url=server + "/token", client_id="app", client_secret=secret, rotation=Rotation.SINGLE_USE)
+provider = Provider(name="idp", base_url=server, auth=(oauth,))
+
+async def use(app, name):
+    try:
+        await app.credentials(name)
+    except ResourceStopped:
+        return
+
+async def main():
+    async with Resilient(url, providers=[provider], secrets=[key]) as app:
+        print("up", flush=True)
+        sys.stdin.readline()
+        await asyncio.gather(*(use(app, name) for name in names))
+
+asyncio.run(main())
+"""
+
+
+async def test_two_processes_blow_it_once_and_mark_nobody(app, database_url, idp):
+    names = keys(20)
+    await connect(app, idp, names)
+    idp.refresh.clear()
+    children = [
+        subprocess.Popen(  # noqa: ASYNC220 - starting takes milliseconds
+            [sys.executable, "-c", CHILD, database_url, idp.url, KEY, idp.secret, *names[n::2]],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    try:
+        for child in children:
+            assert await asyncio.to_thread(child.stdout.readline) == "up\n"
+        for child in children:
+            child.stdin.write("\n")
+            child.stdin.flush()
+        for child in children:
+            assert await asyncio.to_thread(child.wait, 60) == 0
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    found = await states(app)
+    assert "needs_reauth" not in found
+    assert found.count("suspect") >= SIX
+    assert await auths(app, ["idp", *names]) == ["suspect_auth", *["ok"] * 20]
+    (alert,) = await app.alerts.list()
+    assert (alert.subject, alert.detail["auth"]) == ("idp", "suspect_auth")
+
+
+async def test_a_refused_application_heals_by_itself_once_it_is_right(make, idp):
+    app = make(providers=[idp.provider(client_secret="canary-wrong")])
+    names = keys(3)
+    await connect(app, idp, names)
+    await use(app, names)
+    assert len(idp.asked) == 1  # the others know from the gate
+    assert await auths(app, ["idp"]) == ["app_refused"]
+    assert await states(app) == ["active"] * 3
+    await a_minute_later(app)
+    assert await auths(app, ["idp"]) == ["app_refused"]
+    healed = make()
+    await healed.enqueue(me, resource_key=names[0])
+    await a_minute_later(healed)
+    assert await auths(healed, ["idp"]) == ["ok"]
+    await healed.worker().drain()
+    assert [job.state.value for job in await healed.jobs.list(kind="me")] == ["succeeded"]
