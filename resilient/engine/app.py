@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import resource_key
 from resilient.core.errors import ConnectionNotFound
 from resilient.core.policy import BreakerPolicy, Limit, Policies
-from resilient.engine import enqueue as enqueueing
-from resilient.engine import joining
+from resilient.engine import joining, writing
 from resilient.engine import retention as retention_
 from resilient.engine.alerts import Alerts
 from resilient.engine.connections import Connections
-from resilient.engine.enqueue import Encoder, Enqueued
+from resilient.engine.enqueue import Encoder, Enqueued, Ordered
 from resilient.engine.grants import Grants
 from resilient.engine.handler import Handler, Kind, by_kind
 from resilient.engine.inbox import Inbox
@@ -212,7 +211,9 @@ class Resilient:
         ``expires_at`` or ``expires_in``, ``max_attempts``, ``unique_key`` with ``unique_until`` ("start" or "finish"),
         ``on_conflict`` ("keep", "replace", "raise") and ``while_running`` ("drop", "once_more"), ``idempotency_key``,
         ``ordering_key`` (jobs of one resource and ordering key run one after the other, in the order of their commits)
-        with ``ordering_policy`` (dead, it may "block" those behind it or "skip"), ``tags``.
+        with ``ordering_policy`` (dead, it may "block" those behind it or "skip"), ``after`` (jobs, or
+        their ids, that must succeed before it runs) with ``on_dead`` (what becomes of it if one of them dies or is
+        cancelled: "cancel", "wait", "run"), ``tags``.
 
         Raises `InvalidInput` (one of its kinds) or `DuplicateJob`, and then nothing was written.
         """
@@ -220,8 +221,8 @@ class Resilient:
         if session is not None:
             return (await joining.join_async(session, self.database.dialect, ordered, self.poke))[0]
         await self.ready()
-        write = self.database.statement if enqueueing.is_one_statement(ordered[0]) else self.database.transaction
-        (done,) = await write(enqueueing.write, ordered)
+        write = self.database.statement if writing.is_one_statement(ordered[0]) else self.database.transaction
+        (done,) = await write(writing.write, ordered)
         self.poke()
         return done
 
@@ -239,9 +240,9 @@ class Resilient:
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)[0]
         self.ready_sync()
-        plain = enqueueing.is_one_statement(ordered[0])
+        plain = writing.is_one_statement(ordered[0])
         write = self.database.statement_sync if plain else self.database.transaction_sync
-        (done,) = write(enqueueing.write, ordered)
+        (done,) = write(writing.write, ordered)
         self.poke()
         return done
 
@@ -372,8 +373,8 @@ class SyncApp:
         self.prune = app.prune_sync
 
 
-def _write_many(c: Any, d: Any, ordered: Sequence[enqueueing.Ordered]) -> list[Enqueued]:
+def _write_many(c: Any, d: Any, ordered: Sequence[Ordered]) -> list[Enqueued]:
     done: list[Enqueued] = []
     for start in range(0, len(ordered), ENQUEUE_BATCH):
-        done += enqueueing.write(c, d, ordered[start : start + ENQUEUE_BATCH])
+        done += writing.write(c, d, ordered[start : start + ENQUEUE_BATCH])
     return done

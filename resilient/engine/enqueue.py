@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from uuid import UUID
 
 from pydantic import TypeAdapter
 from uuid_utils.compat import uuid7
 
 from resilient.core import resource_key as keys
-from resilient.core.errors import DuplicateJob, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
+from resilient.core.errors import InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
 from resilient.engine.handler import Handler, Kind
-from resilient.store import jobs, order
+from resilient.store import jobs
+from resilient.store.filters import as_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from uuid import UUID
+    from collections.abc import Callable, Iterable, Mapping
 
-    from sqlalchemy import Connection
-
-    from resilient.store.dialect import Dialect
 
 OnConflict = Literal["keep", "replace", "raise"]
 WhileRunning = Literal["drop", "once_more"]
 UniqueUntil = Literal["start", "finish"]
 OrderingPolicy = Literal["block", "skip"]
+OnDead = Literal["cancel", "wait", "run"]
+Blocker: TypeAlias = "UUID | str | Enqueued"
 PRIORITIES: Final = range(-100, 101)
 MAX_TAGS: Final = 20
+MAX_BLOCKERS: Final = 1_000
 MAX_NAME: Final = 255
 MAX_TAG_NAME: Final = 64
 
@@ -49,11 +50,13 @@ class Ordered(NamedTuple):
     row: jobs.NewJob
     on_conflict: OnConflict = "keep"
     while_running: WhileRunning = "drop"
+    after: tuple[UUID, ...] = ()
+    on_dead: OnDead = "cancel"
 
     @property
     def waits_for_commit(self) -> bool:
-        """Whether writing it makes other transactions wait for the end of this one."""
-        return self.row.unique_key is not None or self.row.ordering_key is not None
+        """Whether it is written last: it makes other transactions wait, or belongs to one that does."""
+        return self.row.unique_key is not None or self.row.ordering_key is not None or bool(self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Item:
     expires_at: datetime | None = None
     unique_key: str | None = None
     ordering_key: str | None = None
+    after: Iterable[Blocker] | None = None
     tags: Mapping[str, str] | None = None
 
     def options(self) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class Item:
         return {name: value for name in _ITEM_OPTIONS if (value := getattr(self, name)) is not None}
 
 
-_ITEM_OPTIONS: Final = ("priority", "delay", "run_at", "expires_at", "unique_key", "ordering_key", "tags")
+_ITEM_OPTIONS: Final = ("priority", "delay", "run_at", "expires_at", "unique_key", "ordering_key", "after", "tags")
 
 
 class Encoder:
@@ -115,6 +119,8 @@ class Encoder:
         idempotency_key: str | None = None,
         ordering_key: str | None = None,
         ordering_policy: OrderingPolicy = "block",
+        after: Blocker | Iterable[Blocker] = (),
+        on_dead: OnDead = "cancel",
         tags: Mapping[str, str] | None = None,
     ) -> Ordered:
         """Check every argument; raises `InvalidInput` (one of its kinds) and writes nothing."""
@@ -140,6 +146,9 @@ class Encoder:
             )
         if ordering_policy not in get_args(OrderingPolicy):
             raise InvalidInput(f'ordering_policy must be "block" or "skip", not {ordering_policy!r}')
+        if on_dead not in get_args(OnDead):
+            raise InvalidInput(f'on_dead must be "cancel", "wait" or "run", not {on_dead!r}')
+        blockers = _blockers(after)
         text = self.text(kind, payload)
         row = jobs.NewJob(
             id=uuid7(),
@@ -159,9 +168,10 @@ class Encoder:
             trace=self._trace(),
             ordering_key=_name("ordering_key", ordering_key),
             ordering_policy=ordering_policy if ordering_key is not None else None,
-            followed=ordering_key is not None,
+            followed=ordering_key is not None or bool(blockers),
+            waits=len(blockers),
         )
-        return Ordered(row, on_conflict, while_running)
+        return Ordered(row, on_conflict, while_running, blockers, on_dead)
 
     def text(self, kind: Kind[Any], payload: Any) -> str:
         """A payload as JSON text; raises `BadPayload` or `PayloadTooLarge`."""
@@ -178,6 +188,8 @@ class Encoder:
     ) -> list[Ordered]:
         """Like `encode` for each payload or `Item`; what they have in common is checked once."""
         kind = self.kind_of(what)
+        if "after" in options:
+            options = {**options, "after": _blockers(options["after"])}
         model: Ordered | None = None
         ordered: list[Ordered] = []
         for payload in payloads:
@@ -223,6 +235,17 @@ def _name(what: str, value: str | None) -> str | None:
     return value
 
 
+def _blockers(after: Blocker | Iterable[Blocker]) -> tuple[UUID, ...]:
+    """The ids of those it waits for, each once."""
+    given = [after] if isinstance(after, (UUID, str, Enqueued)) else list(after)
+    ids = tuple(dict.fromkeys(as_id(one.id if isinstance(one, Enqueued) else one) for one in given))
+    if len(ids) > MAX_BLOCKERS:
+        raise InvalidInput(
+            f"a job waits for at most {MAX_BLOCKERS:,} others, not {len(ids):,}: let some wait in between"
+        )
+    return ids
+
+
 def _tags(tags: Mapping[str, str] | None) -> str | None:
     if not tags:
         return None
@@ -238,69 +261,3 @@ def _tags(tags: Mapping[str, str] | None) -> str | None:
 
 
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
-
-
-# -- writing ----------------------------------------------------------------------------------------------
-
-
-def write(c: Connection, d: Dialect, ordered: Sequence[Ordered]) -> list[Enqueued]:
-    """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane."""
-    plain = [o.row for o in ordered if not o.waits_for_commit]
-    if plain:
-        jobs.insert(c, d, plain)
-    if len(plain) == len(ordered):
-        return [Enqueued(row.id) for row in plain]
-    found = {o.row.id: Enqueued(o.row.id) for o in ordered}
-    for o in sorted((o for o in ordered if o.row.unique_key is not None), key=_unique_order):
-        found[o.row.id] = _write_unique(c, d, o)
-    in_lanes = [o.row for o in ordered if o.row.ordering_key is not None and found[o.row.id].created]
-    if in_lanes:
-        _write_in_lanes(c, d, in_lanes)
-    return [found[o.row.id] for o in ordered]
-
-
-def is_one_statement(o: Ordered) -> bool:
-    """Whether `write` of this job alone is one statement (PostgreSQL)."""
-    return not o.waits_for_commit and not o.row.waits
-
-
-def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[jobs.NewJob]) -> None:
-    """Number jobs with an ordering key and insert them; those with a unique key stand there already, blocked."""
-    places = order.draw(c, d, [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows])
-    new = [
-        r._replace(order_no=places[r.id].order_no, waits=r.waits + (not places[r.id].is_head))
-        for r in rows
-        if r.unique_key is None
-    ]
-    if new:
-        jobs.insert(c, d, new)
-    if len(new) < len(rows):
-        order.settle(c, d, {r.id: places[r.id] for r in rows if r.unique_key is not None}, d.now(c))
-
-
-def _unique_order(o: Ordered) -> tuple[str, str]:
-    return o.row.kind, o.row.unique_key or ""
-
-
-def _write_unique(c: Connection, d: Dialect, o: Ordered) -> Enqueued:
-    """Insert, or deal with whoever holds the key. Never select-then-insert: the unique index decides."""
-    row = o.row
-    if row.unique_key is None:
-        raise ValueError("a job without a unique key")
-    new = row if row.ordering_key is None else row._replace(waits=row.waits + 1)
-    for _ in range(5):
-        if jobs.insert_unique(c, d, [new]):
-            return Enqueued(row.id)
-        held = jobs.holder(c, d, row.kind, row.unique_key)
-        if held is None:  # it ended between the two statements
-            continue
-        if o.on_conflict == "raise":
-            raise DuplicateJob(f"job {held.id} ({row.kind}, {held.state}) already holds unique_key {row.unique_key!r}")
-        now = d.now(c)
-        if held.state == "running":
-            if o.while_running == "once_more" and not jobs.mark_once_more(c, d, held.id, now):
-                continue
-        elif o.on_conflict == "replace" and not jobs.replace_if_waiting(c, d, held.id, row, now):
-            continue
-        return Enqueued(held.id, created=False)
-    raise DuplicateJob(f"unique_key {row.unique_key!r} of {row.kind!r} is taken and freed faster than it can be read")

@@ -1,11 +1,12 @@
 """Writing jobs into the caller's transaction.
 
 Plain jobs are written where the call stands. Jobs with a unique or ordering key would make other transactions wait for
-this one's end, so in a caller's Session they are buffered and written, sorted, in the outermost commit's hook: the wait
-then lasts one commit. Lanes come last of all, because their numbers are given in the order of commits. SQLAlchemy fires
-``before_commit`` at savepoint releases too (ignored), and not at all for a session that sits on a connection whose
-transaction somebody else began (there, and on plain connections, they are written at once). A rolled-back savepoint
-takes its buffered jobs with it, and so does whatever is closed without a commit, of which no rollback tells.
+this one's end (and so would a look at what a job waits for), so in a caller's Session they are buffered and written,
+sorted, in the outermost commit's hook: the wait then lasts one commit. Lanes come last of all: their numbers are given
+in the order of commits. SQLAlchemy fires ``before_commit`` at savepoint releases too (ignored), and not at all for a
+session that sits on a connection whose transaction somebody else began (there, and on plain connections, they are
+written at once). A rolled-back savepoint takes its buffered jobs with it, and so does whatever is closed without a
+commit, of which no rollback tells.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from resilient.engine import sessions
-from resilient.engine.enqueue import Enqueued, Ordered, write
+from resilient.engine.enqueue import Enqueued, Ordered
+from resilient.engine.writing import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,11 +41,11 @@ def join(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: Callabl
     """Write into the caller's transaction: a sync Session or Connection."""
     target, c = sessions.enter(target, on_commit)
     if isinstance(target, Connection):
-        return write(c, d, ordered)
+        return write(c, d, ordered, last=False)
     foreign = isinstance(target.get_bind(), Connection)
     direct = [o for o in ordered if foreign or not o.waits_for_commit]
     later = [o for o in ordered if o.waits_for_commit and not foreign]
-    written = dict(zip([o.row.id for o in direct], write(c, d, direct), strict=True)) if direct else {}
+    written = dict(zip([o.row.id for o in direct], write(c, d, direct, last=False), strict=True)) if direct else {}
     if later:
         _buffer(target, d, later)
     return [written.get(o.row.id) or Enqueued(o.row.id, created=None) for o in ordered]

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient.core import cron, schedule
 from resilient.core.errors import DatabaseUnreachable, InvalidInput, SetupError
-from resilient.engine import enqueue as enqueueing
-from resilient.engine import per_account
+from resilient.engine import per_account, writing
 from resilient.engine.schedule import Schedule, by_name
 from resilient.engine.schedule_jobs import job_of
 from resilient.engine.sessions import Face, Transactions, blocking
@@ -161,7 +160,7 @@ class Schedules:
             )
         if account is not None:
             per_account.require(c, d, name, account)
-        (done,) = enqueueing.write(c, d, [job_of(row, None, now, 0.0, account=account or "")])
+        (done,) = writing.write(c, d, [job_of(row, None, now, 0.0, account=account or "")])
         if done.created and account is None:
             store.move_on(c, d, name, now, next_at=row.next_at, last_at=row.last_at, job=done.id)
         elif done.created and account is not None:
@@ -200,7 +199,7 @@ def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:
         return 0
     row, now = found
     served = schedule.serve(row.spec, row.next_at, now)
-    done = enqueueing.write(c, d, [job_of(row, tick, now, roll) for tick in served.ticks])
+    done = writing.write(c, d, [job_of(row, tick, now, roll) for tick in served.ticks])
     new = [one.id for one in done if one.created]
     store.move_on(
         c, d, name, now, next_at=served.next_at, last_at=served.ticks[-1] if served.ticks else row.last_at,

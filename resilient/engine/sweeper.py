@@ -19,7 +19,18 @@ from resilient.core.admission import needs_count, releasable, stop_of
 from resilient.core.resource_key import path
 from resilient.engine.completer import free_slots
 from resilient.engine.endings import finish_of_row
-from resilient.store import finishing, jobs, leases, order, resources, schedules, turns, workers
+from resilient.store import (
+    dependencies,
+    finishing,
+    followers,
+    jobs,
+    leases,
+    order,
+    resources,
+    schedules,
+    turns,
+    workers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -49,6 +60,7 @@ class Sweeper:
         self._database = worker.app.database
         self.rescued = 0
         self.repaired = 0
+        self._walk = dependencies.Walk()  # how far the look at waiting jobs has come
         self._look_at = inf  # loop time by which this worker's own parked turns want to be looked at
         self._rest: asyncio.Timeout | None = None  # of the staging loop
 
@@ -146,21 +158,27 @@ class Sweeper:
         """Expired jobs, lost turns, silent workers, retention, alerts."""
         while await self._database.transaction(_expire) >= jobs.STAGE_LIMIT:
             pass
-        for what, repair, wrong in _REPAIRS:
-            if repaired := await self._database.transaction(repair):
-                self.repaired += repaired
-                self._worker.app.alerts.repaired(repaired, what)
-                log.error("%d %s; repaired. This is a bug: please report it", repaired, wrong)
-                self._worker.wake()
+        stranded, self._walk = await self._database.transaction(_repair_waiting, self._walk)
+        self._repaired("jobs", stranded)
+        self._repaired("turns", await self._database.transaction(_repair))
+        self._repaired("lanes", await self._database.transaction(_repair_lanes))
         await self._database.transaction(_forget)
         await self._worker.app.keep_house()
+
+    def _repaired(self, what: str, count: int) -> None:
+        if count:
+            self.repaired += count
+            self._worker.app.alerts.repaired(count, what)
+            log.error("%d %s; repaired. This is a bug: please report it", count, _WRONG[what])
+            self._worker.wake()
 
 
 def attend(
     c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float
 ) -> tuple[int, int, datetime | None, datetime | None]:
     """One look at what time brings, in one transaction: jobs staged, turns released, when each is due again."""
-    staged = jobs.stage(c, d, d.steer(c))
+    now = d.steer(c)
+    staged = jobs.stage(c, d, now) + followers.resolve_dependencies(c, d, now)
     released = recheck(c, d, policy, roll)
     return staged, released, jobs.next_due(c, d), turns.next_recheck(c, d)
 
@@ -245,10 +263,19 @@ def _repair_lanes(c: Connection, d: Dialect) -> int:
     return order.repair(c, d, d.steer(c))
 
 
-_REPAIRS: Final = (
-    ("turns", _repair, "resources had ready jobs and no turn"),
-    ("lanes", _repair_lanes, "ordering keys stood still"),
-)
+def _repair_waiting(c: Connection, d: Dialect, walk: dependencies.Walk) -> tuple[int, dependencies.Walk]:
+    now = d.steer(c)
+    stranded, further = dependencies.repair(c, d, walk, now)
+    if stranded:
+        followers.resolve_dependencies(c, d, now, stranded)
+    return len(stranded), further
+
+
+_WRONG: Final = {
+    "turns": "resources had ready jobs and no turn",
+    "lanes": "ordering keys stood still",
+    "jobs": "jobs waited for others that were over",
+}
 
 
 def _forget(c: Connection, d: Dialect) -> int:

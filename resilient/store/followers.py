@@ -2,17 +2,17 @@
 
 Every path on which a job ends (succeeds, dies, is cancelled, expires) or is deleted calls `release_followers` in the
 same transaction, for the jobs whose column ``followed`` says that somebody may wait for them. Jobs without an ordering
-key are not followed, and cost nothing here.
+key and without dependents are not followed, and cost nothing here.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilient.store import order
+from resilient.store import dependencies, order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from datetime import datetime
     from uuid import UUID
 
@@ -26,5 +26,17 @@ def release_followers(c: Connection, d: Dialect, ended: Iterable[UUID], now: dat
 
     ``gone``: they are finished and are about to be deleted; call it before that.
     """
-    if ids := sorted(ended):
-        order.advance(c, d, ids, now, gone=gone)
+    over: set[UUID] = set()
+    just = sorted(ended)
+    while just:
+        over.update(just)
+        just = dependencies.ended(c, d, just, now, gone=gone)  # those that are cancelled now have followers too
+    if over:
+        order.advance(c, d, over, now, gone=gone)
+
+
+def resolve_dependencies(c: Connection, d: Dialect, now: datetime, waiting: Collection[UUID] | None = None) -> int:
+    """Find out what these waiting jobs (by default: any) wait for; returns how many of their edges were dealt with."""
+    dealt, cancelled = dependencies.resolve(c, d, now, waiting)
+    release_followers(c, d, cancelled, now)
+    return dealt

@@ -49,11 +49,12 @@ def prune_finished(
 
 
 def _not_awaited(state: str) -> str:
-    """A dead job that keeps others of its lane waiting stays, whatever its age: they would run out of order."""
-    if state != JobState.DEAD:
+    """What still keeps others waiting stays, whatever its age: they would run out of order, or never."""
+    if state == JobState.SUCCEEDED:
         return ""
     return (
-        " AND NOT (followed AND ordering_policy = 'block' AND EXISTS (SELECT 1 FROM {order} o WHERE"
+        " AND NOT (followed AND EXISTS (SELECT 1 FROM {dependency} e WHERE e.blocker_id = {job}.id))"
+        " AND NOT (followed AND state = 'dead' AND ordering_policy = 'block' AND EXISTS (SELECT 1 FROM {order} o WHERE"
         " o.resource_key = {job}.resource_key AND o.ordering_key = {job}.ordering_key AND o.head_id = {job}.id"
         " AND o.last_no > {job}.order_no))"
     )

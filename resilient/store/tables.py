@@ -5,7 +5,8 @@ resource has ready work. A worker takes turns, locks the `Resource` rows, reads 
 jobs under a lease and writes new turns for what is left, or parks one turn on the resource that stops it. Every
 execution that did not simply succeed leaves an `Attempt`. `Worker` rows are heartbeats, `Schedule` rows tick, `Alert`
 rows group what people are told, `Cursor` rows say where sync streams stand. A job with an ordering key is `blocked`
-until the `Order` row of its lane says that it is its turn.
+until the `Order` row of its lane says that it is its turn; one that waits for others, until its `Dependency` rows are
+gone.
 A `Connection` says which `Grant` (tokens, encrypted) a resource uses. `Inbox` and `InboxKey` rows are what a consumer
 of messages has taken already.
 
@@ -99,6 +100,7 @@ class Job(Base, table=True):
         _index("resilient_job_finished", "state", "finished_at", where="finished_at IS NOT NULL"),
         _index("resilient_job_unique", "kind", "unique_lock", unique=True, where="unique_lock IS NOT NULL"),
         _index("resilient_job_expires", "expires_at", where="expires_at IS NOT NULL AND finished_at IS NULL"),
+        _index("resilient_job_waiting", "id", where="state = 'blocked' AND ordering_key IS NULL"),
         _index("resilient_job_lane", "resource_key", "ordering_key", "order_no", where="state = 'blocked'"),
         _index(
             "resilient_job_tags",
@@ -121,6 +123,22 @@ class Order(Base, table=True):
     head_id: UUID | None = Field(default=None, sa_column=Column(Uuid))  # whose turn it is; null: the lane is empty
     seek_no: int = Field(sa_column=Column(BigInteger, nullable=False))  # no job with a smaller number is blocked
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+
+class Dependency(Base, table=True):
+    """One job waits for another, its blocker."""
+
+    __tablename__ = "resilient_dependency"
+
+    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    blocker_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    on_dead: str = Field(sa_column=Column(NAME, nullable=False))  # "cancel", "wait" or "run"
+    resolved: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+
+    __table_args__ = (
+        _index("resilient_dependency_blocker", "blocker_id"),
+        _index("resilient_dependency_open", "job_id", where="NOT resolved"),
+    )
 
 
 class Resource(Base, table=True):

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 
 from resilient.core.policy import Limit, Policies
-from resilient.engine import enqueue as enqueueing
+from resilient.engine import writing
 from resilient.engine.completer import write
 from resilient.engine.enqueue import Ordered
 from resilient.store import claim, gates, jobs, resources
@@ -129,7 +129,7 @@ def test_the_cost_of_a_claim_does_not_depend_on_the_followers_of_a_head(database
             )
             for n in range(20)
         ]
-        database.transaction_sync(enqueueing.write, ordered)
+        database.transaction_sync(writing.write, ordered)
     lanes(database, 1)
     few = lanes(database, 2)
     add = {"name": "o", "first": 7, "last": 50_006}

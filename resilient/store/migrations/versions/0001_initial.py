@@ -117,6 +117,7 @@ def _job(op: Operations) -> None:
     _index(op, "resilient_job", "due", ["run_at", "id"], where="state = 'scheduled'")
     _index(op, "resilient_job", "expires", ["expires_at"], where="expires_at IS NOT NULL AND finished_at IS NULL")
     _index(op, "resilient_job", "finished", ["state", "finished_at"], where="finished_at IS NOT NULL")
+    _index(op, "resilient_job", "waiting", ["id"], where="state = 'blocked' AND ordering_key IS NULL")
     _index(op, "resilient_job", "lane", ["resource_key", "ordering_key", "order_no"], where="state = 'blocked'")
     _index(
         op,
@@ -149,6 +150,19 @@ def _order(op: Operations) -> None:
         sa.Column("updated_at", TIME, nullable=False),
     )
     _store(op, "resilient_order", HOT)
+
+
+def _dependency(op: Operations) -> None:
+    op.create_table(
+        "resilient_dependency",
+        sa.Column("job_id", sa.Uuid, primary_key=True),
+        sa.Column("blocker_id", sa.Uuid, primary_key=True),
+        sa.Column("on_dead", NAME, nullable=False),
+        sa.Column("resolved", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    )
+    _store(op, "resilient_dependency", QUEUE)
+    _index(op, "resilient_dependency", "blocker", ["blocker_id"])
+    _index(op, "resilient_dependency", "open", ["job_id"], where="NOT resolved")
 
 
 def _resource(op: Operations) -> None:
@@ -402,6 +416,7 @@ def upgrade(op: Operations) -> None:
     """Create them."""
     _job(op)
     _order(op)
+    _dependency(op)
     _resource(op)
     _rate_limit(op)
     _turn(op)
@@ -431,5 +446,6 @@ def downgrade(op: Operations) -> None:
     op.drop_table("resilient_turn")
     op.drop_table("resilient_rate_limit")
     op.drop_table("resilient_resource")
+    op.drop_table("resilient_dependency")
     op.drop_table("resilient_order")
     op.drop_table("resilient_job")

@@ -1,0 +1,102 @@
+"""Writing jobs that were checked and encoded: plain ones, unique ones, those in lanes, and what they wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilient.core.errors import DuplicateJob
+from resilient.engine.enqueue import Enqueued, Ordered
+from resilient.store import dependencies, followers, jobs, order
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.store.dialect import Dialect
+
+
+def write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool = True) -> list[Enqueued]:
+    """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane.
+
+    ``last``: the commit follows, so a look at what jobs wait for keeps nobody waiting; else staging does it.
+    """
+    plain = [o.row for o in ordered if o.row.unique_key is None and o.row.ordering_key is None]
+    if plain:
+        jobs.insert(c, d, plain)
+    if len(plain) == len(ordered) and not any(o.after for o in ordered):
+        return [Enqueued(row.id) for row in plain]
+    found = {o.row.id: Enqueued(o.row.id) for o in ordered}
+    for o in sorted((o for o in ordered if o.row.unique_key is not None), key=_unique_order):
+        found[o.row.id] = _write_unique(c, d, o)
+    in_lanes = [o.row for o in ordered if o.row.ordering_key is not None and found[o.row.id].created]
+    if in_lanes:
+        _write_in_lanes(c, d, in_lanes)
+    if waiting := [o for o in ordered if o.after and found[o.row.id].created]:
+        _write_edges(c, d, waiting, found, last=last)
+    return [found[o.row.id] for o in ordered]
+
+
+def is_one_statement(o: Ordered) -> bool:
+    """Whether `write` of this job alone is one statement (PostgreSQL)."""
+    return not o.waits_for_commit
+
+
+def _write_edges(
+    c: Connection, d: Dialect, waiting: Sequence[Ordered], found: Mapping[UUID, Enqueued], *, last: bool
+) -> None:
+    """What they wait for; a blocker whose unique key another job holds is that other one."""
+    edges, fewer = set(), {}
+    for o in waiting:
+        blockers = {found[i].id if i in found else i for i in o.after}
+        edges |= {dependencies.Edge(o.row.id, i, o.on_dead) for i in blockers}
+        if len(blockers) < len(o.after):
+            fewer[o.row.id] = len(o.after) - len(blockers)
+    dependencies.insert(c, d, edges)
+    now = d.now(c)
+    jobs.unblock(c, d, fewer, now)
+    if last:
+        followers.resolve_dependencies(c, d, now, [o.row.id for o in waiting])
+
+
+def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[jobs.NewJob]) -> None:
+    """Number jobs with an ordering key and insert them; those with a unique key stand there already, blocked."""
+    places = order.draw(c, d, [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows])
+    new = [
+        r._replace(order_no=places[r.id].order_no, waits=r.waits + (not places[r.id].is_head))
+        for r in rows
+        if r.unique_key is None
+    ]
+    if new:
+        jobs.insert(c, d, new)
+    if len(new) < len(rows):
+        order.settle(c, d, {r.id: places[r.id] for r in rows if r.unique_key is not None}, d.now(c))
+
+
+def _unique_order(o: Ordered) -> tuple[str, str]:
+    return o.row.kind, o.row.unique_key or ""
+
+
+def _write_unique(c: Connection, d: Dialect, o: Ordered) -> Enqueued:
+    """Insert, or deal with whoever holds the key. Never select-then-insert: the unique index decides."""
+    row = o.row
+    if row.unique_key is None:
+        raise ValueError("a job without a unique key")
+    new = row if row.ordering_key is None else row._replace(waits=row.waits + 1)
+    for _ in range(5):
+        if jobs.insert_unique(c, d, [new]):
+            return Enqueued(row.id)
+        held = jobs.holder(c, d, row.kind, row.unique_key)
+        if held is None:  # it ended between the two statements
+            continue
+        if o.on_conflict == "raise":
+            raise DuplicateJob(f"job {held.id} ({row.kind}, {held.state}) already holds unique_key {row.unique_key!r}")
+        now = d.now(c)
+        if held.state == "running":
+            if o.while_running == "once_more" and not jobs.mark_once_more(c, d, held.id, now):
+                continue
+        elif o.on_conflict == "replace" and not jobs.replace_if_waiting(c, d, held.id, row, now):
+            continue
+        return Enqueued(held.id, created=False)
+    raise DuplicateJob(f"unique_key {row.unique_key!r} of {row.kind!r} is taken and freed faster than it can be read")
