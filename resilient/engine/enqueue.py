@@ -139,13 +139,7 @@ class Encoder:
             expires_at = datetime.now(UTC) + timedelta(seconds=_seconds("expires_in", expires_in) or 0)
         if max_attempts is not None and max_attempts < 1:
             raise InvalidInput(f"max_attempts must be at least 1, not {max_attempts!r}")
-        if ordering_key is not None and priority:
-            raise InvalidInput(
-                f"priority={priority} with ordering_key={ordering_key!r}: jobs of one ordering key run in the order of"
-                " their commits; leave out one of the two"
-            )
-        if ordering_policy not in get_args(OrderingPolicy):
-            raise InvalidInput(f'ordering_policy must be "block" or "skip", not {ordering_policy!r}')
+        _check_order(ordering_key, ordering_policy, priority)
         if on_dead not in get_args(OnDead):
             raise InvalidInput(f'on_dead must be "cancel", "wait" or "run", not {on_dead!r}')
         blockers = _blockers(after)
@@ -233,6 +227,16 @@ def _name(what: str, value: str | None) -> str | None:
     if value is not None and not (0 < len(value) <= MAX_NAME and value.isprintable()):
         raise InvalidInput(f"{what} must be 1 to 255 printable characters, not {value[:40]!r}")
     return value
+
+
+def _check_order(ordering_key: str | None, policy: str, priority: int) -> None:
+    if ordering_key is not None and priority:
+        raise InvalidInput(
+            f"priority={priority} with ordering_key={ordering_key!r}: jobs of one ordering key run in the order of"
+            " their commits; leave out one of the two"
+        )
+    if policy not in get_args(OrderingPolicy):
+        raise InvalidInput(f'ordering_policy must be "block" or "skip", not {policy!r}')
 
 
 def _blockers(after: Blocker | Iterable[Blocker]) -> tuple[UUID, ...]:
