@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from resilient.core.alerts import of_credentials
 from resilient.core.fuse import APP_REFUSED, FIRST, SHUT, SUSPECT_AUTH, probe_every
 from resilient.core.tokens import GrantState
-from resilient.engine import enqueue as enqueueing
+from resilient.engine import writing
 from resilient.store import alerts, gates, grants, resources, schedules
 from resilient.store import fuse as store
 from resilient.store.changes import Cancel, Sweep
@@ -93,7 +93,7 @@ class Fuse:
             found = [of_credentials(key, grant.state.value, grant.state_since) for key, grant in accounts]
             alerts.record(c, d, found, d.now(c), lasting=True)
         if self._kind is not None:
-            enqueueing.write(c, d, [self._ordered(self._kind, key, grant) for key, grant in accounts])
+            writing.write(c, d, [self._ordered(self._kind, key, grant) for key, grant in accounts])
 
     def hush(self, c: Connection, d: Dialect, provider: str) -> None:
         """See `store.fuse.Voice`; alerts are withdrawn by the store."""
