@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from resilient.core.admission import ResourceFacts
     from resilient.engine.app import Resilient
+    from resilient.engine.enqueue import Ordered
     from resilient.engine.handler import Kind
     from resilient.store.dialect import Dialect
     from resilient.store.grants import Grant
@@ -103,7 +104,7 @@ class Fuse:
             while not sweep.step(c, d):
                 pass
 
-    def _ordered(self, kind: Kind[Any], key: str, grant: Grant) -> enqueueing.Ordered:
+    def _ordered(self, kind: Kind[Any], key: str, grant: Grant) -> Ordered:
         lost = NeedsReauth(resource_key=key, provider=grant.provider, code=grant.last_code, at=grant.state_since)
         return self._app._encoder.encode(kind, lost, _told_by(grant.provider), delay=FIRST)  # noqa: SLF001 - of this app
 
