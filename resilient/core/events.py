@@ -53,7 +53,7 @@ class EventInfo:
             destination=job.resource_key.removeprefix(RESOURCE + "/"),
             state=job.state,
             key=event.get("partitionkey"),
-            sequence=int(number) if isinstance(number, str) and number.isdecimal() else getattr(job, "order_no", None),
+            sequence=int(number) if isinstance(number, str) and number.isdecimal() else job.order_no,
             job_id=job.id,
             created_at=job.created_at,
             published_at=job.finished_at if job.state == "succeeded" else None,

@@ -108,7 +108,9 @@ class Outbox:
         )
 
     def _ordered(self, destination: str, text: str, key: str | None) -> Ordered:
-        words: dict[str, Any] = {} if key is None else {"ordering_key": key}
+        words: dict[str, Any] = {}
+        if key is not None:
+            words = {"ordering_key": key, "ordering_policy": self.destinations[destination].when_dead}
         return self._encoder.encode(PREFIX + destination, text, f"{RESOURCE}/{destination}", **words)
 
     def _write(self, target: Any, ordered: Sequence[Ordered]) -> None:

@@ -28,13 +28,13 @@ class Publishers:
     def __init__(self, destinations: Mapping[str, Destination]) -> None:
         self._destinations = destinations
         self._open: dict[str, Publisher] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._opening: dict[str, asyncio.Task[Publisher]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def publish(self, name: str, message: Message) -> None:
         """Hand one event over; returns when it is confirmed. See `wire.publishers.base` for what it raises."""
         destination = self._destinations[name]
-        publisher = self._open.get(name) or await self._opened(name, destination)
+        publisher = self._open.get(name) or await self.open(name)
         try:
             async with asyncio.timeout(destination.timeout):
                 await publisher.publish(message)
@@ -45,17 +45,26 @@ class Publishers:
             self._forget(name, publisher)
             raise
 
-    async def _opened(self, name: str, destination: Destination) -> Publisher:
-        """One connection, however many events ask for it."""
-        async with self._opening.setdefault(name, asyncio.Lock()):
-            if (found := self._open.get(name)) is None:
-                try:
-                    async with asyncio.timeout(destination.timeout):
-                        found = await destination.connect()
-                except TimeoutError:
-                    raise lost(f"{name} does not answer within {destination.timeout:g} s", "broker_down") from None
-                self._open[name] = found
+    async def open(self, name: str) -> Publisher:
+        """The connection to a destination: one, and one failure to open it, however many events ask for it."""
+        if (found := self._open.get(name)) is not None:
             return found
+        task, destination = self._opening.get(name), self._destinations[name]
+        if task is None:
+            task = self._opening[name] = asyncio.get_running_loop().create_task(self._connect(name, destination))
+            task.add_done_callback(lambda _: self._opening.pop(name, None))
+        try:
+            return await asyncio.shield(task)
+        except ConnectionLost as error:
+            raise lost(str(error), error.failure.code or "") from error
+
+    async def _connect(self, name: str, destination: Destination) -> Publisher:
+        try:
+            async with asyncio.timeout(destination.timeout):
+                found = self._open[name] = await destination.connect()
+        except TimeoutError:
+            raise lost(f"{name} does not answer within {destination.timeout:g} s", "broker_down") from None
+        return found
 
     def _forget(self, name: str, publisher: Publisher) -> None:
         if self._open.get(name) is publisher:
@@ -66,6 +75,9 @@ class Publishers:
 
     async def close(self) -> None:
         """Close them all."""
+        for task in list(self._opening.values()):
+            task.cancel()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
         for name, publisher in list(self._open.items()):
             self._forget(name, publisher)
         if self._closing:

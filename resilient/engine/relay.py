@@ -6,24 +6,30 @@ limits hold it without a charge, errors are retried by its policy, what is refus
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import resource_key
-from resilient.core.errors import Permanent, SetupError
+from resilient.core.errors import JobFailure, Permanent, ResourceStopped, SetupError
 from resilient.core.events import RESOURCE
+from resilient.core.failure import FailureKind
 from resilient.core.message import Message, decode
 from resilient.engine.handler import Handler
+from resilient.wire.publishers.base import ConnectionLost
 from resilient.wire.publishers.callback import destination
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resilient.engine.batch import Batch
     from resilient.engine.job import Job
     from resilient.wire.publishers.base import Destination
 
 PREFIX: Final = "outbox."
-_SLACK: Final = 30.0  # seconds beyond a destination's own timeout: opening, and waiting for others of the key
+IN_FLIGHT: Final = 100  # events of a batch that wait for their confirms at once
+AWAY: Final = 5  # failures in a row after which the rest of a batch is not tried
+_SLACK: Final = 30.0  # seconds of a batch beyond its destination's own timeouts: for opening the connection
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +47,12 @@ class Relay(Handler[str, None]):
 
 def relays(destinations: Mapping[str, Destination]) -> list[Relay]:
     """A handler for each destination."""
-    return [
-        Relay(kind=PREFIX + name, fn=_publish, retry=one.retry, timeout=one.timeout + _SLACK, max_attempts=None)
-        for name, one in destinations.items()
-    ]
+    return [_relay(name, one) for name, one in destinations.items()]
+
+
+def _relay(name: str, said: Destination) -> Relay:
+    longest = said.timeout * -(-said.batch // IN_FLIGHT) + _SLACK
+    return Relay(kind=PREFIX + name, fn=_publish, retry=said.retry, batch=said.batch, timeout=longest)
 
 
 def named(given: Mapping[str, Any] | None) -> dict[str, Destination]:
@@ -57,15 +65,53 @@ def named(given: Mapping[str, Any] | None) -> dict[str, Destination]:
     return found
 
 
-async def _publish(job: Job[str]) -> None:
-    name = job.kind.removeprefix(PREFIX)
-    side: Any = job._side  # noqa: SLF001 - the engine's own handler
-    await side.worker.wire.publishers.publish(name, message_of(job))
+async def _publish(batch: Batch[str]) -> None:
+    """Publish a batch, many at once; of one key there is never more than one in it, because its next waits for it.
+
+    Each event ends by itself, so that a crash repeats few. A destination that is away is charged to the first events
+    that meet it: the others go back to where they stood.
+    """
+    side: Any = batch[0]._side  # noqa: SLF001 - the engine's own handler
+    name, publishers = batch.kind.removeprefix(PREFIX), side.worker.wire.publishers
+    waiting, strikes = iter(batch), 0
+    try:
+        await publishers.open(name)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the first event's
+        batch.fail(next(waiting), error)
+        strikes = AWAY
+
+    async def lane() -> None:
+        nonlocal strikes
+        for job in waiting:
+            if strikes >= AWAY:
+                batch.fail(job, ResourceStopped(batch.resource_key, "connection"))
+                continue
+            try:
+                await publishers.publish(name, message_of(job))
+            except ConnectionLost as error:
+                batch.fail(job, ResourceStopped(batch.resource_key, "connection") if strikes >= AWAY else error)
+                strikes = AWAY
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this event's
+                batch.fail(job, error)
+                strikes += _is_ill(error)
+            else:
+                batch.succeed(job)
+                strikes = 0
+
+    async with asyncio.TaskGroup() as lanes:
+        for _ in range(min(len(batch), IN_FLIGHT)):
+            lanes.create_task(lane())
+
+
+def _is_ill(error: Exception) -> bool:
+    """Whether it says something about the destination, and not about the event."""
+    failure = error.failure if isinstance(error, JobFailure) else None
+    return failure is not None and failure.kind is FailureKind.TRANSIENT and failure.counts_for_breaker is not False
 
 
 def message_of(job: Job[str]) -> Message:
     """The event of a job; raises `Permanent` for a payload that is none."""
     try:
-        return decode(job.payload, delivery=str(job.id), number=getattr(job, "order_no", None))
+        return decode(job.payload, delivery=str(job.id), number=job.order_no)
     except ValueError as error:
         raise Permanent(f"the payload of job {job.id} ({job.kind}) is {error}", code="undecodable") from None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from resilient.core.backoff import FullJitter, Retry
 from resilient.core.errors import InvalidInput, JobFailure, MissingExtra
@@ -50,18 +50,22 @@ class Publisher(Protocol):
 class Destination:
     """Where events go. ``timeout``: seconds one event may take to be confirmed. ``retry``: see `Retry`.
 
-    ``batch``: how many events a worker takes at once.
+    ``batch``: how many events a worker takes at once. ``when_dead``: an event that is dead (refused for good) makes the
+    others of its key wait until a person retries or discards it (``"block"``), or not (``"skip"``).
     """
 
     retry: Retry = field(default=BROKER_RETRY, repr=False)
     timeout: float = 10.0
     batch: int = 200
+    when_dead: Literal["block", "skip"] = "block"
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= _LONGEST_TIMEOUT:
             raise InvalidInput(f"timeout={self.timeout!r}: one event may take up to {_LONGEST_TIMEOUT} s")
         if not isinstance(self.batch, int) or not 1 <= self.batch <= _LARGEST_BATCH:
             raise InvalidInput(f"batch={self.batch!r}: take 1 to {_LARGEST_BATCH} events at once")
+        if self.when_dead not in ("block", "skip"):
+            raise InvalidInput(f'when_dead must be "block" or "skip", not {self.when_dead!r}')
 
     def require(self) -> None:
         """Raise `MissingExtra` if a library is missing; called when a worker that publishes here is made."""

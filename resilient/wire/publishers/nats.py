@@ -42,7 +42,12 @@ class Nats(Destination):
         try:
             # Its own reconnecting would hold events back in memory: ours are safe where they are.
             connection = await nats.connect(
-                self.url, allow_reconnect=False, connect_timeout=self.timeout, error_cb=_quiet
+                self.url,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0.1,
+                connect_timeout=self.timeout,
+                error_cb=_quiet,
             )
         except Exception as error:
             raise lost(f"NATS is not there: {type(error).__name__}: {error}", "broker_down") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from resilient.core.errors import JobFailure
     from resilient.core.message import Message
+
+_CONNECTIONS: Final = 16  # each carries one event at a time
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,11 @@ class RedisStream(Destination):
     async def connect(self) -> _Stream:
         """See `Destination`."""
         redis = extra("redis.asyncio", "redis")
-        client = redis.from_url(
-            self.url, socket_timeout=self.timeout, socket_connect_timeout=self.timeout, retry_on_timeout=False
-        )
-        return _Stream(self, client)
+        pool = redis.BlockingConnectionPool.from_url(
+            self.url, max_connections=_CONNECTIONS, timeout=self.timeout, socket_timeout=self.timeout,
+            socket_connect_timeout=self.timeout,
+        )  # fmt: skip
+        return _Stream(self, redis.Redis.from_pool(pool))
 
 
 class _Stream:

@@ -1,0 +1,247 @@
+"""Destinations against real brokers: what is confirmed is there, what is not there is not confirmed."""
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from resilient import Kafka, Message, MissingExtra, Nats, Permanent, RabbitMQ, RedisStream, StandardWebhook
+from resilient.core.errors import InvalidInput, JobFailure
+from resilient.core.message import decode, encode, numbered
+from resilient.wire.publishers.base import ConnectionLost
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import brokers
+
+NOBODY = f"127.0.0.1:{brokers.free_port()}"
+
+
+def message(number=1, *, key="k", delivery=None, data=None, of="order.placed"):
+    text = encode(
+        id=f"e-{number}", type=of, version=1, source="/shop", time=datetime.now(UTC),
+        data=json.dumps({"number": number} if data is None else data), key=key,
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    )  # fmt: skip
+    return decode(numbered(text, number), delivery=delivery or f"d-{number}")
+
+
+async def published(destination, *messages):
+    publisher = await destination.connect()
+    try:
+        await asyncio.gather(*(publisher.publish(one) for one in messages))
+    finally:
+        await publisher.close()
+
+
+async def failed(destination, *messages):
+    """The code of the failure that publishing ends in."""
+    with pytest.raises(JobFailure) as caught:
+        await published(destination, *(messages or [message()]))
+    return caught.value
+
+
+async def test_nobody_there():
+    """Every kind of destination, away: the connection is lost, and no event is given up."""
+    for destination in (
+        RabbitMQ(f"amqp://guest:guest@{NOBODY}/", timeout=5),
+        Nats(f"nats://{NOBODY}", timeout=5),
+        RedisStream(f"redis://{NOBODY}/0", timeout=5),
+        Kafka(NOBODY, timeout=5),
+        StandardWebhook(f"http://{NOBODY}/hook", SECRET, allow=["127.0.0.1"], timeout=5),
+    ):
+        error = await failed(destination)
+        assert isinstance(error, ConnectionLost), destination
+        assert error.failure.kind == "transient"
+        assert "guest:guest" not in str(error)
+        assert "guest:guest" not in repr(destination)
+
+
+@pytest.mark.parametrize(
+    ("destination", "extra"),
+    [
+        (RabbitMQ("amqp://x"), "rabbitmq"),
+        (Nats("nats://x"), "nats"),
+        (RedisStream("redis://x"), "redis"),
+        (Kafka("x:9092"), "kafka"),
+        (StandardWebhook("https://example.com/x", "whsec_" + "a" * 32), "webhooks"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(destination, extra, monkeypatch):
+    destination.require()
+    for name in ("aio_pika", "nats", "redis.asyncio", "aiokafka", "standardwebhooks"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtra, match=rf"pip install 'resilient-engine\[{extra}\]'"):
+        destination.require()
+
+
+def test_bounds():
+    for words in ({"timeout": 0}, {"timeout": 301}, {"batch": 0}, {"batch": 1001}, {"when_dead": "wait"}):
+        with pytest.raises(InvalidInput, match=next(iter(words))):
+            Nats("nats://x", **words)
+
+
+class TestRabbitMQ:
+    @pytest.fixture
+    async def queue(self):
+        """An exchange with one queue on the shared broker, gone after the test."""
+        aio_pika = pytest.importorskip("aio_pika")
+        url, name = brokers.require(brokers.RABBITMQ, "RabbitMQ"), f"test-{uuid4().hex}"
+        connection = await aio_pika.connect(url)
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange(name, "topic", auto_delete=True)
+        queue = await channel.declare_queue(name, exclusive=True)
+        await queue.bind(exchange, "order.#")
+        yield url, name, queue
+        await connection.close()
+
+    async def got(self, queue, count):
+        found = []
+        for _ in range(count):
+            one = await queue.get(no_ack=True, timeout=5)
+            found.append(one)
+        return found
+
+    async def test_what_arrives(self, queue):
+        url, name, q = queue
+        await published(RabbitMQ(url, exchange=name), *(message(n) for n in range(1, 51)))
+        found = await self.got(q, 50)
+        assert sorted(one.message_id for one in found) == sorted(f"e-{n}" for n in range(1, 51))
+        one = found[0]
+        assert (one.delivery_mode, one.type, one.content_type) == (2, "order.placed", "application/cloudevents+json")
+        assert one.headers["traceparent"].startswith("00-0af")
+        assert one.headers["partitionkey"] == "k"
+        assert Message(one.message_id, one.type, one.body).event["data"]["number"] == int(one.message_id[2:])
+
+    async def test_the_default_exchange_names_queues(self, queue):
+        url, name, q = queue
+        await published(RabbitMQ(url, routing_key=name), message(1))
+        assert len(await self.got(q, 1)) == 1
+        await published(RabbitMQ(url, routing_key=lambda m: f"{name}" if m.key == "k" else "?"), message(1))
+        assert len(await self.got(q, 1)) == 1
+
+    async def test_a_returned_message_is_no_success(self, queue):
+        url, name, _ = queue
+        error = await failed(RabbitMQ(url, exchange=name), message(of="payment.made"))
+        assert (error.failure.code, error.failure.counts_for_breaker) == ("unroutable", False)
+        assert not isinstance(error, ConnectionLost)
+
+    async def test_one_that_is_returned_takes_no_other_with_it(self, queue):
+        url, name, q = queue
+        publisher = await RabbitMQ(url, exchange=name).connect()
+        sent = [message(n, of="nobody" if n % 3 == 0 else "order.placed") for n in range(1, 31)]
+        results = await asyncio.gather(*(publisher.publish(m) for m in sent), return_exceptions=True)
+        await publisher.close()
+        assert [isinstance(r, JobFailure) for r in results] == [m.type == "nobody" for m in sent]
+        assert len(await self.got(q, 20)) == 20
+
+    async def test_a_missing_exchange(self, queue):
+        error = await failed(RabbitMQ(queue[0], exchange="never-declared"))
+        assert error.failure.code == "no_exchange"
+        assert "declare it" in str(error)
+
+    async def test_a_full_queue_refuses(self, queue):
+        aio_pika = pytest.importorskip("aio_pika")
+        connection = await aio_pika.connect(queue[0])
+        channel = await connection.channel()
+        full = await channel.declare_queue(
+            f"full-{uuid4().hex}", exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+        )
+        await published(RabbitMQ(queue[0], routing_key=full.name), message(1))
+        error = await failed(RabbitMQ(queue[0], routing_key=full.name), message(2))
+        assert error.failure.code == "nacked"
+        await connection.close()
+
+
+class TestNats:
+    @pytest.fixture
+    def server(self):
+        server = brokers.NatsServer()
+        yield server.start()
+        server.close()
+
+    async def stream(self, server, **words):
+        nats = pytest.importorskip("nats")
+        connection = await nats.connect(server.url)
+        stream = connection.jetstream()
+        await stream.add_stream(name="ORDERS", subjects=["events.>"], **words)
+        return connection, stream
+
+    async def test_what_arrives_once(self, server):
+        connection, stream = await self.stream(server)
+        await published(Nats(server.url, stream="ORDERS"), *(message(n) for n in range(1, 51)))
+        await published(Nats(server.url), message(7), message(9))  # sent again after a lost acknowledgement
+        assert (await stream.stream_info("ORDERS")).state.messages == 50
+        await published(Nats(server.url), message(7, delivery="another"))  # replayed on purpose
+        assert (await stream.stream_info("ORDERS")).state.messages == 51
+        got = await stream.get_last_msg("ORDERS", "events.order.placed")
+        assert got.headers["Nats-Msg-Id"] == "another"
+        assert got.headers["content-type"] == "application/cloudevents+json"
+        assert got.headers["traceparent"].startswith("00-")
+        assert json.loads(got.data)["id"] == "e-7"
+        await connection.close()
+
+    async def test_what_it_does_not_take(self, server):
+        connection, _ = await self.stream(server, max_msgs=1, discard="new")
+        assert (await failed(Nats(server.url, subject="elsewhere.{type}"))).failure.code == "no_stream"
+        await published(Nats(server.url), message(1))
+        assert not isinstance(await failed(Nats(server.url), message(2)), ConnectionLost)  # the stream is full
+        with pytest.raises(Permanent):
+            await published(Nats(server.url), message(3, data="x" * 100_000))
+        with pytest.raises(Permanent):
+            await published(Nats(server.url, subject="a b"), message(4))
+        await connection.close()
+
+    async def test_killed_and_started_again(self, server):
+        connection, _ = await self.stream(server, storage="file")
+        await connection.close()
+        publisher = await Nats(server.url, timeout=1).connect()
+        await publisher.publish(message(1))
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(ConnectionLost):
+            await publisher.publish(message(2))
+        await publisher.close()
+        await asyncio.to_thread(server.start)
+        await published(Nats(server.url), message(2))
+        nats = pytest.importorskip("nats")
+        connection = await nats.connect(server.url)
+        assert (await connection.jetstream().stream_info("ORDERS")).state.messages == 2
+        await connection.close()
+
+
+class TestRedisStreams:
+    @pytest.fixture
+    async def stream(self):
+        redis = pytest.importorskip("redis.asyncio")
+        name = f"test-{uuid4().hex}"
+        client = redis.from_url(brokers.require(brokers.REDIS, "Redis"))
+        yield name, client
+        await client.delete(name)
+        await client.aclose()
+
+    async def test_what_arrives(self, stream):
+        name, client = stream
+        await published(RedisStream(brokers.REDIS, name), *(message(n) for n in range(1, 51)))
+        found = [fields for _, fields in await client.xrange(name)]
+        assert sorted(f[b"id"].decode() for f in found) == sorted(f"e-{n}" for n in range(1, 51))
+        assert found[0][b"type"] == b"order.placed"
+        assert found[0][b"key"] == b"k"
+        assert json.loads(found[0][b"event"])["specversion"] == "1.0"
+
+    async def test_what_it_does_not_take(self, stream):
+        name, client = stream
+        await client.set(name, "not a stream")
+        error = await failed(RedisStream(brokers.REDIS, name))
+        assert (error.failure.code, error.failure.kind) == ("WRONGTYPE", "transient")
+        assert not isinstance(error, ConnectionLost)
+
+    async def test_trimmed(self, stream):
+        name, client = stream
+        await published(RedisStream(brokers.REDIS, name, maxlen=10), *(message(n) for n in range(1, 400)))
+        assert await client.xlen(name) < 300  # roughly: Redis trims whole nodes
+
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
