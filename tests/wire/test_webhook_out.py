@@ -1,0 +1,272 @@
+"""Events as webhooks: signed so that others believe them, and never sent where they do not belong."""
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import httpcore
+import pytest
+import standardwebhooks
+
+from resilient import InvalidInput, Permanent, Signature, StandardWebhook, Throttled, Webhook, Word
+from resilient.core.errors import JobFailure
+from resilient.core.message import decode, encode
+from resilient.core.webhook import Delivery, verify
+from resilient.wire.publishers import guard
+from resilient.wire.publishers.base import ConnectionLost
+
+OLD, NEW = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + "Q" * 40
+MESSAGE = decode(
+    encode(id="e-1", type="order.placed", version=1, source="/s", time=datetime.now(UTC), data='{"café": 1}', key="k"),
+    delivery="d-1",
+    number=7,
+)
+
+
+class Receiver:
+    """Answers every request as it is told, and keeps it."""
+
+    def __init__(self):
+        self.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+        self.seen, self.connections, self.url = [], 0, ""
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                lines = head.decode().split("\r\n")
+                headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+                sent = dict(line.split(": ", 1) for line in lines[1:] if line)
+                body = await reader.readexactly(int(headers["content-length"]))
+                self.seen.append((lines[0], {k.lower(): v for k, v in sent.items()}, body))
+                writer.write(self.answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def receiver():
+    receiver = Receiver()
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+    receiver.port = server.sockets[0].getsockname()[1]
+    receiver.url = f"http://127.0.0.1:{receiver.port}/hook?token=canary"
+    yield receiver
+    server.close()
+
+
+@asynccontextmanager
+async def publisher(url, secrets=NEW, *, allow=("127.0.0.1",), **words):
+    made = await StandardWebhook(url, secrets, allow=allow, **words).connect()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def answered(receiver, status, *headers, body=b""):
+    """What becomes of an event that is answered so."""
+    lines = [f"HTTP/1.1 {status} X".encode(), f"content-length: {len(body)}".encode(), *map(str.encode, headers)]
+    receiver.answer = b"\r\n".join(lines) + b"\r\n\r\n" + body
+    async with publisher(receiver.url) as to:
+        try:
+            await to.publish(MESSAGE)
+        except JobFailure as error:
+            return error
+    return None
+
+
+class TestSigning:
+    async def test_the_standard_library_believes_it(self, receiver):
+        async with publisher(receiver.url, [NEW, OLD]) as to:
+            await to.publish(MESSAGE)
+            await to.publish(MESSAGE)
+        assert receiver.connections == 1
+        (line, headers, body) = receiver.seen[0]
+        assert line == "POST /hook?token=canary HTTP/1.1"
+        assert headers["webhook-id"] == "e-1"  # the same over retries and replays
+        assert headers["content-type"] == "application/cloudevents+json; charset=utf-8"
+        assert json.loads(body)["data"] == {"café": 1}
+        for secret in (NEW, OLD):  # while they rotate
+            assert standardwebhooks.Webhook(secret).verify(body, headers)["id"] == "e-1"
+        with pytest.raises(standardwebhooks.WebhookVerificationError):
+            standardwebhooks.Webhook(NEW).verify(body + b" ", headers)
+        assert headers["webhook-signature"].startswith("v1,")
+        assert headers["webhook-signature"].count("v1,") == 2
+
+    async def test_so_does_our_own_inbound_check(self, receiver):
+        async with publisher(receiver.url) as to:
+            await to.publish(MESSAGE)
+        _, headers, body = receiver.seen[0]
+        facts = Webhook(
+            signatures=(
+                Signature(
+                    header="webhook-signature", signed="{id}.{timestamp}.{body}", encoding="base64",
+                    pattern=r"v1,(\S+)", timestamp="webhook-timestamp", word=Word.EPOCH_S, key="whsec",
+                ),
+            ),
+            delivery="webhook-id",
+        )  # fmt: skip
+        assert verify(facts, Delivery(headers, body), [NEW], datetime.now(UTC)) == ""
+        assert verify(facts, Delivery(headers, body + b" "), [NEW], datetime.now(UTC)) != ""
+
+    @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_" + "a" * 30, "whsec_" + "a" * 100, "b" * 40, "whsec_é"])
+    def test_weak_secrets(self, secret):
+        with pytest.raises(InvalidInput, match="24 to 64 bytes") as caught:
+            StandardWebhook("https://example.com/hook", secret)
+        assert len(secret) < 10 or secret not in str(caught.value)
+
+    def test_nothing_secret_is_shown(self):
+        shown = repr(StandardWebhook("https://example.com/hook?token=canary", NEW))
+        assert "canary" not in shown
+        assert NEW not in shown
+
+
+class TestAnswers:
+    async def test_taken(self, receiver):
+        for status in (200, 201, 202, 204):
+            assert await answered(receiver, status) is None
+
+    async def test_refused(self, receiver):
+        for status, code, ill in ((400, "http_400", False), (404, "http_404", False), (500, "http_500", True)):
+            error = await answered(receiver, status)
+            assert (error.failure.code, error.failure.kind) == (code, "transient")
+            assert error.failure.counts_for_breaker is ill
+
+    async def test_gone(self, receiver):
+        assert isinstance(await answered(receiver, 410), Permanent)
+
+    async def test_a_redirect_is_not_followed(self, receiver):
+        error = await answered(receiver, 302, f"location: http://127.0.0.1:{receiver.port}/elsewhere")
+        assert error.failure.code == "http_302"
+        assert len(receiver.seen) == 1
+
+    async def test_told_to_wait(self, receiver):
+        error = await answered(receiver, 429, "retry-after: 120")
+        assert isinstance(error, Throttled)
+        assert 100 < (error.failure.retry_at - datetime.now(UTC)).total_seconds() <= 120
+        error = await answered(receiver, 503)
+        assert (error.failure.kind, error.failure.counts_for_breaker) == ("transient", True)
+
+    async def test_an_endless_answer_is_cut_off(self, receiver):
+        receiver.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n" + b"x" * 100_000
+        async with asyncio.timeout(10), publisher(receiver.url) as to:
+            await to.publish(MESSAGE)
+
+    async def test_no_answer(self, receiver):
+        receiver.answer = b""
+        async with publisher(receiver.url, timeout=0.1) as to:
+            with pytest.raises(ConnectionLost) as caught:
+                await to.publish(MESSAGE)
+        assert "canary" not in str(caught.value)
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "127.0.0.1", "127.255.255.254", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1",  # noqa: S104
+            "169.254.169.254", "100.64.0.1", "100.100.100.200", "168.63.129.16", "192.0.0.192", "198.18.0.1",
+            "224.0.0.1", "255.255.255.255", "192.88.99.1", "203.0.113.7", "::1", "::", "::127.0.0.1",
+            "::ffff:127.0.0.1", "::ffff:7f00:1", "::ffff:0:127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::a00:1",
+            "2002:7f00:1::", "2001::1", "2001:db8::1", "fc00::1", "fd00:ec2::254", "fe80::1", "fe80::1%eth0",
+            "fec0::1", "ff02::1", "100::1", "5f00::1", "3fff::1", "nonsense", "",
+        ],
+    )  # fmt: skip
+    def test_denied(self, address):
+        assert guard.denied(address)
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "8.8.8.8", "1.1.1.1", "172.15.255.255", "172.32.0.1", "100.63.255.255", "100.128.0.1", "169.253.1.1",
+            "192.167.1.1", "2606:4700::1111", "2a00:1450:4001:80b::200e", "2001:4860:4860::8888",
+        ],
+    )  # fmt: skip
+    def test_allowed(self, address):
+        assert not guard.denied(address)
+
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "127.0.0.1", "localhost", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "127.1", "0", "0.0.0.0",  # noqa: S104
+            "[::1]", "[::ffff:127.0.0.1]", "[0:0:0:0:0:ffff:7f00:1]", "127.0.0.1.", "LOCALHOST",
+        ],
+    )  # fmt: skip
+    async def test_every_way_to_write_this_machine(self, receiver, host):
+        """Nothing is even connected to."""
+        network = guard.GuardedNetwork()
+        with pytest.raises((Permanent, httpcore.ConnectError)):
+            await network.connect_tcp(host.strip("[]"), receiver.port, timeout=2)
+        await asyncio.sleep(0)
+        assert receiver.connections == 0
+
+    async def test_through_the_whole_client(self, receiver):
+        made = StandardWebhook(f"https://localhost:{receiver.port}/", NEW)
+        to = await made.connect()
+        with pytest.raises(Permanent, match="not a public address: nothing was sent") as caught:
+            await to.publish(MESSAGE)
+        assert caught.value.failure.code == "address_denied"
+        await to.close()
+        assert receiver.connections == 0
+
+    async def test_what_was_checked_is_what_is_connected_to(self, receiver, monkeypatch):
+        """A name that answers differently the second time (DNS rebinding) is not asked a second time."""
+        asked = []
+
+        async def rebinding(self, host, port, **_):
+            asked.append(host)
+            address = "8.8.8.8" if len(asked) == 1 else "127.0.0.1"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+        connected = []
+
+        async def connect(self, host, *_):
+            connected.append(host)
+            raise httpcore.ConnectError("no network here")
+
+        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", rebinding)
+        monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect)
+        with pytest.raises(httpcore.ConnectError):
+            await guard.GuardedNetwork().connect_tcp("rebind.example.com", receiver.port)
+        assert asked == ["rebind.example.com"]
+        assert connected == ["8.8.8.8"]
+
+    async def test_one_bad_address_of_several_is_enough(self, receiver, monkeypatch):
+        async def both(self, host, port, **_):
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port)) for a in ("8.8.8.8", "10.0.0.1")]
+
+        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", both)
+        with pytest.raises(Permanent, match=r"10\.0\.0\.1"):
+            await guard.GuardedNetwork().connect_tcp("two.example.com", receiver.port)
+
+    async def test_allowed_by_name_and_by_address(self, receiver):
+        for allow in (["localhost"], ["127.0.0.1", "::1"]):
+            stream = await guard.GuardedNetwork(allow).connect_tcp("localhost", receiver.port, timeout=2)
+            await stream.aclose()
+
+    def test_proxies_of_the_environment_are_not_asked(self, monkeypatch):
+        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+        to = asyncio.run(StandardWebhook("https://example.com/hook", NEW).connect())
+        assert not to._client._mounts
+        asyncio.run(to.close())
+
+    @pytest.mark.parametrize(
+        ("url", "words"),
+        [
+            ("http://example.com/hook", "use https"),
+            ("https://user:canary@example.com/hook", "holds a user or password"),
+            ("https://example.com:22/hook", "port 22"),
+            ("ftp://example.com/hook", "is no webhook"),
+            ("https:///hook", "is no webhook"),
+            ("example.com", "is no webhook"),
+        ],
+    )
+    def test_urls_that_are_none(self, url, words):
+        with pytest.raises(InvalidInput, match=words) as caught:
+            StandardWebhook(url, NEW)
+        assert "canary" not in str(caught.value)
