@@ -66,6 +66,10 @@ class ApiKey:
         """What a request carries; nothing if the key goes into the URL."""
         return {} if self.query else {self.header: f"{self.prefix}{key}"}
 
+    def params(self, key: str) -> dict[str, str]:
+        """What a request's URL carries."""
+        return {self.query: f"{self.prefix}{key}"} if self.query else {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basic:

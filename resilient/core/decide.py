@@ -15,6 +15,7 @@ the provider told is a floor.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, assert_never
@@ -122,6 +123,9 @@ def _charged(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: 
         message = f"{outcome.message} (attempt {attempts} of {limit})"
         return _dead(job, kind, message, charged=True)._replace(**_origin(_about(job, outcome)))
     run_at, remark = _next_try(job, outcome.failure, retry, now, roll)
+    if job.safe_until is not None and run_at >= job.safe_until:
+        late = f"its key is safe to repeat until {job.safe_until.isoformat()}, and the next try would come later"
+        return _in_doubt(job, replace(outcome, message=f"{late}; {outcome.message}"), retry, now, roll)
     about = _about(job, outcome, outcome.message + remark)
     return _go_on(job, _at(_step(job, JobState.SCHEDULED, "retry", charged=True, **about), run_at, now), now)
 
@@ -267,7 +271,7 @@ def _unknown(job: JobFacts, message: str) -> Transition:
 def _dead(job: JobFacts, kind: FailureKind, message: str, *, charged: bool) -> Transition:
     if kind is FailureKind.AMBIGUOUS:
         message = f"unknown outcome: a request may have been received, and is not repeated blindly; {message}"
-    elif job.sent:
+    elif job.sent or job.safe_until is not None:
         message = f"{message}; another request of this job may have been received"
     return _step(job, JobState.DEAD, "dead", charged=charged, error=_clip(message or kind.value), error_kind=kind)
 

@@ -127,7 +127,9 @@ class ResourceStopped(ResilientError):
 
 
 class JobFailure(ResilientError):
-    """An error that carries its own classification."""
+    """An error that carries its own classification; ``resource``: whom it concerns, if not by the job's own path."""
+
+    resource: str | None = None
 
     def __init__(self, message: str, *, failure: Failure) -> None:
         self.failure = failure

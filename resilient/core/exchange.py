@@ -26,8 +26,9 @@ class RequestFacts:
     ``key``: the resource it draws on (the job's, or one below it by the provider's route). ``name``: its
     ``op``, or method, path and ordinal; stable over retries. ``repeatable``: sending it twice has one effect
     (its method, the caller's word, or an idempotency key the provider honours). ``needs_mark``: it is not, so
-    a mark must be committed before it is sent. ``gated``: it goes to the provider; a request to a foreign
-    host is not gated, gets no credentials and no key, and is only refused for an open transaction.
+    a mark must be committed before it is sent; with a ``key_life`` likewise. ``gated``: it goes to the provider;
+    a request to a foreign host is not gated, gets no credentials and no key, and is only refused for an open
+    transaction.
     ``trusted``: it may carry credentials.
     """
 
@@ -47,6 +48,11 @@ class RequestFacts:
     body_hash: str | None = None  # SHA-256; None for a body that is not in memory, and where nothing needs it
     body: bytes | None = field(default=None, repr=False)  # None if it is not in memory
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # without credentials of ours
+
+    @property
+    def marked(self) -> bool:
+        """Whether its first sending is committed before it: it must not be repeated, or not for ever."""
+        return self.needs_mark or self.key_life is not None
 
 
 @dataclass(frozen=True, slots=True)

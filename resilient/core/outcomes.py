@@ -30,7 +30,8 @@ class JobFacts(NamedTuple):
     deferrals: int = 0
     rescues: int = 0
     expires_at: datetime | None = None
-    sent: bool = False  # a non-idempotent request without a key is unanswered
+    sent: bool = False  # a request is unanswered that must not be repeated: see `core.marks`
+    safe_until: datetime | None = None  # when the provider forgets the first key of those that may be
     cancel_requested: bool = False
     once_more: bool = False  # was enqueued again while it ran
     resource_key: str = ""

@@ -182,6 +182,7 @@ class Provider:
     unverified: tuple[str, ...] = ()
     floors: WaitDialect = field(init=False, repr=False, default=STANDARD)  # without budgets: told waits only
     budget_names: frozenset[str] = field(init=False, repr=False, default=frozenset())
+    placeholders: frozenset[str] = field(init=False, repr=False, default=frozenset())  # of `base_url` and `headers`
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -199,16 +200,17 @@ class Provider:
         names = {getattr(f, name) for f in self.waits.budgets for name in fields}
         object.__setattr__(self, "budget_names", frozenset(names | {"ratelimit", "ratelimit-policy"}) - {""})
         object.__setattr__(self, "floors", replace(self.waits, budgets=()))
+        object.__setattr__(self, "placeholders", names_in(self.base_url, *self.headers.values()))
+
+    @property
+    def reads_success(self) -> bool:
+        """Whether the body of a success has to be read: it may be an error, or tell what the request cost."""
+        return self.errors.reads_success or self.cost is not None
 
     @property
     def oauth(self) -> OAuth2 | None:
         """How it grants access to others' accounts; None if it does not speak OAuth."""
         return next((found for found in self.auth if found.kind == "oauth2"), None)
-
-    @property
-    def placeholders(self) -> frozenset[str]:
-        """What is filled per account, in ``base_url`` and ``headers``."""
-        return names_in(self.base_url, *self.headers.values())
 
     def filled(self, **values: str) -> Self:
         """These facts with some placeholders filled, in addresses and headers. Raises `InvalidInput`."""
@@ -225,6 +227,11 @@ class Provider:
         """These facts with the OAuth addresses on another origin, such as a sandbox's."""
         auth = tuple(one.moved(origin) if one.kind == "oauth2" else one for one in self.auth)
         return replace(self, auth=auth)
+
+    def base_url_for(self, values: Mapping[str, str]) -> str:
+        """What relative URLs of an account are joined to; "" while a value is not known. Raises `InvalidInput`."""
+        filled = fill_url(self.base_url, values)
+        return "" if "{" in filled else filled
 
     def headers_for(self, values: Mapping[str, str]) -> dict[str, str]:
         """What every request of an account carries, but its credentials; none whose value is not known."""
@@ -266,7 +273,7 @@ class Provider:
         for every pattern among them: another account's subdomain is a foreign host. Raises `InvalidInput`.
         """
         fixed = self.base_url if "{" not in self.base_url else ""
-        return Origins.of(self.name, fixed, self.hosts, own=base_url or "")
+        return _origins(self.name, fixed, self.hosts, base_url or "")
 
     def is_read(self, method: str, path: str) -> bool:
         """Whether the request changes nothing, by the provider's word."""
@@ -296,6 +303,7 @@ class Overrides(TypedDict, total=False):
 if TYPE_CHECKING:
     Meaning = FailureKind | Callable[[BaseException], FailureKind | Failure | AnswerFacts | None]
 
+_origins: Final = lru_cache(maxsize=10_000)(Origins.of)  # asked for with every execution
 GENERIC: Final = Provider(name="generic", verified_on=None)  # for keys whose first segment names no provider
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from resilient.core import marks
 from resilient.core.admission import Level, Stop, admit, stop_of
 from resilient.core.phrases import brief, counted, when
 from resilient.core.states import JobState
@@ -126,7 +127,7 @@ def _dead(job: JobInfo, now: datetime) -> Iterator[Reason]:
     yield Reason("dead", text, since=job.finished_at)
     if job.last_error:
         yield Reason("last_error", f"Last error: {_error(job)}")
-    if job.sent is not None or job.last_error_kind == "ambiguous":
+    if marks.unkeyed(job.sent) or job.last_error_kind == "ambiguous":
         text = (
             "Its last request may have taken effect: look at the provider, then"
             f" `resilient jobs retry {job.id} --repeat-ambiguous` or `resilient dead discard {job.id}`."

@@ -15,7 +15,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from resilient.core.errors import ResourceStopped, SetupError
 from resilient.core.placeholders import names_in
-from resilient.core.tokens import USABLE, Credentials, GrantState
+from resilient.core.tokens import EMPTY, USABLE, Credentials, GrantState
 from resilient.store import connections, grants
 from resilient.store.secrets import KeyRing, key_id_of
 
@@ -47,13 +47,22 @@ class CredentialStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one account's requests carry; its ``repr`` shows no secret. ``version`` counts the changes."""
+    """What one account's requests carry; its ``repr`` shows no secret.
+
+    ``headers`` and ``params`` (of the URL) are everything: ``own_headers``, the account's, and ``secret_headers``, its
+    credentials. ``base_url``: where the account lives, "" if that is not known yet. ``values`` fill the provider's
+    placeholders. ``version`` counts the changes.
+    """
 
     headers: Mapping[str, str] = field(repr=False)
     token: str = field(repr=False)
     expires_at: datetime | None
     version: int
     values: Mapping[str, str] = field(repr=False)
+    params: Mapping[str, str] = field(default_factory=lambda: EMPTY, repr=False)
+    base_url: str = ""
+    own_headers: Mapping[str, str] = field(default_factory=lambda: EMPTY, repr=False)
+    secret_headers: Mapping[str, str] = field(default_factory=lambda: EMPTY, repr=False)
 
 
 @dataclass(slots=True)
@@ -131,10 +140,15 @@ class Accounts:
     def _made(self, bound: Bound, credentials: Credentials, at: float) -> Held:
         provider = self._provider(bound.resource_key)
         values = {**credentials.values, **bound.details}
-        if bound.grant.kind == "oauth2" and provider.placeholders | _names(provider.oauth):
+        if bound.grant.kind == "oauth2" and _names(provider.oauth):
             provider = provider.filled(**values)
-        headers = headers_of(provider, bound.grant.kind, credentials)
-        access = Access(headers, credentials.token, credentials.expires_at, credentials.version, values)
+        secret, params = carried(provider, bound.grant.kind, credentials)
+        own = provider.headers_for(values)
+        access = Access(
+            headers={**own, **secret}, token=credentials.token,
+            expires_at=credentials.expires_at, version=credentials.version, values=values, params=params,
+            base_url=provider.base_url_for(values), own_headers=own, secret_headers=secret,
+        )  # fmt: skip
         return Held(bound, credentials, provider, at, access)
 
     def _provider(self, key: str) -> Provider:
@@ -170,16 +184,19 @@ class Accounts:
         return await self._app.database.transaction(fn, *args)
 
 
-def headers_of(provider: Provider, kind: str, credentials: Credentials) -> Mapping[str, str]:
-    """The headers that carry the credentials. Raises `SetupError` for a kind the provider does not know."""
+def carried(provider: Provider, kind: str, credentials: Credentials) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """The headers, and the parameters of the URL, that carry the credentials.
+
+    Raises `SetupError` for a kind the provider does not know.
+    """
     for auth in provider.auth:
         if auth.kind != kind:
             continue
         if auth.kind == "basic":
-            return auth.headers(credentials.user, credentials.token)
+            return auth.headers(credentials.user, credentials.token), EMPTY
         if auth.kind == "oauth2":
-            return auth.sends.headers(credentials.token) if credentials.token else {}
-        return auth.headers(credentials.token)
+            return auth.sends.headers(credentials.token) if credentials.token else {}, EMPTY
+        return auth.headers(credentials.token), EMPTY if auth.kind == "bearer" else auth.params(credentials.token)
     known = ", ".join(auth.kind for auth in provider.auth) or "none"
     raise SetupError(f"provider {provider.name!r} takes no credentials of the kind {kind!r}: it knows {known}")
 

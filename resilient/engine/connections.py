@@ -24,7 +24,7 @@ from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInp
 from resilient.core.records import plain
 from resilient.core.resource_key import check
 from resilient.core.tokens import EMPTY, Credentials, GrantState
-from resilient.engine.access import headers_of
+from resilient.engine.access import carried
 from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.store import connections, fuse, grants
 from resilient.wire.oauth import callback_error, consent_url
@@ -277,7 +277,9 @@ class Connections:
     ) -> ConnectionInfo:
         if key.count("/") >= _ACCOUNT:
             raise InvalidInput(f"{key}: credentials belong to an account: {'/'.join(key.split('/')[:2])}")
-        headers_of(self._provider(key), kind, credentials)
+        provider = self._provider(key)
+        carried(provider, kind, credentials)
+        provider.origins(provider.base_url_for({**credentials.values, **details}))  # raises for a stranger's host
         await self._db.write(None, _put, check(key), kind, credentials, flow, details, self._app.grants.accounts)
         self._app.grants.accounts.forget()
         return await self.get(key)

@@ -125,7 +125,7 @@ def finish_of(execution: Execution, transition: decisions.Transition, worker_id:
     finish = _finish(execution.row, execution.fence, execution.row.executions + 1, transition, worker_id, started_at)
     if transition.clear_sent or transition.set_mark:
         return finish
-    return replace(finish, clear_sent=not execution.sent, marks=execution.marks)
+    return replace(finish, clear_sent=not execution.marks, marks=execution.marks)
 
 
 def finish_of_row(row: Any, transition: decisions.Transition, worker_id: str | None) -> Finish:

@@ -10,8 +10,10 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from resilient.core import marks
 from resilient.core.errors import LostLease, ResilientError
 from resilient.core.outcomes import JobFacts
+from resilient.engine.requests import Sender, SyncThrough, Through
 from resilient.store import leases
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from resilient.wire.trail import Trail
 
 
-class Side(Protocol):
+class Side(Sender, Protocol):
     """What a job object needs around it."""
 
     @property
@@ -41,16 +43,10 @@ class Side(Protocol):
     def cancel_requested(self) -> bool:
         """Whether the handler should stop."""
 
-    def async_client(self) -> Any:
-        """A client for coroutines."""
+    async def through(self, resource_key: str) -> Any:
+        """Another resource."""
 
-    def sync_client(self) -> Any:
-        """A client for threads."""
-
-    def async_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
-        """Admit one foreign request."""
-
-    def sync_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+    def through_sync(self, resource_key: str) -> Any:
         """The same for threads."""
 
     async def progress(self, value: Any) -> None:
@@ -78,8 +74,10 @@ class Execution:
     checkpointed = False  # saved progress of a sync since the claim
     transaction_open = False  # of the handler's: nothing may be sent
     answered = False  # some request of this execution was answered
-    trail: Trail | None = None  # of its requests; made with the first
-    _marks: Mapping[str, Any] = MappingProxyType({})
+    elected: tuple[tuple[str, int], ...] = ()  # circuits off its path that its requests probe, and generations
+    asked = ""  # the resource whose trail was used last
+    trails: Mapping[str, Trail] = MappingProxyType({})  # of its requests, by resource; each made with the first
+    _marks: Mapping[str, Any] = MappingProxyType({})  # of unanswered requests, by name
     _client: Any = None
     _marking: asyncio.Lock | None = None  # made with the first mark
 
@@ -92,9 +90,8 @@ class Execution:
         self.resource_key = row.resource_key
         self.fence: int = row.version + 1  # the claim raised it
         self.probes = probes  # half-open resources this job tries out
-        self.sent = row.sent is not None  # a non-idempotent request is unanswered
-        if self.sent:
-            self._marks = dict(row.sent)
+        if row.sent is not None:
+            self._marks = row.sent
 
     @property
     def app(self) -> Resilient:
@@ -117,6 +114,7 @@ class Execution:
             rescues=0 if self.checkpointed else row.rescues,
             expires_at=row.expires_at,
             sent=self.sent,
+            safe_until=marks.safe_until(self._marks),
             cancel_requested=self.reason == "cancel",
             once_more=bool(row.once_more),
             resource_key=row.resource_key,
@@ -135,22 +133,22 @@ class Execution:
     def async_client(self) -> Any:
         """See `Side`."""
         if self._client is None:
-            self._client = self.worker.wire.async_client(self)
+            self._client = self.worker.wire.async_client(self.worker.wire.trail(self))
         return self._client
 
     def sync_client(self) -> Any:
         """See `Side`."""
         if self._client is None:
-            self._client = self.worker.wire.sync_client(self)
+            self._client = self.worker.wire.sync_client(self.worker.wire.trail(self))
         return self._client
 
     def async_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
         """See `Side`."""
-        return self.worker.wire.call(self, method, url, words)
+        return self.worker.wire.call(self.worker.wire.trail(self), method, url, words)
 
     def sync_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
         """See `Side`."""
-        return self.worker.wire.sync_call(self, method, url, words)
+        return self.worker.wire.sync_call(self.worker.wire.trail(self), method, url, words)
 
     async def progress(self, value: Any) -> None:
         """See `Side`."""
@@ -162,6 +160,43 @@ class Execution:
         text = _progress_text(self.row.id, value)
         self.require_held(self.worker.app.database.transaction_sync(_progress, self.id, self.fence, text))
 
+    async def through(self, resource_key: str) -> Through:
+        """See `Side`."""
+        return Through(resource_key, await self.worker.wire.branch(self, resource_key))
+
+    def through_sync(self, resource_key: str) -> SyncThrough:
+        """See `Side`."""
+        return SyncThrough(resource_key, self.worker.from_thread(self.worker.wire.branch(self, resource_key)))
+
+    @property
+    def sent(self) -> bool:
+        """Whether a request is unanswered that must not be repeated."""
+        return bool(self._marks) and marks.in_doubt(self._marks, self.worker.now())
+
+    def doubt(self) -> str:
+        """Why a request must not be repeated."""
+        return marks.forgotten(self._marks, self.worker.now()) or "a request of an earlier execution is unanswered"
+
+    def mark_of(self, name: str) -> dict[str, Any] | None:
+        """The mark of an unanswered request."""
+        return self._marks.get(name)
+
+    def unmark(self, name: str) -> dict[str, Any] | None:
+        """The outcome of a request with a key is known; its row hears of it with the next write."""
+        known = None if self.over or self.lost else self._marks.get(name)
+        if known is not None:
+            self._set_mark(name, None)
+        return known
+
+    def remark(self, name: str, mark: dict[str, Any] | None) -> None:
+        """It is not known after all."""
+        if mark is not None:
+            self._set_mark(name, mark)
+
+    def _set_mark(self, name: str, mark: dict[str, Any] | None) -> None:
+        others = {k: v for k, v in self._marks.items() if k != name}
+        self._marks = others if mark is None else {**others, name: mark}
+
     async def mark(self, name: str, mark: dict[str, Any] | None) -> None:
         """Commit or clear the mark of one unanswered request; raises `LostLease` if the fence is gone.
 
@@ -171,14 +206,14 @@ class Execution:
         async with self._marking:
             if self.over or self.lost:  # too late to send; and what was decided in doubt stays in doubt
                 return self.require_running() if mark is not None else None
-            marks = {k: v for k, v in self._marks.items() if k != name}
+            after = {k: v for k, v in self._marks.items() if k != name}
             if mark is not None:
-                marks[name] = mark
-            text = json.dumps(marks) if marks else None
+                after[name] = mark
+            text = json.dumps(after) if after else None
             self.require_held(await self.worker.app.database.transaction(_mark, self.id, self.fence, text))
             if mark is not None:
                 self.require_running()
-            self._marks, self.sent = marks, bool(marks)
+            self._set_mark(name, mark)
         return None
 
     @property

@@ -20,7 +20,7 @@ from resilient.core import decide as decisions
 from resilient.engine.batch_run import BatchRun
 from resilient.engine.endings import broken, interrupted, raised, returned
 from resilient.engine.job import Job, SyncJob
-from resilient.engine.readiness import refusal
+from resilient.engine.readiness import prepared, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -242,6 +242,8 @@ class Executor:
     async def _call(self, execution: Execution) -> decisions.Outcome:
         """Run and translate."""
         handler = execution.handler
+        if (refused := await prepared(execution)) is not None:
+            return refused
         job = _job(execution)
         reconciling = execution.sent
         fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
@@ -265,7 +267,7 @@ class Executor:
         run.begin()
         try:
             for one in list(run.members.values()):
-                if (refused := refusal(one, self._before)) is not None:
+                if (refused := refusal(one, self._before) or await prepared(one)) is not None:
                     self._close(one, refused)
             if run.members:
                 await self._call_batch(run)

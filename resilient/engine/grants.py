@@ -94,6 +94,13 @@ class Grants:
                     raise
         return held.access
 
+    async def located(self, key: str) -> Access | None:
+        """`access`, with a token that may be due: for the account's address and headers alone."""
+        held = await self.accounts.held(key)
+        if held is None or held.access.base_url or held.oauth is None:
+            return None if held is None else held.access
+        return await self.access(key)  # the first token answer may tell the address
+
     async def renew(self, key: str, seen: Access) -> bool:
         """The provider refused these: whether there are newer ones now."""
         held = await self.accounts.held(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from resilient.engine import sync
+from resilient.engine.requests import Requests, SyncRequests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from resilient.engine.execution import Side
+    from resilient.engine.requests import SyncThrough, Through
     from resilient.engine.streams import Page, Stream
     from resilient.engine.sync import Sweep
-    from resilient.wire.call import AsyncCall, SyncCall
-    from resilient.wire.client import AsyncClient, Client
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -97,37 +97,19 @@ class BaseJob(Generic[P]):
         return self._side.cancel_requested
 
 
-class Job(BaseJob[P]):
+class Job(BaseJob[P], Requests):
     """A job as its ``async def`` handler sees it."""
 
     __slots__ = ()
 
-    @property
-    def client(self) -> AsyncClient:
-        """An ``httpx.AsyncClient`` that keeps this job's resource's limits, gate, keys and classification."""
-        client: AsyncClient = self._side.async_client()
-        return client
+    async def through(self, resource_key: str) -> Through:
+        """Another resource, for requests of this job: ``other = await job.through("slack/team-1")``.
 
-    def call(
-        self,
-        method: str,
-        url: str,
-        *,
-        cost: float | None = None,
-        op: str | None = None,
-        idempotent: bool | None = None,
-        idempotency_key: str | None = None,
-        body: bytes | None = None,
-    ) -> AsyncCall:
-        """Admit one request that somebody else's client makes: ``async with job.call("POST", url) as call:``.
-
-        Entering admits or raises, before any I/O; send ``call.headers``, then say
-        ``call.report(status, headers, body)``. ``cost`` is in units of the limits. ``op`` names the request
-        (its key and mark), ``idempotent`` says that repeating it is harmless.
+        It has a ``client`` and ``call()`` of its own, with that account's address, credentials, gate and limits. Raises
+        `ResourceStopped` if it is stopped: let it pass, and the job waits for that resource, no attempt charged.
         """
-        words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "body": body}
-        made: AsyncCall = self._side.async_call(method, url, words)
-        return made
+        other: Through = await self._side.through(resource_key)
+        return other
 
     async def progress(self, value: Any) -> None:
         """Save how far the job is (any JSON value); raises `LostLease` if it was given to another worker."""
@@ -157,32 +139,15 @@ class Job(BaseJob[P]):
         return sync.sweep(self._side, stream, params)
 
 
-class SyncJob(BaseJob[P]):
+class SyncJob(BaseJob[P], SyncRequests):
     """A job as its plain handler sees it, in a thread."""
 
     __slots__ = ()
 
-    @property
-    def client(self) -> Client:
-        """An ``httpx.Client`` that keeps this job's resource's limits, gate, keys and classification."""
-        client: Client = self._side.sync_client()
-        return client
-
-    def call(
-        self,
-        method: str,
-        url: str,
-        *,
-        cost: float | None = None,
-        op: str | None = None,
-        idempotent: bool | None = None,
-        idempotency_key: str | None = None,
-        body: bytes | None = None,
-    ) -> SyncCall:
-        """See `Job.call`: ``with job.call("POST", url) as call:``."""
-        words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "body": body}
-        made: SyncCall = self._side.sync_call(method, url, words)
-        return made
+    def through(self, resource_key: str) -> SyncThrough:
+        """See `Job.through`."""
+        other: SyncThrough = self._side.through_sync(resource_key)
+        return other
 
     def progress(self, value: Any) -> None:
         """Save how far the job is (any JSON value); raises `LostLease` if it was given to another worker."""

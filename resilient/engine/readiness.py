@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from resilient.core import decide as decisions
 from resilient.core.errors import BadPayload
 from resilient.core.failure import Failure, FailureKind
-from resilient.engine.endings import text_of
+from resilient.engine.endings import raised, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,22 @@ def refusal(execution: Execution, before: Callable[[Execution], ResourceStopped 
         return decisions.HandedBack("its lease was lost before it started")
     if (stopped := before(execution)) is not None:
         return decisions.Deferred(stopped.resource, stopped.gate, stopped.until, str(stopped))
+    if execution.sent and execution.handler.reconcile is None:
+        return decisions.Failed(Failure(FailureKind.AMBIGUOUS), execution.doubt())
+    return _undecodable(execution)
+
+
+async def prepared(execution: Execution) -> decisions.Outcome | None:
+    """Look up where its account lives, before its handler asks for a client; why that cannot be had."""
+    try:
+        await execution.worker.wire.prepare(execution)
+    except Exception as error:  # noqa: BLE001 - a stopped account, the database, an address that is none
+        return raised(execution, error)
+    return None
+
+
+def _undecodable(execution: Execution) -> decisions.Outcome | None:
+    """Why its payload cannot be read; None if it was."""
     handler, row = execution.handler, execution.row
     if row.payload_version > handler.version:
         return decisions.Snoozed(

@@ -15,6 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import decide as decisions
+from resilient.core import marks
 from resilient.core.admission import needs_count, releasable, stop_of
 from resilient.core.resource_key import path
 from resilient.engine.completer import free_slots
@@ -29,6 +30,7 @@ from resilient.store import (
     resources,
     schedules,
     turns,
+    waiting,
     workers,
 )
 
@@ -178,9 +180,30 @@ def attend(
 ) -> tuple[int, int, datetime | None, datetime | None]:
     """One look at what time brings, in one transaction: jobs staged, turns released, when each is due again."""
     now = d.steer(c)
+    hold_back(c, d, policy, roll)
     staged = jobs.stage(c, d, now) + followers.resolve_dependencies(c, d, now)
     released = recheck(c, d, policy, roll)
     return staged, released, jobs.next_due(c, d), turns.next_recheck(c, d)
+
+
+def hold_back(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float) -> int:
+    """Put off due jobs that wait for a resource which is still stopped, but for those it may be tried with.
+
+    So a job that waits is not run again and again to find out. Returns how many wait on.
+    """
+    now, held = d.now(c), 0
+    keys = waiting.due_for(c, d, now)
+    facts = resources.read(c, d, keys) if keys else {}
+    for key, known in sorted(facts.items()):
+        count = releasable(known, policy(key, known.policy_override), now, waiting.BATCH)
+        if count >= waiting.BATCH:
+            continue
+        stop, soon = stop_of(known, now), now + turns.RELEASE_STEP
+        until = soon if stop is None else now + timedelta(seconds=RECHECK * (0.75 + 0.5 * roll))
+        if stop is not None and stop.until is not None:
+            until = max(soon, min(until, stop.until))
+        held += waiting.put_off(c, d, key, now, until, spare=count)
+    return held
 
 
 def recheck(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float) -> int:
@@ -220,7 +243,8 @@ def rescue(c: Connection, d: Dialect, worker: Worker) -> int:
             deferrals=row.deferrals,
             rescues=row.rescues,
             expires_at=row.expires_at,
-            sent=row.sent is not None,
+            sent=marks.in_doubt(row.sent, now),
+            safe_until=marks.safe_until(row.sent),
             cancel_requested=bool(row.cancel_requested),
             once_more=bool(row.once_more),
             resource_key=row.resource_key,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resilient.core.errors import TransactionOpen
-from resilient.core.failure import FailureKind, Scope
+from resilient.core import marks
+from resilient.core.errors import JobFailure, TransactionOpen
+from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.provider import GENERIC
+from resilient.core.resource_key import check
 from resilient.engine.publishers import Publishers
 from resilient.wire.call import AsyncCall, SyncCall, call, call_sync
 from resilient.wire.client import AsyncClient, Client, build_async_client, build_client
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from resilient.core.exchange import AnswerFacts, RequestFacts
-    from resilient.core.failure import Failure
     from resilient.core.outcomes import Outcome
     from resilient.core.provider import Provider
     from resilient.engine.access import Access
     from resilient.engine.execution import Execution
+    from resilient.engine.requests import Sender
     from resilient.engine.worker import Worker
 
 
@@ -46,35 +48,72 @@ class Wire:
         found: Provider = self._worker.app.providers.get(resource_key.partition("/")[0], GENERIC)
         return found
 
+    async def prepare(self, execution: Execution) -> None:
+        """See that the trail of a job is known before its handler asks for a client.
+
+        Only where the account has an address or headers of its own: their lookup would cost the others a read a job.
+        """
+        if self.provider_of(execution.resource_key).placeholders:
+            await self._located(execution, execution.resource_key)
+
+    async def branch(self, execution: Execution, resource_key: str) -> Sender:
+        """Another resource for an execution. Raises `ResourceStopped`, `BadResourceKey`."""
+        execution.require_running()
+        key = check(resource_key)
+        await self._worker.gate.check(key, probes=execution.probes, own=execution.resource_key)
+        return Branch(self, await self._located(execution, key))
+
+    async def _located(self, execution: Execution, key: str) -> Trail:
+        found = execution.trails.get(key)
+        if found is None and self.provider_of(key).placeholders:
+            account = at_account(key)
+            access = await self._worker.app.grants.located(account)
+            if access is not None:
+                found = self._trail(execution, key, access.base_url, access.own_headers)
+        return found or self._trail(execution, key)
+
     def trail(self, execution: Execution) -> Trail:
-        """The execution's requests; made with its first."""
-        if execution.trail is None:
-            execution.trail = Trail(JobConduct(self._worker, execution), self.provider_of(execution.resource_key))
-        return execution.trail
+        """The execution's requests through its own resource; made with its first."""
+        key = execution.resource_key
+        return execution.trails.get(key) or self._trail(execution, key)
 
-    def async_client(self, execution: Execution) -> AsyncClient:
+    def _trail(
+        self, execution: Execution, key: str, base_url: str = "", headers: Mapping[str, str] | None = None
+    ) -> Trail:
+        prefix = "" if key == execution.resource_key else f"{key} "
+        conduct = JobConduct(self._worker, execution, key)
+        made = Trail(conduct, self.provider_of(key), base_url, headers, prefix=prefix)
+        execution.trails = {**execution.trails, key: made}
+        return made
+
+    def async_client(self, trail: Trail) -> AsyncClient:
         """The client of an ``async def`` handler."""
-        return build_async_client(self.trail(execution), self.pool)
+        return build_async_client(trail, self.pool)
 
-    def sync_client(self, execution: Execution) -> Client:
+    def sync_client(self, trail: Trail) -> Client:
         """The client of a plain handler."""
-        return build_client(self.trail(execution), self.pool, self._worker.from_thread)
+        return build_client(trail, self.pool, self._worker.from_thread)
 
-    def call(self, execution: Execution, method: str, url: str, words: Mapping[str, Any]) -> AsyncCall:
+    def call(self, trail: Trail, method: str, url: str, words: Mapping[str, Any]) -> AsyncCall:
         """Admit one request of somebody else's client, for an ``async def`` handler."""
-        return call(self.trail(execution), method, url, **words)
+        return call(trail, method, url, **words)
 
-    def sync_call(self, execution: Execution, method: str, url: str, words: Mapping[str, Any]) -> SyncCall:
+    def sync_call(self, trail: Trail, method: str, url: str, words: Mapping[str, Any]) -> SyncCall:
         """The same for a plain handler."""
-        return call_sync(self.trail(execution), self._worker.from_thread, method, url, **words)
+        return call_sync(trail, self._worker.from_thread, method, url, **words)
 
     def explain(self, execution: Execution, error: BaseException) -> Explained:
         """What an exception that left a handler means."""
-        return explain(error, execution.trail, self._worker.now())
+        last = execution.trails.get(execution.asked)
+        others = [trail for trail in execution.trails.values() if trail is not last]
+        return explain(error, last, self._worker.now(), *others)
 
     def ended(self, execution: Execution, outcome: Outcome) -> None:
         """An execution is over: what no request said about its resource, its outcome does."""
-        self._worker.gate.ended(execution.resource_key, execution.probes, outcome, answered=execution.answered)
+        gate = self._worker.gate
+        gate.ended(execution.resource_key, execution.probes, outcome, answered=execution.answered)
+        for key, generation in execution.elected:
+            gate.give_back(key, generation)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -82,18 +121,41 @@ class Wire:
         await self.pool.aclose()
 
 
+class Branch:
+    """What stands behind ``job.through(...)``: one trail, and the client made for it."""
+
+    __slots__ = ("_client", "_trail", "_wire")
+
+    def __init__(self, wire: Wire, trail: Trail) -> None:
+        self._wire, self._trail = wire, trail
+        self._client: Any = None
+
+    def async_client(self) -> AsyncClient:
+        """A client for coroutines."""
+        self._client = self._client or self._wire.async_client(self._trail)
+        return self._client  # type: ignore[no-any-return]
+
+    def sync_client(self) -> Client:
+        """A client for threads."""
+        self._client = self._client or self._wire.sync_client(self._trail)
+        return self._client  # type: ignore[no-any-return]
+
+    def async_call(self, method: str, url: str, words: Mapping[str, Any]) -> AsyncCall:
+        """Admit one foreign request."""
+        return self._wire.call(self._trail, method, url, words)
+
+    def sync_call(self, method: str, url: str, words: Mapping[str, Any]) -> SyncCall:
+        """The same for threads."""
+        return self._wire.sync_call(self._trail, method, url, words)
+
+
 class JobConduct:
-    """See `resilient.wire.conduct.Conduct`."""
+    """See `resilient.wire.conduct.Conduct`. ``resource_key``: the job's, or the one its handler goes through."""
 
-    __slots__ = ("_execution", "_worker")
+    __slots__ = ("_execution", "_worker", "resource_key")
 
-    def __init__(self, worker: Worker, execution: Execution) -> None:
-        self._worker, self._execution = worker, execution
-
-    @property
-    def resource_key(self) -> str:
-        """The job's resource key."""
-        return self._execution.resource_key
+    def __init__(self, worker: Worker, execution: Execution, resource_key: str) -> None:
+        self._worker, self._execution, self.resource_key = worker, execution, resource_key
 
     @property
     def base_key(self) -> str:
@@ -109,6 +171,7 @@ class JobConduct:
         """Draw limits and check the gates, or refuse."""
         execution = self._execution
         execution.require_running()
+        execution.asked = self.resource_key
         if execution.transaction_open:
             raise TransactionOpen(
                 f"job {execution.id} ({execution.row.kind}) has a transaction open: send {asked.method} {asked.path}"
@@ -117,23 +180,42 @@ class JobConduct:
         if not asked.gated:
             return Permit(asked)
         access = await self._access(asked) if asked.trusted else None
-        state = await self._worker.gate.admit(asked.key, asked.cost, probes=execution.probes)
+        state = await self._worker.gate.admit(
+            asked.key, asked.cost, probes=execution.probes, own=execution.resource_key
+        )
+        if state.elected:
+            execution.probes += tuple(key for key, _ in state.elected)
+            execution.elected += state.elected
         execution.require_running()  # it may have waited
-        return Permit(asked, headers={} if access is None else access.headers, state=state, access=access)
+        if access is None:
+            return Permit(asked, state=state)
+        return Permit(asked, access.secret_headers, access.params, state=state, access=access)
 
     async def _access(self, asked: RequestFacts) -> Access | None:
         """The account's credentials, if it has a connection; none for a foreign host."""
         return await self._worker.app.grants.access(at_account(asked.key))
 
     async def mark(self, permit: Permit) -> None:
-        """Commit the mark of a request on the job's row, before it is sent."""
-        asked = permit.asked
-        mark = {"hash": asked.body_hash, "at": self._worker.now().isoformat()}
-        await self._execution.mark(asked.name, mark)
+        """Commit the mark of a request on the job's row, before it is sent for the first time."""
+        asked, known = permit.asked, self._execution.mark_of(permit.asked.name)
+        if known is None or asked.key_life is None:
+            return await self._execution.mark(asked.name, marks.made(asked, self._worker.now()))
+        permit.fresh = False
+        if old := marks.forgotten({asked.name: known}, self._worker.now()):
+            failure = Failure(FailureKind.AMBIGUOUS, code="key_forgotten")
+            raise JobFailure(f"not sent again, because it may then be done twice: {old}", failure=failure)
+        return None
 
     async def clear(self, permit: Permit) -> None:
-        """Remove it: the outcome is known."""
-        await self._execution.mark(permit.asked.name, None)
+        """Remove it: the outcome is known. Of a request with a key the row hears later, so that it costs nothing."""
+        if permit.asked.key_life is not None:
+            permit.mark = self._execution.unmark(permit.asked.name)
+            return None
+        return await self._execution.mark(permit.asked.name, None)
+
+    def cut_off(self, permit: Permit) -> None:
+        """Its row has never heard otherwise."""
+        self._execution.remark(permit.asked.name, permit.mark)
 
     async def answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:
         """Tell the gate."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import breaker
-from resilient.core.admission import ResourceFacts
+from resilient.core.admission import ResourceFacts, stop_of
 from resilient.core.breaker import BreakerFacts, Report, Window
-from resilient.store import turns
+from resilient.store import turns, waiting
 from resilient.store.dialect import JSON, TIME
 
 if TYPE_CHECKING:
@@ -78,6 +78,25 @@ def report_if_current(
     return changes
 
 
+def elect_if_due(c: Connection, d: Dialect, keys: Sequence[str], owner: str, policies: Policies) -> list[ResourceFacts]:
+    """Make a request the probe of the circuits among ``keys`` that are due; returns the rows as they are then.
+
+    All or none: if some gate of them is shut, nothing changes. For resources that no job has as its own, whose probes
+    the claim therefore never elects.
+    """
+    rows = lock(c, d, keys)
+    now = d.now(c)
+    due = [facts for facts in rows.values() if facts.breaker.state != "closed"]
+    if not due or any(stop_of(facts, now) is not None for facts in rows.values()):
+        return list(rows.values())
+    for facts in due:
+        policy = policies.for_key(facts.key, facts.policy_override).breaker
+        b = breaker.elect(facts.breaker, owner, policy, now)
+        rows[facts.key] = replace(facts, breaker=b, revision=facts.revision + 1)
+    write_breakers(c, d, [(f.key, rows[f.key].breaker) for f in due], now)
+    return list(rows.values())
+
+
 def _rested(r: Report, facts: ResourceFacts, now: datetime) -> Report:
     """A probe that was throttled says nothing, and the next one waits for the cooldown."""
     rest = facts.blocked_until
@@ -90,7 +109,9 @@ def _after_change(c: Connection, d: Dialect, change: Change, policies: Policies,
     key, b = change.after.key, change.after.breaker
     if b.state == "closed":
         policy = policies.for_key(key, change.after.policy_override).breaker
-        turns.release(c, d, key, breaker.ramp_allowance(b, policy, now) or RELEASE, now)
+        count = breaker.ramp_allowance(b, policy, now) or RELEASE
+        waiting.hasten(c, d, key, count, now)
+        turns.release(c, d, key, count, now)
     elif b.open_until is not None:
         turns.arm(c, d, key, b.open_until)
 

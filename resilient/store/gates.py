@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.core import breaker
 from resilient.core.cooldown import cooled
-from resilient.store import circuits, turns
+from resilient.store import circuits, turns, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,7 @@ def warm_up(c: Connection, d: Dialect, key: str) -> int:
     _lock_one(c, d, key)
     now = d.now(c)
     _set(c, d, key, now, "blocked_until = NULL, blocked_since = NULL, blocked_code = NULL")
-    return turns.release(c, d, key, circuits.RELEASE, now)
+    return _opened(c, d, key, circuits.RELEASE, now)
 
 
 # -- operators -----------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def resume(c: Connection, d: Dialect, key: str) -> int:
     _lock_one(c, d, key)
     now = d.now(c)
     _set(c, d, key, now, "paused_at = NULL, paused_until = NULL, paused_reason = NULL")
-    return turns.release(c, d, key, circuits.RELEASE, now)
+    return _opened(c, d, key, circuits.RELEASE, now)
 
 
 def open_(c: Connection, d: Dialect, key: str, *, until: datetime | None = None, reason: str | None = None) -> None:
@@ -114,7 +114,7 @@ def close(c: Connection, d: Dialect, key: str) -> int:
     now = d.now(c)
     after = breaker.reset(facts.breaker, now)
     circuits.write_reset(c, d, facts, after, now)
-    return turns.release(c, d, key, 1, now)
+    return _opened(c, d, key, 1, now)
 
 
 def set_auth(c: Connection, d: Dialect, key: str, auth: str) -> int:
@@ -127,7 +127,7 @@ def set_auth(c: Connection, d: Dialect, key: str, auth: str) -> int:
         c, d, key, now, "auth = :auth, auth_since = :auth_since",
         auth=auth, auth_since=None if auth == "ok" else now,
     )  # fmt: skip
-    return turns.release(c, d, key, circuits.RELEASE, now) if auth == "ok" else 0
+    return _opened(c, d, key, circuits.RELEASE, now) if auth == "ok" else 0
 
 
 def auth_of(c: Connection, d: Dialect, key: str) -> str:
@@ -143,7 +143,7 @@ def set_policy(c: Connection, d: Dialect, key: str, override: Mapping[str, Any] 
     doc = None if not override else json.dumps(override)
     policy = "CAST(:policy AS json)" if d.is_postgresql else ":policy"
     _set(c, d, key, now, f"policy = {policy}", policy=doc)
-    return turns.release(c, d, key, circuits.RELEASE, now)
+    return _opened(c, d, key, circuits.RELEASE, now)
 
 
 # -- rows ----------------------------------------------------------------------------------------------------
@@ -158,6 +158,12 @@ def _lock_one(c: Connection, d: Dialect, key: str) -> ResourceFacts:
         {"key": key, "now": now},
     )
     return circuits.lock(c, d, [key])[key]
+
+
+def _opened(c: Connection, d: Dialect, key: str, limit: int, now: datetime) -> int:
+    """What waits for the resource goes on; returns how many parked turns were released."""
+    waiting.hasten(c, d, key, limit, now)
+    return turns.release(c, d, key, limit, now)
 
 
 def _set(c: Connection, d: Dialect, key: str, now: datetime, sets: str, **params: Any) -> None:

@@ -327,7 +327,7 @@ def make_ready_if_version(
     doc = json.dumps([{"id": d.id(i), "version": v} for i, v in sorted(versions.items())])
     sets = "state = 'ready', run_at = :now, version = {job}.version + 1, updated_at = :now"
     if reset:
-        sets += ", attempts = 0, rescues = 0, finished_at = NULL, cancel_requested = false, sent = NULL, waits = 0"
+        sets += ", attempts = 0, rescues = 0, finished_at = NULL, cancel_requested = false, waits = 0"
     return _make_ready(
         c,
         d,

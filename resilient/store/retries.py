@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from resilient.core import marks
 from resilient.core.states import TERMINAL, JobState
 from resilient.store import jobs, order
 from resilient.store.changes import Sorted, next_key, write_all
@@ -51,7 +52,7 @@ class Retry:
         """By whether it is over, and whether repeating it is safe."""
         if job.state not in TERMINAL:
             return "not_finished"
-        unknown = job.sent is not None or job.last_error_kind == "ambiguous"
+        unknown = marks.unkeyed(job.sent) or job.last_error_kind == "ambiguous"
         if unknown and job.state != JobState.SUCCEEDED and not self.repeat_ambiguous:
             return "ambiguous"
         return "retried"
@@ -62,6 +63,8 @@ class Retry:
         lost = {row.id for row in rows if row.unique_key is not None and not _relock(c, d, row.id)}
         rows = [row for row in rows if row.id not in lost]
         fresh: dict[str, Any] = {"idempotency_key": next_key()} if self.new_operation else {}
+        if self.repeat_ambiguous or self.new_operation:  # else keys go on being counted from their first sending
+            fresh["sent"] = None
         kept = sa.case((JOB.c.expires_at > now, JOB.c.expires_at))  # a passed expiry would end it again at once
         write_all(c, d, rows, waiting_for=None, progress=None, result=None, expires_at=kept, **fresh)
         first, later = self._spread(rows, now)
@@ -122,7 +125,7 @@ def _schedule(
     d.run(
         c,
         f"UPDATE {{job}} SET state = '{state}', waits = {waits}, run_at = p.run_at, attempts = 0, rescues = 0,"
-        " finished_at = NULL, cancel_requested = false, sent = NULL, version = {job}.version + 1,"
+        " finished_at = NULL, cancel_requested = false, version = {job}.version + 1,"
         " updated_at = :now"
         f" FROM {d.records('doc', {'id': 'uuid', 'version': 'int', 'run_at': 'timestamptz'})} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version",

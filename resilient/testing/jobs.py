@@ -15,6 +15,7 @@ from uuid_utils.compat import uuid7
 
 from resilient.engine.batch import Batch, SyncBatch
 from resilient.engine.job import BaseJob, Job, SyncJob
+from resilient.engine.requests import SyncThrough, Through
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +34,7 @@ class Bench:
     client: httpx.AsyncClient | httpx.Client | None = None
     progress_saved: list[Any] = field(default_factory=list)
     calls: list[FakeCall] = field(default_factory=list)
+    went_through: list[str] = field(default_factory=list)
 
     def async_client(self) -> Any:
         """The client that was given, or a plain one."""
@@ -53,6 +55,16 @@ class Bench:
     def sync_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
         """The same for a plain handler."""
         return self._call(method, url, words)
+
+    async def through(self, resource_key: str) -> Through:
+        """The same client and calls, remembered as those of another resource."""
+        self.went_through.append(resource_key)
+        return Through(resource_key, self)
+
+    def through_sync(self, resource_key: str) -> SyncThrough:
+        """The same for a plain handler."""
+        self.went_through.append(resource_key)
+        return SyncThrough(resource_key, self)
 
     def _call(self, method: str, url: str, words: Mapping[str, Any]) -> FakeCall:
         self.calls.append(FakeCall(method, url, dict(words)))
@@ -75,6 +87,7 @@ class FakeCall(AbstractAsyncContextManager["FakeCall"], AbstractContextManager["
     url: str
     words: dict[str, Any]
     headers: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
     reported: tuple[int, Any, Any] | None = None
     failure: None = None
 

@@ -21,7 +21,7 @@ from resilient.core.failure import Failure, FailureKind
 from resilient.wire.failures import AnswerTooLarge, failed_answer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from resilient.core.budgets import Budget, Fields
     from resilient.wire.pool import PoolSettings
@@ -38,6 +38,7 @@ class Answer(httpx.Response):
     said: str  # the provider's message
     secrets: tuple[str, ...]
     parsed: Any  # the decoded body, if it had to be read anyway
+    cut: Callable[[], None] | None  # who wants to hear that the body broke off
 
     @classmethod
     def of(cls, response: httpx.Response, bounds: PoolSettings) -> Answer:
@@ -45,6 +46,7 @@ class Answer(httpx.Response):
         response.__class__ = cls
         assert isinstance(response, Answer)  # noqa: S101 - for the type checker
         response.bounds, response.said, response.secrets, response.parsed = bounds, "", (), _MISSING
+        response.cut = None
         if "content-encoding" in response.headers:
             if isinstance(response.stream, httpx.AsyncByteStream):
                 response.stream = _AsyncSlices(response.stream)
@@ -89,6 +91,31 @@ class Answer(httpx.Response):
                     raise self._too_large()
             self._content = bound.content()
         return self._content
+
+    def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        """As httpx's."""
+        raw = super().aiter_raw(chunk_size)
+        return raw if self.cut is None else self._watched(raw, self.cut)
+
+    def iter_raw(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        """As httpx's."""
+        raw = super().iter_raw(chunk_size)
+        return raw if self.cut is None else self._watched_sync(raw, self.cut)
+
+    async def _watched(self, raw: AsyncIterator[bytes], cut: Callable[[], None]) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in raw:
+                yield chunk
+        except httpx.RequestError:
+            cut()
+            raise
+
+    def _watched_sync(self, raw: Iterator[bytes], cut: Callable[[], None]) -> Iterator[bytes]:
+        try:
+            yield from raw
+        except httpx.RequestError:
+            cut()
+            raise
 
     async def aread_error(self) -> None:
         """The beginning of an error's body, as much as comes in time. The server cannot make it raise."""

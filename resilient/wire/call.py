@@ -12,17 +12,19 @@ block itself raises nothing of its own.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote_plus, urlencode, urlsplit
 
 from resilient.core.budgets import Fields, budgets
 from resilient.core.classify import Phase, classify, classify_error, message_of
 from resilient.core.errors import InvalidInput, JobFailure
 from resilient.core.exchange import AnswerFacts
-from resilient.core.failure import Failure, FailureKind
+from resilient.core.failure import Failure, FailureKind, at_scope
 from resilient.core.hosts import without_secrets
 from resilient.wire import redact
 from resilient.wire.explain import chain, known_phase
+from resilient.wire.flow import concluded
 from resilient.wire.trail import Target
 from resilient.wire.transport import drive, drive_sync
 
@@ -39,13 +41,20 @@ _LONGEST_TEXT = 64 * 1024
 
 
 class Call:
-    """What the block sees. ``headers``: credentials and key to send; ``failure``: what `report` found."""
+    """What the block sees.
+
+    ``headers``: credentials and key to send; ``params``: those that belong into the URL, ``url`` has them already;
+    ``failure``: what `report` found.
+    """
 
     def __init__(self, trail: Trail, method: str, url: str, words: Mapping[str, Any], body: bytes | None) -> None:
+        if trail.base_url and "://" not in url:
+            url = f"{trail.base_url.rstrip('/')}/{url.lstrip('/')}"
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidInput(
-                f"call: {without_secrets(url)!r} is no absolute URL, such as 'https://api.example.com/v1'"
+                f"call: {without_secrets(url)!r} is no absolute URL, such as 'https://api.example.com/v1';"
+                f" {trail.without_address()}"
             )
         target = Target(url, parts.scheme, parts.hostname, parts.port, parts.path or "/")
         self._trail = trail
@@ -53,8 +62,17 @@ class Call:
         self._permit: Permit | None = None
         self._answer: AnswerFacts | None = None
         self.headers: dict[str, str] = {}
-        self.url = url  # with the key, where the provider takes it as a parameter
+        self.params: dict[str, str] = {}  # where the provider takes credentials or key in the URL
+        self._url = url
         self.failure: Failure | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL to ask, with `params`."""
+        if not self.params:
+            return self._url
+        head, mark, fragment = self._url.partition("#")
+        return f"{head}{'&' if '?' in head else '?'}{urlencode(self.params)}{mark}{fragment}"
 
     def report(
         self, status: int, headers: Mapping[str, str] | Iterable[tuple[str, str]] = (), body: Any = None
@@ -65,6 +83,8 @@ class Call:
         text, parsed = _body(body)
         left = budgets(fields, now, fields=provider.waits.budgets)
         self._answer = AnswerFacts(status, fields, body=parsed, text=text, budgets=left)
+        if provider.cost is not None and self._asked.gated:
+            self._answer = replace(self._answer, cost=provider.cost(self._answer))
         self.failure = classify(self._answer, self._asked, provider, now)
         return self.failure
 
@@ -78,15 +98,19 @@ class Call:
             self.failure.kind,
         ]
         if said:
-            words.append(redact.scrub(said, self.headers.values()))
-        raise JobFailure(": ".join(words), failure=self.failure)
+            permit = self._permit
+            secrets = [] if permit is None else [*permit.headers.values(), *permit.params.values()]
+            words.append(redact.scrub(said, [*secrets, *map(quote_plus, secrets)]))
+        error = JobFailure(": ".join(words), failure=self.failure)
+        error.resource = at_scope(asked.key, self.failure.scope) if asked.gated else None
+        raise error
 
     # -- around the block ------------------------------------------------------------------------------------
 
     def _enter(self) -> Flow:
         asked, conduct = self._asked, self._trail.conduct
         self._permit = yield conduct.admit(asked)
-        if asked.needs_mark:
+        if asked.marked:
             try:
                 yield conduct.mark(self._permit)
             except BaseException:
@@ -94,10 +118,12 @@ class Call:
                 conduct.abandoned(self._permit)
                 raise
         if asked.trusted:
+            self.headers.update(self._trail.headers)
             self.headers.update(self._permit.headers)
+            self.params.update(self._permit.params)
         if asked.idempotency_key and (idem := self._trail.provider.idempotency) is not None:
             if idem.query:
-                self.url += f"{'&' if '?' in self.url else '?'}{idem.query}={asked.idempotency_key}"
+                self.params[idem.query] = asked.idempotency_key
             else:
                 self.headers[idem.header] = f'"{asked.idempotency_key}"' if idem.quoted else asked.idempotency_key
 
@@ -118,14 +144,14 @@ class Call:
             return
         failure = self.failure
         self._trail.note(asked, failure)
-        if failure is not None and failure.kind is FailureKind.AUTH and permit.headers:
+        if failure is not None and failure.kind is FailureKind.AUTH and permit.trusting:
             fresh = yield conduct.refreshed(permit, failure)
             failure = None if fresh else failure
         if asked.gated and self._answer is not None:
             yield conduct.answered(permit, self._answer, failure)
         elif asked.gated and failure is not None:
             yield conduct.failed(permit, failure)
-        if asked.needs_mark and (failure is None or failure.kind is not FailureKind.AMBIGUOUS):
+        if asked.marked and concluded(permit, failure, unsent=self._answer is None and _never_sent(error)):
             yield conduct.clear(permit)
 
 
@@ -200,6 +226,12 @@ def _body(body: Any) -> tuple[str, Any]:
         return body[:_LONGEST_TEXT], json.loads(body) if body.lstrip()[:1] in ("{", "[") else None
     except (ValueError, RecursionError):
         return body[:_LONGEST_TEXT], None
+
+
+def _never_sent(error: BaseException | None) -> bool:
+    """Whether the client's error says that nothing left this machine."""
+    found = [known_phase(one) for one in (() if error is None else chain(error))]
+    return any(one is not None and one[0] in (Phase.CONNECT, Phase.POOL) for one in found)
 
 
 def _without_answer(error: BaseException | None, *, repeatable: bool) -> Failure | None:

@@ -79,19 +79,14 @@ class Client(httpx.Client):
         return _graphql_data(self._trail, response)
 
 
-def build_async_client(trail: Trail, pool: Pool, base_url: str | None = None) -> AsyncClient:
-    """The client of an ``async def`` handler. ``base_url``: the account's own, else the provider's."""
-    return AsyncClient(trail, pool, _base_url(trail, base_url))
+def build_async_client(trail: Trail, pool: Pool, base_url: str = "") -> AsyncClient:
+    """The client of an ``async def`` handler. ``base_url``: another than the account's or the provider's."""
+    return AsyncClient(trail, pool, base_url or trail.base_url)
 
 
-def build_client(trail: Trail, pool: Pool, bridge: Bridge[Any], base_url: str | None = None) -> Client:
+def build_client(trail: Trail, pool: Pool, bridge: Bridge[Any], base_url: str = "") -> Client:
     """The client of a plain handler; ``bridge`` runs a coroutine on the engine's loop from its thread."""
-    return Client(trail, pool, _base_url(trail, base_url), bridge)
-
-
-def _base_url(trail: Trail, own: str | None) -> str:
-    declared = trail.provider.base_url
-    return own or ("" if "{" in declared else declared)
+    return Client(trail, pool, base_url or trail.base_url, bridge)
 
 
 # -- GraphQL -------------------------------------------------------------------------------------------------

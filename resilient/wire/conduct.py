@@ -5,7 +5,7 @@ job, at fixed moments. For every physical request (a repeat and a redirect are r
 calls are::
 
     permit = admit(asked)                       may wait briefly; may refuse, before any I/O
-    mark(permit)                                only if asked.needs_mark
+    mark(permit)                                only if asked.marked
     ... the request ...
     answered(permit, answer, failure)           an answer came; failure is None if it is a success
       or failed(permit, failure)                no (whole) answer came
@@ -34,14 +34,23 @@ if TYPE_CHECKING:
 class Permit:
     """Leave to send one request.
 
-    ``headers`` are the account's credentials; the wire sends them to trusted hosts only. ``state`` is the
-    engine's own (generations, lease of a limit), ``access`` likewise (which credentials these are).
+    ``headers`` and ``params`` (of the URL) are the account's credentials; the wire sends them to trusted hosts
+    only. ``state`` is the engine's own (generations, lease of a limit), ``access`` likewise (which credentials
+    these are). ``fresh``: no earlier request of the same name stands unanswered.
     """
 
     asked: RequestFacts
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    params: Mapping[str, str] = field(default_factory=dict, repr=False)
+    fresh: bool = True
     state: Any = field(default=None, repr=False)
     access: Any = field(default=None, repr=False)
+    mark: Any = field(default=None, repr=False)  # the engine's: what `clear` removed
+
+    @property
+    def trusting(self) -> bool:
+        """Whether it carries credentials at all."""
+        return bool(self.headers or self.params)
 
 
 class Conduct(Protocol):
@@ -66,10 +75,16 @@ class Conduct(Protocol):
         """
 
     async def mark(self, permit: Permit) -> None:
-        """Commit the mark of the request on the job's row. Raises `LostLease`; then nothing is sent."""
+        """Commit the mark of the request on the job's row, if it has none yet.
+
+        Raises `LostLease`, or `JobFailure` for one whose key the provider may have forgotten; then nothing is sent.
+        """
 
     async def clear(self, permit: Permit) -> None:
         """Remove the mark `mark` made."""
+
+    def cut_off(self, permit: Permit) -> None:
+        """The answer's body broke off after `clear`: its outcome is open again. Must not wait, as `abandoned`."""
 
     async def answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:
         """Take in an answer: breaker, budgets, a cooldown at once. Not called unless ``asked.gated``."""

@@ -18,14 +18,16 @@ from resilient.core.classify import Phase, classify, classify_error
 from resilient.core.errors import JobFailure
 from resilient.core.exchange import IDEMPOTENT, AnswerFacts, RequestFacts
 from resilient.core.failure import Failure, FailureKind, at_scope
-from resilient.core.provider import GENERIC, Provider
+from resilient.core.provider import GENERIC
 from resilient.wire.answer import KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from resilient.wire.trail import Trail
+
+    Trails = Sequence[Trail | None]
 
 # httpx's own classes, most specific first; its fork httpx2 has the same names.
 _PHASES: Final = (
@@ -74,12 +76,14 @@ class Explained(NamedTuple):
     resource: str | None = None
 
 
-def explain(error: BaseException, trail: Trail | None, now: datetime) -> Explained:
-    """What ``error`` means for the job; ``trail`` is the execution's, if it made any request."""
-    provider = GENERIC if trail is None else trail.provider
-    every = list(chain(error))
+def explain(error: BaseException, trail: Trail | None, now: datetime, *others: Trail) -> Explained:
+    """What ``error`` means for the job.
+
+    ``trail`` is the execution's that was used last, if it made any request; ``others`` are those of other resources.
+    """
+    every, trails = list(chain(error)), [trail, *others]
     for look in (_ours, _mapped, _http):
-        found = [e for one in every if (e := look(one, provider, trail, now)) is not None]
+        found = [e for one in every if (e := look(one, trails, now)) is not None]
         if found:
             return next((e for e in found if e.failure.kind is FailureKind.AMBIGUOUS), found[0])
     if trail is not None and trail.last_failure is not None:
@@ -112,17 +116,22 @@ def by_transport(error: BaseException, *, repeatable: bool) -> Failure:
 # -- one exception -------------------------------------------------------------------------------------------
 
 
-def _ours(error: BaseException, _p: Provider, _t: Trail | None, _n: datetime) -> Explained | None:
+def _ours(error: BaseException, _t: Trails, _n: datetime) -> Explained | None:
     if isinstance(error, httpx.HTTPError):
         passage = _extensions(error).get(KEY)
         if passage is not None:
             failure = None if isinstance(error, JobFailure) else passage.failure
             failure = failure or by_transport(error, repeatable=passage.asked.repeatable)
             return _at(failure, passage.asked.key) if passage.asked.gated else Explained(_local(failure))
-    return Explained(error.failure) if isinstance(error, JobFailure) else None
+    return Explained(error.failure, error.resource) if isinstance(error, JobFailure) else None
 
 
-def _mapped(error: BaseException, provider: Provider, trail: Trail | None, now: datetime) -> Explained | None:
+def _mapped(error: BaseException, trails: Trails, now: datetime) -> Explained | None:
+    return next((told for one in trails if one is not None and (told := _mapped_by(one, error, now)) is not None), None)
+
+
+def _mapped_by(trail: Trail, error: BaseException, now: datetime) -> Explained | None:
+    provider = trail.provider
     if not provider.exceptions:
         return None
     for cls in type(error).__mro__:
@@ -135,14 +144,15 @@ def _mapped(error: BaseException, provider: Provider, trail: Trail | None, now: 
         if isinstance(told, FailureKind):
             told = Failure(told, code=type(error).__name__)
         if told is not None:
-            return Explained(told)
+            return _at(told, trail.conduct.resource_key)
     return None
 
 
-def _http(error: BaseException, _p: Provider, trail: Trail | None, now: datetime) -> Explained | None:
+def _http(error: BaseException, trails: Trails, now: datetime) -> Explained | None:
     """An error of a client that is not the job's own."""
     if not _is_client(error):
         return None
+    trail = next((one for one in trails if _is_providers(error, one)), trails[0])
     response = getattr(error, "response", None)
     status = getattr(error, "status", None) if response is None else getattr(response, "status_code", None)
     if isinstance(status, int):
@@ -152,7 +162,7 @@ def _http(error: BaseException, _p: Provider, trail: Trail | None, now: datetime
         return None
     method = str(getattr(_request(error), "method", None) or "GET").upper()
     failure = classify_error(found[0], repeatable=method in IDEMPOTENT, code=found[1])
-    return Explained(failure if _is_providers(error, trail) else _local(failure))
+    return _theirs(failure, trail) if _is_providers(error, trail) else Explained(_local(failure))
 
 
 def _foreign_answer(
@@ -169,7 +179,11 @@ def _foreign_answer(
     failure = classify(facts, asked, GENERIC if trail is None or not theirs else trail.provider, now)
     if failure is None:
         return None
-    return Explained(failure if theirs else _local(failure))
+    return _theirs(failure, trail) if theirs else Explained(_local(failure))
+
+
+def _theirs(failure: Failure, trail: Trail | None) -> Explained:
+    return _at(failure, "" if trail is None else trail.conduct.resource_key)
 
 
 def _local(failure: Failure) -> Failure:

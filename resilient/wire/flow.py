@@ -13,6 +13,7 @@ import time
 from collections.abc import Coroutine, Generator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import httpx
@@ -20,7 +21,7 @@ import httpx
 from resilient.core.budgets import Fields, budgets
 from resilient.core.classify import classify, message_of
 from resilient.core.errors import ResourceStopped
-from resilient.core.failure import Failure, FailureKind
+from resilient.core.failure import WAITS_FOR_RESOURCE, Failure, FailureKind
 from resilient.wire.answer import KEY, Answer
 from resilient.wire.attempt import Repeats
 from resilient.wire.explain import by_transport
@@ -111,11 +112,11 @@ def _once(trail: Trail, settings: PoolSettings, request: httpx.Request, passage:
     permit: Permit = yield trail.conduct.admit(asked)
     answer = facts = failure = error = None
     try:
-        if asked.needs_mark:
+        if asked.marked:
             yield trail.conduct.mark(permit)
         started = time.perf_counter()
         try:
-            sent = outgoing(request, passage, permit, trail.provider)
+            sent = outgoing(request, passage, permit, trail)
             answer = Answer.of((yield Send(sent)), settings)
             facts, failure = yield from _look(trail, sent, answer, passage)
             if answer.is_closed:
@@ -138,7 +139,7 @@ def _look(trail: Trail, sent: httpx.Request, answer: Answer, passage: Passage) -
     headers, now = fields(answer.headers), trail.conduct.now()
     if answer.status_code >= CLIENT_ERROR:
         yield ReadError(answer, sent)
-    elif asked.gated and provider.errors.reads_success and "json" in headers.get("content-type", ""):
+    elif asked.gated and provider.reads_success and "json" in headers.get("content-type", ""):
         yield Read(answer)
     left: tuple[Budget, ...] = ()
     if asked.gated and not provider.budget_names.isdisjoint(headers):
@@ -161,14 +162,32 @@ def _tell(trail: Trail, outcome: Outcome, failure: Failure | None) -> Flow:
             yield trail.conduct.answered(permit, outcome.facts, failure)
         elif failure is not None:
             yield trail.conduct.failed(permit, failure)
-    if asked.needs_mark and (failure is None or failure.kind is not FailureKind.AMBIGUOUS):
+    if asked.marked and concluded(permit, failure, unsent=_unsent(outcome.error)):
         yield trail.conduct.clear(permit)
+    if asked.name and outcome.answer is not None:
+        outcome.answer.cut = partial(trail.cut_off, permit)
+
+
+def concluded(permit: Permit, failure: Failure | None, *, unsent: bool) -> bool:
+    """Whether the outcome of a marked request is known.
+
+    With a key a server's failure says nothing yet, and a refusal only if no earlier sending stands unanswered.
+    """
+    if failure is None or failure.kind is FailureKind.PERMANENT:
+        return True
+    if permit.asked.needs_mark:
+        return failure.kind is not FailureKind.AMBIGUOUS
+    return permit.fresh and (unsent or failure.kind in WAITS_FOR_RESOURCE)
+
+
+def _unsent(error: httpx.RequestError | None) -> bool:
+    return isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
 
 
 def _may_renew(outcome: Outcome, passage: Passage) -> bool:
     """Refused credentials were ours, and the request can be sent a second time."""
     refused = outcome.failure is not None and outcome.failure.kind is FailureKind.AUTH
-    return refused and passage.resendable and passage.asked.trusted and bool(outcome.permit.headers)
+    return refused and passage.resendable and passage.asked.trusted and outcome.permit.trusting
 
 
 def _may_repeat(outcome: Outcome, passage: Passage) -> bool:
@@ -176,7 +195,7 @@ def _may_repeat(outcome: Outcome, passage: Passage) -> bool:
     failure = outcome.failure
     if failure is None or failure.kind is not FailureKind.TRANSIENT or not passage.resendable:
         return False
-    return passage.asked.repeatable or isinstance(outcome.error, (httpx.ConnectError, httpx.ConnectTimeout))
+    return passage.asked.repeatable or (_unsent(outcome.error) and not isinstance(outcome.error, httpx.PoolTimeout))
 
 
 def _conclude(outcome: Outcome) -> Answer:

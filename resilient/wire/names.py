@@ -20,11 +20,12 @@ _NO_BODY: Final = "-"
 
 
 class Names:
-    """The names given out in one execution."""
+    """The names given out in one execution, each beginning with ``prefix``."""
 
-    __slots__ = ("_bodies", "_count", "_made_up", "_open")
+    __slots__ = ("_bodies", "_count", "_made_up", "_open", "_prefix")
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
         self._count: dict[str, int] = defaultdict(int)  # by stem: method and path
         self._open: dict[str, dict[str, str]] = {}  # stem -> names without a known outcome -> body hash
         self._made_up: dict[str, str] = {}  # an SDK's key -> the name it stands for
@@ -38,11 +39,11 @@ class Names:
                 f"two different requests of this job are called op={op!r}: they would share a key;"
                 f" name each for what it does, such as '{op}:2'"
             )
-        return op
+        return self._prefix + op
 
     def next(self, method: str, path: str, body_hash: str | None, made_up: str | None = None) -> str:
         """The name of a request without an ``op``."""
-        stem = f"{method} {path}"
+        stem = f"{self._prefix}{method} {path}"
         waiting = self._open.get(stem, {})
         name = self._made_up.get(made_up) if made_up is not None else None
         if name is None:

@@ -8,16 +8,19 @@ chain of redirects has left the provider's hosts, it gets no credentials even if
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote_plus
 
 import httpx
 
+from resilient.core.errors import InvalidInput
 from resilient.wire.answer import KEY
 from resilient.wire.trail import Target
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from resilient.core.exchange import RequestFacts
     from resilient.core.failure import Failure
-    from resilient.core.provider import Provider
     from resilient.wire.conduct import Permit
     from resilient.wire.trail import Trail
 
@@ -46,6 +49,8 @@ class Passage:
 def plan(trail: Trail, request: httpx.Request) -> Passage:
     """Find out what ``request`` is, and note it on the request."""
     url, ext = request.url, request.extensions
+    if not url.scheme and not trail.base_url and trail.provider.base_url:
+        raise InvalidInput(f"{request.method} {url.path}: {trail.without_address()}")
     target = Target(str(url), url.scheme, url.host, url.port, url.path)
     origin = (target.scheme, target.host, target.port)
     before = ext.get(KEY)
@@ -63,26 +68,44 @@ def plan(trail: Trail, request: httpx.Request) -> Passage:
     return passage
 
 
-def outgoing(request: httpx.Request, passage: Passage, permit: Permit, provider: Provider) -> httpx.Request:
+def outgoing(request: httpx.Request, passage: Passage, permit: Permit, trail: Trail) -> httpx.Request:
     """The request to send."""
     asked = passage.asked
-    added = dict(permit.headers) if asked.trusted else {}
-    passage.secrets = tuple(added.values())
-    url = request.url
-    if asked.idempotency_key and (idem := provider.idempotency) is not None:
+    url, added = request.url, dict[str, str]()
+    if asked.trusted:
+        added |= permit.headers
+        passage.secrets = tuple(permit.headers.values())
+        if permit.params:
+            passage.secrets += (*permit.params.values(), *map(quote_plus, permit.params.values()))
+            url = url.copy_merge_params(permit.params)
+    if asked.idempotency_key and (idem := trail.provider.idempotency) is not None:
         if idem.query:
             url = url.copy_merge_params({idem.query: asked.idempotency_key})
         else:
             added[idem.header] = f'"{asked.idempotency_key}"' if idem.quoted else asked.idempotency_key
-    if not added and not passage.bare and url is request.url:
+    own = trail.own_headers if asked.trusted else ()
+    if not added and not own and not passage.bare and url is request.url:
         return request
     names = {name.lower().encode("ascii") for name in added}
     kept = [
         pair for pair in request.headers.raw
         if (lower := pair[0].lower()) not in names and (not passage.bare or lower in _BARE)
     ]  # fmt: skip
+    if own:
+        _complete(kept, own, names)
     for name, value in added.items():
         if any(c in value for c in _UNSAFE_IN_HEADERS):
             raise httpx.LocalProtocolError(f"the value for header {name} has a line break")
         kept.append((name.encode("ascii"), value.encode("latin-1")))
     return httpx.Request(request.method, url, headers=kept, stream=request.stream, extensions=request.extensions)
+
+
+def _complete(kept: list[tuple[bytes, bytes]], own: Sequence[tuple[bytes, bytes, bytes]], names: set[bytes]) -> None:
+    """Add what every request of the account carries, where the caller did not say otherwise."""
+    said = {pair[0].lower(): n for n, pair in enumerate(kept)}
+    for lower, name, value in own:
+        at = said.get(lower)
+        if at is None and lower not in names:
+            kept.append((name, value))
+        elif at is not None and lower == b"accept" and kept[at][1] == b"*/*":  # httpx's own word
+            kept[at] = (name, value)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from resilient.core.errors import InvalidInput
 from resilient.core.exchange import IDEMPOTENT, RequestFacts
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.placeholders import names_in
 from resilient.core.provider import GENERIC, Provider
 from resilient.core.resource_key import check
 from resilient.wire.names import Names, derive, hash_of
@@ -20,7 +21,7 @@ from resilient.wire.names import Names, derive, hash_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilient.wire.conduct import Conduct
+    from resilient.wire.conduct import Conduct, Permit
 
 _UNKNOWN: Final = Failure(FailureKind.AMBIGUOUS)
 
@@ -36,17 +37,45 @@ class Target(NamedTuple):
 
 
 class Trail:
-    """What an execution knows about its requests. ``base_url``: the account's own, if it has one."""
+    """What an execution knows about its requests.
 
-    __slots__ = ("_account", "conduct", "last_failure", "last_key", "names", "origins", "provider")
+    ``base_url`` and ``headers``: the account's own, else the provider's. ``prefix`` keeps the names of its requests
+    apart from those of other resources. Raises `InvalidInput` for an address that is not the provider's.
+    """
 
-    def __init__(self, conduct: Conduct, provider: Provider = GENERIC, base_url: str | None = None) -> None:
+    __slots__ = (
+        "_account", "base_url", "conduct", "headers", "last_failure", "last_key", "names", "origins",
+        "own_headers", "provider",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        conduct: Conduct,
+        provider: Provider = GENERIC,
+        base_url: str = "",
+        headers: Mapping[str, str] | None = None,
+        *,
+        prefix: str = "",
+    ) -> None:
         self.conduct, self.provider = conduct, provider
         self.origins = provider.origins(base_url)
-        self.names = Names()
+        self.base_url = base_url or ("" if "{" in provider.base_url else provider.base_url)
+        self.headers = provider.headers_for({}) if headers is None else headers
+        self.own_headers = tuple((n.lower().encode(), n.encode(), v.encode()) for n, v in self.headers.items())
+        self.names = Names(prefix)
         self.last_failure: Failure | None = None  # of the last answer, if no success followed
         self.last_key = conduct.resource_key  # the resource it concerned
         self._account = at_account(conduct.resource_key)
+
+    def without_address(self) -> str:
+        """Why a relative URL leads nowhere."""
+        missing = ", ".join(sorted(names_in(self.provider.base_url)))
+        if not missing:
+            return f"provider {self.provider.name!r} has no base URL to join a relative one to: give a whole URL"
+        return (
+            f"the address of {self._account} is not known: its connection has no {missing}"
+            f" (app.connections.add({self._account!r}, ..., details={{...}}))"
+        )
 
     def facts(
         self,
@@ -137,6 +166,11 @@ class Trail:
         """Nobody waited for the outcome of a request: the next one like it is the same one again."""
         if asked.needs_mark or asked.idempotency_key:
             self.names.settle(asked.name, asked.body_hash, _UNKNOWN)
+
+    def cut_off(self, permit: Permit) -> None:
+        """The answer broke off after it was noted: whoever sends the same again sends the same request."""
+        self.give_up(permit.asked)
+        self.conduct.cut_off(permit)
 
 
 def at_account(key: str) -> str:

@@ -64,6 +64,9 @@ class Recorder:
         self.log.append(("clear", permit.asked.name))
         del self.marks[permit.asked.name]
 
+    def cut_off(self, permit):
+        self.log.append(("cut_off", permit.asked.name))
+
     async def answered(self, _permit, answer, failure):
         self.log.append(("answered", answer.status, failure and failure.kind))
         self.answers.append((answer, failure))
@@ -93,7 +96,7 @@ def client(conduct, pool, server):
     """``client(provider, pool=...)``: a job's client whose base URL is the server's."""
 
     def build(provider=GENERIC, *, over=None, base_url=None, into=conduct):
-        trail = Trail(into, provider, base_url)
+        trail = Trail(into, provider, base_url or "")
         found = build_async_client(trail, over or pool, base_url or provider.base_url or server.url)
         found.trail = trail
         return found
