@@ -19,19 +19,20 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.admission import ResourceFacts, Stop, needs_count, refusal, stop_of
+from resilient.core.admission import ResourceFacts, Stop, needs_count, refusal
 from resilient.core.errors import ResourceStopped
 from resilient.core.evidence import child_of, judge
 from resilient.core.failure import WAITS_FOR_RESOURCE, at_scope
 from resilient.core.outcomes import Failed, Succeeded
-from resilient.core.resource_key import is_below, path
+from resilient.core.resource_key import path
 from resilient.core.retry_after import HORIZON
 from resilient.engine.budgets import spent, told_of
 from resilient.engine.drawing import Drawing
+from resilient.engine.probing import Probing
 from resilient.engine.reporter import Reporter
 from resilient.engine.snapshot import Snapshot
 from resilient.engine.tally import QUIET
-from resilient.store import circuits, gates
+from resilient.store import gates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -94,6 +95,9 @@ class Gate:
             database, policies, snapshot=self._snapshot, drawing=self._drawing, monotonic=monotonic,
             roll=self._roll, on_change=on_change,
         )  # fmt: skip
+        self._probing = Probing(
+            database, policies, owner=owner, snapshot=self._snapshot, reporter=self._reporter, is_probe=self._probes
+        )
         self._on_cooldown = on_cooldown
         self._resting: dict[str, datetime] = {}  # throttles on their way to the database
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -170,7 +174,7 @@ class Gate:
         await self._snapshot.refresh(path(key))
         if (stop := self.stop(key, probes=probes)) is None:
             return False
-        if own and not is_below(own, stop.resource) and self._due(key, own, probes):
+        if own and stop.gate == "breaker" and self._probing.due(key, own, probes):
             return True
         raise ResourceStopped(stop.resource, stop.gate, stop.until)
 
@@ -190,56 +194,22 @@ class Gate:
                 if wait > 0:
                     await asyncio.sleep(wait)
             if await self.check(key, probes=probes, own=own):  # both the wait and the draw took time
-                elected = await self._elect(key, own)
+                elected = await self._probing.elect(key, own)
                 probes = (*probes, *(level for level, _ in elected))
                 await self.check(key, probes=probes)
         except BaseException:
             if lane is not None:
                 self._drawing.settle(lane, -cost)
             for level, generation in elected:
-                self.give_back(level, generation)
+                self._probing.give_back(level, generation)
             raise
         ticket = self._ticket(key, probes)
         ticket.cost, ticket.lane, ticket.elected = cost if lane else 0.0, lane, elected
         return ticket
 
-    def _due(self, key: str, own: str, probes: Collection[str]) -> bool:
-        """Whether every gate of the path lets a probe through, and some circuit off the job's own path wants one."""
-        now, due = self.now(), False
-        for level in path(key):
-            facts = self._snapshot.known.get(level)
-            if level in self._resting:
-                return False
-            if facts is None or facts.calm:
-                continue
-            if is_below(own, level):
-                if refusal(facts, now, probing=self._probes(facts, probes)) is not None:
-                    return False
-            elif stop_of(facts, now) is not None:
-                return False
-            else:
-                due = due or facts.breaker.state != "closed"
-        return due
-
-    async def _elect(self, key: str, own: str) -> tuple[tuple[str, int], ...]:
-        """Become the probe of the circuits off the job's own path; nothing if somebody else was faster."""
-        levels = [level for level in path(key) if not is_below(own, level)]
-        owner = self._owner or "?"
-        found = await self._database.transaction(circuits.elect_if_due, levels, owner, self._policies)
-        for facts in found:
-            self._snapshot.put(facts)
-        return tuple(
-            (f.key, f.breaker.generation)
-            for f in found
-            if f.breaker.state == "half_open" and f.breaker.probe_owner == owner
-        )
-
     def give_back(self, key: str, generation: int) -> None:
-        """A probe by election of a request is over; if it has decided nothing, somebody else may try."""
-        facts = self._snapshot.known.get(key)
-        if facts is not None and facts.breaker.state == "half_open" and facts.breaker.generation == generation:
-            self._reporter.tally.probe(key, generation, "neutral", None, None)
-            self._reporter.wake(0.0)
+        """See `Probing.give_back`."""
+        self._probing.give_back(key, generation)
 
     async def answered(self, ticket: Ticket, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
         """Take in an answer: a cooldown at once, then breaker, budgets and the real cost."""

@@ -226,7 +226,7 @@ def test_running_and_what_if_its_worker_is_gone():
             f"`resilient jobs retry {ID} --repeat-ambiguous` or `resilient dead discard {ID}`.",
         ),
         (
-            {"sent": {"name": "charge"}},
+            {"sent": {"charge": {"at": "2026-11-01T12:00:00+00:00"}}},
             f"`resilient jobs retry {ID} --repeat-ambiguous` or `resilient dead discard {ID}`.",
         ),
     ],
