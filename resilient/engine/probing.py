@@ -59,7 +59,7 @@ class Probing:
     async def elect(self, key: str, own: str) -> Elected:
         """Become the probe of the circuits off the job's own path; nothing if somebody else was faster."""
         levels = [level for level in path(key) if not is_below(own, level)]
-        found = await self._database.transaction(circuits.elect_if_due, levels, self._owner, self._policies)
+        found = await self._database.transaction(circuits.elect_for_request, levels, self._owner, self._policies)
         for facts in found:
             self._snapshot.put(facts)
         breakers = {facts.key: facts.breaker for facts in found}

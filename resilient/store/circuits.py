@@ -78,7 +78,9 @@ def report_if_current(
     return changes
 
 
-def elect_if_due(c: Connection, d: Dialect, keys: Sequence[str], owner: str, policies: Policies) -> list[ResourceFacts]:
+def elect_for_request(
+    c: Connection, d: Dialect, keys: Sequence[str], owner: str, policies: Policies
+) -> list[ResourceFacts]:
     """Make a request the probe of the circuits among ``keys`` that are due; returns the rows as they are then.
 
     All or none: if some gate of them is shut, nothing changes. For resources that no job has as its own, whose probes
