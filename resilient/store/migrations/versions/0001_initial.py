@@ -137,13 +137,8 @@ def _job(op: Operations) -> None:
         postgresql_ops={"tags": "jsonb_path_ops"},
     )
     _index(op, "resilient_job", "unique", ["kind", "unique_lock"], where="unique_lock IS NOT NULL", unique=True)
-    _index(
-        op,
-        "resilient_job",
-        "waiting",
-        ["waiting_for", "run_at"],
-        where="state = 'scheduled' AND waiting_for IS NOT NULL",
-    )
+    elsewhere = "state = 'scheduled' AND waiting_for IS NOT NULL"
+    _index(op, "resilient_job", "waiting", ["waiting_for", "run_at"], where=elsewhere)
 
 
 def _order(op: Operations) -> None:
