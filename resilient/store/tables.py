@@ -100,7 +100,7 @@ class Job(Base, table=True):
         _index("resilient_job_finished", "state", "finished_at", where="finished_at IS NOT NULL"),
         _index("resilient_job_unique", "kind", "unique_lock", unique=True, where="unique_lock IS NOT NULL"),
         _index(
-            "resilient_job_waiting", "waiting_for", "run_at", where="state = 'scheduled' AND waiting_for IS NOT NULL"
+            "resilient_job_elsewhere", "waiting_for", "run_at", where="state = 'scheduled' AND waiting_for IS NOT NULL"
         ),
         _index("resilient_job_expires", "expires_at", where="expires_at IS NOT NULL AND finished_at IS NULL"),
         _index("resilient_job_waiting", "id", where="state = 'blocked' AND ordering_key IS NULL"),

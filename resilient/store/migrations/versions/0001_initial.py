@@ -114,6 +114,10 @@ def _job(op: Operations) -> None:
         sa.Column("finished_at", TIME),
     )
     _store(op, "resilient_job", JOB)
+    _job_indexes(op)
+
+
+def _job_indexes(op: Operations) -> None:
     _index(op, "resilient_job", "due", ["run_at", "id"], where="state = 'scheduled'")
     _index(op, "resilient_job", "expires", ["expires_at"], where="expires_at IS NOT NULL AND finished_at IS NULL")
     _index(op, "resilient_job", "finished", ["state", "finished_at"], where="finished_at IS NOT NULL")
@@ -138,7 +142,7 @@ def _job(op: Operations) -> None:
     )
     _index(op, "resilient_job", "unique", ["kind", "unique_lock"], where="unique_lock IS NOT NULL", unique=True)
     elsewhere = "state = 'scheduled' AND waiting_for IS NOT NULL"
-    _index(op, "resilient_job", "waiting", ["waiting_for", "run_at"], where=elsewhere)
+    _index(op, "resilient_job", "elsewhere", ["waiting_for", "run_at"], where=elsewhere)
 
 
 def _order(op: Operations) -> None:
