@@ -1,12 +1,10 @@
 """Alerts in words: one line each, that says what is wrong, with what, since when, and what to do.
 
-Many alerts of one sort are told in one notice (`digest`): an outage of a provider with a thousand accounts is
-one message, not a thousand.
+Many alerts of one cause are told in one notice: see `alert_groups`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -15,10 +13,7 @@ from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.phrases import counted, moment, span, when
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-MOST: Final = 5  # notices of one sort and one provider, beyond which one stands for all
-NAMED: Final = 20  # others that it names
+    from collections.abc import Callable, Mapping
 
 
 def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: datetime) -> Notice:
@@ -31,23 +26,6 @@ def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: da
         times = "" if alert.count == 1 else f", {alert.count:,} times"
         text = f"still, since {moment(alert.first_at, now)}{times}: {text}"
     return Notice(state, alert, text)
-
-
-def digest(notices: Iterable[Notice]) -> list[Notice]:
-    """The same notices, many of one sort made one; what concerns a whole provider stands for itself."""
-    groups: dict[tuple[str, str, str, bool], list[Notice]] = {}
-    for one in notices:
-        root, below, _ = one.alert.subject.partition("/")
-        groups.setdefault((one.state, one.alert.name, root, bool(below)), []).append(one)
-    told = []
-    for (_, _, root, _), members in groups.items():
-        if len(members) <= MOST:
-            told += members
-            continue
-        first, rest = members[0], [m.alert.subject for m in members[1:]]
-        text = f"{first.text} (and {counted(len(rest), 'other')} like it at {root}: {', '.join(rest[:3])}, …)"
-        told.append(replace(first, text=text, others=tuple(rest[:NAMED])))
-    return told
 
 
 # -- one phrase each ---------------------------------------------------------------------------------------------------

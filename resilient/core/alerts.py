@@ -37,6 +37,7 @@ CONDITIONS: Final = frozenset(
     {"circuit_open", "long_throttle", "needs_reauth", "failure_rate", "backlog", "no_success"}
 )
 NAMES: Final = EVENTS | CONDITIONS
+_CODES: Final = ("error_code", "code", "auth")
 _LONGEST_ERROR: Final = 300
 _LONGEST_CODE: Final = 64
 _LOOKS_LIKE_AN_ID: Final = re.compile(r"[0-9a-f-]{0,40}[0-9][0-9a-f-]{7,40}", re.IGNORECASE)
@@ -61,13 +62,25 @@ class Finding:
         text = "\x1f".join((self.name, self.subject, *self.parts))
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
+    @property
+    def cause(self) -> str:
+        """What it has in common with others that are told together: the sort, the provider (or kind), the code.
+
+        What concerns a whole provider stands for itself.
+        """
+        root, below, _ = self.subject.partition("/")
+        code = ""
+        if self.name in CONDITIONS:
+            code = code_of(next((str(self.detail[k]) for k in _CODES if self.detail.get(k)), ""))
+        return " ".join((self.name, root + ("/*" if below else ""), code)).strip()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertInfo:
     """One alert as it stood when it was read. Times are aware and in UTC.
 
     ``count`` is how often it happened since ``first_at`` (a condition counts once). ``told_at`` is None until
-    people were told, ``resolved_at`` while it goes on.
+    people were told, ``resolved_at`` while it goes on. Alerts of one ``cause`` are told together.
     """
 
     fingerprint: str
@@ -79,6 +92,7 @@ class AlertInfo:
     last_at: datetime
     told_at: datetime | None = None
     resolved_at: datetime | None = None
+    cause: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Every field under its own name."""

@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core import alert_words, alerts, spread
+from resilient.core import alert_groups, alerts, spread
 from resilient.core.alerts import CONDITIONS, EVENTS, Alerting
 from resilient.core.errors import InvalidInput
 from resilient.engine.sessions import Face, Transactions, blocking
@@ -175,8 +175,7 @@ class Alerts:
         store.record(c, d, [f for f in wanted if f.name in CONDITIONS], now, lasting=True)
 
     def _due(self, c: Connection, d: Dialect, now: datetime) -> builtins.list[Notice]:
-        due = store.to_tell(c, d, now, now - self.config.span("repeat"))
-        return alert_words.digest(alert_words.notice("new" if new else "again", one, now) for one, new in due)
+        return alert_groups.begun(*store.to_tell(c, d, now, now - self.config.span("repeat")), now)
 
     async def close(self) -> None:
         """Write and deliver what is left, for a few seconds at most."""
@@ -210,7 +209,7 @@ class Alerts:
         foreign = {("no_success", name) for name in schedule_records.active(c, d) - self._app.schedules.declared.keys()}
         over = store.resolve(c, d, CONDITIONS - blind, now - config.span("settle"), now, spare=foreign)
         store.resolve(c, d, EVENTS, now - config.span("quiet"), now)
-        told = alert_words.digest(alert_words.notice("resolved", one, now) for one in over)
+        told = alert_groups.ended(over, store.sizes(c, d, {one.cause for one in over}, now - config.span("repeat")), now)
         return [*self._due(c, d, now), *told]
 
     def _resources(self, c: Connection, d: Dialect, now: datetime) -> builtins.list[Finding]:

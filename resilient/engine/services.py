@@ -52,15 +52,9 @@ class Services:
         await w.gate.close()
         await w.wire.close()
         if self._background:
-            await self._tell_last_alerts()
+            await w.app.alerts.close()  # the process may end with this worker
         await self._heartbeat.close()
         w.threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _tell_last_alerts(self) -> None:
-        try:
-            await self._worker.app.alerts.flush()
-        except Exception as error:  # noqa: BLE001 - the database may be away; `app.close` tries once more
-            log.warning("cannot tell the last alerts (%s: %s)", type(error).__name__, error)
 
 
 def exit_if_stuck(worker: Worker) -> None:

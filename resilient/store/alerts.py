@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.alert_groups import Size
 from resilient.core.alerts import AlertInfo
 from resilient.store.dialect import JSON, TIME
 
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from resilient.core.alerts import Finding
     from resilient.store.dialect import Dialect
 
-_FIELDS: Final = {"fingerprint": "text", "name": "text", "subject": "text", "detail": "json", "count": "int"}
-_COLUMNS: Final = "fingerprint, name, subject, detail, count, first_at, last_at, told_at, resolved_at"
+_FIELDS: Final = {
+    "fingerprint": "text", "name": "text", "subject": "text", "cause": "text", "detail": "json", "count": "int",
+}  # fmt: skip
+_COLUMNS: Final = "fingerprint, name, subject, cause, detail, count, first_at, last_at, told_at, resolved_at"
 _TYPES: Final[dict[str, Any]] = {
-    "fingerprint": None, "name": None, "subject": None, "detail": JSON, "count": None, "first_at": TIME,
+    "fingerprint": None, "name": None, "subject": None, "cause": None, "detail": JSON, "count": None, "first_at": TIME,
     "last_at": TIME, "told_at": TIME, "resolved_at": TIME,
 }  # fmt: skip
-TOLD_AT_ONCE: Final = 200
+TOLD_AT_ONCE: Final = 2_000
 
 
 def record(c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime, *, lasting: bool) -> None:
@@ -39,17 +42,20 @@ def record(c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime
     if not rows:
         return
     doc = [
-        {"fingerprint": key, "name": f.name, "subject": f.subject, "detail": dict(f.detail), "count": f.count}
+        {
+            "fingerprint": key, "name": f.name, "subject": f.subject, "cause": f.cause, "detail": dict(f.detail),
+            "count": f.count,
+        }
         for key, f in sorted(rows.items())
-    ]
+    ]  # fmt: skip
     again = "old.resolved_at IS NOT NULL"
     count = "old.count" if lasting else "old.count + excluded.count"
     d.run(
         c,
-        "INSERT INTO {alert} AS old (fingerprint, name, subject, detail, count, first_at, last_at)"
-        " SELECT fingerprint, name, subject, detail, count, CAST(:now AS {timestamp}), CAST(:now AS {timestamp})"
+        "INSERT INTO {alert} AS old (fingerprint, name, subject, cause, detail, count, first_at, last_at)"
+        " SELECT fingerprint, name, subject, cause, detail, count, CAST(:now AS {timestamp}), CAST(:now AS {timestamp})"
         f" FROM {d.records('doc', _FIELDS)} AS r WHERE true ORDER BY fingerprint"
-        " ON CONFLICT (fingerprint) DO UPDATE SET detail = excluded.detail, last_at = excluded.last_at,"
+        " ON CONFLICT (fingerprint) DO UPDATE SET detail = excluded.detail, cause = excluded.cause, last_at = excluded.last_at,"
         f" count = CASE WHEN {again} THEN excluded.count ELSE {count} END,"
         f" first_at = CASE WHEN {again} THEN excluded.first_at ELSE old.first_at END,"
         f" told_at = CASE WHEN {again} THEN NULL ELSE old.told_at END, resolved_at = NULL",
@@ -57,10 +63,12 @@ def record(c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime
     )
 
 
-def to_tell(c: Connection, d: Dialect, now: datetime, before: datetime) -> list[tuple[AlertInfo, bool]]:
-    """Alerts to tell now, and whether they are news; the caller tells them.
+def to_tell(
+    c: Connection, d: Dialect, now: datetime, before: datetime
+) -> tuple[list[tuple[AlertInfo, bool]], dict[str, Size]]:
+    """Alerts to tell now, whether they are news, and the sizes of their causes before; the caller tells them.
 
-    Those never told, and those told until ``before`` that went on since then.
+    Those never told, and those told until ``before`` that went on since then; with one of these, all of its cause.
     """
     rows = d.run(
         c,
@@ -70,8 +78,37 @@ def to_tell(c: Connection, d: Dialect, now: datetime, before: datetime) -> list[
         {"before": before, "limit": TOLD_AT_ONCE},
         **_TYPES,
     ).all()
+    found = sizes(c, d, {r.cause for r in rows}, before)
     _set(c, d, [r.fingerprint for r in rows], "told_at = :now", now)
-    return [(_info(r), r.told_at is None) for r in rows]
+    if again := sorted({r.cause for r in rows if r.told_at is not None}):
+        d.run(
+            c,
+            "UPDATE {alert} SET told_at = :now WHERE fingerprint IN (SELECT fingerprint FROM {alert}"
+            " WHERE resolved_at IS NULL AND told_at IS NOT NULL"
+            f" AND cause IN (SELECT value FROM {d.array('causes', 'text')}) ORDER BY fingerprint {{skip_locked}})",
+            {"now": now, "causes": _pack(d, again)},
+        )
+    return [(_info(r), r.told_at is None) for r in rows], found
+
+
+def sizes(c: Connection, d: Dialect, causes: Collection[str], since: datetime) -> dict[str, Size]:
+    """How many alerts causes have: that go on, were told since then among those, ended since then."""
+    if not causes:
+        return {}
+    rows = d.run(
+        c,
+        "SELECT cause, sum(CASE WHEN resolved_at IS NULL THEN 1 ELSE 0 END),"
+        " sum(CASE WHEN resolved_at IS NULL AND told_at > :since THEN 1 ELSE 0 END),"
+        " sum(CASE WHEN resolved_at > :since THEN 1 ELSE 0 END)"
+        f" FROM {{alert}} WHERE cause IN (SELECT value FROM {d.array('causes', 'text')}) GROUP BY cause",
+        {"since": since, "causes": _pack(d, sorted(causes))},
+    )
+    return {r[0]: Size(int(r[1]), int(r[2]), int(r[3])) for r in rows}
+
+
+def _pack(d: Dialect, texts: list[str]) -> Any:
+    """Any text, not only keys."""
+    return texts if d.is_postgresql else json.dumps(texts)
 
 
 def resolve(

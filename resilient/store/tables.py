@@ -303,6 +303,7 @@ class Alert(Base, table=True):
     fingerprint: str = Field(sa_column=Column(NAME, primary_key=True))
     name: str = Field(sa_column=Column(NAME, nullable=False))
     subject: str = Field(sa_column=Column(NAME, nullable=False))
+    cause: str = Field(sa_column=Column(NAME, nullable=False))  # alerts of one cause are told together
     detail: Any = Field(default=None, sa_column=Column(DOCUMENT))
     count: int = Field(default=1, sa_column=Column(Integer, nullable=False, server_default="1"))
     first_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))

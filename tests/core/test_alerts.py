@@ -4,8 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core import alerts
-from resilient.core.alert_words import digest, notice
+from resilient.core import alert_groups, alerts
+from resilient.core.alert_groups import Size
+from resilient.core.alert_words import notice
 from resilient.core.alerts import AlertInfo, Alerting, Finding
 from resilient.core.cron import ticks
 from resilient.core.errors import InvalidInput
@@ -189,7 +190,7 @@ def info(finding, **over):
     return AlertInfo(
         **{
             "fingerprint": finding.fingerprint, "name": finding.name, "subject": finding.subject,
-            "detail": finding.detail, "count": finding.count, "first_at": NOON - HOUR, "last_at": NOON, **over,
+            "detail": finding.detail, "count": finding.count, "cause": finding.cause, "first_at": NOON - HOUR, "last_at": NOON, **over,
         }
     )  # fmt: skip
 
@@ -256,22 +257,53 @@ class TestWords:
         assert (document["state"], document["others"]) == ("new", [])
 
 
-class TestDigest:
-    def notices(self, *subjects, state="new"):
-        return [notice(state, info(Finding("circuit_open", s, {})), NOON) for s in subjects]
+def groups(*subjects, code="http_503", name="circuit_open"):
+    """Alerts of one cause."""
+    return [info(Finding(name, s, {"error_code": code})) for s in subjects]
+
+
+def accounts(count):
+    return [f"github/{n}" for n in range(count)]
+
+
+class TestGroups:
+    def told(self, alerts, *, new=True, **size):
+        due = [(one, new) for one in alerts]
+        return alert_groups.begun(due, {one.cause: Size(**size) for one in alerts}, NOON)
+
+    def test_what_has_one_cause(self):
+        causes = {f.cause for f in every_finding()}
+        assert "circuit_open github http_503" in causes  # a whole provider stands for itself
+        same = Finding("circuit_open", "github/a", {"error_code": "http_503"}).cause
+        assert same == Finding("circuit_open", "github/b", {"error_code": "http_503"}).cause
+        assert same != Finding("circuit_open", "github/b", {"error_code": "timeout"}).cause
+        assert same != Finding("circuit_open", "jira/b", {"error_code": "http_503"}).cause
+        assert Finding("dead", "sync", {"error_code": "a"}).cause == Finding("dead", "sync", {"error_code": "b"}).cause
 
     def test_a_few_are_told_one_by_one(self):
-        few = self.notices(*(f"github/{n}" for n in range(5)))
-        assert digest(few) == few
+        assert [n.alert.subject for n in self.told(groups(*accounts(5)))] == accounts(5)
 
-    def test_many_of_one_provider_are_told_as_one(self):
-        many = self.notices(*(f"github/{n}" for n in range(40)), "jira/1")
-        told = digest(many)
-        assert [n.alert.subject for n in told] == ["github/0", "jira/1"]
-        assert "(and 39 others like it at github: github/1, github/2, github/3, …)" in told[0].text
+    def test_many_are_told_as_one(self):
+        told = self.told([*groups(*accounts(1000)), *groups("jira/1"), *groups("github/x", code="timeout")])
+        assert [n.alert.subject for n in told] == ["github/0", "jira/1", "github/x"]
+        assert "(and 999 others like it at github: github/1, github/2, github/3, …)" in told[0].text
         assert len(told[0].others) == 20
 
-    def test_new_and_resolved_ones_are_not_mixed(self):
-        keys = [f"github/{n}" for n in range(6)]
-        told = digest(self.notices(*keys) + self.notices(*keys, state="resolved"))
-        assert [n.state for n in told] == ["new", "resolved"]
+    def test_one_after_the_other_they_are_told_a_few_times(self):
+        told = [n for n in range(1000) if self.told(groups(f"github/{n}"), told=n)]
+        assert told == [0, 1, 2, 3, 4, 5, 50, 500]
+        (sixth,) = self.told(groups("github/5"), told=5)
+        assert sixth.text.endswith("(and 5 others like it at github)")
+
+    def test_what_goes_on_is_told_once_for_all(self):
+        (one,) = self.told(groups("github/3"), new=False, open=700, told=699)
+        assert one.state == "again"
+        assert "(and 699 others like it at github)" in one.text
+        assert len(self.told(groups(*accounts(5)), new=False, open=5)) == 5
+
+    def test_the_end_is_told_when_all_are_over(self):
+        over = groups(*accounts(3))
+        assert alert_groups.ended(over, {over[0].cause: Size(open=4, closed=3)}, NOON) == []
+        (last,) = alert_groups.ended(over, {over[0].cause: Size(closed=40)}, NOON)
+        assert last.text.startswith("resolved after 1 h: github/0: its circuit is closed (and 39 others")
+        assert len(alert_groups.ended(over, {over[0].cause: Size(open=2, closed=3)}, NOON)) == 3

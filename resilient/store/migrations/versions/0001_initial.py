@@ -316,6 +316,7 @@ def _alert(op: Operations) -> None:
         sa.Column("fingerprint", NAME, primary_key=True),
         sa.Column("name", NAME, nullable=False),
         sa.Column("subject", NAME, nullable=False),
+        sa.Column("cause", NAME, nullable=False),
         sa.Column("detail", DOCUMENT),
         sa.Column("count", sa.Integer, nullable=False, server_default="1"),
         sa.Column("first_at", TIME, nullable=False),
