@@ -63,7 +63,7 @@ def ended(over: Iterable[AlertInfo], sizes: Mapping[str, Size], now: datetime) -
 
 def _by_cause(due: Iterable[tuple[AlertInfo, bool]]) -> Mapping[tuple[str, bool], Sequence[AlertInfo]]:
     found: dict[tuple[str, bool], list[AlertInfo]] = defaultdict(list)
-    for one, new in due:
+    for one, new in sorted(due, key=lambda d: (d[0].first_at, d[0].subject)):
         found[one.cause or one.fingerprint, new].append(one)
     return found
 

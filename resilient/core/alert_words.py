@@ -83,7 +83,15 @@ def _backlog(d: Mapping[str, Any], _count: int, now: datetime) -> str:
 
 def _no_success(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     since = when(datetime.fromisoformat(d["since"]), now)
-    if accounts := d.get("accounts"):
+    accounts = d.get("accounts", 0)
+    if d.get("stream"):
+        worst = "the last one of" if d.get("ever") else "none ever of"
+        when_ = f" ended at {since}" if d.get("ever") else f", begun at {since}"
+        return (
+            f"no pass of this stream ended in time for {counted(accounts, 'account')}, {d.get('periods', 1)} times as"
+            f" long as expected; {worst} {d.get('resource')}{when_}"
+        )
+    if accounts:
         worst = (
             f"{d.get('resource')}'s last job succeeded at" if d.get("ever") else f"{d.get('resource')} had none since"
         )

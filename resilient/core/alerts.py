@@ -300,5 +300,11 @@ def of_accounts(name: str, accounts: int, example: str, since: datetime, *, ever
     return Finding("no_success", name, detail)
 
 
+def of_stream(name: str, accounts: int, example: str, since: datetime, *, ever: bool, periods: int) -> Finding:
+    """Accounts of a sync stream of which no pass ended for long: one alert for all."""
+    detail = {"since": _text(since), "ever": ever, "periods": periods, "accounts": accounts, "resource": example}
+    return Finding("no_success", name, {**detail, "stream": True}, ("stream",))
+
+
 def _text(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()

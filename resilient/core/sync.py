@@ -42,12 +42,13 @@ Edge = tuple[tuple[str, float], ...]  # hash and instant of records at the borde
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a stream says about its passes. ``overlap`` and ``full_every`` in seconds."""
+    """What a stream says about its passes. ``overlap``, ``full_every`` and ``expected`` in seconds."""
 
     key: str = "id"
     incremental: Incremental | None = None
     overlap: float = 0.0
     full_every: float | None = None
+    expected: float | None = None
     deleted: str = ""
 
 
@@ -82,6 +83,7 @@ class Cursor:
     full_at: datetime | None = None
     completed_at: datetime | None = None
     error: str | None = None
+    expected: float | None = None  # seconds within which a pass shall end
 
     @property
     def may_sweep(self) -> bool:
@@ -170,9 +172,10 @@ class CursorInfo(NamedTuple):
 def begin(cursor: Cursor, now: datetime, rules: Rules) -> Cursor:
     """The pass under way, or the next one with nothing read; its first request is the caller's to set."""
     if cursor.next is not None:
-        return cursor
+        return replace(cursor, expected=rules.expected)
     return replace(
-        cursor, pass_id=cursor.pass_id + 1, full=_wants_full(cursor, now, rules), told=None, newest=None, began=None,
+        cursor, expected=rules.expected,
+        pass_id=cursor.pass_id + 1, full=_wants_full(cursor, now, rules), told=None, newest=None, began=None,
         fresh=(), loop=Loop(), nameless=0, pages=0, records=0, rejected=0,
     )  # fmt: skip
 

@@ -209,7 +209,9 @@ class Alerts:
         foreign = {("no_success", name) for name in schedule_records.active(c, d) - self._app.schedules.declared.keys()}
         over = store.resolve(c, d, CONDITIONS - blind, now - config.span("settle"), now, spare=foreign)
         store.resolve(c, d, EVENTS, now - config.span("quiet"), now)
-        told = alert_groups.ended(over, store.sizes(c, d, {one.cause for one in over}, now - config.span("repeat")), now)
+        told = alert_groups.ended(
+            over, store.sizes(c, d, {one.cause for one in over}, now - config.span("repeat")), now
+        )
         return [*self._due(c, d, now), *told]
 
     def _resources(self, c: Connection, d: Dialect, now: datetime) -> builtins.list[Finding]:
@@ -227,6 +229,8 @@ class Alerts:
         for r in schedule_records.records(c, d, self._app.schedules.declared) if config.periods else ():
             silent = self._silent(c, d, r, now, config.periods or 1)
             found += [silent] if silent is not None else []
+        for one in symptoms.silent_streams(c, d, now, config.periods) if config.periods else ():
+            found.append(alerts.of_stream(*one[:4], ever=one[4], periods=config.periods or 1))
         return found
 
     @staticmethod

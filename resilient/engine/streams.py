@@ -73,8 +73,9 @@ class Stream(Generic[T]):
     pydantic model, dataclass or TypedDict; None leaves the decoded JSON). ``key``: the path of a record's
     key. ``deleted``: what marks a record as gone, ``field`` or ``field=value`` (default: the incremental
     mechanism's). ``overlap``: seconds by which incremental passes go back (default: the provider's precision).
-    ``full_every``: a full pass that often, for deletions the feed does not show. ``before(**params)``: the
-    request that tells the cursor where it must be read before the pass.
+    ``full_every``: a full pass that often, for deletions the feed does not show. ``expected``: within which time a
+    pass shall end; people are told of accounts where none did for several times that (`Alerting.periods`).
+    ``before(**params)``: the request that tells the cursor where it must be read before the pass.
 
     Raises `SetupError`.
     """
@@ -90,6 +91,7 @@ class Stream(Generic[T]):
     deleted: str = ""
     overlap: float | timedelta | str | None = None
     full_every: float | timedelta | str | None = None
+    expected: float | timedelta | str | None = None
     before: Callable[..., PageRequest] | None = None
     rules: Rules = field(init=False, repr=False)
     _adapter: TypeAdapter[Any] | None = field(init=False, repr=False)
@@ -111,6 +113,7 @@ class Stream(Generic[T]):
             key=self.key, incremental=told, deleted=self.deleted or marked,
             overlap=overlap if self.overlap is None else _seconds("overlap", self.overlap),
             full_every=None if self.full_every is None else _seconds("full_every", self.full_every),
+            expected=None if self.expected is None else _seconds("expected", self.expected),
         )  # fmt: skip
         object.__setattr__(self, "rules", rules)
         object.__setattr__(self, "_adapter", None if self.model is None else TypeAdapter(self.model))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.core import resource_key
+from resilient.core.errors import InvalidInput
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
 from resilient.engine.streams import Stream
 from resilient.store import cursors
@@ -57,12 +58,29 @@ class Streams:
         """
         return await self._db.write(session, _reset, _name(stream), _pattern(pattern), part, reason)
 
+    async def forget(
+        self,
+        stream: Stream[Any] | str | None = None,
+        pattern: str | None = None,
+        *,
+        part: str | None = None,
+        session: CallersSession = None,
+    ) -> int:
+        """Forget where streams stand, of accounts that are gone for good; returns how many cursors there were.
+
+        Raises `InvalidInput` if neither a stream nor resources are named.
+        """
+        if stream is None and pattern is None:
+            raise InvalidInput("this would forget every stream: name one, or a resource pattern")
+        return await self._db.write(session, _forget, _name(stream), _pattern(pattern), part)
+
 
 class SyncStreams(Face[Streams]):
     """`Streams` for synchronous programs: the same methods, without ``await``."""
 
     list = blocking(Streams.list)
     reset = blocking(Streams.reset)
+    forget = blocking(Streams.forget)
 
 
 def _name(stream: Stream[Any] | str | None) -> str | None:
@@ -76,3 +94,8 @@ def _pattern(pattern: str | None) -> str | None:
 def _reset(c: Connection, d: Dialect, stream: str | None, pattern: str | None, part: str | None, reason: str) -> int:
     found = cursors.page(c, d, stream, pattern, part)
     return cursors.reset(c, d, [(one.resource_key, one.stream, one.part) for one in found], reason)
+
+
+def _forget(c: Connection, d: Dialect, stream: str | None, pattern: str | None, part: str | None) -> int:
+    found = cursors.page(c, d, stream, pattern, part)
+    return cursors.forget(c, d, [(one.resource_key, one.stream, one.part) for one in found])

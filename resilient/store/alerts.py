@@ -55,7 +55,8 @@ def record(c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime
         "INSERT INTO {alert} AS old (fingerprint, name, subject, cause, detail, count, first_at, last_at)"
         " SELECT fingerprint, name, subject, cause, detail, count, CAST(:now AS {timestamp}), CAST(:now AS {timestamp})"
         f" FROM {d.records('doc', _FIELDS)} AS r WHERE true ORDER BY fingerprint"
-        " ON CONFLICT (fingerprint) DO UPDATE SET detail = excluded.detail, cause = excluded.cause, last_at = excluded.last_at,"
+        " ON CONFLICT (fingerprint) DO UPDATE SET detail = excluded.detail, cause = excluded.cause,"
+        " last_at = excluded.last_at,"
         f" count = CASE WHEN {again} THEN excluded.count ELSE {count} END,"
         f" first_at = CASE WHEN {again} THEN excluded.first_at ELSE old.first_at END,"
         f" told_at = CASE WHEN {again} THEN NULL ELSE old.told_at END, resolved_at = NULL",

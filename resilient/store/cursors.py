@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 Place = tuple[str, str, str]  # resource key, stream, part
 CURSOR: Final = metadata.tables["resilient_cursor"]
 _COLUMNS: Final = (
-    "version, pass_id, is_full, full_pass, swept_pass, position, pages, records, rejected, full_at, completed_at, error"
+    "version, pass_id, is_full, full_pass, swept_pass, position, pages, records, rejected, full_at, completed_at,"
+    " error, expected"
 )
 _TYPES: Final[dict[str, Any]] = {"position": JSON, "full_at": TIME, "completed_at": TIME}
 _AT: Final = " WHERE resource_key = :resource_key AND stream = :stream AND part = :part"
@@ -46,8 +47,8 @@ def write_if_unmoved(c: Connection, d: Dialect, place: Place, cursor: Cursor, jo
         **_at(place), "version": cursor.version, "pass_id": cursor.pass_id, "is_full": cursor.full,
         "full_pass": cursor.full_pass, "swept_pass": cursor.swept_pass, "position": json.dumps(cursor.to_json()),
         "pages": cursor.pages, "records": cursor.records, "rejected": cursor.rejected, "full_at": cursor.full_at,
-        "completed_at": cursor.completed_at, "error": cursor.error, "job_id": None if job is None else d.id(job),
-        "now": now,
+        "completed_at": cursor.completed_at, "error": cursor.error, "expected": cursor.expected,
+        "job_id": None if job is None else d.id(job), "now": now,
     }  # fmt: skip
     position, job_id = (
         json_param(d, "position", "json"),
@@ -59,7 +60,7 @@ def write_if_unmoved(c: Connection, d: Dialect, place: Place, cursor: Cursor, jo
             "UPDATE {cursor} SET version = version + 1, pass_id = :pass_id, is_full = :is_full, full_pass = :full_pass,"
             f" swept_pass = :swept_pass, position = {position}, pages = :pages, records = :records,"
             " rejected = :rejected, full_at = :full_at, completed_at = :completed_at, error = :error,"
-            f" job_id = {job_id}, updated_at = :now{_AT} AND version = :version RETURNING 1",
+            f" expected = :expected, job_id = {job_id}, updated_at = :now{_AT} AND version = :version RETURNING 1",
             values,
         )
     else:
@@ -67,7 +68,8 @@ def write_if_unmoved(c: Connection, d: Dialect, place: Place, cursor: Cursor, jo
             c,
             f"INSERT INTO {{cursor}} (resource_key, stream, part, {_COLUMNS}, job_id, created_at, updated_at)"
             " VALUES (:resource_key, :stream, :part, 1, :pass_id, :is_full, :full_pass, :swept_pass,"
-            f" {position}, :pages, :records, :rejected, :full_at, :completed_at, :error, {job_id}, :now, :now)"
+            f" {position}, :pages, :records, :rejected, :full_at, :completed_at, :error, :expected, {job_id},"
+            " :now, :now)"
             " ON CONFLICT DO NOTHING RETURNING 1",
             values,
         )
@@ -96,6 +98,12 @@ def reset(c: Connection, d: Dialect, places: Sequence[Place], why: str) -> int:
     return count
 
 
+def forget(c: Connection, d: Dialect, places: Sequence[Place]) -> int:
+    """Delete cursors, as if the streams had never been read; returns how many there were."""
+    done = [d.run(c, f"DELETE FROM {{cursor}}{_AT} RETURNING 1", _at(p)).first() for p in sorted(places)]
+    return len(done) - done.count(None)
+
+
 def save_if_held(c: Connection, d: Dialect, id_: UUID, fence: int, progress: str, now: datetime) -> bool:
     """The fence of a checkpoint: the job still runs here. Progress was made, so its lost workers are forgotten."""
     return (
@@ -117,7 +125,7 @@ def _cursor(row: Any) -> Cursor:
     return Cursor.from_json(
         row.position or {}, version=row.version, pass_id=row.pass_id, full=bool(row.is_full), full_pass=row.full_pass,
         swept_pass=row.swept_pass, pages=row.pages, records=row.records, rejected=row.rejected, full_at=row.full_at,
-        completed_at=row.completed_at, error=row.error,
+        completed_at=row.completed_at, error=row.error, expected=row.expected,
     )  # fmt: skip
 
 

@@ -121,5 +121,5 @@ def note_successes(c: Connection, d: Dialect) -> None:
         " ORDER BY s.name)",
     )
     for name in set(schedule_accounts.totals(c, d)) & active(c, d):
-        if schedules.lock(c, d, name) is not None:
+        if schedules.lock_if_free(c, d, name) is not None:  # else it is noted by whoever is at it, or next time
             schedule_accounts.note_successes(c, d, name)

@@ -221,6 +221,11 @@ def lock(c: Connection, d: Dialect, name: str) -> Row | None:
     return _lock(c, d, "name = :name AND kind IS NOT NULL {row_lock}", {"name": name})
 
 
+def lock_if_free(c: Connection, d: Dialect, name: str) -> Row | None:
+    """`lock`, but without waiting: None also if somebody else has it."""
+    return _lock(c, d, "name = :name AND kind IS NOT NULL {leaf_lock}", {"name": name})
+
+
 _ROW: Final = "SELECT name, kind, spec, next_at, last_at, last_job, paused, removed, accounts_at FROM {schedule} WHERE "
 _ROW_TYPES: Final[dict[str, Any]] = {
     "name": None, "kind": None, "spec": JSON, "next_at": TIME, "last_at": TIME, "last_job": ID, "paused": None,

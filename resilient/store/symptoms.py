@@ -6,6 +6,7 @@ is read by the elected worker about twice a minute.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -124,3 +125,31 @@ def swept(c: Connection, d: Dialect, since: datetime, until: datetime) -> list[t
         {"since": since, "until": until, "limit": SWEPT},
     )
     return [(r[0], r[1], r[2], str(UUID(r[3]))) for r in rows]
+
+
+def silent_streams(
+    c: Connection, d: Dialect, now: datetime, periods: int
+) -> list[tuple[str, int, str, datetime, bool]]:
+    """Streams of which no pass ended for ``periods`` of the time they say: how many of its accounts, and the worst.
+
+    (stream, resources, the one that waits longest, since when, whether a pass ever ended). Accounts without usable
+    credentials are told of elsewhere.
+    """
+    paces = d.run(c, "SELECT DISTINCT stream, expected FROM {cursor} WHERE expected IS NOT NULL ORDER BY 1, 2").all()
+    found = []
+    for stream, expected in paces:
+        rows = d.run(
+            c,
+            "SELECT s.resource_key, s.completed_at, coalesce(s.completed_at, s.created_at) AS since,"
+            " count(*) OVER () AS resources FROM {cursor} s LEFT JOIN {connection} n ON n.resource_key = s.resource_key"
+            " LEFT JOIN {grant} g ON g.id = n.grant_id WHERE s.stream = :stream AND s.expected = :expected"
+            " AND coalesce(s.completed_at, s.created_at) < :before"
+            " AND (g.state IS NULL OR g.state IN ('active', 'refreshing', 'unknown')) ORDER BY 3, 1 LIMIT 1",
+            {"stream": stream, "expected": expected, "before": now - timedelta(seconds=expected * periods)},
+            resource_key=None,
+            completed_at=TIME,
+            since=TIME,
+            resources=None,
+        )
+        found += [(stream, r.resources, r.resource_key, r.since, r.completed_at is not None) for r in rows]
+    return found

@@ -387,6 +387,7 @@ class Cursor(Base, table=True):
     full_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     completed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     error: str | None = Field(default=None, sa_column=Column(TEXT))  # why it began anew
+    expected: float | None = Field(default=None, sa_column=Column(Float(53)))  # seconds within which a pass shall end
     job_id: UUID | None = Field(default=None, sa_column=Column(Uuid))  # the latest to move it
     created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))

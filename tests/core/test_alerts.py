@@ -190,7 +190,8 @@ def info(finding, **over):
     return AlertInfo(
         **{
             "fingerprint": finding.fingerprint, "name": finding.name, "subject": finding.subject,
-            "detail": finding.detail, "count": finding.count, "cause": finding.cause, "first_at": NOON - HOUR, "last_at": NOON, **over,
+            "detail": finding.detail, "count": finding.count, "cause": finding.cause,
+            "first_at": NOON - HOUR, "last_at": NOON, **over,
         }
     )  # fmt: skip
 
@@ -209,6 +210,9 @@ def every_finding():
     yield Finding("failure_rate", "sync", {"of": "kind", "failed": 30, "executions": 40}, ("kind",))
     yield Finding("backlog", "github", {"resource": "github/a", "job": "17", "since": since})
     yield Finding("no_success", "s", {"since": since, "ever": False, "periods": 3})
+    yield alerts.of_accounts("each", 7, "github/a", NOON - HOUR, ever=True, periods=3)
+    yield alerts.of_stream("issues", 7, "github/a", NOON - HOUR, ever=True, periods=3)
+    yield alerts.of_stream("issues", 1, "github/a", NOON - HOUR, ever=False, periods=3)
 
 
 class TestWords:
@@ -235,6 +239,18 @@ class TestWords:
                 " workers are missing, too slow, or do not know its kind"
             ),
             "s: no job of it succeeded since 11:00:00 UTC (1 h ago); 3 ticks in a row brought no success",
+            (
+                "each: 7 accounts had no success for 3 ticks in a row; github/a's last job succeeded at"
+                " 11:00:00 UTC (1 h ago)"
+            ),
+            (
+                "issues: no pass of this stream ended in time for 7 accounts, 3 times as long as expected; the last one"
+                " of github/a ended at 11:00:00 UTC (1 h ago)"
+            ),
+            (
+                "issues: no pass of this stream ended in time for 1 account, 3 times as long as expected; none ever of"
+                " github/a, begun at 11:00:00 UTC (1 h ago)"
+            ),
         ]
         assert {f.name for f in every_finding()} == alerts.NAMES
 
@@ -285,8 +301,8 @@ class TestGroups:
 
     def test_many_are_told_as_one(self):
         told = self.told([*groups(*accounts(1000)), *groups("jira/1"), *groups("github/x", code="timeout")])
-        assert [n.alert.subject for n in told] == ["github/0", "jira/1", "github/x"]
-        assert "(and 999 others like it at github: github/1, github/2, github/3, …)" in told[0].text
+        assert [n.alert.subject for n in told] == ["github/0", "github/x", "jira/1"]
+        assert "(and 999 others like it at github: github/1, github/10, github/100, …)" in told[0].text
         assert len(told[0].others) == 20
 
     def test_one_after_the_other_they_are_told_a_few_times(self):

@@ -51,7 +51,7 @@ def test_a_long_pass_does_not_move_the_border_beyond_its_beginning():
 def test_an_interrupted_full_pass_allows_no_sweep_and_a_reset_starts_another():
     _, cursor = one_page(Cursor(), [record(1, -5)], following=NEXT)
     assert (cursor.next, cursor.may_sweep) == (NEXT, False)
-    assert begin(cursor, NOW, FILTER) is cursor
+    assert begin(cursor, NOW, FILTER) == cursor
     again = restart(cursor, "refused", refused=True)
     assert (again.next, again.since, again.resets, again.may_sweep) == (None, None, 1, False)
     _, ended = one_page(again, [record(1, -5)])

@@ -16,11 +16,12 @@ from resilient.core.alerts import Alerting
 from resilient.core.breaker import BreakerFacts
 from resilient.core.errors import InvalidInput, Permanent, Transient
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.sync import Cursor
 from resilient.engine import sinks
 from resilient.engine.app import Resilient
 from resilient.engine.handler import handler
 from resilient.engine.schedule import Schedule
-from resilient.store import finishing, gates, resources
+from resilient.store import cursors, finishing, gates, resources
 from resilient.store.circuits import Change
 from resilient.wire import notify
 
@@ -67,6 +68,17 @@ async def told(app):
 async def housekeep(app):
     await app.alerts.keep_house()
     return await told(app)
+
+
+async def housekeep_texts(app, wanted):
+    """One look brings these messages, each told by a part of it."""
+    await app.alerts.keep_house()
+    await app.alerts._sinks.delivered()
+    texts = [n.text for n in app.told]
+    app.told.clear()
+    assert len(texts) == len(wanted), texts
+    for part in wanted:
+        assert sum(part in text for text in texts) == 1, texts
 
 
 def ended(app, *, kind="sync", decision="retry", error_kind="transient", code=None, times=1):
@@ -219,6 +231,97 @@ class TestHousekeeping:
         await app.alerts._sinks.delivered()
         (one,) = app.told
         assert "(and 29 others like it at github: " in one.text
+
+    async def test_a_thousand_accounts_with_one_cause_are_one_message_each_hour_and_one_at_the_end(
+        self, make, clock, database
+    ):
+        app, keys = make(), [f"github/{n:03}" for n in range(900)]
+
+        def all_(change, *args):
+            def run(c, d):
+                for key in keys:
+                    change(c, d, key, *args)
+
+            return database.transaction(run)
+
+        await all_(gates.set_auth, "needs_reauth")
+        await housekeep_texts(app, ["(and 899 others like it at github: github/001, github/002, github/003, …)"])
+        assert await housekeep(app) == []
+        await database.transaction(gates.set_auth, "jira/1", "needs_reauth")  # another cause
+        await housekeep_texts(app, ["jira/1: "])
+        for _ in range(15):
+            clock.advance(minutes=5)
+            await app.alerts.keep_house()
+        await app.alerts._sinks.delivered()
+        again = [n.text for n in app.told]
+        app.told.clear()
+        assert len(again) == 2
+        assert sum("(and 899 others like it at github" in text for text in again) == 1
+        for key in keys[:400]:
+            await database.transaction(gates.set_auth, key, "ok")
+        clock.advance(minutes=5)
+        await app.alerts.keep_house()
+        clock.advance(minutes=5)
+        assert await housekeep(app) == []  # not over: 500 are left
+        await all_(gates.set_auth, "ok")
+        clock.advance(minutes=5)
+        await housekeep_texts(app, ["(and 899 others like it at github"])
+
+    async def test_accounts_that_fail_one_after_the_other_are_a_few_messages(self, make, clock, database):
+        app, texts = make(), []
+        for n in range(120):
+            await database.transaction(gates.set_auth, f"github/{n:03}", "needs_reauth")
+            clock.advance(seconds=20)
+            await app.alerts.keep_house()
+            await app.alerts._sinks.delivered()
+        texts = [notice.text for notice in app.told]
+        assert len(texts) == 7
+        assert "(and 5 others like it at github)" in texts[5]
+        assert "(and 50 others like it at github)" in texts[6]
+
+    async def test_a_stream_of_which_no_pass_ends(self, make, clock, database):
+        app = make()
+
+        def put(key, expected, completed_at):
+            def run(c, d):
+                cursor = Cursor(completed_at=completed_at, expected=expected)
+                cursors.write_if_unmoved(c, d, (key, "issues", ""), cursor, None, d.now(c))
+
+            return database.transaction(run)
+
+        began = clock.now()
+        await put("github/a", 3600.0, began - timedelta(hours=1))
+        await put("github/b", 3600.0, None)
+        await put("github/c", None, began - timedelta(days=9))
+        await put("github/d", 86400.0, began)
+        clock.advance(hours=1, minutes=59)
+        assert await housekeep(app) == []
+        clock.advance(minutes=2)
+        assert await housekeep(app) == [("new", "no_success", "issues")]
+        clock.advance(hours=1)
+        await housekeep_texts(app, ["in time for 2 accounts, 3 times as long as expected; the last one of github/a"])
+        assert await app.streams.forget("issues", "github/*") == 4
+        clock.advance(minutes=6)
+        assert await housekeep(app) == [("resolved", "no_success", "issues")]
+        with pytest.raises(InvalidInput, match="this would forget every stream"):
+            await app.streams.forget()
+
+    async def test_a_worker_that_stops_delivers_its_last_alerts(self, database):
+        heard = []
+
+        async def slow(notice):
+            await asyncio.sleep(0.2)
+            heard.append(notice.alert.name)
+
+        app = Resilient(database, handlers=[sync], alerts=slow)
+        await app.enqueue("sync", "permanent", resource_key="github/a")
+        worker = app.worker()
+        running = asyncio.create_task(worker.run(signals=False))
+        while not worker.ended:  # noqa: ASYNC110 - the worker has no event for it
+            await asyncio.sleep(0.01)
+        worker.stop()
+        await running
+        assert heard == ["dead"]
 
     async def test_a_backlog_that_nobody_works_on(self, make, clock):
         app = make(backlog="10m")

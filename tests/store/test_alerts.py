@@ -25,7 +25,7 @@ def record(database, clock):
 @pytest.fixture
 def tell(database, clock):
     def tell():
-        told = database.transaction_sync(alerts.to_tell, clock.now(), clock.now() - HOUR)
+        told, _ = database.transaction_sync(alerts.to_tell, clock.now(), clock.now() - HOUR)
         return [(alert.subject, alert.count, new) for alert, new in told]
 
     return tell
@@ -87,7 +87,7 @@ class TestTelling:
             def write(c, d):
                 found = [dead(f"k{n}") for n in range(20)]
                 alerts.record(c, d, found, clock.now(), lasting=False)
-                return alerts.to_tell(c, d, clock.now(), clock.now() - HOUR)
+                return alerts.to_tell(c, d, clock.now(), clock.now() - HOUR)[0]
 
             told.extend(alert.subject for alert, _ in database.transaction_sync(write))
 

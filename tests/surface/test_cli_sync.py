@@ -52,3 +52,17 @@ def test_reset_lets_it_be_read_anew(run):
     _, out = run("sync", "status", "--json")
     assert [one["doing"] for one in json.loads(out)["streams"]] == ["to be read anew", "up to date"]
     assert run("sync", "reset", "nothing")[0] != 0
+
+
+def test_those_that_wait_longest_come_first_and_a_screen_has_an_end(run):
+    _, out = run("sync", "status", "--limit", "1")
+    assert "p/1" in out
+    assert "p/2" not in out
+    assert "... and 1 more: --limit, --resource" in out
+
+
+def test_forget(run):
+    assert run("sync", "forget", "--resource", "p/1") == (0, "Forgot 1 cursor.\n")
+    assert json.loads(run("sync", "forget", "items", "--json")[1]) == {"forgotten": 1}
+    assert run("sync", "forget", "items")[0] == 3
+    assert run("sync", "forget")[0] == 2

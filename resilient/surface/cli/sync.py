@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from resilient.core.phrases import span
 from resilient.surface.cli.exits import NotFound
+from resilient.surface.cli.jobs import PageSize  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
@@ -27,8 +29,9 @@ def status(
     stream: Annotated[str | None, typer.Argument(metavar="STREAM", help="Only this stream.")] = None,
     pattern: Pattern = None,
     part: Part = None,
+    limit: PageSize = 50,
 ) -> None:
-    """Show each stream's pass, and how far it is."""
+    """Show each stream's pass, and how far it is. Those that wait longest for the end of a pass come first."""
     run: Context = ctx.obj
     found = run.app.sync.streams.list(stream, pattern, part=part)
     if run.out.as_json:
@@ -38,12 +41,15 @@ def status(
         run.out.say("No stream was read yet.")
         return
     now, rows = run.now, []
-    for one in found:
+    found.sort(key=lambda one: one.cursor.completed_at or _NEVER)
+    for one in found[:limit]:
         c = one.cursor
         ended = f"{span((now - c.completed_at).total_seconds())} ago" if c.completed_at else "never"
         read = f"{c.records} in {c.pages} pages" + (f", {c.rejected} rejected" if c.rejected else "")
         rows.append(Row(one.stream, one.resource_key, one.part, one.doing, read, ended, c.error))
     run.out.table(("STREAM", "RESOURCE", "PART", "DOING", "READ", "LAST END", "BEGAN ANEW"), rows)
+    if len(found) > limit:
+        run.out.say(f"... and {len(found) - limit:,} more: --limit, --resource", style="dim")
 
 
 @sync.command("reset")
@@ -62,3 +68,24 @@ def reset(
         run.out.json({"reset": count})
     else:
         run.out.say(f"The next pass of {count} stream{'s' if count > 1 else ''} reads everything.")
+
+
+@sync.command("forget")
+def forget(
+    ctx: typer.Context,
+    stream: Annotated[str | None, typer.Argument(metavar="STREAM", help="The stream's name; without it all.")] = None,
+    pattern: Pattern = None,
+    part: Part = None,
+) -> None:
+    """Forget where streams stand, of accounts that are gone for good."""
+    run: Context = ctx.obj
+    count = run.app.sync.streams.forget(stream, pattern, part=part)
+    if not count:
+        raise NotFound("no such stream was read; `resilient sync status` lists those that were")
+    if run.out.as_json:
+        run.out.json({"forgotten": count})
+    else:
+        run.out.say(f"Forgot {count:,} cursor{'s' if count > 1 else ''}.")
+
+
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)

@@ -392,6 +392,7 @@ def _cursor(op: Operations) -> None:
         sa.Column("full_at", TIME),
         sa.Column("completed_at", TIME),
         sa.Column("error", sa.Text),
+        sa.Column("expected", sa.Float(53)),
         sa.Column("job_id", sa.Uuid),
         sa.Column("created_at", TIME, nullable=False),
         sa.Column("updated_at", TIME, nullable=False),
