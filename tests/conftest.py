@@ -21,10 +21,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
+import threading
 import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -67,6 +70,47 @@ def pytest_make_collect_report():
     report = yield
     _fail_skip(report)
     return report
+
+
+# -- no test changes the world of the next -------------------------------------------------------------------
+
+
+def _loggers():
+    named = logging.root.manager.loggerDict.values()
+    return [logging.root, *(one for one in named if isinstance(one, logging.Logger))]
+
+
+@pytest.fixture(autouse=True)
+def _same_world_afterwards():
+    """Commands are run in-process here: what they set for their process (levels, handlers, signals) is put back.
+
+    Filters stay, because modules add theirs when they are first imported.
+    """
+    fields = ("level", "disabled", "propagate")
+    loggers = {one: [getattr(one, name) for name in fields] for one in _loggers()}
+    handlers, off = {one: list(one.handlers) for one in loggers}, logging.root.manager.disable
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    environ, path, folder = dict(os.environ), list(sys.path), Path.cwd()
+    hooks, modes = (sys.excepthook, threading.excepthook), (os.umask(0o022), sys.getswitchinterval())
+    os.umask(modes[0])
+    yield
+    for one in _loggers():
+        for name, value in zip(fields, loggers.get(one, (logging.NOTSET, False, True)), strict=True):
+            setattr(one, name, value)
+        one.handlers[:] = [h for h in one.handlers if h in handlers.get(one, ())]
+    logging.disable(off)
+    for number, action in signals.items():
+        if signal.getsignal(number) is not action:
+            signal.signal(number, action)
+    for name in {*os.environ, *environ} - {"PYTEST_CURRENT_TEST"}:
+        if environ.get(name) != os.environ.get(name):
+            os.environ.pop(name, None)
+            os.environ.update({name: environ[name]} if name in environ else {})
+    sys.path[:] = path
+    os.chdir(folder)
+    sys.excepthook, threading.excepthook = hooks
+    os.umask(modes[0])
+    sys.setswitchinterval(modes[1])
 
 
 # -- time ----------------------------------------------------------------------------------------------------
