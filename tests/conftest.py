@@ -41,6 +41,8 @@ from resilient.store import schema
 from resilient.store.database import Database
 
 _NUMBERS = itertools.count(1)
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 _QUICK = "fsync = off\nfull_page_writes = off\nsynchronous_commit = off\n"
 
 
@@ -177,7 +179,9 @@ class PostgresServer:
         """A fresh database; its name."""
         name = f"test_{next(_NUMBERS)}"
         with self.connect() as c:
-            c.execute(f"CREATE DATABASE {name} TEMPLATE {template or 'template0'}")
+            c.execute(
+                f"CREATE DATABASE {name} TEMPLATE {template or 'template0'} STRATEGY FILE_COPY"
+            )  # ten times faster
         return name
 
     def drop(self, name):

@@ -34,8 +34,8 @@ async def items(job: Job[dict]) -> None:
     async for page in job.pages(STREAM):
         count += 1
         async with job.checkpoint(page) as session:
-            for item in page.items:  # not an upsert: what came twice would be there twice
-                await session.execute(sa.text("INSERT INTO copy (item) VALUES (:item)"), {"item": item["id"]})
+            # Not an upsert: what came twice would be there twice.
+            await session.execute(sa.text("INSERT INTO copy VALUES (:item)"), [{"item": i["id"]} for i in page.items])
             if count == KILL_AT and WHERE == "inside":
                 die()
         if count == KILL_AT:
