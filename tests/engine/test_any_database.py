@@ -49,7 +49,7 @@ class Api:
     def __init__(self):
         self.got = []
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, _scope, receive, send):
         body = (await receive())["body"]
         self.got.append(json.loads(body))
         throttled = self.got.count(7) == 1 and self.got[-1] == 7
