@@ -48,7 +48,7 @@ from resilient.core.errors import (
     Transient,
     UnknownKind,
 )
-from resilient.core.events import EventInfo
+from resilient.core.events import EventInfo, Replayed
 from resilient.core.exchange import AnswerFacts, RequestFacts
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.inbox import Arrival
@@ -194,6 +194,7 @@ __all__ = [
     "Reason",
     "RedisStream",
     "Rejected",
+    "Replayed",
     "RequestFacts",
     "Resilient",
     "ResilientError",

@@ -34,6 +34,8 @@ class EventInfo:
     sequence: int | None
     job_id: UUID
     created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
     published_at: datetime | None
     attempts: int
     run_at: datetime
@@ -56,6 +58,8 @@ class EventInfo:
             sequence=int(number) if isinstance(number, str) and number.isdecimal() else job.order_no,
             job_id=job.id,
             created_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
             published_at=job.finished_at if job.state == "succeeded" else None,
             attempts=job.attempts,
             run_at=job.run_at,

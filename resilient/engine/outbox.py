@@ -15,12 +15,13 @@ from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
 from resilient.core.errors import InvalidInput, SetupError
-from resilient.core.events import RESOURCE, EventInfo
-from resilient.core.message import encode
+from resilient.core.events import RESOURCE, EventInfo, Replayed
+from resilient.core.message import encode, numbered
 from resilient.engine import joining, sessions, trace
 from resilient.engine.event import Event, data_of
 from resilient.engine.relay import PREFIX
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
+from resilient.engine.writing import write
 from resilient.store import outbox as store
 from resilient.store.filters import JobFilter
 
@@ -30,11 +31,16 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from uuid import UUID
 
+    from resilient.core.records import JobInfo
     from resilient.engine.app import Resilient
     from resilient.engine.enqueue import Encoder, Ordered
+    from resilient.store.dialect import Dialect
     from resilient.wire.publishers.base import Destination
 
 DEFAULT_SOURCE: Final = "/resilient"
+_MOST: Final = 10_000  # counted by a dry run
+_BATCH: Final = 500
+_REPLAY: Final = {"replay": "true"}
 
 
 class Outbox:
@@ -107,10 +113,9 @@ class Outbox:
             f"event {kind.event_type!r} has no route: say Resilient(routes={{{kind.__name__}: [...]}}), or to=[...]"
         )
 
-    def _ordered(self, destination: str, text: str, key: str | None) -> Ordered:
-        words: dict[str, Any] = {}
+    def _ordered(self, destination: str, text: str, key: str | None, **words: Any) -> Ordered:
         if key is not None:
-            words = {"ordering_key": key, "ordering_policy": self.destinations[destination].when_dead}
+            words |= {"ordering_key": key, "ordering_policy": self.destinations[destination].when_dead}
         return self._encoder.encode(PREFIX + destination, text, f"{RESOURCE}/{destination}", **words)
 
     def _write(self, target: Any, ordered: Sequence[Ordered]) -> None:
@@ -166,17 +171,84 @@ class Outbox:
         found = await self._db.read(session, store.page, f, event_id=event_id, order="oldest")
         return [EventInfo.of(job) for job in found]
 
+    # -- replaying -----------------------------------------------------------------------------------------------
+
+    async def replay(
+        self,
+        *,
+        since: datetime | timedelta,
+        until: datetime | timedelta | None = None,
+        type: str | Iterable[str] = (),  # noqa: A002 - the attribute's name
+        destination: str | Iterable[str] | None = None,
+        key: str | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Replayed:
+        """Publish once more what was published from ``since`` on (a timedelta: that long ago), before ``until``.
+
+        For what a broker lost after it had confirmed it, or a new consumer. Events keep their ids and numbers, so
+        consumers with an inbox take only what they miss; they go to the end of their key's line, in the order in
+        which they were published. What is dead was never published: retry it (`app.jobs.retry`).
+
+        In batches, each in a transaction of its own. A dry run counts, up to 10,000. Raises `InvalidInput`.
+        """
+        if limit is not None and limit < 1:
+            raise InvalidInput(f"limit={limit}: replay at least 1 event, or give no limit")
+        now = await self._db.read(None, _now)  # what is published meanwhile, the replayed ones too, is not replayed
+        f = _filter(_words(destination), finished_after=since, finished_before=until or now).at(now)
+        words: dict[str, Any] = {"types": _words(type) or (), "key": key}
+        if dry_run:
+            count = await self._db.read(None, store.count_published, f, **words, limit=min(limit or _MOST, _MOST) + 1)
+            return Replayed(min(count, limit or _MOST), more=count > (limit or _MOST))
+        done, behind = 0, None
+        while limit is None or done < limit:
+            size = _BATCH if limit is None else min(_BATCH, limit - done)
+            words |= {"behind": behind, "limit": size}
+            found = await self._db.write(None, self._replay, f, words)
+            done += len(found)
+            if len(found) < size:
+                break
+            behind = found[-1].finished_at, found[-1].id
+        return Replayed(done)
+
+    def _replay(self, c: Connection, d: Dialect, f: JobFilter, words: dict[str, Any]) -> builtins.list[JobInfo]:
+        found = store.published(c, d, f, **words)
+        events = [(EventInfo.of(job), text) for job, text in found]
+        write(c, d, [
+            self._ordered(info.destination, _again(text, info), info.key, tags=_REPLAY)
+            for info, text in events if info.id
+        ])  # fmt: skip
+        return [job for job, _ in found]
+
+
+def _again(text: str, info: EventInfo) -> str:
+    """The same event, with the number it had."""
+    return text if info.sequence is None or "sequence" in info.event else numbered(text, info.sequence)
+
+
+def _now(c: Connection, d: Dialect) -> datetime:
+    return d.now(c)
+
 
 class SyncOutbox(Face[Outbox]):
     """`Outbox` for synchronous programs: the same methods, without ``await``."""
 
     list = blocking(Outbox.list)
     get = blocking(Outbox.get)
+    replay = blocking(Outbox.replay)
 
-    @property
-    def publish(self) -> Any:
+    def publish(
+        self,
+        session: CallersSession,
+        event: Event,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        to: Sequence[str] | None = None,
+        traceparent: str | None = None,
+    ) -> str:
         """See `Outbox.publish`: it is a plain function anyway."""
-        return self._inner.publish
+        return self._inner.publish(session, event, key=key, subject=subject, to=to, traceparent=traceparent)
 
 
 def checked_routes(

@@ -5,7 +5,7 @@ A type is looked for within what the other conditions leave over, so ask for a t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -16,7 +16,7 @@ from resilient.store.filters import JOB, JobFilter, as_id, conditions, in_state
 from resilient.store.queries import Order, picked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from resilient.store.dialect import Dialect
 
-__all__ = ["Order", "as_id", "page", "published", "resources"]
+__all__ = ["Order", "as_id", "count_published", "page", "published", "resources"]
 
 _COLUMNS: Final = tuple(JOB.c[name] for name in JobInfo.__slots__)
 
@@ -64,7 +64,7 @@ def page(
     if after is not None:
         extra.append(JOB.c.id < after if newest else JOB.c.id > after)
     rows = d.execute(c, picked(d, f.at(d.now(c)), _COLUMNS, extra, limit=limit, newest=newest))
-    return [JobInfo(**{**row, "state": JobState(row["state"])}) for row in rows.mappings()]
+    return [_info(row) for row in rows.mappings()]
 
 
 def published(
@@ -74,14 +74,41 @@ def published(
     *,
     types: Sequence[str] = (),
     key: str | None = None,
-    since: tuple[datetime, UUID] | None = None,
+    behind: tuple[datetime, UUID] | None = None,
     limit: int,
-) -> list[JobInfo]:
-    """Published events in the order in which they were, from behind ``since``: what a replay puts in line again."""
-    at = (JOB.c.finished_at, JOB.c.id)
-    extra = _inside(types, key, None)
-    if since is not None:
-        extra.append(sa.tuple_(*at) > sa.tuple_(*(sa.literal(v, col.type) for v, col in zip(since, at, strict=True))))
-    where = [*conditions(f.at(d.now(c)), d), in_state("succeeded"), *extra]
-    rows = d.execute(c, sa.select(*_COLUMNS).where(*where).order_by(*at).limit(limit))
-    return [JobInfo(**{**row, "state": JobState(row["state"])}) for row in rows.mappings()]
+) -> list[tuple[JobInfo, str]]:
+    """Published events, with their text, in the order in which they were; those that come after ``behind``."""
+    rows = d.execute(c, _published((_TEXT, *_COLUMNS), d, f, types, key, behind).order_by(*_AT).limit(limit))
+    return [(_info(row), row["text"]) for row in rows.mappings()]
+
+
+def _info(row: Mapping[Any, Any]) -> JobInfo:
+    return JobInfo(**{**{name: row[name] for name in JobInfo.__slots__}, "state": JobState(row["state"])})
+
+
+def count_published(
+    c: Connection, d: Dialect, f: JobFilter, *, types: Sequence[str] = (), key: str | None = None, limit: int
+) -> int:
+    """How many `published` would give, counted up to ``limit``."""
+    inner = _published((JOB.c.id,), d, f, types, key, None).limit(limit).subquery()
+    found: int = d.execute(c, sa.select(sa.func.count()).select_from(inner)).scalar_one()
+    return found
+
+
+_TEXT: Final = sa.cast(JOB.c.payload, sa.Text).label("text")  # digit for digit
+_AT: Final = (JOB.c.finished_at, JOB.c.id)
+
+
+def _published(
+    columns: Sequence[ColumnElement[Any]],
+    d: Dialect,
+    f: JobFilter,
+    types: Sequence[str],
+    key: str | None,
+    behind: tuple[datetime, UUID] | None,
+) -> sa.Select[Any]:
+    originals = JOB.c.tags.is_(None)  # a replay is tagged, so that the next one does not double it
+    where = [*conditions(f, d), in_state("succeeded"), originals, *_inside(types, key, None)]
+    if behind is not None:
+        where.append(sa.tuple_(*_AT) > sa.tuple_(*(sa.literal(v, k.type) for v, k in zip(behind, _AT, strict=True))))
+    return sa.select(*columns).where(*where)

@@ -12,6 +12,7 @@ from resilient.surface.cli.connections import connections, secrets
 from resilient.surface.cli.context import Context
 from resilient.surface.cli.exits import HELP, OK, USAGE
 from resilient.surface.cli.jobs import dead, jobs
+from resilient.surface.cli.outbox import outbox
 from resilient.surface.cli.output import Output
 from resilient.surface.cli.providers import providers
 from resilient.surface.cli.resources import resources
@@ -76,6 +77,7 @@ cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead, name="dead")
 cli.add_typer(resources, name="resources")
 cli.add_typer(schedules, name="schedules")
+cli.add_typer(outbox, name="outbox")
 cli.add_typer(sync, name="sync")
 cli.add_typer(connections, name="connections")
 cli.add_typer(secrets, name="secrets")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from resilient.core.events import EventInfo
     from resilient.core.records import AttemptInfo, JobInfo, ResourceInfo, StoppedGroup
     from resilient.core.why import Why
     from resilient.surface.cli.output import Output
@@ -31,7 +32,7 @@ def job_row(job: JobInfo, now: datetime) -> Row:
     )
 
 
-def when_of(job: JobInfo, now: datetime) -> str:
+def when_of(job: JobInfo | EventInfo, now: datetime) -> str:
     """When it runs, since when it runs or waits, or when it ended; in a few characters."""
     if job.state in TERMINAL and job.finished_at:
         return f"{rough((now - job.finished_at).total_seconds())} ago"

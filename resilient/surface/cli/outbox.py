@@ -1,0 +1,146 @@
+"""``resilient outbox ...``: events and where they stand at their destinations."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.core.events import RESOURCE
+from resilient.core.phrases import counted
+from resilient.surface.cli import views
+from resilient.surface.cli.exits import FAILED, NotFound
+from resilient.surface.cli.filters import moment
+from resilient.surface.cli.output import Row
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from resilient.core.events import EventInfo
+    from resilient.surface.cli.context import Context
+
+outbox = typer.Typer(help="Events on their way to their destinations.", no_args_is_help=True)
+Types = Annotated[list[str] | None, typer.Option("--type", help="Type of event; may be repeated.", metavar="TYPE")]
+Destinations = Annotated[
+    list[str] | None, typer.Option("--to", help="Destination; may be repeated.", metavar="DESTINATION")
+]
+Key = Annotated[str | None, typer.Option("--key", help="The events of this key.", metavar="KEY")]
+_HEADERS = ("EVENT", "STATE", "WHEN", "TYPE", "TO", "KEY")
+
+
+@outbox.command("list")
+def list_events(
+    ctx: typer.Context,
+    *,
+    types: Types = None,
+    destinations: Destinations = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help="State of its job; may be repeated.", metavar="STATE")
+    ] = None,
+    key: Key = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Written since: 1h (ago) or 2030-01-31T12:00Z.", metavar="TIME")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10_000, help="How many.")] = 50,
+    after: Annotated[str | None, typer.Option("--after", help="Those that follow this job id.")] = None,
+) -> None:
+    """List events, the newest first: one line for each destination."""
+    run: Context = ctx.obj
+    written = moment("--since", since) if since else None
+    found = run.app.sync.outbox.list(
+        type=types or (), destination=destinations, state=state or (), key=key, created_after=written, limit=limit,
+        after=after,
+    )  # fmt: skip
+    more = found[-1].job_id if len(found) == limit else None
+    if run.out.as_json:
+        run.out.json({"events": [one.to_json() for one in found], "next": more})
+        return
+    if not found:
+        run.out.say("No event fits.")
+        return
+    now = run.now
+    run.out.table(_HEADERS, [_row(one, now) for one in found], folds=(3, 4, 5))
+    if more is not None:
+        run.out.say(f"There may be more: --after {more}", style="dim")
+
+
+@outbox.command("show")
+def show(ctx: typer.Context, event_id: Annotated[str, typer.Argument(metavar="EVENT", help="The event's id.")]) -> None:
+    """Everything about one event, at each of its destinations."""
+    run: Context = ctx.obj
+    found = run.app.sync.outbox.get(event_id)
+    if not found:
+        raise NotFound(f"there is no event {event_id}: it was never committed, or it was pruned since")
+    if run.out.as_json:
+        run.out.json({"events": [one.to_json() for one in found]})
+        return
+    attributes = {name: value for name, value in found[0].event.items() if name != "data"}
+    run.out.fields([(name, value) for name, value in attributes.items() if name != "sequence"])
+    run.out.heading("Data")
+    run.out.say(json.dumps(found[0].event.get("data"), ensure_ascii=False, indent=2))
+    run.out.heading("Destinations")
+    now = run.now
+    rows = [
+        Row(e.destination, e.state.value, views.when_of(e, now), e.sequence, e.job_id, remark=_remark(e)) for e in found
+    ]
+    run.out.table(("TO", "STATE", "WHEN", "NUMBER", "JOB"), rows)
+
+
+@outbox.command("replay")
+def replay(
+    ctx: typer.Context,
+    since: Annotated[
+        str, typer.Option("--since", help="Published since: 1h (ago) or 2030-01-31T12:00Z.", metavar="TIME")
+    ],
+    *,
+    until: Annotated[str | None, typer.Option("--until", help="Published before.", metavar="TIME")] = None,
+    types: Types = None,
+    destinations: Destinations = None,
+    key: Key = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-l", min=1, help="No more events than this.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only count them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Publish once more what was published.
+
+    For what a broker lost, or a new consumer. Dead events were never published: replay those with
+    `resilient dead replay --resource outbox/DESTINATION`.
+    """
+    run: Context = ctx.obj
+    api = run.program("replay").sync.outbox
+    words: dict[str, Any] = {
+        "since": moment("--since", since), "until": moment("--until", until) if until else None, "type": types or (),
+        "destination": destinations, "key": key, "limit": limit,
+    }  # fmt: skip
+    would = api.replay(**words, dry_run=True)
+    number = f"{would.events}+" if would.more else f"{would.events}"
+    if dry_run or not would.events:
+        if run.out.as_json:
+            run.out.json({"would_replay" if dry_run else "replayed": would.events, "more": would.more})
+        else:
+            run.out.say(f"{counted(would.events, 'event')} would be published again." if would.events else _NOTHING)
+        return
+    if not run.out.confirm(f"Publish {number} events again?", yes=yes):
+        raise typer.Exit(FAILED)
+    done = api.replay(**words)
+    if run.out.as_json:
+        run.out.json({"replayed": done.events})
+    else:
+        run.out.say(f"{counted(done.events, 'event')} in line to be published again.")
+
+
+_NOTHING = f"Nothing was published then. (Events are jobs on {RESOURCE}/DESTINATION, kept as long as succeeded jobs.)"
+
+
+def _row(e: EventInfo, now: datetime) -> Row:
+    folded = f"{e.type} to {e.destination}" + (f", key {e.key}" if e.key else "")
+    when = views.when_of(e, now)
+    return Row(e.id, e.state.value, when, e.type, e.destination, e.key, remark=_remark(e), folded=folded)
+
+
+def _remark(e: EventInfo) -> str:
+    """What went wrong last, unless it went well since."""
+    if not e.last_error or e.published_at is not None:
+        return ""
+    return f"{counted(e.attempts, 'attempt')}: {e.last_error_code or e.last_error_kind}: {e.last_error}"

@@ -1,0 +1,116 @@
+"""What was published is published once more, with the ids and numbers it had."""
+
+from datetime import timedelta
+
+import pytest
+from sqlmodel import Session
+
+from resilient import Event, InvalidInput, Resilient
+
+HOUR = timedelta(hours=1)
+
+
+class Placed(Event, type="order.placed"):
+    number: int
+
+
+class Paid(Event, type="order.paid"):
+    number: int
+
+
+@pytest.fixture
+def seen():
+    return []
+
+
+@pytest.fixture
+def app(database, seen):
+    async def orders(message):
+        seen.append(message)
+
+    async def audit(message):
+        seen.append(message)
+
+    return Resilient(
+        database,
+        destinations={"orders": orders, "audit": audit},
+        routes={Placed: ["orders", "audit"], Paid: ["orders"]},
+    )
+
+
+@pytest.fixture
+async def history(app, database, clock, seen):
+    """Published an hour apart: two orders placed (to both), then two paid, all of one key; one event waits."""
+    for event in (Placed(number=1), Placed(number=2), Paid(number=3), Paid(number=4)):
+        with Session(database.sync_engine) as s:
+            app.outbox.publish(s, event, key="a")
+            s.commit()
+        await app.worker().drain(timeout=30)
+        clock.advance(hours=1)
+    before = list(seen)
+    seen.clear()
+    assert len(before) == 6
+    return before
+
+
+async def again(app, seen, **words):
+    done = await app.outbox.replay(**words)
+    await app.worker().drain(timeout=30)
+    return done, [(m.event["data"]["number"], m.sequence) for m in seen]
+
+
+async def test_by_time(app, history, seen):
+    done, numbers = await again(app, seen, since=2.5 * HOUR)
+    assert (done.events, numbers) == (2, [(3, 3), (4, 4)])
+    assert [m.id for m in seen] == [m.id for m in history[-2:]]  # consumers tell them by that
+    assert not {m.delivery for m in seen} & {m.delivery for m in history}  # brokers must not drop them
+    seen.clear()
+    assert (await again(app, seen, since=5 * HOUR, until=3.5 * HOUR))[0].events == 2
+
+
+async def test_by_type_destination_and_key(app, history, seen):
+    assert (await again(app, seen, since=9 * HOUR, type="order.paid"))[0].events == 2
+    seen.clear()
+    done, numbers = await again(app, seen, since=9 * HOUR, destination="audit")
+    assert (done.events, numbers) == (2, [(1, 1), (2, 2)])
+    assert (await again(app, seen, since=9 * HOUR, key="b"))[0].events == 0
+
+
+async def test_in_the_order_in_which_they_were_published(app, history, seen, clock):
+    await again(app, seen, since=9 * HOUR, destination="orders")
+    assert [m.sequence for m in seen] == [1, 2, 3, 4]
+    seen.clear()
+    clock.advance(hours=1)
+    await again(app, seen, since=9 * HOUR, destination="orders")  # the replays of then are not replayed
+    assert [m.sequence for m in seen] == [1, 2, 3, 4]
+
+
+async def test_the_consumer_takes_only_what_it_misses(app, history, seen, database):
+    def take(message):
+        with Session(database.sync_engine) as s:
+            found = app.sync.inbox.first(s, "billing", message.id)
+            s.commit()
+        return found
+
+    assert [take(m) for m in history[:3]] == [True, False, True]  # the first went to two destinations
+    await again(app, seen, since=9 * HOUR, destination="orders")
+    assert [take(m) for m in seen] == [False, False, True, True]
+
+
+async def test_a_dry_run_and_a_limit(app, history, seen, monkeypatch):
+    assert app.sync.outbox.replay(since=9 * HOUR, dry_run=True).to_json() == {"events": 6, "more": False}
+    assert app.sync.outbox.replay(since=9 * HOUR, dry_run=True, limit=4).to_json() == {"events": 4, "more": True}
+    monkeypatch.setattr("resilient.engine.outbox._BATCH", 2)
+    assert (await again(app, seen, since=9 * HOUR, limit=3))[0].events == 3
+    for limit in (0, -1):
+        with pytest.raises(InvalidInput, match="at least 1"):
+            await app.outbox.replay(since=HOUR, limit=limit)
+    seen.clear()
+    assert (await again(app, seen, since=9 * HOUR, until=HOUR / 2))[0].events == 6
+
+
+async def test_what_was_not_published_is_not_replayed(app, database, seen, clock):
+    with Session(database.sync_engine) as s:
+        app.outbox.publish(s, Paid(number=1))
+        s.commit()
+    assert (await app.outbox.replay(since=HOUR)).events == 0
