@@ -15,7 +15,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from resilient.core.errors import ResourceStopped, SetupError
 from resilient.core.placeholders import names_in
-from resilient.core.tokens import EMPTY, USABLE, Credentials, GrantState
+from resilient.core.tokens import EMPTY, PROBED, USABLE, Credentials, GrantState
 from resilient.store import connections, grants
 from resilient.store.secrets import KeyRing, key_id_of
 
@@ -119,7 +119,7 @@ class Accounts:
     async def _load(self, key: str, at: float) -> Held | None:
         bound, now = await self._run(_find, key)
         self._ahead = now - self._app.now()
-        external = bound is not None and bound.grant.secrets is None and bound.grant.state in USABLE
+        external = bound is not None and bound.grant.secrets is None and bound.grant.state in PROBED
         if (bound is None or external) and self.store is not None:
             return await self._load_theirs(key, bound, at)
         if bound is None:
@@ -134,7 +134,7 @@ class Accounts:
             return None
         if bound is None:
             refreshes = self._provider(key).oauth is not None and bool(found.refresh_token)
-            bound = await self._app.database.transaction(_adopt, key, refreshes=refreshes)
+            bound = await self._app.database.transaction(adopt, key, refreshes=refreshes)
         return self._made(bound, found, at)
 
     def _made(self, bound: Bound, credentials: Credentials, at: float) -> Held:
@@ -211,7 +211,7 @@ def _find(c: Connection, d: Dialect, key: str) -> tuple[Bound | None, datetime]:
     return connections.find(c, d, key), d.now(c)
 
 
-def _adopt(c: Connection, d: Dialect, key: str, *, refreshes: bool) -> Bound:
+def adopt(c: Connection, d: Dialect, key: str, *, refreshes: bool) -> Bound:
     """The row that carries lease and state of an account whose secrets are elsewhere."""
     now = d.now(c)
     grant = grants.new(uuid5(NAMESPACE_URL, f"resilient:{key}"), key, "oauth2" if refreshes else "bearer", now)

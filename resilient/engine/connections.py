@@ -3,35 +3,30 @@
 Credentials come by hand (`add`), from another system (`import_`), or from the provider's consent page
 (`authorize_url`, `complete`). New ones for an account whose grant died open its gate: its jobs go on by themselves.
 Nothing here ever shows a secret.
-
-The state parameter of a consent page is 256 random bits, of which the database keeps only a hash: it cannot be
-forged, and is used up by the first callback. PKCE's verifier waits beside it, encrypted.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from uuid_utils.compat import uuid7
 
 from resilient.core import tokens
-from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SetupError
+from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInput
 from resilient.core.records import plain
 from resilient.core.resource_key import check
 from resilient.core.tokens import EMPTY, Credentials, GrantState
-from resilient.engine.access import carried
+from resilient.engine.access import adopt, carried
+from resilient.engine.consent import Consent
 from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.store import connections, fuse, grants
-from resilient.wire.oauth import callback_error, consent_url
+from resilient.wire.oauth import ask_here, in_own_loop
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -40,11 +35,12 @@ if TYPE_CHECKING:
     from resilient.core.auth import OAuth2
     from resilient.core.provider import Provider
     from resilient.engine.app import Resilient
+    from resilient.engine.consent import Granted
     from resilient.store.connections import Bound
     from resilient.store.dialect import Dialect
     from resilient.store.grants import Grant, NewSecrets
 
-CONSENT: Final = timedelta(minutes=30)  # to come back from a consent page
+T = TypeVar("T")
 _BATCH: Final = 200
 _ACCOUNT: Final = 2  # segments of an account's key
 
@@ -77,7 +73,8 @@ class Connections:
     """Connections of one app. Raises `BadResourceKey`, `InvalidInput`, and `SetupError` without a key for secrets."""
 
     def __init__(self, app: Resilient, *, here: bool = False) -> None:
-        self._app, self._db = app, Transactions(app, here=here)
+        self._app, self._db, self._here = app, Transactions(app, here=here), here
+        self._consent = Consent(app, self._db, here=here)
 
     @property
     def sync(self) -> SyncConnections:
@@ -149,7 +146,7 @@ class Connections:
             raise InvalidInput(f"{key}: give access_token, refresh_token or both")
         if expires_at is not None and expires_at.tzinfo is None:
             raise InvalidInput(f"{key}: expires_at={expires_at.isoformat()} has no time zone")
-        margin = timedelta(seconds=self._oauth(key).margin)
+        margin = timedelta(seconds=self.oauth_of(key).margin)
         refresh_at = None if expires_at is None or not refresh_token else expires_at - margin
         credentials = Credentials(
             token=access_token, refresh_token=refresh_token, expires_at=expires_at, refresh_at=refresh_at
@@ -168,12 +165,21 @@ class Connections:
 
     async def disconnect(self, key: str) -> bool:
         """`revoke`, and tell the provider where it can be told; whether it took it."""
-        held = await self._app.grants.accounts.held(check(key))
+        bound, accounts = await self._db.read(None, connections.find, check(key)), self._app.grants.accounts
+        known = Credentials() if bound is None else accounts.opened(bound.grant)
+        if bound is not None and bound.grant.secrets is None and accounts.store is not None:
+            theirs = await self._theirs(accounts.store.load(key))
+            known = theirs or known
         await self.revoke(key)
-        if held is None or held.oauth is None or not held.oauth.revoke_url:
+        if bound is None or bound.grant.kind != "oauth2":
             return False
-        secret = held.credentials.refresh_token or held.credentials.token
-        return await self._app.grants.client.revoke(held.oauth, secret, self._app.now()) is None
+        oauth, now = self.oauth_of(key, {**known.values, **bound.details}), self._app.now()
+        secret = known.refresh_token or known.token
+        if not oauth.revoke_url or not secret:
+            return False
+        if self._here:
+            return ask_here(lambda client: client.revoke(oauth, secret, now)) is None
+        return await self._app.grants.client.revoke(oauth, secret, now) is None
 
     async def restored(self, key: str) -> None:
         """The app's own table has new credentials for an account whose grant died: its jobs go on."""
@@ -205,53 +211,44 @@ class Connections:
     # -- consent ---------------------------------------------------------------------------------------------
 
     async def authorize_url(
-        self, key: str, *, redirect_uri: str | None = None, details: Mapping[str, str] = EMPTY
+        self,
+        key: str,
+        *,
+        redirect_uri: str | None = None,
+        details: Mapping[str, str] = EMPTY,
+        bound_to: str = "",
     ) -> str:
-        """Where to send the person who shall grant access to an account; see `complete`.
+        """Where to send the person who shall grant access to an account; see `complete`. It works for half an hour.
 
-        ``redirect_uri`` must be the one of the provider's configuration, where there is one.
+        ``redirect_uri`` must be the one of the provider's configuration, where there is one. ``bound_to`` is what is
+        known of the person's session or browser (a secret cookie, the user's id): `complete` must say the same.
         """
-        oauth = self._oauth(key, details)
-        allowed = oauth.redirect_uri
-        uri = redirect_uri or allowed
-        if not uri or (allowed and uri != allowed):
+        oauth = self.oauth_of(check(key), details)
+        uri = redirect_uri or oauth.redirect_uri
+        if not uri or (oauth.redirect_uri and uri != oauth.redirect_uri):
             raise InvalidInput(
                 f"{key}: redirect_uri={redirect_uri!r} is not the one of the provider: configure it,"
                 " provider(client_id=..., redirect_uri='https://...')"
             )
-        if not oauth.client_id or not oauth.authorize_url:
-            raise SetupError(f"{key}: the provider has no client_id: provider(client_id=..., client_secret=...)")
-        state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(48)
-        id_ = _hashed(state)
-        doc = json.dumps({"verifier": verifier, "uri": uri, "details": dict(details)})
-        sealed = self._app.grants.accounts.ring.seal(doc, "resilient_authorization", id_, "secrets")
-        await self._db.write(None, _expect, id_, check(key), sealed)
-        return consent_url(oauth, uri, state, verifier)
+        return await self._consent.begin(key, oauth, uri, details=details, bound_to=bound_to)
 
-    async def complete(self, parameters: Mapping[str, str]) -> ConnectionInfo:
+    async def complete(self, parameters: Mapping[str, str], *, bound_to: str = "") -> ConnectionInfo:
         """Take the parameters of the callback: exchange the code and connect the account.
 
         Raises `ConsentRefused`; the state is used up then too.
         """
-        state = parameters.get("state") or ""
-        arrived = await self._db.write(None, connections.arrived, _hashed(state))
-        if arrived is None or not arrived[2]:
-            raise ConsentRefused("this callback is not expected (any more): start again at the consent page")
-        key, sealed, _ = arrived
-        if (error := callback_error(parameters)) is not None or not parameters.get("code"):
-            raise ConsentRefused(f"access to {key} was not granted: {error or 'no code came back'}")
-        ring = self._app.grants.accounts.ring
-        doc = json.loads(ring.open(sealed, "resilient_authorization", _hashed(state), "secrets"))
-        oauth, now = self._oauth(key, doc["details"]), self._app.now()
-        verifier = doc["verifier"] if oauth.pkce != "none" else ""
-        answer = await self._app.grants.client.exchange(oauth, parameters["code"], verifier, doc["uri"], now)
-        made = None if answer.failure is not None else tokens.merged(Credentials(), answer.body, oauth, now)
-        if made is None:
-            code = "no token" if answer.failure is None else answer.failure.code
-            raise ConsentRefused(f"{key}: the provider gave no token for the code ({code}): start again")
-        kept = {name: parameters[name] for name in oauth.keep_callback if parameters.get(name)}
-        made = replace(made, values={**made.values, **kept})
-        return await self._put(key, "oauth2", made, "authorization_code", {**doc["details"], **kept})
+        return await self.granted(await self._consent.finish(parameters, bound_to=bound_to))
+
+    @property
+    def consent(self) -> Consent:
+        """For those who serve the callback's address themselves: the routes and the command line."""
+        return self._consent
+
+    async def granted(self, what: Granted) -> ConnectionInfo:
+        """Connect the account that somebody granted access to."""
+        if self._app.grants.accounts.store is not None:
+            return await self._hand_over(what.key, what.credentials)
+        return await self._put(what.key, "oauth2", what.credentials, "authorization_code", what.details)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -266,11 +263,27 @@ class Connections:
             raise InvalidInput(f"{key}: no provider {name!r} is listed: Resilient(providers=[{name}.provider()])")
         return found
 
-    def _oauth(self, key: str, details: Mapping[str, str] = EMPTY) -> OAuth2:
+    def oauth_of(self, key: str, details: Mapping[str, str] = EMPTY) -> OAuth2:
+        """The OAuth facts for an account. Raises `InvalidInput`."""
         provider = self._provider(key)
         if provider.oauth is None:
             raise InvalidInput(f"provider {provider.name!r} has no OAuth: use add()")
         return provider.oauth.filled(details)
+
+    async def _hand_over(self, key: str, credentials: Credentials) -> ConnectionInfo:
+        """New credentials for the app's own table; version 0 is the one before the first."""
+        store = self._app.grants.accounts.store
+        assert store is not None  # noqa: S101 - the caller looked
+        known = await self._theirs(store.load(key))
+        version = 0 if known is None else known.version
+        if not await self._theirs(store.save(key, version, replace(credentials, version=version + 1))):
+            raise ConsentRefused(f"{key} was changed by somebody else at the same moment: start again")
+        await self._db.write(None, adopt, key, refreshes=bool(credentials.refresh_token))
+        await self.restored(key)
+        return await self.get(key)
+
+    async def _theirs(self, asked: Coroutine[Any, Any, T]) -> T:
+        return in_own_loop(asked) if self._here else await asked
 
     async def _put(
         self, key: str, kind: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]
@@ -286,13 +299,16 @@ class Connections:
 
 
 class SyncConnections(Face[Connections]):
-    """`app.sync.connections`: what needs no request to a provider."""
+    """`Connections` for synchronous programs: the same methods, without ``await``."""
 
     get = blocking(Connections.get)
     list = blocking(Connections.list)
     add = blocking(Connections.add)
     import_ = blocking(Connections.import_)
     revoke = blocking(Connections.revoke)
+    disconnect = blocking(Connections.disconnect)
+    authorize_url = blocking(Connections.authorize_url)
+    complete = blocking(Connections.complete)
     restored = blocking(Connections.restored)
     release = blocking(Connections.release)
     confirm = blocking(Connections.confirm)
@@ -307,14 +323,6 @@ def info_of(bound: Bound) -> ConnectionInfo:
         grant_id=g.id, version=g.version, expires_at=g.expires_at, refreshed_at=g.refreshed_at, retry_at=g.retry_at,
         failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=dict(bound.details),
     )  # fmt: skip
-
-
-def _hashed(state: str) -> str:
-    return hashlib.sha256(state.encode()).hexdigest()
-
-
-def _expect(c: Connection, d: Dialect, id_: str, key: str, sealed: str) -> None:
-    connections.expect(c, d, id_, key, sealed, d.now(c) + CONSENT)
 
 
 def _put(

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import random
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -258,6 +259,7 @@ class Grants:
             return await self.client.client_credentials(oauth, now)
         if not credentials.refresh_token:
             return _nothing_to_refresh()
+        oauth = replace(oauth, redirect_uri=credentials.values.get("redirect_uri", oauth.redirect_uri))
         answer = await self.client.refresh(oauth, credentials.refresh_token, now)
         older = tokens.replay(credentials, now)
         if answer.failure is None or not older or tokens.failed(answer.failure) is not RefreshFailure.DEAD:

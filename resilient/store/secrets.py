@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -36,9 +37,12 @@ class KeyRing:
     def __init__(self, keys: Iterable[str] = ()) -> None:
         """Raises `SetupError` for what is no key; it never shows it."""
         self._keys: dict[str, AESGCM] = {}
+        self._signing: dict[str, bytes] = {}
         for number, text in enumerate(keys, 1):
             raw = _decoded(text, number)
-            self._keys[hashlib.sha256(b"resilient key id" + raw).hexdigest()[:12]] = AESGCM(raw)
+            key_id = hashlib.sha256(b"resilient key id" + raw).hexdigest()[:12]
+            self._keys[key_id] = AESGCM(raw)
+            self._signing[key_id] = hmac.digest(raw, b"resilient signing", "sha256")
 
     def __repr__(self) -> str:
         return f"<KeyRing of {len(self._keys)} keys>"
@@ -58,6 +62,23 @@ class KeyRing:
         key_id, nonce = self.current, os.urandom(_NONCE)
         sealed = self._keys[key_id].encrypt(nonce, text.encode(), _place(place))
         return f"{key_id}:{base64.b64encode(nonce + sealed).decode('ascii')}"
+
+    def signed(self, text: str) -> str:
+        """``text`` with a signature of the first key behind it."""
+        key_id = self.current
+        return f"{text}.{key_id}.{self._signature(key_id, text)}"
+
+    def is_signed(self, text: str) -> bool:
+        """Whether one of the keys signed it."""
+        body, _, rest = text.partition(".")
+        key_id, _, signature = rest.partition(".")
+        return key_id in self._signing and hmac.compare_digest(
+            self._signature(key_id, body).encode(), signature.encode()
+        )
+
+    def _signature(self, key_id: str, text: str) -> str:
+        digest = hmac.digest(self._signing[key_id], text.encode(), "sha256")
+        return base64.urlsafe_b64encode(digest).decode("ascii").rstrip("=")
 
     def open(self, sealed: str, *place: str) -> str:
         """The text sealed for that place. Raises `SetupError` if no key of the ring opens it."""

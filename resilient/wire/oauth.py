@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import httpx
@@ -27,11 +28,12 @@ from resilient.wire import redact
 from resilient.wire.flow import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
     from datetime import datetime
 
     from resilient.core.auth import OAuth2
 
+T = TypeVar("T")
 PATIENCE: Final = 20.0  # seconds for the whole exchange; leases of a refresh are longer
 LARGEST: Final = 256 * 1024  # bytes of an answer
 _METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none"}
@@ -150,6 +152,25 @@ class TokenClient:
             limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
             self._client = httpx.AsyncClient(timeout=self._patience, limits=limits, trust_env=False)
         return self._client
+
+
+def ask_here(ask: Callable[[TokenClient], Coroutine[Any, Any, T]]) -> T:
+    """One question to a token endpoint from synchronous code, whatever loop may run in this thread."""
+
+    async def alone() -> T:
+        client = TokenClient()
+        try:
+            return await ask(client)
+        finally:
+            await client.aclose()
+
+    return in_own_loop(alone())
+
+
+def in_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in a thread of its own, and wait for it."""
+    with ThreadPoolExecutor(1, thread_name_prefix="resilient-oauth") as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 def consent_url(oauth: OAuth2, redirect_uri: str, state: str, verifier: str) -> str:

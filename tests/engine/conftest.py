@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import itertools
 import json
 import threading
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import pytest
 import uvicorn
@@ -31,6 +33,8 @@ class Idp:
         self.hold = threading.Event()
         self.hold.set()
         self.secret = "client-secret-canary"
+        self.codes = {}  # what consent gave, and what it was given for
+        self.refuses = False  # consent
         self.url = ""
 
     def issue(self):
@@ -51,11 +55,33 @@ class Idp:
             body += message["body"]
             if not message.get("more_body"):
                 break
-        if scope["path"] == "/token":
+        if scope["path"] == "/authorize":
+            await self.consent({k: v[0] for k, v in parse_qs(scope["query_string"].decode()).items()}, send)
+        elif scope["path"] == "/token":
             form = {k: v[0] for k, v in parse_qs(body.decode()).items()}
             await self.token(form, send)
         else:
             await self.api(dict(scope["headers"]), send)
+
+    async def consent(self, asked, send):
+        """A person who says yes at once, or no."""
+        answer_ = {"state": asked["state"]}
+        if self.refuses:
+            answer_ |= {"error": "access_denied", "error_description": "<canary-description>"}
+        else:
+            answer_["code"] = f"canary-code-{next(self.numbers)}"
+            self.codes[answer_["code"]] = (asked["code_challenge"], asked["redirect_uri"])
+        to = f"{asked['redirect_uri']}?{urlencode(answer_)}"
+        await send({"type": "http.response.start", "status": 302, "headers": [(b"location", to.encode())]})
+        await send({"type": "http.response.body"})
+
+    def fits(self, form):
+        """A code works once, with the verifier and the address it was given for."""
+        if not form["code"].startswith("canary-code-"):
+            return True
+        digest = hashlib.sha256(form["code_verifier"].encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        return self.codes.pop(form["code"], None) == (challenge, form["redirect_uri"])
 
     async def api(self, headers, send):
         said = headers.get(b"authorization", b"").decode()
@@ -76,13 +102,9 @@ class Idp:
             return await answer(send, 503, {"message": "canary-message"})
         if form.get("client_secret") != self.secret:
             return await answer(send, 401, {"error": "invalid_client"})
-        if form["grant_type"] == "refresh_token":
-            given = form["refresh_token"]
-            if given not in self.refresh:
-                return await answer(send, 400, {"error": "invalid_grant"})
-            made = self.rotated(given)
-        else:
-            made = self.issue()
+        made = self.granted(form)
+        if made is None:
+            return await answer(send, 400, {"error": "invalid_grant"})
         self.issued += 1
         if word == "lost":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"500")]})
@@ -91,6 +113,11 @@ class Idp:
         if word == "nulls":
             doc |= {"refresh_token": None, "expires_in": None, "scope": None}
         return await answer(send, 200, doc)
+
+    def granted(self, form):
+        if form["grant_type"] != "refresh_token":
+            return self.issue() if "code" not in form or self.fits(form) else None
+        return self.rotated(form["refresh_token"]) if form["refresh_token"] in self.refresh else None
 
     def rotated(self, given):
         if self.rotation == "none":

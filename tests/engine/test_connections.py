@@ -414,6 +414,35 @@ async def test_an_own_grant_that_died_goes_on_after_the_app_says_so(make, idp):
     assert await states(app) == ["succeeded"]
 
 
+async def test_consent_fills_the_apps_own_table(make, idp):
+    own = Own(None)
+    app = make(credentials=own)
+    own.save = lambda _, expected, new: _saved(own, expected, new)
+    url = await app.connections.authorize_url(A)
+    state = parse_qs(urlsplit(url).query)["state"][0]
+    info = await app.connections.complete({"state": state, "code": "canary-code"})
+    assert (info.state, own.credentials.version, own.credentials.token) == (GrantState.ACTIVE, 1, "canary-access-1")
+    assert (await app.credentials(A)).token == "canary-access-1"
+    idp.expire()
+    idp.refresh.clear()
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert (await app.resources.get(A)).auth == "needs_reauth"
+    url = await app.connections.authorize_url(A)
+    state = parse_qs(urlsplit(url).query)["state"][0]
+    await app.connections.complete({"state": state, "code": "canary-code"})
+    await app.worker().drain()
+    assert await states(app) == ["succeeded"]
+    assert own.credentials.version == 2
+
+
+async def _saved(own, expected, new):
+    if expected != (0 if own.credentials is None else own.credentials.version):
+        return False
+    own.credentials = new
+    return True
+
+
 # -- secrets -------------------------------------------------------------------------------------------------
 
 

@@ -183,12 +183,12 @@ def add_connection(
     """
     run: Context = ctx.obj
     api = run.program("adding a connection").sync.connections
-    details = dict(_pair(one) for one in detail or ())
+    details = dict(pair(one) for one in detail or ())
     if grant_of is not None:
         made = api.add(key, grant_of=grant_of, details=details)
     else:
         made = api.add(key, **_credentials(kind, user), details=details)
-    _say(run, made)
+    say_connected(run, made)
 
 
 def _credentials(kind: str, user: str) -> dict[str, Any]:
@@ -198,25 +198,28 @@ def _credentials(kind: str, user: str) -> dict[str, Any]:
         raise InvalidInput(f"--kind {kind} is none of token, api-key, basic and client-credentials")
     if kind == "basic" and not user:
         raise InvalidInput("--kind basic needs --user")
-    secret = _secret("Password" if kind == "basic" else "Secret")
-    return {"user": user, "password": secret} if kind == "basic" else {kind.replace("-", "_"): secret}
+    typed = secret("Password" if kind == "basic" else "Secret")
+    return {"user": user, "password": typed} if kind == "basic" else {kind.replace("-", "_"): typed}
 
 
-def _secret(name: str) -> str:
+def secret(name: str) -> str:
+    """What is typed without being shown, or comes through a pipe. Raises `InvalidInput`."""
     text: str = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.readline()
     if not text.strip():
         raise InvalidInput("no secret came: type it at the prompt, or send it through a pipe")
     return text.strip()
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair(text: str) -> tuple[str, str]:
+    """One ``--detail``. Raises `InvalidInput`."""
     name, found, value = text.partition("=")
     if not found or not name:
         raise InvalidInput(f"--detail {name!r}: write NAME=VALUE")
     return name, value
 
 
-def _say(run: Context, one: ConnectionInfo) -> None:
+def say_connected(run: Context, one: ConnectionInfo) -> None:
+    """Print that an account is connected."""
     if run.out.as_json:
         run.out.json(one.to_json())
     else:
@@ -227,7 +230,7 @@ def _say(run: Context, one: ConnectionInfo) -> None:
 
 
 @secrets.command("new")
-def new_secret(ctx: typer.Context) -> None:
+def newsecret(ctx: typer.Context) -> None:
     """Make a key: it is printed once and stored nowhere."""
     run: Context = ctx.obj
     key = new_key()

@@ -8,6 +8,7 @@ import typer
 
 from resilient.core.errors import SetupError
 from resilient.surface.cli import operate
+from resilient.surface.cli.connect import connect
 from resilient.surface.cli.connections import connections, secrets
 from resilient.surface.cli.context import Context
 from resilient.surface.cli.exits import HELP, OK, USAGE
@@ -73,6 +74,7 @@ def shared(
 cli.command()(operate.status)
 cli.command()(operate.worker)
 cli.command()(operate.enqueue)
+cli.command()(connect)
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead, name="dead")
 cli.add_typer(resources, name="resources")

@@ -1,0 +1,1 @@
+"""Routes for an app's own web server; `resilient.web` has the public names."""

@@ -1,0 +1,176 @@
+"""Routes through which an app's customers connect their accounts.
+
+    GET {base_url}/{provider}/start?next=/settings   sends the person to the provider's consent page
+    GET {base_url}/{provider}/callback               takes what comes back, and sends the person to ``next``
+
+What could go wrong, and what is done about it:
+
+- a stranger begins: `caller` must know who it is; and a page of another site begins for nobody (Fetch Metadata);
+- a person finishes what another one began (login CSRF, or a victim's consent for an attacker's account): the callback
+  must come with the cookie of the browser and from the caller of the start;
+- a forged, old or second callback: the state is signed, single-use and short-lived; PKCE binds the code to it;
+- an open redirect: ``next`` is one of `returns`, letter for letter; the address for the provider is `base_url`'s,
+  whatever a request's headers say.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from resilient.core.errors import ConsentRefused, DatabaseUnreachable, InvalidInput, ResilientError, SetupError
+from resilient.core.hosts import origin_of
+from resilient.core.tokens import EMPTY
+from resilient.surface.web.pages import QUIET, got, page
+
+from starlette.responses import RedirectResponse, Response  # isort: skip - `pages` says which extra is missing
+from starlette.routing import Route, Router
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from starlette.requests import Request
+
+    from resilient.core.auth import OAuth2
+    from resilient.engine.app import Resilient
+
+log = logging.getLogger("resilient.web")
+LASTS: Final = 1800  # seconds; as long as a state
+_OTHERS: Final = frozenset({"cross-site"})
+
+
+class _Connect:
+    """The two routes; see `connect_routes`."""
+
+    def __init__(
+        self, app: Resilient, base_url: str, caller: Any, account: Any, details: Any, returns: Sequence[str]
+    ) -> None:
+        self._app, self._base = app, base_url.rstrip("/")
+        self._caller, self._account, self._details, self._returns = caller, account, details, tuple(returns)
+        parts = urlsplit(self._base)
+        self._secure = parts.scheme == "https"
+        self._cookie = "__Host-resilient-connect" if self._secure else "resilient-connect"  # no subdomain can set it
+        for provider in app.providers.values():
+            configured = "" if provider.oauth is None else provider.oauth.redirect_uri
+            if configured and configured != self._uri(provider.name):
+                raise SetupError(
+                    f"provider {provider.name!r} has redirect_uri={configured!r}, but its callback here is"
+                    f" {self._uri(provider.name)}: leave redirect_uri out, or give the base_url that fits"
+                )
+
+    def _uri(self, provider: str) -> str:
+        return f"{self._base}/{provider}/callback"
+
+    async def start(self, request: Request) -> Response:
+        """Send a person to the provider."""
+        return await self._guarded(request, self._start)
+
+    async def callback(self, request: Request) -> Response:
+        """Take what comes back."""
+        return await self._guarded(request, self._callback)
+
+    async def _guarded(self, request: Request, serve: Callable[[Request, str, str], Awaitable[Response]]) -> Response:
+        provider = request.path_params["provider"]
+        known = self._app.providers.get(provider)
+        if known is None or known.oauth is None:
+            return page(404, "There is no such provider here.")
+        who = await got(self._caller(request))
+        if isinstance(who, Response) or not who:
+            return who or page(401, "Sign in first.")
+        return await self._told(provider, serve(request, provider, str(who)))
+
+    async def _told(self, provider: str, serving: Awaitable[Response]) -> Response:
+        """The answer, or what a person may know of why there is none."""
+        try:
+            return await serving
+        except ConsentRefused as error:
+            return page(400, str(error))
+        except DatabaseUnreachable:
+            return page(503, "This does not work at the moment. Try again in a minute.")
+        except ResilientError as error:
+            log.exception("connecting at %s does not work: %s", provider, type(error).__name__)
+            return page(500, "This is not set up correctly. The log of the server says why.")
+
+    async def _start(self, request: Request, provider: str, who: str) -> Response:
+        if request.headers.get("sec-fetch-site") in _OTHERS:
+            return page(403, "Begin on our own pages: another site sent you here.")
+        to = request.query_params.get("next", self._returns[0])
+        if to not in self._returns:
+            return page(400, "That is no page to come back to.")
+        key = await got(self._account(who, provider, request))
+        if not key:
+            return page(403, "You may not connect an account here.")
+        details = EMPTY if self._details is None else await got(self._details(who, provider, request))
+        browser = self._browser(request) or secrets.token_urlsafe(32)
+        oauth: OAuth2 = self._app.connections.oauth_of(key, details)
+        if key.partition("/")[0] != provider:
+            raise InvalidInput(f"account= gave {key} for the provider {provider}")
+        url = await self._app.connections.consent.begin(
+            key, oauth, self._uri(provider), details=details, bound_to=_bound(browser, who, provider), note=to
+        )
+        answer = RedirectResponse(url, 303, QUIET)
+        answer.set_cookie(self._cookie, browser, max_age=LASTS, secure=self._secure, httponly=True, samesite="lax")
+        return answer
+
+    async def _callback(self, request: Request, provider: str, who: str) -> Response:
+        parameters = dict(request.query_params)
+        bound = _bound(self._browser(request), who, provider)
+        granted = await self._app.connections.consent.finish(parameters, bound_to=bound)
+        await self._app.connections.granted(granted)
+        to = granted.note
+        return RedirectResponse(f"{to}{'&' if '?' in to else '?'}{urlencode({'connected': provider})}", 303, QUIET)
+
+    def _browser(self, request: Request) -> str:
+        found = request.cookies.get(self._cookie, "")
+        return found if 40 <= len(found) <= 64 else ""  # noqa: PLR2004 - as `token_urlsafe(32)` makes them
+
+
+def connect_routes(
+    app: Resilient,
+    *,
+    base_url: str,
+    caller: Callable[[Request], Awaitable[Response | str | None] | Response | str | None],
+    account: Callable[[str, str, Request], Awaitable[str | None] | str | None],
+    returns: Sequence[str] = ("/",),
+    details: Callable[[str, str, Request], Awaitable[Mapping[str, str]] | Mapping[str, str]] | None = None,
+) -> Router:
+    """Routes to mount: ``Mount("/connect", app=connect_routes(...))``, or FastAPI's ``api.mount("/connect", ...)``.
+
+    ``base_url``: where they are mounted, as the world sees it (``https://shop.example/connect``); what a provider has
+    to know is ``{base_url}/{provider}/callback``. ``caller``: who asks, by a name that stays the same during the visit
+    (the user's id), None for nobody, or an answer to give instead (to the login page). ``account``: the resource key
+    this caller connects at a provider (``github/acct-7``), None if that is not allowed. ``details``: values for the
+    provider's placeholders. ``returns``: pages to come back to, the usual one first; ``?next=`` must be one of them.
+
+    Hooks may be ``async def``. Raises `InvalidInput`, and `SetupError` for a provider with another ``redirect_uri``.
+    """
+    origin_of(base_url)
+    if not returns:
+        raise InvalidInput("connect_routes(returns=()): give at least the page to come back to")
+    for to in returns:
+        if not _is_page(to):
+            raise InvalidInput(f"{to!r} is no page to come back to: write a path such as /settings, or https://...")
+    routes = _Connect(app, base_url, caller, account, details, returns)
+    return Router(
+        [
+            Route("/{provider}/start", routes.start, methods=["GET"], name="start"),
+            Route("/{provider}/callback", routes.callback, methods=["GET"], name="callback"),
+        ]
+    )
+
+
+def _is_page(to: str) -> bool:
+    """A path on this site, or a whole address; nothing a browser could read as another site's."""
+    if any(c in to for c in "\\\r\n\t ") or "#" in to:
+        return False
+    parts = urlsplit(to)
+    if parts.scheme:
+        return parts.scheme in ("https", "http") and bool(parts.hostname)
+    return to.startswith("/") and not to.startswith("//")
+
+
+def _bound(browser: str, who: str, provider: str) -> str:
+    """What start and callback must have in common; no browser is nobody's."""
+    return f"{browser or secrets.token_urlsafe(32)}\n{who}\n{provider}"
