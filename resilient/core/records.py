@@ -146,8 +146,9 @@ class ResourceInfo:
 class StoppedGroup:
     """Stopped resources of one provider, by gate and code.
 
-    ``since`` is the earliest, ``until`` the latest end (None if one of them has no known end). ``waiting``
-    counts ready jobs at or below them; ``example`` is one of the resources, ``example_job`` a job there.
+    ``since`` is the earliest, ``until`` the latest end (None if one of them has no known end), ``first_until`` the
+    first known one. ``waiting`` counts ready jobs at or below them; ``example`` is one of the resources,
+    ``example_job`` a job there, ``reason`` what somebody who stopped one of them by hand had to say.
     """
 
     provider: str
@@ -160,6 +161,8 @@ class StoppedGroup:
     example: str
     example_job: UUID | None
     last_error: str | None
+    first_until: datetime | None = None
+    reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Every field under its own name."""

@@ -131,6 +131,8 @@ def _group(
         example=busiest,
         example_job=first_job(c, d, busiest),
         last_error=errors[-1] if errors else None,
+        first_until=min((end for end in ends if end is not None), default=None),
+        reason=next((row["paused_reason"] for _, row in members if row["paused_reason"]), None),
     )
 
 

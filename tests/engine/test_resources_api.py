@@ -136,6 +136,7 @@ async def test_the_summary_groups_by_provider_gate_and_code(clock, app, use):
         clock.now() - timedelta(seconds=10),
         until + timedelta(seconds=60),
     )
+    assert (cooldown.first_until, cooldown.reason, groups[2].reason) == (until, None, "x")
     assert cooldown.example == "github/b"
     assert (await app.jobs.get(cooldown.example_job)).resource_key == "github/b"
     assert groups[1].until is None

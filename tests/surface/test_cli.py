@@ -15,7 +15,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from resilient.store import gates, resources, workers
+from resilient.core.alerts import Finding
+from resilient.store import alerts, gates, resources, workers
 from resilient.store.database import Database
 from resilient.store.filters import JOB
 from resilient.surface.cli import main
@@ -385,6 +386,33 @@ def test_status_answers_what_is_wrong(ok, read, enqueue, mark, database):
     assert document["stopped"][0]["waiting"] == 2
     assert document["died"][0]["example"] == jobs[2]
     assert document["workers"][0]["kinds"] == ["mail.send"]
+
+
+def test_a_bad_night_fits_on_a_screen(ok, enqueue, database):
+    enqueue(key="github/3")
+
+    def outage(c, d):
+        now = d.now(c)
+        for n in range(300):
+            gates.set_auth(c, d, f"hubspot/{n}", "needs_reauth")
+            gates.cool_down(c, d, f"github/{n}", now + timedelta(minutes=5 + n % 60), "abuse", 0.0, exact=True)
+        gates.open_(c, d, "github", until=now + timedelta(minutes=4))
+        gates.pause(c, d, "stripe/a", reason="incident 7 (anna)")
+        throttled = [Finding("long_throttle", f"github/{n}", {"until": now.isoformat()}) for n in range(90)]
+        alerts.record(c, d, throttled, now, lasting=True)
+
+    database.transaction_sync(outage)
+    out = ok("status")
+    lines = out.splitlines()
+    assert len(lines) < 24
+    assert [line.split()[:2] for line in lines if re.match("(github|hubspot|stripe) ", line)] == [
+        ["github", "circuit"], ["github", "cooldown"], ["hubspot", "auth"], ["stripe", "paused"],
+    ]  # fmt: skip
+    assert re.search(r"github +cooldown +300 +1 .* in [45] min to 1 h", out)
+    assert re.search(r"hubspot +auth +300 +0 .* on reconnect", out)
+    assert "stripe/a; incident 7 (anna)" in out
+    assert "resilient resources why github`" in out
+    assert "(and 89 others like it at github" in out.replace("\n ", "")
 
 
 # -- worker ----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from resilient.core.alert_words import notice
+from resilient.core.alert_groups import begun
 from resilient.core.errors import InvalidInput
 from resilient.core.phrases import brief, counted, span, when
 from resilient.engine.services import exit_if_stuck
@@ -151,6 +151,8 @@ def _show_stopped(run: Context, seen: Overview) -> None:
         return
     run.out.heading("Stopped")
     run.out.table(views.GROUP_HEADERS, [views.group_row(group, seen.at) for group in seen.stopped], right=(2, 3))
+    first = seen.stopped[0]
+    run.out.say(f"  More: `resilient resources why {first.example}`, `resilient resources list --stopped`", style="dim")
 
 
 def _show_troubles(run: Context, title: str, troubles: list[Trouble], seen: Overview) -> None:
@@ -168,15 +170,18 @@ def _show_troubles(run: Context, title: str, troubles: list[Trouble], seen: Over
 
 def _show_alerts(run: Context, seen: Overview) -> None:
     """What people were told and is not over; what stands above already is left out."""
-    told = [one for one in seen.alerts if one.name not in ("dead", "new_error", "circuit_open")]
-    if not told:
+    told = [one for one in seen.alerts if one.name not in _SHOWN]
+    notices = begun([(one, True) for one in told], {}, seen.at)
+    if not notices:
         return
     run.out.heading("Alerts")
-    for one in told[:10]:
-        run.out.paragraph(notice("new", one, seen.at).text, indent=2)
-    if len(told) > 10:  # noqa: PLR2004 - a screenful
-        run.out.say(f"  ... and {len(told) - 10} more", style="dim")
+    for notice in notices[:10]:
+        run.out.paragraph(notice.text, indent=2)
+    if len(notices) > 10:  # noqa: PLR2004 - a screenful
+        run.out.say(f"  ... and {len(notices) - 10} more", style="dim")
 
+
+_SHOWN: Final = ("dead", "new_error", "circuit_open", "needs_reauth")  # stand above, as what is stopped or fails
 
 # -- housekeeping --------------------------------------------------------------------------------------------
 

@@ -152,13 +152,24 @@ def state_of(info: ResourceInfo) -> str:
 def group_row(group: StoppedGroup, now: datetime) -> Row:
     """One group of stopped resources; an example and the code stand below."""
     since = f"{rough((now - group.since).total_seconds())} ago" if group.since else ""
-    until = f"in {rough((group.until - now).total_seconds())}" if group.until else _END.get(group.gate, "")
+    until = _ends(group, now)
     example = f"such as {group.example}" + (f", job {group.example_job}" if group.example_job else "")
     code = f" ({group.code})" if group.code else ""
     error = f": {brief(group.last_error, 60)}" if group.last_error else ""
+    error += f"; {brief(group.reason, 60)}" if group.reason else ""
     gate = _GATE.get(group.gate, group.gate)
     waiting = f"{group.waiting:,}{'+' if group.waiting.more else ''}"
     return Row(group.provider, gate, group.resources, waiting, since, until, remark=example + code + error, whole=True)
+
+
+def _ends(group: StoppedGroup, now: datetime) -> str:
+    """When it ends, of many the first and the last; or what ends it."""
+    if group.until is None:
+        return _END.get(group.gate, "")
+    last, first = rough((group.until - now).total_seconds()), ""
+    if group.first_until is not None:
+        first = rough((group.first_until - now).total_seconds())
+    return f"in {last}" if first in ("", last) else f"in {first} to {last}"
 
 
 _GATE = {"breaker": "circuit", "pause": "paused"}
