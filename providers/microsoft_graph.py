@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING, Final, Unpack
 
-from resilient import AnswerFacts, Errors, FailureKind, Incremental, Limit, NextUrl, OAuth2
+from resilient import AnswerFacts, BatchEndpoint, Errors, FailureKind, Incremental, Limit, NextUrl, OAuth2
 from resilient import Provider, RequestFacts, Rotation, Rule, WaitDialect, Webhook, Word
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ GRAPH: Final = Provider(
     webhook=Webhook(
         token="body:value[0].clientState", challenge="echo", challenge_field="query:validationToken", answer_within=10
     ),
+    batch=BatchEndpoint(path="/$batch", most=20),
     verified_on=date(2026, 11, 1),
     sources=(
+        "learn.microsoft.com/graph/json-batching",
         "learn.microsoft.com/entra/identity-platform/refresh-tokens",
         "microsoftgraph/microsoft-graph-docs-contrib concepts/throttling.md, concepts/throttling-limits.md",
         "microsoftgraph/microsoft-graph-docs-contrib concepts/delta-query-overview.md",

@@ -68,6 +68,7 @@ from resilient.core.paginators import (
     PageNumber,
 )
 from resilient.core.paging import Paginator
+from resilient.core.parts import BatchEndpoint
 from resilient.core.policy import BreakerPolicy
 from resilient.core.provider import Errors, Idempotency, Overrides, Provider, Rule, Wait
 from resilient.core.reasons import Reason
@@ -118,6 +119,7 @@ __all__ = [
     "BadResourceKey",
     "Basic",
     "Batch",
+    "BatchEndpoint",
     "Bearer",
     "BreakerPolicy",
     "BudgetFields",

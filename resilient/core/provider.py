@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from resilient.core.failure import Failure, FailureKind, Scope
     from resilient.core.incremental import Incremental
     from resilient.core.paging import Paginator
+    from resilient.core.parts import BatchEndpoint
     from resilient.core.policy import Limit
     from resilient.core.webhook import Webhook
 
@@ -154,8 +155,9 @@ class Provider:
     ``title``: its name for people. ``auth``: the ways to get and send credentials, the usual one first.
     ``headers``: what every request carries; ``{placeholders}`` as in ``base_url``. ``pagination``,
     ``incremental``: by the part of the API that pages or reports changes that way, the usual one first.
-    ``verified_on``, ``sources``: when and where these facts were read; ``unverified``: those from memory, as
-    ``webhook`` or ``errors.rules: lock_timeout``. Raises `InvalidInput`.
+    ``batch``: its endpoint for several requests at once. ``verified_on``, ``sources``: when and where these facts
+    were read; ``unverified``: those from memory, as ``webhook`` or ``errors.rules: lock_timeout``. Raises
+    `InvalidInput`.
     """
 
     name: str
@@ -177,6 +179,7 @@ class Provider:
     pagination: Mapping[str, Paginator] = field(default_factory=lambda: NONE)
     incremental: Mapping[str, Incremental] = field(default_factory=lambda: NONE)
     webhook: Webhook | None = None
+    batch: BatchEndpoint | None = None
     verified_on: date | None = None
     sources: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()

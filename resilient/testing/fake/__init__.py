@@ -1,0 +1,6 @@
+"""The scriptable provider: see `resilient.testing.fake.provider`."""
+
+from resilient.testing.fake.log import Log, Reply, Seen
+from resilient.testing.fake.provider import FakeProvider
+
+__all__ = ["FakeProvider", "Log", "Reply", "Seen"]

@@ -1,0 +1,117 @@
+"""Webhooks as a provider sends them: signed by its scheme, over the very bytes that are sent."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from resilient.core.budgets import Fields
+from resilient.core.errors import InvalidInput
+from resilient.core.webhook import Delivery, key_bytes, signed_text, verify
+from resilient.testing.fake.shapes import fitting, put, said
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from resilient.core.provider import Provider
+    from resilient.core.webhook import Signature
+
+_SEED: Final = hashlib.sha256(b"resilient.testing").digest()
+
+
+def secret_of(provider: Provider) -> str:
+    """A secret as this provider writes them: for Ed25519 the public key."""
+    signature = provider.webhook.signatures[0] if provider.webhook and provider.webhook.signatures else None
+    if signature is not None and signature.scheme == "ed25519":
+        return str(_private().public_key().public_bytes_raw().hex())
+    raw = hashlib.sha256(provider.name.encode()).digest()
+    if signature is None or signature.key == "text":
+        return f"secret-of-{provider.name}"
+    return raw.hex() if signature.key == "hex" else base64.b64encode(raw).decode()
+
+
+def deliver(
+    provider: Provider, url: str, body: Any, now: datetime, *, secret: str, event: str = "", delivery: str = "1"
+) -> Delivery:
+    """A genuine delivery. ``body``: JSON, or bytes as they are. Raises `InvalidInput` where the facts allow none."""
+    webhook = provider.webhook
+    if webhook is None:
+        raise InvalidInput(f"provider {provider.name!r} declares no webhook")
+    headers: dict[str, str] = {"content-type": "application/json"}
+    places = [(webhook.delivery, delivery), (webhook.event, event)]
+    places += [] if webhook.signatures else [(webhook.token, secret)]
+    for place, value in places:
+        if place and value:
+            url, body = _placed(place, value, url, body, headers)
+    signature = webhook.signatures[0] if webhook.signatures else None
+    if signature is not None and signature.timestamp.startswith("body:"):
+        _, body = _placed(signature.timestamp, said(signature.word, 0, now), url, body, headers)
+    if signature is not None and "{form}" in signature.signed and isinstance(body, dict):
+        headers["content-type"] = "application/x-www-form-urlencoded"
+        body = urlencode(body).encode()
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    if signature is not None:
+        _sign(signature, headers, raw, url, secret, now, delivery)
+    made = Delivery(headers, raw, url)
+    parsed = None if isinstance(body, bytes) else body
+    if reason := verify(webhook, made, [secret], now, body=parsed, ed25519=_check):
+        raise InvalidInput(f"provider {provider.name!r}: its webhook's facts cannot be signed backwards: {reason}")
+    return made
+
+
+def _placed(place: str, value: str, url: str, body: Any, headers: dict[str, str]) -> tuple[str, Any]:
+    kind, colon, name = place.partition(":")
+    if not colon:
+        headers[place] = value
+    elif kind == "query":
+        url += f"{'&' if '?' in url else '?'}{urlencode({name: value})}"
+    elif not isinstance(body, bytes):
+        body = put(body, name, value)
+    return url, body
+
+
+def _sign(
+    signature: Signature, headers: dict[str, str], raw: bytes, url: str, secret: str, now: datetime, delivery: str
+) -> None:
+    stamp = ""
+    if signature.timestamp and ":" not in signature.timestamp:
+        stamp = fitting(signature.timestamp_pattern, {1: said(signature.word, 0, now)})
+        headers[signature.timestamp] = stamp
+    body = json.loads(raw) if raw[:1] in (b"{", b"[") else None
+    text = signed_text(signature, Delivery(headers, raw, url), secret, Fields.of(headers), body, delivery)
+    written = fitting(signature.pattern, {1: _signature(signature, secret, text)})
+    shared = signature.header.lower() == signature.timestamp.lower()
+    headers[signature.header] = f"{stamp},{written}" if shared else written
+
+
+def _signature(signature: Signature, secret: str, text: bytes) -> str:
+    if signature.scheme == "equal":
+        return secret
+    if signature.scheme == "ed25519":
+        digest = _private().sign(text)
+    elif signature.scheme == "sha256":
+        digest = hashlib.sha256(text).digest()
+    else:
+        digest = hmac.new(key_bytes(signature, secret) or b"", text, signature.scheme.removeprefix("hmac-")).digest()
+    return digest.hex() if signature.encoding == "hex" else base64.b64encode(digest).decode()
+
+
+def _private() -> Any:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - for few
+
+    return Ed25519PrivateKey.from_private_bytes(_SEED)
+
+
+def _check(key: bytes, signature: bytes, text: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - for few providers only
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
