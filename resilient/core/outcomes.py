@@ -42,9 +42,10 @@ class JobFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """The handler returned. ``result`` is JSON text."""
+    """The handler returned. ``result`` is JSON text. ``written``: its end is committed, with its own writes."""
 
     result: str | None = None
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)

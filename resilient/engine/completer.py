@@ -12,15 +12,18 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.errors import DuplicateJob
+from resilient.engine import writing
 from resilient.store import finishing, leases, resources, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from sqlalchemy import Connection
 
+    from resilient.engine.enqueue import Ordered
     from resilient.store.database import Database
     from resilient.store.dialect import Dialect
 
@@ -41,8 +44,12 @@ class Completer:
         database: Database,
         capped: Callable[[str], Sequence[str]],
         on_written: Callable[[Sequence[UUID]], None],
+        on_refused: Callable[[UUID, Exception], None],
+        poke: Callable[[], None],
     ) -> None:
-        self._database, self._capped, self._on_written = database, capped, on_written
+        self._database, self._capped = database, capped
+        self._on_written, self._on_refused, self._poke = on_written, on_refused, poke
+        self._follow_ups: dict[UUID, Sequence[Ordered]] = {}  # of jobs whose results wait to be written
         self._done: deque[tuple[Done, str]] = deque()
         self._finishes: deque[tuple[finishing.Finish, str]] = deque()
         self._wake = asyncio.Event()
@@ -54,6 +61,10 @@ class Completer:
         self._closing = False
         self.written = 0
         self.stale = 0
+
+    def follow(self, id_: UUID, ordered: Sequence[Ordered]) -> None:
+        """Call it before `succeed` or `finish`: these jobs are enqueued if that one's end is written."""
+        self._follow_ups[id_] = ordered
 
     def succeed(self, id_: UUID, fence: int, result: str | None, resource_key: str) -> None:
         """A job succeeded."""
@@ -113,14 +124,13 @@ class Completer:
 
     async def _save(self, done: Dones, finishes: Finishes, tries: int = 0) -> None:
         """Write results, however often it takes; one that no database takes must not hold up the others."""
-        freed: dict[str, int] = {}
-        for _, key in (*done, *finishes):
-            for capped in self._capped(key):
-                freed[capped] = freed.get(capped, 0) + 1
+        freed = self._freed(key for _, key in (*done, *finishes))
+        ids = [x[0] for x, _ in done] + [f.id for f, _ in finishes]
+        following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
         while True:
             try:
                 effective = await self._database.transaction(
-                    write, [x for x, _ in done], [f for f, _ in finishes], freed, again=tries > 0
+                    write, [x for x, _ in done], [f for f, _ in finishes], freed, again=tries > 0, follow_ups=following
                 )
                 break
             except Exception as error:  # noqa: BLE001 - whatever it is, results are not thrown away
@@ -136,10 +146,25 @@ class Completer:
                     if parts := _parted(done, finishes):
                         for part in parts:
                             await self._save(*part, tries)
-                        return
+                        return None
+                    if following:
+                        del self._follow_ups[ids[0]]
+                        return self._on_refused(ids[0], error)
                     done, finishes = _bare(done, finishes)
                 await asyncio.sleep(pause)
-        self._saved([x[0] for x, _ in done] + [f.id for f, _ in finishes], effective)
+        if following:
+            for id_ in following:
+                del self._follow_ups[id_]
+            self._poke()
+        return self._saved(ids, effective)
+
+    def _freed(self, keys: Iterable[str]) -> dict[str, int]:
+        """How many slots got free under each concurrency cap."""
+        freed: dict[str, int] = {}
+        for key in keys:
+            for capped in self._capped(key):
+                freed[capped] = freed.get(capped, 0) + 1
+        return freed
 
     def _saved(self, ids: Sequence[UUID], effective: set[UUID]) -> None:
         self.written += len(effective)
@@ -156,7 +181,7 @@ class Completer:
 
 def _is_about_data(error: Exception) -> bool:
     """Whether the same batch would fail for ever: a value the database refuses, or one beyond its limits."""
-    if isinstance(error, (ValueError, TypeError, OverflowError, RecursionError)):
+    if isinstance(error, (ValueError, TypeError, OverflowError, RecursionError, DuplicateJob)):
         return True
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     return state[:2] in ("22", "54") or "malformed JSON" in str(error)
@@ -196,15 +221,19 @@ def write(
     finishes: Sequence[finishing.Finish],
     freed: dict[str, int],
     *,
-    again: bool,
+    again: bool = False,
+    follow_ups: Mapping[UUID, Sequence[Ordered]] | None = None,
 ) -> set[UUID]:
     """One batch: jobs by id, then the resources whose slots got free, then, in a later statement, their parked turns.
 
     ``again``: an earlier try may have been committed although its answer was lost; what it wrote counts.
+    ``follow_ups``: what is enqueued with a job's end, if it is this write that ends it.
     """
     now = d.steer(c)
     effective = finishing.succeed_if_held(c, d, sorted(done, key=_by_id), now)
     effective |= finishing.finish_if_held(c, d, finishes, now)
+    if follow_ups and (new := [o for i, ordered in follow_ups.items() if i in effective for o in ordered]):
+        writing.write(c, d, new)
     if again:
         effective |= _written_before(c, d, done, finishes, effective)
     free_slots(c, d, freed, now)

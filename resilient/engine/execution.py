@@ -11,18 +11,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from resilient.core import marks
-from resilient.core.errors import LostLease, ResilientError
+from resilient.core.errors import LostLease, ResilientError, TransactionOpen
 from resilient.core.outcomes import JobFacts
+from resilient.engine import two_phase
+from resilient.engine.enqueue import Enqueued
 from resilient.engine.requests import Sender, SyncThrough, Through
 from resilient.store import leases
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from uuid import UUID
 
     from resilient.engine.app import Resilient
     from resilient.engine.batch_run import BatchRun
-    from resilient.engine.handler import Handler
+    from resilient.engine.enqueue import Ordered
+    from resilient.engine.handler import Handler, Kind
+    from resilient.engine.two_phase import Work
     from resilient.engine.worker import Worker
     from resilient.store.candidates import ClaimedJob
     from resilient.wire.trail import Trail
@@ -49,6 +54,26 @@ class Side(Sender, Protocol):
     def through_sync(self, resource_key: str) -> Any:
         """The same for threads."""
 
+    def prepare(self) -> AbstractAsyncContextManager[Any]:
+        """A block whose writes are committed before the remote call."""
+
+    def prepare_sync(self) -> AbstractContextManager[Any]:
+        """The same for threads."""
+
+    def complete(self) -> AbstractAsyncContextManager[Any]:
+        """A block whose writes are committed with the end of the job."""
+
+    def complete_sync(self) -> AbstractContextManager[Any]:
+        """The same for threads."""
+
+    def after_commit(self, fn: Callable[[], Any]) -> None:
+        """Call a function after that commit."""
+
+    def then(
+        self, kind: Kind[Any] | str, payload: Any, resource_key: str | None, options: Mapping[str, Any]
+    ) -> Enqueued:
+        """Enqueue a job with the end of this one."""
+
     async def progress(self, value: Any) -> None:
         """Save progress."""
 
@@ -62,6 +87,8 @@ class Execution:
     # Most of it stays as it is here for most executions: a class attribute costs nothing to set.
     payload: Any = None  # decoded just before it starts
     run: BatchRun | None = None  # the call it shares with others
+    work: Work | None = None  # its handler's transactions
+    follow_ups: list[Ordered] | None = None  # jobs to enqueue if it succeeds
     started = 0.0  # loop time; 0 until it starts
     task: asyncio.Task[Any] | None = None  # the slot that runs it
     thread = False  # its function runs in a thread, which cannot be interrupted
@@ -152,11 +179,13 @@ class Execution:
 
     async def progress(self, value: Any) -> None:
         """See `Side`."""
+        self._require_no_transaction("progress")
         text = _progress_text(self.row.id, value)
         self.require_held(await self.worker.app.database.transaction(_progress, self.id, self.fence, text))
 
     def progress_sync(self, value: Any) -> None:
         """See `Side`."""
+        self._require_no_transaction("progress")
         text = _progress_text(self.row.id, value)
         self.require_held(self.worker.app.database.transaction_sync(_progress, self.id, self.fence, text))
 
@@ -197,6 +226,36 @@ class Execution:
         others = {k: v for k, v in self._marks.items() if k != name}
         self._marks = others if mark is None else {**others, name: mark}
 
+    def prepare(self) -> AbstractAsyncContextManager[Any]:
+        """See `Side`."""
+        return two_phase.prepare(self)
+
+    def prepare_sync(self) -> AbstractContextManager[Any]:
+        """See `Side`."""
+        return two_phase.prepare_sync(self)
+
+    def complete(self) -> AbstractAsyncContextManager[Any]:
+        """See `Side`."""
+        return two_phase.complete(self)
+
+    def complete_sync(self) -> AbstractContextManager[Any]:
+        """See `Side`."""
+        return two_phase.complete_sync(self)
+
+    def after_commit(self, fn: Callable[[], Any]) -> None:
+        """See `Side`."""
+        two_phase.require_open(self).after.append(fn)
+
+    def then(
+        self, kind: Kind[Any] | str, payload: Any, resource_key: str | None, options: Mapping[str, Any]
+    ) -> Enqueued:
+        """See `Side`."""
+        self.require_running()
+        encode = self.app._encoder.encode  # noqa: SLF001 - the app's one encoder; it checks what enqueue checks
+        ordered = encode(kind, payload, resource_key or self.resource_key, **options)
+        self.follow_ups = [*(self.follow_ups or ()), ordered]
+        return Enqueued(ordered.row.id, created=None)
+
     async def mark(self, name: str, mark: dict[str, Any] | None) -> None:
         """Commit or clear the mark of one unanswered request; raises `LostLease` if the fence is gone.
 
@@ -225,6 +284,13 @@ class Execution:
         """Raises `LostLease` if nothing this execution does counts any more."""
         if self.over or self.lost:
             raise LostLease(f"job {self.id} ({self.row.kind}) is not run by this execution any more: it sends nothing")
+
+    def _require_no_transaction(self, word: str) -> None:
+        if self.transaction_open:
+            raise TransactionOpen(
+                f"job {self.id} ({self.row.kind}) has a transaction open: {word} is written in another one, so save it"
+                " before that one begins"
+            )
 
     def require_held(self, held: bool) -> None:  # noqa: FBT001 - the answer of a conditional write
         """Raises `LostLease` if a write under the fence met nothing."""

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import decide as decisions
+from resilient.engine import two_phase
 from resilient.engine.batch_run import BatchRun
 from resilient.engine.endings import broken, interrupted, raised, returned
 from resilient.engine.job import Job, SyncJob
@@ -242,23 +243,32 @@ class Executor:
     async def _call(self, execution: Execution) -> decisions.Outcome:
         """Run and translate."""
         handler = execution.handler
-        if (refused := await prepared(execution)) is not None:
-            return refused
-        job = _job(execution)
-        reconciling = execution.sent
-        fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
         try:
+            if (refused := await prepared(execution)) is not None:
+                return refused
+            job = _job(execution)
+            reconciling = execution.sent and handler.reconcile is not None
+            fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
             if not handler.is_async:
-                result = await self._in_thread(execution, partial(fn, job))
+                result = await self._in_thread(execution, partial(_call_sync, execution, fn, job, reconciling))
             elif inspect.isawaitable(result := fn(job)):
                 result = await result
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the job, not the worker
             self._uncancel(execution)
-            return raised(execution, error)
+            outcome = raised(execution, error)
+            if execution.work is not None and not execution.thread:
+                await two_phase.roll_back(execution)
+                self._uncancel(execution)
+            return outcome
         self._uncancel(execution)
-        if execution.reason is not None and (not execution.thread or execution.heard):
-            return interrupted(execution)  # it swallowed its cancellation, or heard of it and returned early
-        return returned(execution, result, reconciling=reconciling and fn is handler.reconcile)
+        if execution.work is None:
+            return _ended(execution, result, reconciling)
+        if execution.thread:  # `_call_sync` has done it
+            outcome = result
+        else:
+            outcome = await two_phase.finish(execution, _ended(execution, result, reconciling))
+        self._uncancel(execution)
+        return outcome
 
     async def _run_batch(self, run: BatchRun) -> None:
         """Run the handler of a batch and end all its jobs."""
@@ -271,6 +281,9 @@ class Executor:
                     self._close(one, refused)
             if run.members:
                 await self._call_batch(run)
+        except asyncio.CancelledError as error:  # before its handler was called
+            self._uncancel(run)
+            run.end(None, error)
         except Exception as error:
             log.exception("the engine failed over a batch of %s (%s)", run.row.kind, run.row.resource_key)
             for one in list(run.members.values()):
@@ -310,6 +323,8 @@ class Executor:
         """Stop an execution: "timeout", "cancel", "stop" or "lost". A waiting one is dropped, a thread only told."""
         if _WEIGHT[reason] <= _WEIGHT[execution.reason] or self.running.get(execution.number) is not execution:
             return
+        if execution.over:
+            return  # its end is committed
         execution.reason = reason
         execution.lost = execution.lost or reason == "lost"
         run = execution.run
@@ -378,6 +393,25 @@ def _job(execution: Execution) -> Job[Any] | SyncJob[Any]:
         order_no=row.order_no,
         side=execution,
     )
+
+
+def _ended(execution: Execution, result: Any, reconciling: bool) -> decisions.Outcome:  # noqa: FBT001 - hot
+    """What it means that the handler returned."""
+    if execution.reason is not None and (not execution.thread or execution.heard):
+        return interrupted(execution)  # it swallowed its cancellation, or heard of it and returned early
+    return returned(execution, result, reconciling=reconciling)
+
+
+def _call_sync(execution: Execution, fn: Callable[[Any], Any], job: Any, reconciling: bool) -> Any:  # noqa: FBT001
+    """In the thread: the result, or what came of its transactions, which are ended where they began."""
+    try:
+        result = fn(job)
+    except BaseException:
+        two_phase.roll_back_sync(execution)
+        raise
+    if execution.work is None:
+        return result
+    return two_phase.finish_sync(execution, _ended(execution, result, reconciling))
 
 
 def _heard(future: asyncio.Future[Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast, get_args, get_origin, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, get_args, get_origin, overload
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 R = TypeVar("R")
+Mode: TypeAlias = Literal["staged", "atomic"]
 Told: TypeAlias = "Snooze | Cancel | None"
 _KIND: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
 DEFAULT_TIMEOUT: Final = 300.0
@@ -90,6 +91,7 @@ class Handler(Kind[P], Generic[P, R]):
     reconcile: Callable[[Any], Any] | None = None
     is_async: bool = True
     batch: int | None = None  # how many jobs of one resource a call takes at most; None: one, as a `Job`
+    mode: Mode = "staged"
 
     def __call__(self, job: Job[P] | SyncJob[P] | Batch[P] | SyncBatch[P]) -> Any:
         """Run the function itself; that of a batch handler takes a `Batch`."""
@@ -130,6 +132,7 @@ def handler(
     version: int = ...,
     upgrade: Callable[[Any, int], Any] | None = ...,
     reconcile: Callable[[Any], Any] | None = ...,
+    mode: Mode = ...,
 ) -> Declare: ...
 @overload
 def handler(
@@ -153,6 +156,7 @@ def handler(
     upgrade: Callable[[Any, int], Any] | None = None,
     reconcile: Callable[[Any], Any] | None = None,
     batch: int | None = None,
+    mode: Mode = "staged",
 ) -> Any:
     """Declare a handler: ``async def`` functions take a `Job`, plain ones a `SyncJob` and run in a thread.
 
@@ -163,12 +167,20 @@ def handler(
     ``batch``: the function takes up to so many jobs of one resource at once, as a `Batch` or `SyncBatch`; it never
     waits for more to come. ``timeout`` is then for all of them together, ``reconcile`` still for one.
 
+    ``mode``: ``"staged"`` commits what `Job.prepare` wrote before the remote call; ``"atomic"`` is for handlers without
+    one, everything from prepare to complete in one transaction.
+
     Raises `SetupError` for a bad kind, timeout or annotation.
     """
     if timeout is not None and timeout <= 0:
         raise SetupError(f"timeout of handler {kind!r} must be positive seconds or None, not {timeout!r}")
     if batch is not None and batch not in BATCHES:
         raise SetupError(f"batch of handler {kind!r} must be from 1 to {BATCHES[-1]}, not {batch!r}")
+
+    if mode not in get_args(Mode) or (batch is not None and mode != "staged"):
+        raise SetupError(
+            f'mode of handler {kind!r} must be "staged" or "atomic", and "staged" for a batch, not {mode!r}'
+        )
 
     def declare(fn: Callable[[Any], Any]) -> Handler[Any, Any]:
         return Handler(
@@ -182,6 +194,7 @@ def handler(
             reconcile=reconcile,
             is_async=inspect.iscoroutinefunction(fn),
             batch=batch,
+            mode=mode,
         )
 
     return declare

@@ -6,25 +6,28 @@ by ``resilient.testing.job(...)`` without a database.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from resilient.engine import sync
 from resilient.engine.requests import Requests, SyncRequests
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from uuid import UUID
 
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
+    from resilient.engine.enqueue import Enqueued
     from resilient.engine.execution import Side
+    from resilient.engine.handler import Kind
     from resilient.engine.requests import SyncThrough, Through
     from resilient.engine.streams import Page, Stream
     from resilient.engine.sync import Sweep
 
 P = TypeVar("P")
+Q = TypeVar("Q")
 T = TypeVar("T")
 
 
@@ -91,6 +94,32 @@ class BaseJob(Generic[P]):
         """What was given as ``Resilient(deps=...)``."""
         return self._side.deps
 
+    @overload
+    def then(
+        self, handler: Kind[None], payload: None = None, *, resource_key: str | None = None, **options: Any
+    ) -> Enqueued: ...
+    @overload
+    def then(self, handler: Kind[Q], payload: Q, *, resource_key: str | None = None, **options: Any) -> Enqueued: ...
+    @overload
+    def then(
+        self, handler: str, payload: Any = None, *, resource_key: str | None = None, **options: Any
+    ) -> Enqueued: ...
+    def then(
+        self, handler: Kind[Any] | str, payload: Any = None, *, resource_key: str | None = None, **options: Any
+    ) -> Enqueued:
+        """Enqueue a follow-up job that exists only if this one succeeds: written in the transaction of its end.
+
+        ``resource_key`` is this job's by default; options as for ``app.enqueue``, and the same errors.
+        """
+        return self._side.then(handler, payload, resource_key, options)
+
+    def after_commit(self, fn: Callable[[], Any]) -> None:
+        """Call ``fn()`` once the transaction of `complete` is committed, and not if it is rolled back.
+
+        For an ``async def`` handler it may return an awaitable. A crash right after the commit loses the call.
+        """
+        self._side.after_commit(fn)
+
     @property
     def cancel_requested(self) -> bool:
         """Whether somebody asked to cancel the job, or its worker is about to stop."""
@@ -131,6 +160,24 @@ class Job(BaseJob[P], Requests):
         """
         return sync.checkpoint(self._side, page)
 
+    def prepare(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """``async with job.prepare() as session:`` rows written there are committed at the end of the block.
+
+        A short transaction before a remote call, under the job's fence: raises `LostLease` (nothing is committed) if
+        the job was given to another worker. With ``@handler(mode="atomic")`` a savepoint of the job's one transaction.
+        """
+        return self._side.prepare()
+
+    def complete(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """``async with job.complete() as session:`` rows written there are committed with the end of the job.
+
+        When the handler returns, these rows, the job's success, its result and its follow-up jobs (`then`) are
+        committed together. An exception, before or after the end of the block, undoes them all, and the job is
+        retried; so does a `Snooze`, a `Cancel` or a lost lease. From the block on nothing can be sent
+        (`TransactionOpen`).
+        """
+        return self._side.complete()
+
     def sweep(self, stream: Stream[Any], **params: Any) -> AbstractAsyncContextManager[Sweep[AsyncSession] | None]:
         """``async with job.sweep(stream) as sweep:`` is None unless a full pass ended since the last sweep.
 
@@ -160,6 +207,14 @@ class SyncJob(BaseJob[P], SyncRequests):
     def checkpoint(self, page: Page[Any]) -> AbstractContextManager[Session]:
         """See `Job.checkpoint`."""
         return sync.checkpoint_sync(self._side, page)
+
+    def prepare(self) -> AbstractContextManager[Session]:
+        """See `Job.prepare`."""
+        return self._side.prepare_sync()
+
+    def complete(self) -> AbstractContextManager[Session]:
+        """See `Job.complete`."""
+        return self._side.complete_sync()
 
     def sweep(self, stream: Stream[Any], **params: Any) -> AbstractContextManager[Sweep[Session] | None]:
         """See `Job.sweep`."""

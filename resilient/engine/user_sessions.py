@@ -8,7 +8,7 @@ user never commits it; that would separate rows from what must be committed with
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -23,23 +23,44 @@ if TYPE_CHECKING:
     from resilient.engine.execution import Execution
 
 
+class Opened(NamedTuple):
+    """A user's session in a transaction; ``ours`` must get an element before it is committed."""
+
+    session: Any
+    ours: list[bool]
+
+
 @asynccontextmanager
-async def opened(execution: Execution, last: Callable[[Session], None]) -> AsyncIterator[Any]:
-    """An AsyncSession in a transaction; ``last`` is called before its commit, and rolls back what it refuses."""
+async def begun(execution: Execution) -> AsyncIterator[Opened]:
+    """An AsyncSession in a transaction, which is rolled back unless it is committed before the end."""
     async with _made(execution.app, AsyncSession) as session, _exclusive(execution):
         with _only_ours(session.sync_session) as ours:
             await session.run_sync(_begin, execution.app)
-            yield session
-            await session.run_sync(last)
-            ours.append(True)
-            await session.commit()
+            yield Opened(session, ours)
+
+
+@contextmanager
+def begun_sync(execution: Execution) -> Iterator[Opened]:
+    """`begun` for threads: a Session."""
+    with _made(execution.app, Session) as session, _held(execution), _only_ours(session) as ours:
+        _begin(session, execution.app)
+        yield Opened(session, ours)
+
+
+@asynccontextmanager
+async def opened(execution: Execution, last: Callable[[Session], None]) -> AsyncIterator[Any]:
+    """An AsyncSession in a transaction; ``last`` is called before its commit, and rolls back what it refuses."""
+    async with begun(execution) as (session, ours):
+        yield session
+        await session.run_sync(last)
+        ours.append(True)
+        await session.commit()
 
 
 @contextmanager
 def opened_sync(execution: Execution, last: Callable[[Session], None]) -> Iterator[Any]:
     """`opened` for threads: a Session."""
-    with _made(execution.app, Session) as session, _held(execution), _only_ours(session) as ours:
-        _begin(session, execution.app)
+    with begun_sync(execution) as (session, ours):
         yield session
         last(session)
         ours.append(True)
@@ -75,7 +96,7 @@ def _only_ours(session: Session) -> Iterator[list[bool]]:
 
     def check(s: Session) -> None:
         if not ours and not s.in_nested_transaction():
-            raise ResilientError("do not commit a checkpoint's session: it is committed where its block ends")
+            raise ResilientError("do not commit the job's own session: it is committed with what belongs to it")
 
     event.listen(session, "before_commit", check)
     try:

@@ -84,7 +84,7 @@ class Worker:
         self.gate = Gate(app.database, app.policies, owner=self.id, rng=self.rng, on_change=app.circuit_changed)
         self.wire = Wire(self)
         self.threads = ThreadPoolExecutor(concurrency, "resilient-handler")
-        self.completer = Completer(app.database, self.gate.capped, self._written)
+        self.completer = Completer(app.database, self.gate.capped, self._written, self._refused, app.poke)
         self.executor = Executor(concurrency, self.threads, on_done=self._decided, before=self._stopped)
         self.dispatcher = Dispatcher(
             app.database,
@@ -273,7 +273,13 @@ class Worker:
         if isinstance(outcome, decisions.Succeeded):
             result = outcome.result
             self._count("succeeded")
-            self.completer.succeed(execution.id, execution.fence, result, execution.resource_key)
+            if outcome.written:
+                self.completer.written += 1
+                del self._unwritten[execution.number]
+            else:
+                if execution.follow_ups is not None:
+                    self.completer.follow(execution.id, execution.follow_ups)
+                self.completer.succeed(execution.id, execution.fence, result, execution.resource_key)
         else:
             self._decide(execution, outcome)
         self._tell(self.wire.ended, execution, outcome)
@@ -288,6 +294,8 @@ class Worker:
             transition = decisions.decide(facts, broken(error), retry, now, roll)
         self._count(transition.decision)
         started = now - timedelta(seconds=max(0.0, self._elapsed(execution)))
+        if execution.follow_ups is not None and transition.decision in ("succeeded", "once_more"):
+            self.completer.follow(execution.id, execution.follow_ups)
         self.completer.finish(finish_of(execution, transition, self.id, started), execution.resource_key)
         level = logging.WARNING if transition.state in TERMINAL and transition.decision != "cancelled" else logging.INFO
         if log.isEnabledFor(level):
@@ -319,6 +327,12 @@ class Worker:
         for id_ in ids:
             self._unwritten.pop(id_.int, None)
         self._wake.set()  # what waited for them may be ready now
+
+    def _refused(self, id_: UUID, error: Exception) -> None:
+        """The follow-up jobs of a job cannot be written, so neither can its end: it has failed."""
+        if (execution := self._unwritten.get(id_.int)) is not None:
+            execution.follow_ups = None
+            self._decide(execution, broken(error))
 
     def now(self) -> datetime:
         """The database's time, as last told plus what has passed since: workers' clocks may be hours apart."""

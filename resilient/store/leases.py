@@ -67,6 +67,18 @@ def overdue(c: Connection, d: Dialect, now: datetime, limit: int = RESCUE_BATCH)
     ).all()
 
 
+def is_held(c: Connection, d: Dialect, id_: UUID, version: int) -> bool:
+    """Whether a running job's fence still holds; it goes on holding until the commit."""
+    return (
+        d.run(
+            c,
+            "SELECT 1 FROM {job} WHERE id = :id AND version = :version AND state = 'running' {share_lock}",
+            {"id": d.id(id_), "version": version},
+        ).first()
+        is not None
+    )
+
+
 # -- marks of requests ---------------------------------------------------------------------------------------
 
 

@@ -6,20 +6,23 @@ What the handler does to its job is recorded on the `Bench` behind it: progress,
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import httpx
 from uuid_utils.compat import uuid7
 
 from resilient.engine.batch import Batch, SyncBatch
+from resilient.engine.enqueue import Enqueued
 from resilient.engine.job import BaseJob, Job, SyncJob
 from resilient.engine.requests import SyncThrough, Through
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
     from uuid import UUID
+
+    from resilient.engine.handler import Kind
 
 P = TypeVar("P")
 
@@ -35,6 +38,9 @@ class Bench:
     progress_saved: list[Any] = field(default_factory=list)
     calls: list[FakeCall] = field(default_factory=list)
     went_through: list[str] = field(default_factory=list)
+    session: Any = None  # what `prepare` and `complete` give
+    followed: list[Followed] = field(default_factory=list)  # what `then` was told
+    after: list[Callable[[], Any]] = field(default_factory=list)  # what `after_commit` was told
 
     def async_client(self) -> Any:
         """The client that was given, or a plain one."""
@@ -70,6 +76,38 @@ class Bench:
         self.calls.append(FakeCall(method, url, dict(words)))
         return self.calls[-1]
 
+    @asynccontextmanager
+    async def prepare(self) -> AsyncIterator[Any]:
+        """The session that was given."""
+        yield self.session
+
+    @asynccontextmanager
+    async def complete(self) -> AsyncIterator[Any]:
+        """The session that was given; committing it is the test's business."""
+        yield self.session
+
+    @contextmanager
+    def prepare_sync(self) -> Iterator[Any]:
+        """The session that was given."""
+        yield self.session
+
+    @contextmanager
+    def complete_sync(self) -> Iterator[Any]:
+        """The session that was given; committing it is the test's business."""
+        yield self.session
+
+    def after_commit(self, fn: Callable[[], Any]) -> None:
+        """Remember what is to be called."""
+        self.after.append(fn)
+
+    def then(
+        self, kind: Kind[Any] | str, payload: Any, resource_key: str | None, options: Mapping[str, Any]
+    ) -> Enqueued:
+        """Remember a follow-up job."""
+        name = kind if isinstance(kind, str) else kind.kind
+        self.followed.append(Followed(name, payload, resource_key, dict(options)))
+        return Enqueued(uuid7(), created=None)
+
     async def progress(self, value: Any) -> None:
         """Remember what was saved."""
         self.progress_saved.append(value)
@@ -77,6 +115,15 @@ class Bench:
     def progress_sync(self, value: Any) -> None:
         """The same for a plain handler."""
         self.progress_saved.append(value)
+
+
+class Followed(NamedTuple):
+    """A follow-up job that a handler asked for; ``resource_key`` None: its own job's."""
+
+    kind: str
+    payload: Any
+    resource_key: str | None
+    options: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -124,10 +171,15 @@ def job(
     deps: Any = None,
     app: Any = None,
     client: httpx.AsyncClient | None = None,
+    session: Any = None,
     id: UUID | None = None,  # noqa: A002 - the job's own word
 ) -> Job[P]:
     """A job for an ``async def`` handler."""
-    return Job(**_fields(payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client)))
+    return Job(
+        **_fields(
+            payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client, session=session)
+        )
+    )
 
 
 def sync_job(
@@ -141,11 +193,14 @@ def sync_job(
     deps: Any = None,
     app: Any = None,
     client: httpx.Client | None = None,
+    session: Any = None,
     id: UUID | None = None,  # noqa: A002 - the job's own word
 ) -> SyncJob[P]:
     """A job for a plain handler."""
     return SyncJob(
-        **_fields(payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client))
+        **_fields(
+            payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client, session=session)
+        )
     )
 
 

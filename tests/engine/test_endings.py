@@ -342,7 +342,7 @@ async def test_a_result_no_database_takes_holds_up_no_other(app):
         lambda c, d: d.run(c, "UPDATE {job} SET state = 'running' RETURNING id, version, resource_key", id=ID).all()
     )
     written = []
-    completer = Completer(app.database, lambda _: (), written.extend)
+    completer = Completer(app.database, lambda _: (), written.extend, lambda *_: None, app.poke)
     for n, row in enumerate(sorted(running)):
         if n == 7:
             completer.finish(

@@ -6,6 +6,8 @@ from typing import Any, assert_type
 from uuid import UUID
 
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from resilient import (
     Batch,
@@ -38,9 +40,23 @@ async def send(job: Job[Mail]) -> int:
     assert_type(job.client, AsyncClient)
     assert_type(job.id, UUID)
     await job.progress({"done": 1})
+    async with job.prepare() as session:
+        assert_type(session, AsyncSession)
+    async with job.complete() as session:
+        assert_type(session, AsyncSession)
+        assert_type(job.then(log, Mail(to="b"), delay=5), Enqueued)
+        job.then(nothing)
+        job.then("mail.other", {"to": "c"}, resource_key="smtp/acct-2")
+        job.then(log, 1)  # type: ignore[misc]
+        job.after_commit(lambda: None)
     async with job.call("GET", "https://api.example.com/x") as call:
         call.report(200, {}, b"")
     return 1
+
+
+@handler("nothing", mode="atomic")
+def nothing(job: SyncJob[None]) -> None:
+    """Without a payload, in one transaction."""
 
 
 @handler("mail.log")
@@ -49,6 +65,10 @@ def log(job: SyncJob[Mail]) -> str:
     assert_type(job.payload, Mail)
     assert_type(job.client, Client)
     job.progress(1)
+    with job.prepare() as session, job.complete() as also:
+        assert_type(session, Session)
+        assert_type(also, Session)
+    job.then(send, Mail(to="b"))
     with job.call("GET", "https://api.example.com/x") as call:
         call.report(200, {}, b"")
     return "ok"

@@ -1,0 +1,741 @@
+"""Prepare and complete on real databases: whatever happens where, the tables afterwards tell what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlmodel import Field, SQLModel
+from sqlmodel.ext.asyncio.session import AsyncSession as SQLModelSession
+
+from resilient import (
+    Batch,
+    Cancel,
+    Fixed,
+    InvalidInput,
+    Job,
+    Kind,
+    Permanent,
+    Resilient,
+    Retry,
+    SetupError,
+    Snooze,
+    SyncJob,
+    TransactionOpen,
+    Transient,
+    handler,
+    testing,
+)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Row(Base):
+    __tablename__ = "tp_row"
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
+class ModelRow(SQLModel, table=True):
+    __tablename__ = "tp_model_row"
+    name: str = Field(primary_key=True)
+
+
+SEEN: list = []
+RETRY = Retry(max_attempts=3, delay=Fixed(10))
+
+
+@pytest.fixture(autouse=True)
+def _seen():
+    SEEN.clear()
+
+
+def trouble(job, place):
+    """What the payload says goes wrong, at this place of the first execution."""
+    what, _, where = job.payload.partition(" ")
+    if job.execution == 1 and where == place:
+        raise {"fail": Transient("oops"), "snooze": Snooze(10), "cancel": Cancel("no"), "die": Permanent("never")}[what]
+
+
+def told(job):
+    return Snooze(10) if job.payload == "told snooze" and job.execution == 1 else {"rows": job.execution}
+
+
+@handler("follow")
+async def follow(job: Job[str]) -> None:
+    SEEN.append(("followed", job.payload, job.resource_key))
+
+
+async def work(job: Job[str]) -> object:
+    async with job.prepare() as session:
+        session.add(Row(name=f"prepared {job.execution}"))
+        trouble(job, "prepare")
+    trouble(job, "between")
+    async with job.complete() as session:
+        session.add(Row(name=f"completed {job.execution}"))
+        job.then(follow, f"of {job.execution}")
+        job.after_commit(lambda: SEEN.append("committed"))
+        trouble(job, "inside")
+    trouble(job, "after")
+    return told(job)
+
+
+def work_plain(job: SyncJob[str]) -> object:
+    with job.prepare() as session:
+        session.add(Row(name=f"prepared {job.execution}"))
+        trouble(job, "prepare")
+    trouble(job, "between")
+    with job.complete() as session:
+        session.add(Row(name=f"completed {job.execution}"))
+        job.then(follow, f"of {job.execution}")
+        job.after_commit(lambda: SEEN.append("committed"))
+        trouble(job, "inside")
+    trouble(job, "after")
+    return told(job)
+
+
+WORKERS = {
+    ("async", "staged"): handler("work", retry=RETRY)(work),
+    ("async", "atomic"): handler("work", retry=RETRY, mode="atomic")(work),
+    ("plain", "staged"): handler("work", retry=RETRY)(work_plain),
+    ("plain", "atomic"): handler("work", retry=RETRY, mode="atomic")(work_plain),
+}
+
+
+@pytest.fixture
+async def make(database):
+    apps = []
+    tables = [Row.__table__, ModelRow.__table__]
+    database.transaction_sync(lambda c, _d: [t.create(c) for t in tables])
+
+    def make(*handlers, **options):
+        apps.append(Resilient(database, handlers=[follow, *handlers], upgrade=False, **options))
+        return apps[-1]
+
+    yield make
+    for app in apps:
+        await app.close()
+
+
+def rows(app, table="tp_row"):
+    sql = sa.text(f"SELECT name FROM {table} ORDER BY name")
+    return app.database.transaction_sync(lambda c, _d: list(c.execute(sql).scalars()))
+
+
+async def drain(app, **options):
+    worker = app.worker(**{"concurrency": 4, **options})
+    await worker.drain(timeout=30)
+    return worker
+
+
+async def only(app, kind="work"):
+    (job,) = await app.jobs.list(kind=kind)
+    return job
+
+
+@pytest.fixture(params=WORKERS, ids=" ".join)
+def worker_kind(request):
+    return request.param
+
+
+# -- where it goes wrong -------------------------------------------------------------------------------------
+
+
+async def test_everything_is_committed_together(make, worker_kind):
+    declared = WORKERS[worker_kind]
+    app = make(declared)
+    await app.enqueue(declared, "fine", resource_key="p/1")
+    worker = await drain(app)
+    job = await only(app)
+    assert (job.state, job.result, job.attempts) == ("succeeded", {"rows": 1}, 0)
+    assert rows(app) == ["completed 1", "prepared 1"]
+    assert SEEN == ["committed", ("followed", "of 1", "p/1")]
+    assert (worker.completer.stale, worker.outcomes) == (0, {"succeeded": 2})
+
+
+@pytest.mark.parametrize("place", ["prepare", "between", "inside", "after"])
+@pytest.mark.parametrize("what", ["fail", "snooze"])
+async def test_an_error_undoes_what_its_phase_says(make, clock, worker_kind, place, what):
+    declared = WORKERS[worker_kind]
+    app = make(declared)
+    await app.enqueue(declared, f"{what} {place}", resource_key="p/1")
+    await drain(app)
+    job = await only(app)
+    assert (job.state, job.attempts) == ("scheduled", 1 if what == "fail" else 0)
+    kept = ["prepared 1"] if worker_kind[1] == "staged" and place != "prepare" else []
+    assert rows(app) == kept
+    assert SEEN == []
+    assert await app.jobs.count(kind="follow") == 0
+    clock.advance(11)
+    await drain(app)
+    assert (await only(app)).state == "succeeded"
+    assert rows(app) == ["completed 2", *kept, "prepared 2"]
+    assert SEEN == ["committed", ("followed", "of 2", "p/1")]
+
+
+@pytest.mark.parametrize(("word", "state"), [("cancel after", "cancelled"), ("die after", "dead")])
+async def test_other_ends_undo_it_too(make, worker_kind, word, state):
+    declared = WORKERS[worker_kind]
+    app = make(declared)
+    await app.enqueue(declared, word, resource_key="p/1")
+    await drain(app)
+    assert (await only(app)).state == state
+    assert rows(app) == (["prepared 1"] if worker_kind[1] == "staged" else [])
+    assert (SEEN, await app.jobs.count(kind="follow")) == ([], 0)
+
+
+async def test_a_returned_snooze_undoes_it(make, worker_kind):
+    declared = WORKERS[worker_kind]
+    app = make(declared)
+    await app.enqueue(declared, "told snooze", resource_key="p/1")
+    await drain(app)
+    assert ((await only(app)).state, (await only(app)).deferrals) == ("scheduled", 1)
+    assert rows(app) == (["prepared 1"] if worker_kind[1] == "staged" else [])
+    assert await app.jobs.count(kind="follow") == 0
+
+
+async def test_a_lease_lost_before_complete_rolls_everything_back(make, worker_kind):
+    is_async, mode = worker_kind[0] == "async", worker_kind[1]
+
+    def steal(job):
+        def run(c, d):
+            sql = f"UPDATE resilient_job SET version = version + 1, state = 'ready' WHERE id = '{d.id(job.id)}'"
+            c.exec_driver_sql(sql)
+
+        if job.execution == 1:
+            job.app.database.transaction_sync(run)
+
+    async def robbed(job: Job[None]) -> None:
+        await asyncio.to_thread(steal, job)
+        async with job.complete() as session:
+            session.add(Row(name=f"completed {job.execution}"))
+            job.then(follow, "x")
+
+    def robbed_plain(job: SyncJob[None]) -> None:
+        steal(job)
+        with job.complete() as session:
+            session.add(Row(name=f"completed {job.execution}"))
+            job.then(follow, "x")
+
+    declared = handler("robbed", mode=mode)(robbed if is_async else robbed_plain)
+    app = make(declared)
+    await app.enqueue(declared, resource_key="p/1")
+    worker = await drain(app)
+    assert rows(app) == []
+    assert worker.completer.stale == 1
+    assert await app.jobs.count(kind="follow") == 0
+    assert (await only(app, "robbed")).state == "ready"
+
+
+async def test_a_lease_lost_before_prepare_commits_nothing(make):
+    @handler("robbed")
+    async def robbed(job: Job[None]) -> None:
+        sql = f"UPDATE resilient_job SET version = version + 1, state = 'ready' WHERE '{job.id}' <> ''"
+        await job.app.database.transaction(lambda c, _d: c.exec_driver_sql(sql))
+        async with job.prepare() as session:
+            session.add(Row(name="prepared"))
+        SEEN.append("went on")
+
+    app = make(robbed)
+    await app.enqueue(robbed, resource_key="p/1")
+    await drain(app)
+    assert (rows(app), SEEN) == ([], [])
+
+
+@pytest.mark.parametrize("mode", ["staged", "atomic"])
+@pytest.mark.parametrize("phase", ["prepare", "complete"])
+async def test_a_handler_may_catch_what_its_block_raised(make, mode, phase):
+    """The block is undone; the transaction around it stays usable."""
+
+    @handler("catches", mode=mode)
+    async def catches(job: Job[None]) -> None:
+        async with job.prepare() as session:
+            session.add(Row(name="first"))
+        block = job.prepare if phase == "prepare" else job.complete
+        with pytest.raises(IntegrityError):  # noqa: PT012 - the block itself raises
+            async with block() as session:
+                session.add(Row(name="second"))
+                await session.flush()
+                await session.execute(sa.insert(Row).values(name="first"))
+        async with job.complete() as session:
+            session.add(Row(name="third"))
+
+    @handler("catches", mode=mode)
+    def catches_plain(job: SyncJob[None]) -> None:
+        with job.prepare() as session:
+            session.add(Row(name="first"))
+        block = job.prepare if phase == "prepare" else job.complete
+        with pytest.raises(IntegrityError), block() as session:  # noqa: PT012
+            session.add(Row(name="second"))
+            session.flush()
+            session.add(Row(name="third"))
+            session.execute(sa.insert(Row).values(name="first"))
+        with job.complete() as session:
+            session.add(Row(name="third"))
+
+    for declared in (catches, catches_plain):
+        app = make(declared)
+        await app.enqueue(declared, resource_key="p/1")
+        await drain(app)
+        assert {job.state for job in await app.jobs.list(kind="catches")} == {"succeeded"}
+        assert rows(app) == ["first", "third"]
+        app.database.transaction_sync(lambda c, _d: c.execute(sa.delete(Row)))
+
+
+async def test_an_interruption_rolls_back(make):
+    @handler("hangs", timeout=0.1, retry=Retry(max_attempts=1))
+    async def hangs(job: Job[None]) -> None:
+        async with job.complete() as session:
+            session.add(Row(name="x"))
+        await asyncio.sleep(30)
+
+    app = make(hangs)
+    await app.enqueue(hangs, resource_key="p/1")
+    await drain(app)
+    assert (await only(app, "hangs")).last_error_kind == "timeout"
+    assert rows(app) == []
+
+
+# -- the commit itself ---------------------------------------------------------------------------------------
+
+
+def flaky_sessions(database_url, when):
+    """A factory whose sessions fail once at their commit: before it, or after it (the answer is lost)."""
+    left = [1]
+
+    def lost():
+        left[0] = 0
+        return OperationalError("COMMIT", {}, Exception("connection lost"))
+
+    class Flaky(AsyncSession):
+        async def commit(self):
+            if when == "before" and left[0]:
+                raise lost()
+            await super().commit()
+            if when == "after" and left[0]:
+                raise lost()
+
+    class FlakySync(Session):
+        def commit(self):
+            if when == "before" and left[0]:
+                raise lost()
+            super().commit()
+            if when == "after" and left[0]:
+                raise lost()
+
+    return Flaky, FlakySync
+
+
+async def one_row(job: Job[None]) -> str:
+    async with job.complete() as session:
+        session.add(Row(name=f"row {job.execution}"))
+        job.then(follow, "x")
+    return "done"
+
+
+def one_row_plain(job: SyncJob[None]) -> str:
+    with job.complete() as session:
+        session.add(Row(name=f"row {job.execution}"))
+        job.then(follow, "x")
+    return "done"
+
+
+@pytest.mark.parametrize("fn", [one_row, one_row_plain])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_commit_whose_answer_was_lost_is_recognised(make, clock, database_url, fn, when):
+    declared = handler("one", retry=RETRY)(fn)
+    app = make(declared)
+    asynchronous, synchronous = flaky_sessions(database_url, when)
+    if fn is one_row:
+        url = app.database.url.set(drivername="sqlite+aiosqlite" if app.database.is_sqlite else "postgresql+psycopg")
+        engine = create_async_engine(url)
+        app.session_factory = lambda: asynchronous(engine)
+    else:
+        app.session_factory = lambda: synchronous(app.database.sync_engine)
+    await app.enqueue(declared, resource_key="p/1")
+    worker = await drain(app)
+    assert worker.completer.stale == 0
+    if when == "before":
+        assert (rows(app), (await only(app, "one")).state) == ([], "scheduled")
+        clock.advance(11)
+        await drain(app)
+    assert rows(app) == ["row 1" if when == "after" else "row 2"]
+    job = await only(app, "one")
+    assert (job.state, job.result, job.executions) == ("succeeded", "done", 1 if when == "after" else 2)
+    assert await app.jobs.count(kind="follow") == 1
+    if fn is one_row:
+        await engine.dispose()
+
+
+async def many_rows(job: Job[int]) -> None:
+    async with job.complete() as session:
+        session.add(Row(name=f"row {job.payload}"))
+
+
+def many_rows_plain(job: SyncJob[int]) -> None:
+    with job.complete() as session:
+        session.add(Row(name=f"row {job.payload}"))
+
+
+@pytest.mark.parametrize("fn", [many_rows, many_rows_plain])
+async def test_many_at_once(make, fn):
+    many = handler("many")(fn)
+    app = make(many)
+    await app.enqueue_many(many, range(40), resource_key="p/1")
+    worker = await drain(app, concurrency=10)
+    assert len(rows(app)) == 40
+    assert worker.outcomes == {"succeeded": 40}
+
+
+async def test_a_slot_under_a_cap_is_freed_by_the_commit(make):
+    capped = handler("capped")(many_rows)
+    app = make(capped, concurrency={"p/*": 1})
+    await app.enqueue_many(capped, range(5), resource_key="p/1")
+    await drain(app)
+    assert len(rows(app)) == 5
+
+
+async def test_once_more(make):
+    @handler("again")
+    async def again(job: Job[None]) -> None:
+        if job.execution == 1:
+            await job.app.enqueue(
+                again, resource_key="p/1", unique_key="u", unique_until="finish", while_running="once_more"
+            )
+        async with job.complete() as session:
+            session.add(Row(name=f"row {job.execution}"))
+
+    app = make(again)
+    await app.enqueue(again, resource_key="p/1", unique_key="u", unique_until="finish")
+    await drain(app)
+    assert rows(app) == ["row 1", "row 2"]
+    assert (await only(app, "again")).state == "succeeded"
+
+
+async def test_a_reconcile_hook_may_complete(make):
+    async def look(job: Job[None]) -> bool:
+        async with job.complete() as session:
+            session.add(Row(name="looked"))
+            job.then(follow, "x")
+        return True
+
+    @handler("sends", reconcile=look)
+    async def sends(job: Job[None]) -> None: ...
+
+    app = make(sends)
+    await app.enqueue(sends, resource_key="p/1")
+    app.database.transaction_sync(lambda c, _d: c.exec_driver_sql("UPDATE resilient_job SET sent = '{}'"))
+    await drain(app)
+    assert ((await only(app, "sends")).state, rows(app)) == ("succeeded", ["looked"])
+    assert await app.jobs.count(kind="follow") == 1
+
+
+# -- the user's sessions ---------------------------------------------------------------------------------------
+
+
+async def test_sqlmodel_and_sessions_of_the_user_s_own(make):
+    @handler("models")
+    async def models(job: Job[str]) -> None:
+        async with job.prepare() as session:
+            assert isinstance(session, SQLModelSession)
+            session.add(ModelRow(name="prepared"))
+        async with job.complete() as session:
+            found = (await session.exec(sa.select(ModelRow))).scalars().all()
+            session.add(ModelRow(name=f"completed after {len(found)}"))
+
+    app = make(models)
+    url = app.database.url.set(drivername="sqlite+aiosqlite" if app.database.is_sqlite else "postgresql+psycopg")
+    engine = create_async_engine(url)
+    app.session_factory = async_sessionmaker(engine, class_=SQLModelSession)
+    await app.enqueue(models, "x", resource_key="p/1")
+    await drain(app)
+    assert rows(app, "tp_model_row") == ["completed after 1", "prepared"]
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("word", ["fine", "fail inside", "fail after"])
+async def test_the_session_s_own_hooks_fire_on_commits_alone(make, word):
+    class Hooked(Session):
+        pass
+
+    @event.listens_for(Hooked, "after_commit")
+    def _(session):
+        SEEN.append(session)
+
+    @handler("hooked")
+    def hooked(job: SyncJob[str]) -> None:
+        with job.complete() as session:
+            session.add(Row(name="x"))
+            trouble(job, "inside")
+        trouble(job, "after")
+
+    app = make(hooked)
+    app.session_factory = lambda: Hooked(app.database.sync_engine)
+    await app.enqueue(hooked, word, resource_key="p/1")
+    await drain(app)
+    assert len(SEEN) == (word == "fine")
+
+
+async def test_an_enqueue_in_the_session_is_committed_with_it(make, clock):
+    @handler("orders", retry=RETRY)
+    async def orders(job: Job[str]) -> None:
+        async with job.complete() as session:
+            await job.app.enqueue(follow, "plain", resource_key="q/1", session=session)
+            await job.app.enqueue(follow, "unique", resource_key="q/1", session=session, unique_key="u")
+        trouble(job, "after")
+
+    app = make(orders)
+    await app.enqueue(orders, "fail after", resource_key="p/1")
+    await drain(app)
+    assert await app.jobs.count(kind="follow") == 0
+    clock.advance(11)
+    await drain(app)
+    assert await app.jobs.count(kind="follow", state="succeeded") == 2
+
+
+async def test_what_is_refused(make):
+    @handler("refused", retry=Retry(max_attempts=1))
+    async def refused(job: Job[None]) -> None:
+        with pytest.raises(InvalidInput, match="needs the transaction"):
+            job.after_commit(lambda: None)
+        async with job.prepare() as session:
+            with pytest.raises(InvalidInput, match="has a transaction open already"):
+                async with job.complete():
+                    pass
+            with pytest.raises(TransactionOpen):
+                await job.client.get("http://127.0.0.1:9/")
+            with pytest.raises(TransactionOpen, match="progress"):
+                await job.progress(1)
+        async with job.complete() as session:
+            session.add(Row(name="x"))
+            with pytest.raises(Exception, match="do not commit"):
+                await session.commit()
+            await session.rollback()
+            session.add(Row(name="y"))
+        for block in (job.prepare, job.complete):
+            with pytest.raises(InvalidInput, match="committed together"):
+                async with block():
+                    pass
+        with pytest.raises(TransactionOpen):
+            await job.client.get("http://127.0.0.1:9/")
+        with pytest.raises(InvalidInput):
+            job.then("unheard of", 1)
+        with pytest.raises(InvalidInput):
+            job.then(follow, "x", priority=1000)
+
+    app = make(refused)
+    await app.enqueue(refused, resource_key="p/1")
+    await drain(app)
+    job = await only(app, "refused")
+    assert (job.state, job.last_error) == ("succeeded", None)
+
+
+async def test_a_batch_has_none(make):
+    @handler("many", batch=5, retry=Retry(max_attempts=1))
+    async def many(jobs: Batch[int]) -> None:
+        async with jobs[0].complete():
+            pass
+
+    app = make(many)
+    await app.enqueue(many, 1, resource_key="p/1")
+    await drain(app)
+    assert "in a batch handler" in (await only(app, "many")).last_error
+
+
+@pytest.mark.parametrize("options", [{"mode": "both"}, {"mode": "atomic", "batch": 2}])
+def test_modes_are_checked(options):
+    with pytest.raises(SetupError, match="mode of handler"):
+        handler("x", **options)
+
+
+async def test_the_test_kit_gives_the_session_it_was_given():
+    session = object()
+    job = testing.job("fine", session=session)
+
+    async def fn(job):
+        async with job.prepare() as first, job.complete() as second:
+            job.then(follow, "x", delay=5)
+            job.after_commit(list)
+        return first, second
+
+    assert await fn(job) == (session, session)
+    bench = testing.bench_of(job)
+    assert bench.followed == [("follow", "x", None, {"delay": 5})]
+    assert bench.after == [list]
+    plain = testing.sync_job("fine", session=session)
+    with plain.prepare() as first, plain.complete() as second:
+        assert (first, second) == (session, session)
+
+
+# -- follow-up jobs ------------------------------------------------------------------------------------------
+
+
+@handler("starts", retry=RETRY)
+async def starts(job: Job[str]) -> None:
+    job.then(follow, "default")
+    job.then(follow, "elsewhere", resource_key="q/9", tags={"a": "b"}, delay=5)
+    job.then("follow", "once", unique_key="u")
+    job.then("follow", "once", unique_key="u")
+    trouble(job, "after")
+
+
+@handler("starts", retry=RETRY)
+def starts_plain(job: SyncJob[str]) -> None:
+    job.then(follow, "default")
+    job.then(follow, "elsewhere", resource_key="q/9", tags={"a": "b"}, delay=5)
+    job.then("follow", "once", unique_key="u")
+    job.then("follow", "once", unique_key="u")
+    trouble(job, "after")
+
+
+@pytest.mark.parametrize("declared", [starts, starts_plain])
+async def test_follow_ups_exist_only_if_the_job_succeeds(make, clock, declared):
+    app = make(declared)
+    await app.enqueue(declared, "fail after", resource_key="p/1")
+    await drain(app)
+    assert await app.jobs.count(kind="follow") == 0
+    clock.advance(11)
+    await drain(app)
+    found = {job.payload: job for job in await app.jobs.list(kind="follow")}
+    assert {name: (job.state, job.resource_key) for name, job in found.items()} == {
+        "default": ("succeeded", "p/1"), "elsewhere": ("scheduled", "q/9"), "once": ("succeeded", "p/1"),
+    }  # fmt: skip
+    assert found["elsewhere"].tags == {"a": "b"}
+
+
+@pytest.mark.parametrize("staged", [True, False])
+async def test_a_follow_up_that_cannot_be_written_fails_its_job(make, staged):
+    @handler("clashes", retry=Retry(max_attempts=1))
+    async def clashes(job: Job[None]) -> None:
+        job.then(follow, "x", unique_key="u", on_conflict="raise")
+        if staged:
+            async with job.complete() as session:
+                session.add(Row(name="x"))
+
+    @handler("fine")
+    async def fine(job: Job[None]) -> None:
+        job.then(follow, "y")
+
+    app = make(clashes, fine)
+    await app.enqueue(follow, "first", resource_key="p/1", unique_key="u", delay=60)
+    await app.enqueue_many(fine, [None] * 5, resource_key="p/1")
+    await app.enqueue(clashes, resource_key="p/1")
+    await app.enqueue_many(fine, [None] * 5, resource_key="p/1")
+    await drain(app, concurrency=20)
+    job = await only(app, "clashes")
+    assert (job.state, job.last_error_kind) == ("dead", "bug")
+    assert "already holds unique_key" in job.last_error
+    assert rows(app) == []
+    assert await app.jobs.count(kind="fine", state="succeeded") == 10
+    assert await app.jobs.count(kind="follow", state="succeeded") == 10
+
+
+async def test_a_lost_answer_writes_no_follow_up_twice(make, monkeypatch):
+    @handler("starts")
+    async def one(job: Job[None]) -> None:
+        job.then(follow, "x", delay=60)
+
+    app = make(one)
+    await app.enqueue(one, resource_key="p/1")
+    worker = app.worker()
+    original, failures = app.database.transaction, []
+
+    async def transaction(fn, *args, **kwargs):
+        found = await original(fn, *args, **kwargs)
+        if kwargs.get("follow_ups") and not failures:
+            failures.append(1)
+            raise ConnectionError("the answer is lost")
+        return found
+
+    monkeypatch.setattr(app.database, "transaction", transaction)
+    await worker.drain(timeout=30)
+    assert failures
+    assert (await only(app, "starts")).state == "succeeded"
+    assert await app.jobs.count(kind="follow") == 1
+    assert worker.completer.stale == 0
+
+
+async def test_a_batch_s_jobs_have_follow_ups_of_their_own(make):
+    @handler("many", batch=5, retry=RETRY)
+    async def many(jobs: Batch[int]) -> None:
+        for job in jobs:
+            job.then(follow, f"of {job.payload}")
+        jobs.succeed(jobs[0])
+        jobs.fail(jobs[1], Transient())
+
+    app = make(many)
+    await app.enqueue_many(many, range(3), resource_key="p/1")
+    await drain(app)
+    assert sorted(x[1] for x in SEEN) == ["of 0", "of 2"]
+
+
+async def test_a_chain_of_follow_ups_runs_to_its_end(make):
+    @handler("chain")
+    def chain(job: SyncJob[int]) -> int:
+        if job.payload < 5:
+            job.then(chain, job.payload + 1)
+        return job.payload
+
+    app = make(chain)
+    await app.enqueue(chain, 0, resource_key="p/1")
+    await drain(app)
+    assert sorted(job.result for job in await app.jobs.list(kind="chain")) == [0, 1, 2, 3, 4, 5]
+
+
+# -- rescheduling ----------------------------------------------------------------------------------------------
+
+
+async def test_a_job_may_retry_without_end(make, clock):
+    @handler("endless", retry=Retry(max_attempts=None, delay=Fixed(10)))
+    async def endless(job: Job[None]) -> None:
+        async with job.complete() as session:
+            session.add(Row(name=f"row {job.attempt}"))
+        if job.attempt < 15:
+            raise Transient("again")
+
+    app = make(endless, breakers={})
+    await app.enqueue(endless, resource_key="p/1")
+    for _ in range(80):
+        await drain(app)
+        if (await only(app, "endless")).state == "succeeded":
+            break
+        clock.advance(60)
+    job = await only(app, "endless")
+    assert (job.state, job.attempts, rows(app)) == ("succeeded", 14, ["row 15"])
+
+
+# -- killed workers --------------------------------------------------------------------------------------------
+
+CHILD = Path(__file__).with_name("two_phase_child.py")
+
+
+async def test_a_killed_worker_leaves_nothing_half_done_and_nothing_twice(make, database_url, backend):
+    """Killed in the block, before the commit, and right after it: one effect and one follow-up job come of it all."""
+    app, kind = make(), "plain" if backend == "sqlite" else "async"
+    app.database.transaction_sync(lambda c, _d: c.exec_driver_sql("CREATE TABLE effect (name TEXT)"))
+    declared = Kind(kind)
+    done = await Resilient(app.database, kinds=[declared], upgrade=False).enqueue(declared, resource_key="p/1")
+    for where in ("inside", "after", "committed"):
+        code = await run_child(database_url, where)
+        assert code == -signal.SIGKILL
+        assert rows(app, "effect") == ([kind] if where == "committed" else [])
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.result, job.rescues) == ("succeeded", "done", 2)
+    assert await app.jobs.count(kind="next", state="ready") == 1
+    assert await run_child(database_url, "committed") == 0  # nothing is left to do but the follow-up job
+    assert rows(app, "effect") == [kind]
+    assert await app.jobs.count(kind="next", state="succeeded") == 1
+
+
+async def run_child(url, where):
+    process = await asyncio.create_subprocess_exec(sys.executable, str(CHILD), str(url), where)
+    return await asyncio.wait_for(process.wait(), 60)
