@@ -10,17 +10,14 @@ its job ends as timed out, whatever it still writes is refused by the fence, and
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from resilient.core import decide as decisions
-from resilient.engine import two_phase
 from resilient.engine.batch_run import BatchRun
-from resilient.engine.endings import broken, interrupted, raised, returned
-from resilient.engine.job import Job, SyncJob
+from resilient.engine.calls import call, call_batch, uncancel
+from resilient.engine.endings import broken, interrupted
 from resilient.engine.readiness import prepared, refusal
 
 if TYPE_CHECKING:
@@ -166,7 +163,7 @@ class Executor:
                 await self._run_batch(execution)
             else:
                 try:
-                    outcome = refusal(execution, self._before) or await self._call(execution)
+                    outcome = refusal(execution, self._before) or await call(execution, self._threads)
                 except Exception as error:
                     log.exception("the engine failed over job %s (%s)", execution.id, execution.row.kind)
                     outcome = broken(error)
@@ -240,36 +237,6 @@ class Executor:
                 self.interrupt(execution, "timeout")
         self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines) if self.running else None
 
-    async def _call(self, execution: Execution) -> decisions.Outcome:
-        """Run and translate."""
-        handler = execution.handler
-        try:
-            if (refused := await prepared(execution)) is not None:
-                return refused
-            job = _job(execution)
-            reconciling = execution.sent and handler.reconcile is not None
-            fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
-            if not handler.is_async:
-                result = await self._in_thread(execution, partial(_call_sync, execution, fn, job, reconciling))
-            elif inspect.isawaitable(result := fn(job)):
-                result = await result
-        except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the job, not the worker
-            self._uncancel(execution)
-            outcome = raised(execution, error)
-            if execution.work is not None and not execution.thread:
-                await two_phase.roll_back(execution)
-                self._uncancel(execution)
-            return outcome
-        self._uncancel(execution)
-        if execution.work is None:
-            return _ended(execution, result, reconciling)
-        if execution.thread:  # `_call_sync` has done it
-            outcome = result
-        else:
-            outcome = await two_phase.finish(execution, _ended(execution, result, reconciling))
-        self._uncancel(execution)
-        return outcome
-
     async def _run_batch(self, run: BatchRun) -> None:
         """Run the handler of a batch and end all its jobs."""
         if self._gathering.get(run.place) is run:
@@ -280,42 +247,14 @@ class Executor:
                 if (refused := refusal(one, self._before) or await prepared(one)) is not None:
                     self._close(one, refused)
             if run.members:
-                await self._call_batch(run)
+                await call_batch(run, self._threads)
         except asyncio.CancelledError as error:  # before its handler was called
-            self._uncancel(run)
+            uncancel(run)
             run.end(None, error)
         except Exception as error:
             log.exception("the engine failed over a batch of %s (%s)", run.row.kind, run.row.resource_key)
             for one in list(run.members.values()):
                 self._close(one, broken(error))
-
-    async def _call_batch(self, run: BatchRun) -> None:
-        fn, batch = run.handler.fn, run.batch([_job(one) for one in run.members.values()])
-        result: Any = None
-        failed: BaseException | None = None
-        try:
-            if not run.handler.is_async:
-                result = await self._in_thread(run, partial(fn, batch))
-            elif inspect.isawaitable(result := fn(batch)):
-                result = await result
-        except BaseException as error:  # noqa: BLE001 - as in `_call`
-            failed = error
-        self._uncancel(run)
-        run.end(result, failed)
-
-    async def _in_thread(self, execution: Execution | BatchRun, fn: Callable[[], Any]) -> Any:
-        execution.thread = True
-        execution.future = asyncio.get_running_loop().run_in_executor(self._threads, fn)
-        execution.future.add_done_callback(_heard)
-        await asyncio.wait([execution.future])  # a cancellation leaves the future alone, because the thread goes on
-        return execution.future.result()
-
-    def _uncancel(self, execution: Execution | BatchRun) -> None:
-        """The next job of this slot begins without the cancellations of this one."""
-        task = execution.task or asyncio.current_task()
-        if task is not None:
-            while task.cancelling():
-                task.uncancel()
 
     # -- interrupting ---------------------------------------------------------------------------------------------
 
@@ -375,46 +314,3 @@ class Executor:
             await asyncio.wait(self._slots, timeout=CLOSE_PATIENCE)
         for execution in list(self.running.values()):
             self.abandon(execution)
-
-
-def _job(execution: Execution) -> Job[Any] | SyncJob[Any]:
-    """What the handler sees of it."""
-    row = execution.row
-    return (Job if execution.handler.is_async else SyncJob)(
-        id=execution.id,
-        kind=row.kind,
-        payload=execution.payload,
-        resource_key=row.resource_key,
-        attempt=row.attempts + 1,
-        execution=row.executions + 1,
-        idempotency_key=row.idempotency_key,
-        tags=row.tags or {},
-        ordering_key=row.ordering_key,
-        order_no=row.order_no,
-        side=execution,
-    )
-
-
-def _ended(execution: Execution, result: Any, reconciling: bool) -> decisions.Outcome:  # noqa: FBT001 - hot
-    """What it means that the handler returned."""
-    if execution.reason is not None and (not execution.thread or execution.heard):
-        return interrupted(execution)  # it swallowed its cancellation, or heard of it and returned early
-    return returned(execution, result, reconciling=reconciling)
-
-
-def _call_sync(execution: Execution, fn: Callable[[Any], Any], job: Any, reconciling: bool) -> Any:  # noqa: FBT001
-    """In the thread: the result, or what came of its transactions, which are ended where they began."""
-    try:
-        result = fn(job)
-    except BaseException:
-        two_phase.roll_back_sync(execution)
-        raise
-    if execution.work is None:
-        return result
-    return two_phase.finish_sync(execution, _ended(execution, result, reconciling))
-
-
-def _heard(future: asyncio.Future[Any]) -> None:
-    """What a thread raised after it was given up is nobody's business."""
-    if not future.cancelled():
-        future.exception()

@@ -7,7 +7,10 @@ It is a thread because a handler may block the loop. It names the blocking handl
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import logging
+import os
+import socket
 import sys
 import threading
 import traceback
@@ -90,7 +93,7 @@ class Heartbeat:
     def _beat(self) -> None:
         w = self._worker
         held = w.held()
-        (now, at), renewed, versions = w.app.database.transaction_sync(beat, w.row(), held, w.lease, w.monotonic)
+        (now, at), renewed, versions = w.app.database.transaction_sync(beat, _row(w), held, w.lease, w.monotonic)
         w.synchronise(now, at)
         told: dict[tuple[UUID, int], str] = {}
         for i, fence in held:
@@ -118,6 +121,27 @@ class Heartbeat:
             f"one of {len(running)} running jobs" if len(running) != 1 else f"job {running[0].row.kind}",
             where,
         )
+
+
+def _row(w: Worker) -> workers.Beat:
+    """What it says of its worker."""
+    return workers.Beat(
+        id=w.id,
+        host=socket.gethostname()[:255],
+        pid=os.getpid(),
+        kinds=list(w.kinds),
+        concurrency=w.concurrency,
+        running=len(w.executor.running),
+        code_version=_version(),
+        stopping=w.stopping,
+    )
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("resilient-engine")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def beat(

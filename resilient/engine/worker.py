@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import os
 import random
@@ -35,7 +34,6 @@ from resilient.engine.handler import DEFAULT_RETRY
 from resilient.engine.services import Services
 from resilient.engine.sweeper import Sweeper
 from resilient.engine.wiring import Wire
-from resilient.store.workers import Beat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -354,19 +352,6 @@ class Worker:
         """Whether it claims nothing more."""
         return self._stopping.is_set()
 
-    def row(self) -> Beat:
-        """What its heartbeat says."""
-        return Beat(
-            id=self.id,
-            host=socket.gethostname()[:255],
-            pid=os.getpid(),
-            kinds=list(self.kinds),
-            concurrency=self.concurrency,
-            running=len(self.executor.running),
-            code_version=_version(),
-            stopping=self.stopping,
-        )
-
     def held(self) -> list[tuple[UUID, int]]:
         """Every job this worker holds, with its fence (heartbeat)."""
         known = {**self._unwritten, **self.executor.running}
@@ -398,10 +383,3 @@ class Worker:
     def _interrupt_all(self) -> None:
         for execution in list(self.executor.running.values()):
             self.executor.interrupt(execution, "stop")
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("resilient-engine")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
