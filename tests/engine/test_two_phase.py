@@ -433,7 +433,8 @@ async def test_a_reconcile_hook_may_complete(make):
 
     app = make(sends)
     await app.enqueue(sends, resource_key="p/1")
-    app.database.transaction_sync(lambda c, _d: c.exec_driver_sql("UPDATE resilient_job SET sent = '{}'"))
+    sql = "UPDATE resilient_job SET sent = '{\"x\": {}}'"
+    app.database.transaction_sync(lambda c, _d: c.exec_driver_sql(sql))
     await drain(app)
     assert ((await only(app, "sends")).state, rows(app)) == ("succeeded", ["looked"])
     assert await app.jobs.count(kind="follow") == 1
