@@ -23,6 +23,7 @@ from resilient.surface.demo.run import Options, run
 pytestmark = pytest.mark.slow
 TROUBLE = {
     "burst": 5, "endpoint_burst": 5, "wait": 0.5, "down_after": 4, "unavailable": 0.5, "refused": 0.8, "latency": 0.05,
+    "people": 20, "consent_after": 0.5, "outage": 1.0,
 }  # fmt: skip
 SHARES = (
     (accounts.HEALTHY, "contacts", 40),
@@ -30,12 +31,13 @@ SHARES = (
     (accounts.DOWN, "contacts", 20),
     (accounts.LIMITED, "contacts", 10),
     (accounts.LIMITED, "leads", 9),
+    (accounts.REVOKED, "contacts", 12),
 )
 
 
 @pytest.fixture
 def small(tmp_path):
-    """93 contacts, of which one address is impossible and one line is no contact."""
+    """105 contacts, of which one address is impossible and one line is no contact."""
     people = [
         Contact(id=f"{account}-{endpoint}-{n}", account=account, endpoint=endpoint, name="Ann", email=f"a{n}@b.example")
         for n in range(40)
@@ -60,15 +62,19 @@ def test_everything_promised_is_true(small, database_url, backend):
     options = Options(csv=small, database=database_url, plain=True, limit=60, trouble=TROUBLE)
     assert run(options, Console(file=text)), text.getvalue()
     said = text.getvalue()
-    assert "left out: small.csv, line 95: no name" in said
+    assert "left out: small.csv, line 107: no name" in said
     for line in (
         "was killed with SIGKILL",
         "jobs of a dead worker rescued",
         "circuit opened",
         "is well again",
+        "crm/hooli: its access was taken back",
+        "the owner of crm/hooli connected it again",
+        "Records read in from the accounts, once each: 100 of 100",
+        "1 revoked and connected again",
         "crm/globex said: come back later",
         "crm/umbrella/leads said: come back later",
-        "Every valid contact was delivered, once each: 92 of 92",
+        "Every valid contact was delivered, once each: 104 of 104",
         "Duplicates at the provider: 0",
         "Requests sent during a cooldown: 0",
         "1 dead, 1 refused",
@@ -123,7 +129,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(small, number):
     )  # fmt: skip
     with demo:
         for line in demo.stdout:
-            if b"of 93 done" in line:
+            if b"of 110 done" in line:
                 break
         mine = children(demo.pid)
         assert len(mine) == 3

@@ -1,6 +1,8 @@
 """The demo's parts, each by itself: contacts, the provider's behaviour, the audit."""
 
 import asyncio
+import base64
+import hashlib
 import io
 import json
 import re
@@ -13,7 +15,8 @@ import pytest
 from resilient.core.errors import SetupError
 from resilient.surface.demo import accounts, contacts
 from resilient.surface.demo.accounts import Plan, plan
-from resilient.surface.demo.audit import ON_THE_WIRE, audit
+from resilient.surface.demo.audit import MOST_INTO_OUTAGE, ON_THE_WIRE, Evidence, audit
+from resilient.surface.demo.oauth import CLIENT_ID
 from resilient.surface.demo.provider import Provider
 from resilient.surface.demo.view import JobView
 from resilient.surface.demo.waits import DIALECTS, Dialect, wait_headers
@@ -131,6 +134,7 @@ class Hand:
     def __init__(self, **changes):
         self.time = 1_800_000_000.0
         self.downs = 0
+        self.revoked = set()
         self.text = io.StringIO()
         defaults = {
             "burst": 2,
@@ -138,6 +142,8 @@ class Hand:
             "wait": 1.0,
             "down_after": 1,
             "silent_after": 99,
+            "revoke_after": 99,
+            "outage_after": 99,
             "latency": 0.0,
         }
         self.provider = Provider(Plan(**(defaults | changes)), self.text, go_down=self._down, clock=lambda: self.time)
@@ -148,10 +154,21 @@ class Hand:
         self.downs += 1
 
     async def push(self, account, contact, *, endpoint="contacts", key=None, email="a@example.com"):
-        headers = {"idempotency-key": key or contact} if key != "" else {}
+        headers = self.authorization(account) | ({"idempotency-key": key or contact} if key != "" else {})
         return await self.client.post(
             f"/v1/{account}/{endpoint}", json={"id": contact, "email": email}, headers=headers
         )
+
+    def authorization(self, account):
+        if account not in self.revoked:
+            self.provider.tokens.access[f"token of {account}"] = (account, self.time + 1000)
+        return {"authorization": f"Bearer token of {account}"}
+
+    async def people(self, account, after=0):
+        return await self.client.get(f"/v1/{account}/people?after={after}", headers=self.authorization(account))
+
+    async def token(self, **form):
+        return await self.client.post("/oauth/token", data=form)
 
     def log(self):
         return [json.loads(line) for line in self.text.getvalue().splitlines()]
@@ -217,6 +234,81 @@ async def test_one_answer_never_comes_though_the_contact_is_stored():
     assert (await hand.push(accounts.HEALTHY, "c2")).status_code == 201
 
 
+async def test_the_whole_provider_is_out_for_a_while():
+    hand = Hand(outage_after=1, outage=2.0)
+    assert (await hand.push("acme", "c1")).status_code == 201
+    assert (await hand.push("other", "c2")).json()["error"]["code"] == "outage"
+    assert (await hand.people("acme")).status_code == 503
+    hand.time += 2.1
+    assert (await hand.push("other", "c2")).status_code == 201
+
+
+async def test_records_come_page_by_page():
+    hand, found, after = Hand(people=60), [], "0"
+    while after is not None:
+        page = (await hand.people("acme", after)).json()
+        found += [one["id"] for one in page["people"]]
+        after = page["next"]
+    assert found == [f"acme-{n}" for n in range(60)]
+    assert [e["decision"] for e in hand.log()] == ["listed"] * 3
+
+
+async def consent(hand, verifier="v" * 43):
+    challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+    asked = {
+        "client_id": CLIENT_ID, "code_challenge_method": "S256", "code_challenge": challenge,
+        "redirect_uri": "https://a.example/cb", "state": "s", "account": "acme",
+    }  # fmt: skip
+    page = await hand.client.get("/oauth/authorize", params=asked)
+    assert page.headers["location"].startswith("https://a.example/cb?code=")
+    assert page.headers["location"].endswith("&state=s")
+    return httpx.URL(page.headers["location"]).params["code"]
+
+
+async def test_a_code_is_good_once_and_for_who_began():
+    hand = Hand()
+    code = await consent(hand)
+    told = {"grant_type": "authorization_code", "code": code}
+    assert (await hand.token(**told, code_verifier="another")).status_code == 400
+    assert (await hand.token(**told, code_verifier="v" * 43)).status_code == 400  # used up
+    answer = await hand.token(**told | {"code": await consent(hand)}, code_verifier="v" * 43)
+    assert answer.json()["expires_in"] == hand.provider.plan.token_told
+    assert (await hand.client.get("/oauth/authorize?client_id=other")).status_code == 400
+
+
+async def test_refresh_tokens_rotate_and_a_lost_answer_is_given_again():
+    hand = Hand()
+    code = await consent(hand)
+    first = (await hand.token(grant_type="authorization_code", code=code, code_verifier="v" * 43)).json()
+    second = (await hand.token(grant_type="refresh_token", refresh_token=first["refresh_token"])).json()
+    again = (await hand.token(grant_type="refresh_token", refresh_token=first["refresh_token"])).json()
+    assert second == again != first
+    assert (await hand.token(grant_type="refresh_token", refresh_token="made up")).status_code == 400
+    assert [e["decision"] for e in hand.log()] == ["consented", "connected", "refreshed", "replayed"]
+
+
+async def test_access_tokens_end_earlier_than_they_say():
+    hand = Hand(token_told=6, token_lives=4)
+    code = await consent(hand)
+    token = (await hand.token(grant_type="authorization_code", code=code, code_verifier="v" * 43)).json()
+    headers = {"authorization": f"Bearer {token['access_token']}"}
+    assert (await hand.client.get("/v1/acme/people", headers=headers)).status_code == 200
+    assert (await hand.client.get("/v1/other/people", headers=headers)).status_code == 401
+    hand.time += 4.1
+    assert (await hand.client.get("/v1/acme/people", headers=headers)).status_code == 401
+
+
+async def test_an_owner_takes_the_access_back():
+    hand = Hand(revoke_after=1)
+    grant = hand.provider.tokens
+    grant.refresh["kept"] = accounts.REVOKED
+    assert (await hand.push(accounts.REVOKED, "c1")).status_code == 201
+    hand.revoked.add(accounts.REVOKED)
+    assert (await hand.push(accounts.REVOKED, "c2")).status_code == 401
+    assert (await hand.token(grant_type="refresh_token", refresh_token="kept")).status_code == 400
+    assert "revoked" in [e["decision"] for e in hand.log()]
+
+
 # -- the audit -----------------------------------------------------------------------------------------------
 
 
@@ -245,20 +337,25 @@ GOOD_JOBS = [
 ]
 
 
-def broken(log=(), jobs=GOOD_JOBS, contacts=("c1", "c2", "c3")):
+def judge(log=GOOD_LOG, jobs=GOOD_JOBS, contacts=("c1", "c2", "c3"), records=("r1", "r2"), expected=("r1", "r2")):
+    return audit(Evidence(log=log, jobs=jobs, contacts=contacts, records=records, expected=expected))
+
+
+def broken(log=(), **evidence):
     """Which claims are false, by their number."""
-    found = audit([*GOOD_LOG, *log], jobs, contacts)
+    found = judge([*GOOD_LOG, *log], **evidence)
     return [n for n, claim in enumerate(found.claims) if not claim.holds]
 
 
 def test_a_good_run_passes():
-    found = audit(GOOD_LOG, GOOD_JOBS, ["c1", "c2", "c3"])
+    found = judge()
     assert found.passed
     assert found.dead == (("c3", "422 invalid_email"),)
     assert "1 more were on the wire" in found.claims[2].found
 
 
-DELIVERED, DUPLICATES, COOLDOWN, DEAD, LOST, WAITING = range(6)
+DELIVERED, DUPLICATES, COOLDOWN, DEAD, LOST, WAITING, READ, GRANTS, OUTAGE = range(9)
+CONNECTED, REVOKED = ({"account": "acme", "decision": what} for what in ("connected", "revoked"))
 
 
 @pytest.mark.parametrize(
@@ -274,6 +371,14 @@ DELIVERED, DUPLICATES, COOLDOWN, DEAD, LOST, WAITING = range(6)
         ({"jobs": GOOD_JOBS[1:]}, [LOST]),
         ({"jobs": [*GOOD_JOBS[:2], JobView("c3", "succeeded", None, 0)]}, [DEAD, LOST]),
         ({"jobs": [JobView("c1", "succeeded", None, 0, charged_waits=1), *GOOD_JOBS[1:]]}, [WAITING]),
+        ({"records": ("r1",)}, [READ]),
+        ({"records": ("r1", "r2", "r2")}, [READ]),
+        ({"records": ("r1", "r2", "r3")}, [READ]),
+        ({"log": [CONNECTED, CONNECTED]}, [GRANTS]),
+        ({"log": [CONNECTED, REVOKED]}, [GRANTS]),
+        ({"log": [CONNECTED, REVOKED, CONNECTED]}, []),
+        ({"log": [{"account": "acme", "decision": "outage"}] * MOST_INTO_OUTAGE}, []),
+        ({"log": [{"account": "acme", "decision": "outage"}] * (MOST_INTO_OUTAGE + 1)}, [OUTAGE]),
     ],
 )
 def test_each_claim_can_be_false(change, claims):
@@ -281,13 +386,13 @@ def test_each_claim_can_be_false(change, claims):
 
 
 def test_culprits_are_named():
-    found = audit([*GOOD_LOG, entry("c1", key="another")], GOOD_JOBS, ["c1", "c2", "c3"])
+    found = judge([*GOOD_LOG, entry("c1", key="another")])
     assert found.claims[DUPLICATES].found == "1; stored twice: c1"
 
 
 def test_a_run_of_nothing_does_not_pass():
-    assert not audit([], [], []).passed
+    assert not judge([], [], []).passed
 
 
 def test_a_run_in_which_everything_is_refused_passes():
-    assert audit(GOOD_LOG[-1:], GOOD_JOBS[-1:], ["c3"]).passed
+    assert judge(GOOD_LOG[-1:], GOOD_JOBS[-1:], ["c3"]).passed

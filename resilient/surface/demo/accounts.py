@@ -18,6 +18,7 @@ HEALTHY: Final = "acme"
 THROTTLED: Final = "globex"
 DOWN: Final = "initech"
 LIMITED: Final = "umbrella"
+REVOKED: Final = "hooli"
 ENDPOINT: Final = "contacts"
 LIMITED_ENDPOINT: Final = "leads"
 STORIES: Final = {
@@ -25,6 +26,7 @@ STORIES: Final = {
     THROTTLED: "throttled: 429 in five dialects",
     DOWN: "goes down: 503, then nobody listens",
     LIMITED: f"its {LIMITED_ENDPOINT} are limited, the rest flows",
+    REVOKED: "its owner takes the access back, and gives it again",
 }
 
 
@@ -45,6 +47,13 @@ class Plan:
     refused: float = 2.5  # then nobody listens
     silent_after: int = 40  # the healthy account's next request is stored and never answered
     latency: float = 0.12  # of a good answer, give or take half
+    token_told: float = 6.0  # seconds an access token is said to last
+    token_lives: float = 4.5  # and how long it does
+    revoke_after: int = 20  # the account's owner takes the access back
+    consent_after: float = 1.5  # seconds until he has read that he must connect again, and did
+    outage_after: int = 600  # all accounts' contacts; then the whole provider answers 503
+    outage: float = 1.6
+    people: int = 120  # records of each account that are read in
 
     def to_json(self) -> dict[str, Any]:
         """For the provider's command line."""
@@ -64,5 +73,7 @@ def plan(accounts: Iterable[tuple[str, str]], **changes: Any) -> Plan:
         "endpoint_burst": max(1, count[LIMITED, LIMITED_ENDPOINT] // 4),
         "down_after": sum(n for (account, _), n in count.items() if account == DOWN) // 4,
         "silent_after": sum(n for (account, _), n in count.items() if account == HEALTHY) // 8,
+        "revoke_after": sum(n for (account, _), n in count.items() if account == REVOKED) // 3,
+        "outage_after": count.total() * 6 // 10,
     }
     return Plan(**(found | changes))

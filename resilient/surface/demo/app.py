@@ -1,6 +1,6 @@
-"""The demo's application: one handler, one provider's facts. What a user of the library writes, and no more.
+"""The demo's application: its handlers, one provider's facts. What a user of the library writes, and no more.
 
-``python -m resilient.surface.demo.app '{"url": ..., "schema": ..., "addresses": ...}'`` is one worker
+``python -m resilient.surface.demo.app '{"url": ..., "schema": ..., "addresses": ..., "secrets": ...}'`` is one worker
 process.
 """
 
@@ -13,11 +13,26 @@ import sys
 import threading
 from typing import Any, Final
 
-from resilient import BreakerPolicy, FullJitter, Job, Resilient, Retry, handler
-from resilient.core.failure import FailureKind, Scope
-from resilient.core.provider import Errors, Idempotency, Provider, Rule
+from resilient import (
+    BreakerPolicy,
+    Errors,
+    FailureKind,
+    FullJitter,
+    Idempotency,
+    Job,
+    OAuth2,
+    Provider,
+    Resilient,
+    Retry,
+    Rotation,
+    Rule,
+    Scope,
+    handler,
+)
 from resilient.surface.demo import accounts
 from resilient.surface.demo.contacts import Contact  # noqa: TC001 - a handler's annotation is read
+from resilient.surface.demo.oauth import CLIENT_ID
+from resilient.surface.demo.people import read_people
 
 CONCURRENCY: Final = 8  # jobs at once in one worker
 LEASE: Final = 4.0  # seconds until a dead worker's jobs run elsewhere; short, because people are watching
@@ -28,7 +43,7 @@ _ANSWER: Final = 2.0  # seconds we wait for an answer
 async def push_contact(job: Job[Contact]) -> None:
     """Push one contact to its account at the provider."""
     contact = job.payload
-    addresses: dict[str, str] = job.deps
+    addresses: dict[str, str] = job.deps["addresses"]
     base = addresses["fragile" if contact.account == accounts.DOWN else "steady"]
     response = await job.client.post(
         f"{base}/v1/{contact.account}/{contact.endpoint}",
@@ -39,7 +54,7 @@ async def push_contact(job: Job[Contact]) -> None:
 
 
 def provider(addresses: dict[str, str]) -> Provider:
-    """The facts of the demo's provider: where it is, how it says no, and that it honours Idempotency-Key."""
+    """The facts of the demo's provider: where it is, how it says no, its OAuth, and that it honours Idempotency-Key."""
     return Provider(
         name=accounts.PROVIDER,
         base_url=addresses["steady"],
@@ -52,24 +67,38 @@ def provider(addresses: dict[str, str]) -> Provider:
             ),
         ),
         idempotency=Idempotency(),
+        auth=(
+            OAuth2(
+                authorize_url=f"{addresses['steady']}/oauth/authorize",
+                token_url=f"{addresses['steady']}/oauth/token",
+                client_id=CLIENT_ID,
+                client_auth="none",
+                pkce="required",
+                margin=1.0,
+                rotation=Rotation.GRACE,
+                grace=1800,
+            ),
+        ),
     )
 
 
-def build(url: str, schema: str | None, addresses: dict[str, str]) -> Resilient:
+def build(settings: dict[str, Any]) -> Resilient:
     """The application; its tables are made when it is first used."""
+    soon = BreakerPolicy(first_open=1.5, longest_open=6.0, ramp=4.0)  # people are watching
     return Resilient(
-        url,
-        schema=schema,
+        settings["url"],
+        schema=settings["schema"],
         upgrade=True,
-        handlers=[push_contact],
-        providers=[provider(addresses)],
-        breakers={"crm/**": BreakerPolicy(first_open=1.5, longest_open=6.0, ramp=4.0)},
-        deps=addresses,
+        handlers=[push_contact, read_people],
+        providers=[provider(settings["addresses"])],
+        breakers={accounts.PROVIDER: soon, f"{accounts.PROVIDER}/**": soon},
+        secrets=settings["secrets"],
+        deps=settings,
     )
 
 
 async def _work(settings: dict[str, Any]) -> None:
-    app = build(settings["url"], settings["schema"], settings["addresses"])
+    app = build(settings)
     async with app:
         worker = app.worker(concurrency=CONCURRENCY, lease=LEASE, grace=5)
         loop = asyncio.get_running_loop()

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from resilient.surface.demo.view import JobView
 
 ON_THE_WIRE: Final = 0.5  # seconds
+MOST_INTO_OUTAGE: Final = 48  # what two workers have in flight, until three accounts agree, and a few probes
 _SHOWN: Final = 5  # culprits named per broken claim
 
 
@@ -29,6 +30,20 @@ class Claim:
     text: str
     found: str
     holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is judged: the provider's ``log``, what the database says now, and what should be there.
+
+    ``contacts`` are the ids that were enqueued, ``records`` what was read in, ``expected`` what the provider holds.
+    """
+
+    log: Sequence[Mapping[str, Any]]
+    jobs: Sequence[JobView]
+    contacts: Sequence[str]
+    records: Sequence[str] = ()
+    expected: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +60,9 @@ class Audit:
         return all(claim.holds for claim in self.claims)
 
 
-def audit(log: Sequence[Mapping[str, Any]], jobs: Sequence[JobView], contacts: Iterable[str]) -> Audit:
-    """Judge a run. ``contacts`` are the ids that were enqueued, ``jobs`` what the database says now."""
-    wanted = set(contacts)
+def audit(seen: Evidence) -> Audit:
+    """Judge a run."""
+    log, jobs, wanted = seen.log, seen.jobs, set(seen.contacts)
     stored = Counter(e["contact"] for e in log if e["decision"] == "stored")
     invalid = {e["contact"] for e in log if e["decision"] == "invalid"}
     claims = (
@@ -57,6 +72,9 @@ def audit(log: Sequence[Mapping[str, Any]], jobs: Sequence[JobView], contacts: I
         _dead(jobs, invalid),
         _lost(wanted, jobs, stored),
         _waiting(jobs),
+        _read_in(seen),
+        _grants(log),
+        _outage(log),
     )
     dead = tuple(sorted((job.contact, job.error or "no reason") for job in jobs if job.state == "dead"))
     return Audit(claims, _facts(log, jobs), dead)
@@ -118,16 +136,46 @@ def _waiting(jobs: Sequence[JobView]) -> Claim:
     return Claim("Attempts charged for waiting (429)", f"{len(charged)}" + _named(charged, "charged"), not charged)
 
 
+def _read_in(seen: Evidence) -> Claim:
+    """Each page and its cursor were committed together: nothing is missing, nothing stands there twice."""
+    there, expected = Counter(seen.records), set(seen.expected)
+    wrong = sorted({*(expected - there.keys()), *(one for one, n in there.items() if n > 1 or one not in expected)})
+    found = f"{len(there)} of {len(expected)}" + _named(wrong, "missing or doubled")
+    return Claim("Records read in from the accounts, once each", found, not wrong)
+
+
+def _grants(log: Sequence[Mapping[str, Any]]) -> Claim:
+    """Who was asked to connect more than once, although nobody took the access back."""
+    said = {what: Counter(e["account"] for e in log if e["decision"] == what) for what in ("connected", "revoked")}
+    lost = sorted(a for a, n in said["connected"].items() if n > 1 + said["revoked"][a])
+    stuck = sorted(a for a, n in said["revoked"].items() if said["connected"][a] < 1 + n)
+    refreshed = sum(e["decision"] == "refreshed" for e in log)
+    text = "Accounts that lost their grant, by refresh tokens that rotate every few seconds"
+    found = f"{len(lost)} ({refreshed} refreshes, {said['revoked'].total()} revoked and connected again)"
+    return Claim(text, found + _named(lost, "lost") + _named(stuck, "not connected again"), not lost and not stuck)
+
+
+def _outage(log: Sequence[Mapping[str, Any]]) -> Claim:
+    """Some accounts' failures were enough to stop all of them."""
+    sent = sum(e["decision"] == "outage" for e in log)
+    return Claim(
+        f"Requests sent into the provider's outage, by all accounts together: at most {MOST_INTO_OUTAGE}",
+        f"{sent}",
+        sent <= MOST_INTO_OUTAGE,
+    )
+
+
 def _facts(log: Sequence[Mapping[str, Any]], jobs: Sequence[JobView]) -> tuple[str, ...]:
     decisions = Counter(e["decision"] for e in log)
     dialects = sorted({e["dialect"] for e in log if "dialect" in e})
     spoken = ": " + ", ".join(dialects) if dialects else ""
     rescued = sum(job.rescues for job in jobs)
     facts = [
-        f"{len(log)} requests reached the provider for {len(jobs)} jobs",
+        f"{sum('contact' in e for e in log)} requests reached the provider for {len(jobs)} jobs",
         f"{decisions['throttled']} answers were 429, in {len(dialects)} dialects{spoken}",
         f"{decisions['unavailable']} answers were 503, then the port was closed",
         f"{decisions['repeated']} requests repeated one whose answer was lost; their keys were recognised",
+        f"{decisions['unauthorised']} requests met an expired token; they were repeated with a new one",
         f"{rescued} executions were cut off by the kill; their jobs were rescued",
     ]
     return tuple(facts)

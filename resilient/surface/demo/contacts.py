@@ -29,10 +29,11 @@ _IN_TURN: Final = tuple(accounts.STORIES)
 _CHECKOUT: Final = Path(__file__).parents[3] / "examples" / "data" / "contacts.csv"
 # Made-up contacts: how many per account and endpoint, and how many have an impossible address.
 _SHARES: Final = (
-    (accounts.HEALTHY, accounts.ENDPOINT, 360),
+    (accounts.HEALTHY, accounts.ENDPOINT, 300),
     (accounts.THROTTLED, accounts.ENDPOINT, 180),
     (accounts.DOWN, accounts.ENDPOINT, 200),
     (accounts.LIMITED, accounts.ENDPOINT, 160),
+    (accounts.REVOKED, accounts.ENDPOINT, 60),
     (accounts.LIMITED, accounts.LIMITED_ENDPOINT, 100),
 )
 _INVALID: Final = 12
@@ -70,6 +71,11 @@ class Contacts:
     source: Path
     good: list[Contact]
     bad: list[str]
+
+    @property
+    def accounts(self) -> list[str]:
+        """Whose contacts they are."""
+        return sorted({c.account for c in self.good})
 
 
 def find(given: Path | None, scratch: Path) -> Path:

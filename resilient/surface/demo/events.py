@@ -17,12 +17,12 @@ def gate(resource: ResourceView | None, now: datetime) -> str:
     """One resource's gate in a few words."""
     if resource is None:
         return "flows"
+    if resource.auth != "ok":
+        return "must be connected again" if resource.auth == "needs_reauth" else f"stopped: {resource.auth}"
     if resource.breaker == "open":
         return f"circuit open, tries again in {_left(resource.open_until, now)}"
-    if resource.breaker == "half_open":
-        return "circuit half open: one job tries"
-    if resource.breaker == "isolated":
-        return "isolated"
+    if resource.breaker != "closed":
+        return "circuit half open: one job tries" if resource.breaker == "half_open" else resource.breaker
     if resource.blocked_until is not None and resource.blocked_until > now:
         return f"told to wait {_left(resource.blocked_until, now)}"
     return "flows"
@@ -33,6 +33,8 @@ def happened(old: Snapshot, new: Snapshot) -> Iterator[str]:
     for key, after in sorted(new.resources.items()):
         before = old.resources.get(key, ResourceView(key))
         yield from _breaker(before, after, new.now)
+        if after.auth == "needs_reauth" != before.auth:
+            yield f"{key}: its access was taken back; its owner is told, its jobs wait"
         if after.blocked_until != before.blocked_until and after.blocked_until and after.blocked_until > new.now:
             code = f" ({after.blocked_code})" if after.blocked_code else ""
             left = _left(after.blocked_until, new.now)

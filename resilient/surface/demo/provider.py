@@ -1,7 +1,8 @@
 """The demo's provider: what it decides about each request, and the log that tells the truth about it.
 
 An ASGI application with ``POST /v1/{account}/{endpoint}``. It stores a contact once per ``Idempotency-Key``
-and answers a known key as it did before. Its log (one JSON object a line, written before the answer) is
+and answers a known key as it did before. ``GET /v1/{account}/people`` lists what the account holds, page by page;
+OAuth is in `oauth.py`. Its log (one JSON object a line, written before the answer) is
 what the audit believes: ``t`` (epoch seconds), account, endpoint, key, contact, decision, status, and for a
 request that came although its account or endpoint had been told to wait, ``in_cooldown`` and ``late``
 (seconds since that was said).
@@ -22,6 +23,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from resilient.surface.demo import accounts
+from resilient.surface.demo.oauth import Tokens
 from resilient.surface.demo.waits import DIALECTS, wait_headers
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from resilient.surface.demo.accounts import Plan
 
 _EMAIL: Final = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+_PAGE: Final = 25  # records
 _NEVER: Final = 30.0  # seconds until an unanswered request is dropped; longer than any client waits here
 
 
@@ -77,17 +80,43 @@ class Provider:
     unavailable_until: float = 0.0
     was_down: bool = False
     was_silent: bool = False
+    outage_until: float = 0.0  # of the whole provider
+    was_out: bool = False
+    was_revoked: bool = False
+    tokens: Tokens = field(init=False)
     rng: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
         plan = self.plan
+        self.tokens = Tokens(plan.token_told, plan.token_lives, self.clock, self._write)
         limited = accounts.resource_key(accounts.LIMITED, accounts.LIMITED_ENDPOINT)
         self.quotas[accounts.resource_key(accounts.THROTTLED, accounts.ENDPOINT)] = Quota(plan.burst, plan.wait)
         self.quotas[limited] = Quota(plan.endpoint_burst, plan.wait)
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        return Starlette(routes=[Route("/v1/{account}/{endpoint}", self.push, methods=["POST"])])
+        return Starlette(
+            routes=[
+                Route("/oauth/authorize", self.tokens.authorize),
+                Route("/oauth/token", self.tokens.token, methods=["POST"]),
+                Route("/v1/{account}/people", self.people),
+                Route("/v1/{account}/{endpoint}", self.push, methods=["POST"]),
+            ]
+        )
+
+    async def people(self, request: Request) -> JSONResponse:
+        """A page of the account's records, ``after`` some number; ``next`` is where the following one begins."""
+        account, first = request.path_params["account"], int(request.query_params.get("after", "0"))
+        entry = {"t": self.clock(), "account": account, "page": first}
+        if (refused := self._refuse_all(request, account, entry["t"])) is not None:
+            decision, response = refused
+        else:
+            last = min(first + _PAGE, self.plan.people)
+            records = [{"id": f"{account}-{n}"} for n in range(first, last)]
+            left = last < self.plan.people
+            decision, response = "listed", JSONResponse({"people": records, "next": str(last) if left else None})
+        self._write(entry | {"decision": decision, "status": response.status_code})
+        return response
 
     async def push(self, request: Request) -> JSONResponse:
         """Store one contact."""
@@ -97,14 +126,35 @@ class Provider:
             "t": self.clock(), "account": account, "endpoint": endpoint,
             "key": request.headers.get("idempotency-key"), "contact": contact.get("id"),
         }  # fmt: skip
-        decision, response = self._decide(entry, contact)
-        self.log.write(json.dumps(entry | {"decision": decision, "status": response.status_code}) + "\n")
-        self.log.flush()
+        decision, response = self._refuse_all(request, account, entry["t"]) or self._decide(entry, contact)
+        self._write(entry | {"decision": decision, "status": response.status_code})
+        if decision == "stored":
+            self._after_storing(account)
         if decision == "stored" and account == accounts.HEALTHY and self._falls_silent():
             await asyncio.sleep(_NEVER)
         elif decision in ("stored", "repeated"):
             await asyncio.sleep(self.plan.latency * (0.5 + self.rng.random()))
         return response
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self.log.write(json.dumps(entry) + "\n")
+        self.log.flush()
+
+    def _refuse_all(self, request: Request, account: str, now: float) -> tuple[str, JSONResponse] | None:
+        """What concerns every request: the provider's outage, and tokens that are not good."""
+        if now < self.outage_until:
+            return "outage", _error(503, "outage", "we are looking into it")
+        if not self.tokens.good(request.headers.get("authorization"), account):
+            return "unauthorised", _error(401, "invalid_token", "the access token is not good (any more)")
+        return None
+
+    def _after_storing(self, account: str) -> None:
+        """What happens to this provider once so much was stored."""
+        if account == accounts.REVOKED and not self.was_revoked and self.counts[account] >= self.plan.revoke_after:
+            self.was_revoked = True
+            self.tokens.revoke(account)
+        if not self.was_out and len(self.stored) >= self.plan.outage_after:
+            self.was_out, self.outage_until = True, self.clock() + self.plan.outage
 
     def _decide(self, entry: dict[str, Any], contact: dict[str, Any]) -> tuple[str, JSONResponse]:
         account, key, now = entry["account"], entry["key"], entry["t"]

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.store.secrets import new_key
 from resilient.surface.demo import contacts as files
-from resilient.surface.demo.accounts import plan
-from resilient.surface.demo.audit import audit
+from resilient.surface.demo.accounts import PROVIDER, plan
+from resilient.surface.demo.audit import Evidence, audit
+from resilient.surface.demo.consent import connect
 from resilient.surface.demo.events import happened
 from resilient.surface.demo.processes import Crew, running_provider
 from resilient.surface.demo.report import report
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from resilient import Resilient
+    from resilient.surface.demo.accounts import Plan
     from resilient.surface.demo.contacts import Contacts
     from resilient.surface.demo.screen import Screen
     from resilient.surface.demo.view import Snapshot
@@ -63,17 +66,17 @@ def run(options: Options, console: Console) -> bool:
         log = folder / "provider.jsonl"
         troubles = plan(((c.account, c.endpoint) for c in people.good), **options.trouble)
         addresses = stack.enter_context(running_provider(log, troubles.to_json()))
-        app = _enqueued(place, addresses, people)
+        settings = {"url": place.url, "schema": place.schema, "addresses": addresses, "secrets": [new_key()]}
+        app = _enqueued(settings, people)
         stack.callback(app.database.close_sync)
-        settings = {"url": place.url, "schema": place.schema, "addresses": addresses}
         crew = stack.enter_context(Crew(settings, folder))
         with screen(console, plain=options.plain) as display:
-            _watch(app, crew, display, options)
+            _watch(app, crew, display, options, Owners(settings, troubles))
         crew.stop()
         if options.tamper is not None:
             options.tamper(log)
         entries = [json.loads(line) for line in log.read_text().splitlines()]
-        found = audit(entries, app.database.transaction_sync(all_jobs), [c.id for c in people.good])
+        found = audit(_evidence(app, entries, people, troubles))
         report(console, found, time.monotonic() - began)
         return found.passed
 
@@ -85,17 +88,56 @@ def _introduce(console: Console, people: Contacts, place: Scratch) -> None:
         console.print(f"left out: {people.source.name}, {problem}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _enqueued(place: Scratch, addresses: dict[str, str], people: Contacts) -> Resilient:
-    """The app, its tables made, with one job per contact."""
+def _enqueued(settings: dict[str, Any], contacts: Contacts) -> Resilient:
+    """The app, its tables made, every account connected: one job reads its records in, one pushes each contact out."""
     from resilient import Item  # noqa: PLC0415 - see below
-    from resilient.surface.demo.app import build, push_contact  # noqa: PLC0415 - the whole engine: only when needed
+    from resilient.surface.demo import people  # noqa: PLC0415 - the whole engine: only when needed
+    from resilient.surface.demo.app import build, push_contact  # noqa: PLC0415 - the same
 
-    app = build(place.url, place.schema, addresses)
-    app.enqueue_many_sync(push_contact, [Item(c, resource_key=c.resource_key) for c in people.good])
+    app = build(settings)
+    app.ready_sync()
+    app.database.transaction_sync(people.create)
+    accounts = contacts.accounts
+    connect(settings, accounts)
+    reads = [Item({"account": account}, resource_key=f"{PROVIDER}/{account}") for account in accounts]
+    app.enqueue_many_sync(people.read_people, reads, priority=1)
+    app.enqueue_many_sync(push_contact, [Item(c, resource_key=c.resource_key) for c in contacts.good])
     return app
 
 
-def _watch(app: Resilient, crew: Crew, display: Screen, options: Options) -> None:
+def _evidence(app: Resilient, log: list[dict[str, Any]], contacts: Contacts, troubles: Plan) -> Evidence:
+    from resilient.surface.demo import people  # noqa: PLC0415 - see above
+
+    return Evidence(
+        log=log,
+        jobs=app.database.transaction_sync(all_jobs),
+        contacts=[c.id for c in contacts.good],
+        records=app.database.transaction_sync(people.all_records),
+        expected=[f"{account}-{n}" for account in contacts.accounts for n in range(troubles.people)],
+    )
+
+
+@dataclass(slots=True)
+class Owners:
+    """The accounts' owners: who is told that an account must be connected again does it, after a while."""
+
+    settings: dict[str, Any]
+    troubles: Plan
+    told: dict[str, float] = field(default_factory=dict)  # account -> when
+
+    def react(self, snapshot: Snapshot, say: Callable[[str], None]) -> None:
+        """Connect again what has waited for its owner long enough."""
+        now = time.monotonic()
+        waiting = {key.split("/")[1] for key, found in snapshot.resources.items() if found.auth == "needs_reauth"}
+        for account in sorted(waiting):
+            if now - self.told.setdefault(account, now) >= self.troubles.consent_after:
+                connect(self.settings, [account])
+                say(f"the owner of {PROVIDER}/{account} connected it again; its jobs go on")
+                waiting.discard(account)
+        self.told = {account: when for account, when in self.told.items() if account in waiting}
+
+
+def _watch(app: Resilient, crew: Crew, display: Screen, options: Options, owners: Owners) -> None:
     """Show the run until every job is finished; kill one worker on the way."""
     for _ in range(options.workers):
         display.say(f"{crew.hire()} started")
@@ -107,6 +149,7 @@ def _watch(app: Resilient, crew: Crew, display: Screen, options: Options) -> Non
         for line in happened(last, snapshot) if last is not None else ():
             display.say(line)
         display.show(snapshot)
+        owners.react(snapshot, display.say)
         if snapshot.finished == snapshot.jobs:
             return
         if not killed and snapshot.finished >= snapshot.jobs * _KILL_AT:

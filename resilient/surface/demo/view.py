@@ -25,7 +25,7 @@ _JOB: Final[sa.Table] = tables.metadata.tables["resilient_job"]
 _RESOURCE: Final[sa.Table] = tables.metadata.tables["resilient_resource"]
 _ATTEMPT: Final[sa.Table] = tables.metadata.tables["resilient_attempt"]
 _WAITS: Final = ("throttled", "quota")
-_GATE: Final = ("key", "breaker", "open_until", "blocked_until", "blocked_code", "last_error_code")
+_GATE: Final = ("key", "breaker", "open_until", "blocked_until", "blocked_code", "last_error_code", "auth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class ResourceView:
     blocked_until: datetime | None = None
     blocked_code: str | None = None
     last_error_code: str | None = None
+    auth: str = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,12 @@ def look(c: Connection, d: Dialect) -> Snapshot:
 
 
 def all_jobs(c: Connection, d: Dialect) -> list[JobView]:
-    """Every job, for the audit."""
+    """Every job that pushes a contact, for the audit."""
     charged: Counter[Any] = Counter(
         d.execute(c, sa.select(_ATTEMPT.c.job_id).where(_ATTEMPT.c.charged, _ATTEMPT.c.kind.in_(_WAITS))).scalars()
     )
     columns = (_JOB.c.id, _JOB.c.payload, _JOB.c.state, _JOB.c.last_error, _JOB.c.rescues)
-    rows: Sequence[Any] = d.execute(c, sa.select(*columns)).all()
+    rows: Sequence[Any] = d.execute(c, sa.select(*columns).where(_JOB.c.kind == "contact.push")).all()
     return [
         JobView(str(payload["id"]), state, error if state == "dead" else None, rescues, charged[id_])
         for id_, payload, state, error, rescues in rows
