@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from resilient.store.dialect import Dialect
 
-people = Stream(
+people: Stream[Any] = Stream(
     "people",
     request=lambda base, account: PageRequest(f"{base}/v1/{account}/people"),
     paginator=NextCursor(items="people", found="next", query="after"),
