@@ -59,7 +59,7 @@ def schemas(url):
 def test_everything_promised_is_true(small, database_url, backend):
     before = schemas(database_url) if backend == "postgresql" else None
     text = io.StringIO()
-    options = Options(csv=small, database=database_url, plain=True, limit=60, trouble=TROUBLE)
+    options = Options(csv=small, database=database_url, plain=True, limit=90, on_the_wire=2.0, trouble=TROUBLE)
     assert run(options, Console(file=text)), text.getvalue()
     said = text.getvalue()
     assert "left out: small.csv, line 107: no name" in said

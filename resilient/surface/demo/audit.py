@@ -42,6 +42,7 @@ class Evidence:
     log: Sequence[Mapping[str, Any]]
     jobs: Sequence[JobView]
     contacts: Sequence[str]
+    on_the_wire: float = ON_THE_WIRE
     records: Sequence[str] = ()
     expected: Sequence[str] = ()
 
@@ -68,7 +69,7 @@ def audit(seen: Evidence) -> Audit:
     claims = (
         _delivered(wanted, stored, invalid),
         _duplicates(stored),
-        _cooldowns(log),
+        _cooldowns(log, seen.on_the_wire),
         _dead(jobs, invalid),
         _lost(wanted, jobs, stored),
         _waiting(jobs),
@@ -96,10 +97,10 @@ def _duplicates(stored: Counter[str]) -> Claim:
     return Claim("Duplicates at the provider", f"{len(twice)}" + _named(twice, "stored twice"), not twice)
 
 
-def _cooldowns(log: Sequence[Mapping[str, Any]]) -> Claim:
+def _cooldowns(log: Sequence[Mapping[str, Any]], on_the_wire: float) -> Claim:
     early = [e for e in log if e.get("in_cooldown")]
-    sent = [e for e in early if e["late"] > ON_THE_WIRE]
-    forgiven = [e["late"] for e in early if e["late"] <= ON_THE_WIRE]
+    sent = [e for e in early if e["late"] > on_the_wire]
+    forgiven = [e["late"] for e in early if e["late"] <= on_the_wire]
     found = f"{len(sent)}"
     if forgiven:
         latest = max(forgiven) * 1000

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.store.secrets import new_key
 from resilient.surface.demo import contacts as files
 from resilient.surface.demo.accounts import PROVIDER, plan
-from resilient.surface.demo.audit import Evidence, audit
+from resilient.surface.demo.audit import ON_THE_WIRE, Evidence, audit
 from resilient.surface.demo.consent import connect
 from resilient.surface.demo.events import happened
 from resilient.surface.demo.processes import Crew, running_provider
@@ -44,13 +44,17 @@ _KILL_AT: Final = 0.3  # share of the jobs done when a worker is killed
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says. ``tamper`` sees the provider's log before the audit does (for tests)."""
+    """What the command line says. ``tamper`` sees the provider's log before the audit does (for tests).
+
+    ``on_the_wire``: see `audit`; a machine on which processes wait a second for their turn needs more.
+    """
 
     csv: Path | None = None
     database: str | None = None
     workers: int = 2
     plain: bool = False
     limit: float = 120.0  # seconds after which the run is judged as it stands
+    on_the_wire: float = ON_THE_WIRE
     trouble: dict[str, Any] = field(default_factory=dict)  # changes of the `Plan`
     tamper: Callable[[Path], None] | None = None
 
@@ -76,7 +80,7 @@ def run(options: Options, console: Console) -> bool:
         if options.tamper is not None:
             options.tamper(log)
         entries = [json.loads(line) for line in log.read_text().splitlines()]
-        found = audit(_evidence(app, entries, people, troubles))
+        found = audit(_evidence(app, entries, people, troubles, options))
         report(console, found, time.monotonic() - began)
         return found.passed
 
@@ -105,13 +109,16 @@ def _enqueued(settings: dict[str, Any], contacts: Contacts) -> Resilient:
     return app
 
 
-def _evidence(app: Resilient, log: list[dict[str, Any]], contacts: Contacts, troubles: Plan) -> Evidence:
+def _evidence(
+    app: Resilient, log: list[dict[str, Any]], contacts: Contacts, troubles: Plan, options: Options
+) -> Evidence:
     from resilient.surface.demo import people  # noqa: PLC0415 - see above
 
     return Evidence(
         log=log,
         jobs=app.database.transaction_sync(all_jobs),
         contacts=[c.id for c in contacts.good],
+        on_the_wire=options.on_the_wire,
         records=app.database.transaction_sync(people.all_records),
         expected=[f"{account}-{n}" for account in contacts.accounts for n in range(troubles.people)],
     )
