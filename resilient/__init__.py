@@ -80,7 +80,7 @@ from resilient.core.states import JobState
 from resilient.core.tokens import Credentials, GrantState
 from resilient.core.webhook import Signature, Webhook
 from resilient.core.why import Why
-from resilient.engine.access import Access, CredentialStore
+from resilient.engine.access import Access, CredentialStore, SyncCredentialStore
 from resilient.engine.app import Resilient
 from resilient.engine.batch import Batch, SyncBatch
 from resilient.engine.catalogue import providers_by_name
@@ -90,6 +90,7 @@ from resilient.engine.event import Event
 from resilient.engine.fuse import NeedsReauth
 from resilient.engine.handler import Handler, Kind, handler
 from resilient.engine.job import Job, SyncJob
+from resilient.engine.requests import SyncThrough, Through
 from resilient.engine.schedule import Schedule
 from resilient.engine.streams import Page, Rejected, Stream
 from resilient.engine.sync import Sweep
@@ -221,8 +222,11 @@ __all__ = [
     "Stream",
     "Sweep",
     "SyncBatch",
+    "SyncCredentialStore",
     "SyncJob",
+    "SyncThrough",
     "Throttled",
+    "Through",
     "TransactionOpen",
     "Transient",
     "UnknownKind",

@@ -6,11 +6,13 @@ being refused. Decrypted secrets live in this process's memory only.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from resilient.core.errors import ResourceStopped, SetupError
@@ -20,7 +22,7 @@ from resilient.store import connections, grants
 from resilient.store.secrets import KeyRing, key_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from sqlalchemy import Connection
 
@@ -43,6 +45,43 @@ class CredentialStore(Protocol):
 
     async def save(self, resource_key: str, expected_version: int, credentials: Credentials) -> bool:
         """Commit them if the stored version is still the expected one; whether it was."""
+
+
+class SyncCredentialStore(Protocol):
+    """`CredentialStore` in plain functions: they are run in threads, several at once for several accounts."""
+
+    def load(self, resource_key: str) -> Credentials | None:
+        """The account's credentials as they are now; None if there are none."""
+
+    def save(self, resource_key: str, expected_version: int, credentials: Credentials) -> bool:
+        """Commit them if the stored version is still the expected one; whether it was."""
+
+
+def in_threads(store: CredentialStore | SyncCredentialStore) -> CredentialStore:
+    """A store whose plain functions do not hold up the event loop. Raises `SetupError` for half a store."""
+    try:
+        told = [inspect.iscoroutinefunction(fn) for fn in (store.load, store.save)]
+    except AttributeError as error:
+        raise SetupError(f"credentials={store!r} needs load() and save(): see resilient.CredentialStore") from error
+    return cast("CredentialStore", store) if all(told) else _InThreads(store)
+
+
+class _InThreads:
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    async def load(self, resource_key: str) -> Credentials | None:
+        return cast("Credentials | None", await _called(self._store.load, resource_key))
+
+    async def save(self, resource_key: str, expected_version: int, credentials: Credentials) -> bool:
+        return cast("bool", await _called(self._store.save, resource_key, expected_version, credentials))
+
+
+async def _called(fn: Callable[..., Any], *args: Any) -> Any:
+    if inspect.iscoroutinefunction(fn):
+        return await fn(*args)
+    done = await asyncio.to_thread(fn, *args)
+    return await done if inspect.isawaitable(done) else done
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ is reached through it. It starts nothing by itself: `worker()` makes the process
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core import resource_key
-from resilient.core.errors import ConnectionNotFound
 from resilient.core.policy import BreakerPolicy, Limit, Policies
 from resilient.engine import joining, writing
 from resilient.engine import retention as retention_
@@ -29,12 +28,12 @@ from resilient.engine.relay import named, relays
 from resilient.engine.resources_api import Resources
 from resilient.engine.schedules import Schedules
 from resilient.engine.streams_api import Streams
+from resilient.engine.sync_side import SyncSide
 from resilient.engine.worker import DEFAULT_CONCURRENCY, GRACE, LEASE, Worker
 from resilient.store import schema as schemas
 from resilient.store.database import Database
 from resilient.store.secrets import from_environment
 from resilient.store.wake import Waker
-from resilient.wire.trail import at_account
 
 if TYPE_CHECKING:
     import random
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from resilient.core.message import Message
     from resilient.core.provider import Provider
     from resilient.core.retention import Pruned, Retention, Span
-    from resilient.engine.access import Access, CredentialStore
+    from resilient.engine.access import Access, CredentialStore, SyncCredentialStore
     from resilient.engine.event import Event
     from resilient.engine.schedule import Schedule
     from resilient.store.circuits import Change
@@ -102,7 +101,7 @@ class Resilient:
         retention: Retention | None = None,
         session_factory: Callable[[], Any] | None = None,
         secrets: Sequence[str] | None = None,
-        credentials: CredentialStore | None = None,
+        credentials: CredentialStore | SyncCredentialStore | None = None,
         destinations: Mapping[str, Destination | Callable[[Message], Awaitable[Any]]] | None = None,
         routes: Mapping[type[Event], Sequence[str]] | None = None,
         event_source: str = DEFAULT_SOURCE,
@@ -173,6 +172,7 @@ class Resilient:
     async def close(self) -> None:
         """Close connections and threads opened here; an engine that was handed in stays open."""
         await self.grants.close()
+        await asyncio.to_thread(self.sync.close)
         await self.alerts.close()
         self._waker.close()
         if self.session_engine is not None:
@@ -185,10 +185,7 @@ class Resilient:
         Raises `ConnectionNotFound`, or `ResourceStopped` while there is no usable token.
         """
         await self.ready()
-        found = await self.grants.access(at_account(resource_key.check(key)))
-        if found is None:
-            raise ConnectionNotFound(f"{key} has no connection: add one with app.connections.add")
-        return found
+        return await self.grants.required(key)
 
     def now(self) -> datetime:
         """The host's clock (or the test clock). Decisions about jobs use the database's."""
@@ -371,6 +368,8 @@ class SyncApp:
         self.connections = app.connections.sync
         self.alerts = app.alerts.sync
         self.prune = app.prune_sync
+        side = SyncSide(app)
+        self.credentials, self.close = side.credentials, side.close
 
 
 def _write_many(c: Any, d: Any, ordered: Sequence[Ordered]) -> list[Enqueued]:

@@ -21,15 +21,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import tokens
-from resilient.core.errors import DatabaseUnreachable, ResourceStopped
+from resilient.core.errors import ConnectionNotFound, DatabaseUnreachable, ResourceStopped
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.fuse import APP_REFUSED
+from resilient.core.resource_key import check
 from resilient.core.tokens import PROBED, USABLE, Credentials, GrantEvent, GrantState, RefreshFailure
-from resilient.engine.access import Access, Accounts, CredentialStore, Held
+from resilient.engine.access import Access, Accounts, CredentialStore, Held, SyncCredentialStore, in_threads
 from resilient.engine.fuse import Fuse
 from resilient.engine.token_endpoints import TokenEndpoints, token_key
 from resilient.store import gates, grants, resources
 from resilient.wire.oauth import PATIENCE, TokenAnswer, TokenClient
+from resilient.wire.trail import at_account
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,15 +64,22 @@ class Grants:
         self,
         app: Resilient,
         keys: Iterable[str],
-        store: CredentialStore | None,
+        store: CredentialStore | SyncCredentialStore | None,
         on_needs_reauth: Kind[Any] | None = None,
     ) -> None:
-        self._app, self.accounts, self._store = app, Accounts(app, keys, store), store
-        self.client, self.fuse = TokenClient(), Fuse(app, on_needs_reauth)
+        theirs = None if store is None else in_threads(store)
+        self._app, self.accounts, self._store = app, Accounts(app, keys, theirs), theirs
+        self.client, self.fuse, self._kind = TokenClient(), Fuse(app, on_needs_reauth), on_needs_reauth
         self._endpoints = TokenEndpoints(app)
         self._bad: dict[str, int] = {}  # versions that were refused
         self._flights: dict[UUID, asyncio.Task[Held]] = {}
         self._roll = random.Random().random  # noqa: S311 - jitter
+
+    def twin(self, app: Any) -> Grants:
+        """The same credentials on another loop; see `sync_side`."""
+        made = Grants(app, (), self._store, self._kind)
+        made.accounts.ring = self.accounts.ring
+        return made
 
     async def close(self) -> None:
         """Let refreshes under way end (their answers must be committed), then close the connections."""
@@ -94,6 +103,13 @@ class Grants:
                 if bad or tokens.expired(held.credentials, self.accounts.now()):
                     raise
         return held.access
+
+    async def required(self, key: str) -> Access:
+        """`access` of the account of a resource. Raises `ConnectionNotFound` too."""
+        found = await self.access(at_account(check(key)))
+        if found is None:
+            raise ConnectionNotFound(f"{key} has no connection: add one with app.connections.add")
+        return found
 
     async def located(self, key: str) -> Access | None:
         """`access`, with a token that may be due: for the account's address and headers alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
 
@@ -441,6 +442,86 @@ async def _saved(own, expected, new):
         return False
     own.credentials = new
     return True
+
+
+class Plain:
+    """The same in plain functions, which note the threads they run in."""
+
+    def __init__(self, credentials):
+        self.own, self.threads = Own(credentials), set()
+
+    def load(self, resource_key):
+        self.threads.add(threading.current_thread().name)
+        return self.own.credentials if resource_key == A else None
+
+    def save(self, resource_key, expected_version, credentials):
+        assert resource_key == A
+        self.threads.add(threading.current_thread().name)
+        if self.own.credentials.version != expected_version:
+            return False
+        self.own.credentials, self.own.saves = credentials, self.own.saves + 1
+        return True
+
+
+async def test_an_own_table_may_be_plain_functions(make, idp):
+    access, refresh = idp.issue()
+    plain_store = Plain(Credentials(token=access, refresh_token=refresh, version=7))
+    app = make(credentials=plain_store, secrets=[])
+    await app.credentials(A)
+    idp.expire()
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert await states(app) == ["succeeded"]
+    assert (plain_store.own.saves, plain_store.own.credentials.version) == (1, 8)
+    assert threading.current_thread().name not in plain_store.threads
+
+
+async def test_half_a_store_is_refused(make):
+    with pytest.raises(SetupError, match="needs load"):
+        make(credentials=object(), secrets=[])
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_threads_share_the_credentials_and_refresh_them_once(make, idp, own):
+    access, refresh = idp.issue()
+    ends = datetime.now(UTC) - timedelta(seconds=5)
+    kept = Plain(Credentials(token=access, refresh_token=refresh, expires_at=ends, refresh_at=ends))
+    apps = [make(credentials=kept, secrets=[]) if own else make() for _ in range(2)]
+    if not own:
+        await apps[0].connections.import_(A, access_token=access, refresh_token=refresh, expires_at=ends)
+    idp.hold.clear()
+    threads = [asyncio.to_thread(app.sync.credentials, A) for app in apps for _ in range(5)]
+    asked = asyncio.gather(*threads, *(app.credentials(A) for app in apps))
+    await asyncio.sleep(0.3)
+    idp.hold.set()
+    assert {one.token for one in await asked} == {"canary-access-2"}
+    assert len(idp.asked) == 1
+    for app in apps:
+        with pytest.raises(ConnectionNotFound):
+            await asyncio.to_thread(app.sync.credentials, "idp/nobody")
+    apps[0].sync.close()
+    assert (await asyncio.to_thread(apps[0].sync.credentials, A)).token == "canary-access-2"
+    assert [t.name for t in threading.enumerate()].count("resilient-sync") == 2
+
+
+def test_a_program_without_a_loop(database_url, idp):
+    app = Resilient(database_url, handlers=HANDLERS, providers=[idp.provider()], secrets=[KEY])
+    access, refresh = idp.issue()
+    ends = datetime.now(UTC) - timedelta(seconds=5)
+    info = app.sync.connections.import_(A, access_token=access, refresh_token=refresh, expires_at=ends)
+    assert info.state is GrantState.ACTIVE
+    assert app.sync.credentials(A).headers == {"Authorization": "Bearer canary-access-2"}
+    del idp.refresh["canary-refresh-2"]
+    idp.expire()
+    app.database.transaction_sync(
+        lambda c, d: d.run(c, "UPDATE {grant} SET expires_at = created_at, refresh_at = created_at")
+    )
+    app.sync.close()
+    with pytest.raises(ResourceStopped):
+        app.sync.credentials(A)
+    assert app.sync.connections.get(A).state is GrantState.NEEDS_REAUTH
+    app.sync.close()
+    app.database.close_sync()
 
 
 # -- secrets -------------------------------------------------------------------------------------------------
