@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from resilient.core.admission import ResourceFacts
     from resilient.core.alerts import Alerting, Sink
     from resilient.core.message import Message
     from resilient.core.provider import Provider
@@ -346,6 +347,11 @@ class Resilient:
     def circuit_changed(self, change: Change) -> None:
         """A circuit opened or closed."""
         self.alerts.circuit(change)
+        self._waker.tell(change.after.key)
+
+    def cooled_down(self, facts: ResourceFacts) -> None:
+        """A resource rests: workers of other processes look at it again before they send."""
+        self._waker.tell(facts.key)
 
     def noticed(self, execution: Any, transition: Any) -> None:
         """A job ended other than well."""

@@ -1,9 +1,10 @@
 """The gate of one worker process: may this job start, may this request be sent, and what came of it.
 
 Before each start and each request the facts of the whole path are looked at; they are at most `MAX_AGE` old
-(the promise is a second; a quarter keeps what other workers still send after a 429 small). What this worker
-finds out itself counts at once. Limits are drawn per request (`drawing.py`), outcomes summed (`tally.py`),
-throttles written immediately and once, however many requests were in flight.
+(the promise is a second). What this worker finds out itself counts at once, what another one finds out as soon as
+it is told (`forget`); where nobody can be told, on SQLite, facts age faster, so that little is sent after a 429.
+Limits are drawn per request (`drawing.py`), outcomes summed (`tally.py`), throttles written immediately and once,
+however many requests were in flight.
 
 Everything runs on the worker's event loop. Threads use the ``_sync`` twins, which come to the loop.
 """
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("resilient.gate")
 MAX_AGE: Final = 0.25  # seconds
+MAX_AGE_UNTOLD: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class Gate:
         owner: str | None = None,
         rng: random.Random | None = None,
         monotonic: Callable[[], float] | None = None,
-        max_age: float = MAX_AGE,
+        max_age: float | None = None,
         on_change: Callable[[Change], None] | None = None,
         on_cooldown: Callable[[ResourceFacts], None] | None = None,
     ) -> None:
@@ -89,6 +91,8 @@ class Gate:
         monotonic = monotonic or time.monotonic
         self._database, self._policies, self._owner = database, policies, owner
         self._roll = (rng or random.Random()).random  # noqa: S311 - jitter
+        if max_age is None:
+            max_age = MAX_AGE_UNTOLD if database.is_sqlite else MAX_AGE
         self._snapshot = Snapshot(database, aging, max_age)
         self._drawing = Drawing(database, monotonic, self.now)
         self._reporter = Reporter(

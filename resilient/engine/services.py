@@ -12,6 +12,8 @@ from resilient.engine.heartbeat import Heartbeat
 from resilient.store.wake import Listener
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from resilient.engine.worker import Worker
 
 log = logging.getLogger("resilient.worker")
@@ -32,7 +34,7 @@ class Services:
         w.executor.start()
         await w.gate.start()
         self._completer = asyncio.create_task(w.completer.run(), name="resilient-completer")
-        self._listener = Listener(w.app.database, w.wake, listen_url=w.app.listen_url)
+        self._listener = Listener(w.app.database, w.wake, self._gates_changed, listen_url=w.app.listen_url)
         if self._background:
             self._listener.start()
             self._tasks = w.sweeper.tasks()
@@ -55,6 +57,12 @@ class Services:
             await w.app.alerts.close()  # the process may end with this worker
         await self._heartbeat.close()
         w.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _gates_changed(self, keys: Sequence[str]) -> None:
+        """Another process shut or opened these gates; called from the listener's thread."""
+        loop = self._worker.loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._worker.gate.forget, keys)
 
 
 def exit_if_stuck(worker: Worker) -> None:

@@ -79,7 +79,10 @@ class Worker:
         self.lease = timedelta(seconds=lease)
         self.rng = rng or random.Random()  # noqa: S311 - jitter
         self.monotonic = time.monotonic
-        self.gate = Gate(app.database, app.policies, owner=self.id, rng=self.rng, on_change=app.circuit_changed)
+        self.gate = Gate(
+            app.database, app.policies, owner=self.id, rng=self.rng, on_change=app.circuit_changed,
+            on_cooldown=app.cooled_down,
+        )  # fmt: skip
         self.wire = Wire(self)
         self.threads = ThreadPoolExecutor(concurrency, "resilient-handler")
         self.completer = Completer(app.database, self.gate.capped, self._written, self._refused, app.poke)

@@ -1,4 +1,4 @@
-"""Waking workers: a hint that there may be work. Polling is the truth, this only makes it quick.
+"""Waking workers: a hint that there may be work, or that gates changed. Polling is the truth, this makes it quick.
 
 PostgreSQL: NOTIFY from a thread and connection of its own, after the commit and coalesced: inside the business
 transaction it takes a database-wide lock at commit and cost 65 % of the throughput. SQLite: every commit changes
@@ -15,15 +15,17 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import sqlalchemy as sa
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from resilient.store.database import Database
 
 log = logging.getLogger("resilient.wake")
+PAYLOAD: Final = 7_000  # bytes of one NOTIFY; PostgreSQL takes 8,000
 COALESCE: Final = 0.01  # seconds between two NOTIFYs of one process
 SQLITE_LOOK: Final = 0.005  # seconds between two looks at data_version
 RETRY: Final = 5.0
@@ -36,17 +38,28 @@ def channel(database: Database) -> str:
 
 
 class Waker:
-    """Tells workers of other processes that there may be work; `poke` never blocks and never fails."""
+    """Tells the workers of other processes. Call `poke` and `tell` after the commit: they never block, never fail."""
 
     def __init__(self, database: Database, *, listen_url: str | None = None) -> None:
         self._database, self._url = database, listen_url
         self._poked = threading.Event()
+        self._work = False
+        self._changed: set[str] = set()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def poke(self) -> None:
-        """There may be work. Call it after the commit."""
+        """There may be work."""
+        self._work = True
+        self._send()
+
+    def tell(self, key: str) -> None:
+        """A gate of this resource shut or opened: what is known about it elsewhere is out of date."""
+        self._changed.add(key)
+        self._send()
+
+    def _send(self) -> None:
         if self._database.is_sqlite or self._closed.is_set():
             return
         if self._thread is None:
@@ -57,14 +70,15 @@ class Waker:
         self._poked.set()
 
     def _run(self) -> None:
-        statement = f"NOTIFY {channel(self._database)}"
+        notify, name = sa.text("SELECT pg_notify(:name, :payload)"), channel(self._database)
         while not self._closed.is_set() or self._poked.is_set():
             try:
                 with _autocommit(self._database, self._url) as connection:
                     while True:
                         self._poked.wait()
                         self._poked.clear()
-                        connection.exec_driver_sql(statement)  # also when closing: a short program may just have begun
+                        for payload in self._payloads():  # also when closing: a short program may just have begun
+                            connection.execute(notify, {"name": name, "payload": payload})
                         if self._closed.is_set():
                             return
                         time.sleep(COALESCE)
@@ -72,6 +86,17 @@ class Waker:
                 log.debug("NOTIFY failed (%s); workers find the work by polling", type(error).__name__)
                 if self._closed.wait(0.5):
                     return
+
+    def _payloads(self) -> list[str]:
+        """What to send: nothing for work, else keys, as many as fit."""
+        found = [""] if self._work else []
+        self._work, keys = False, list[str]()
+        while self._changed:
+            keys.append(self._changed.pop())
+            if sum(map(len, keys)) > PAYLOAD - 300 or not self._changed:
+                found.append(" ".join(keys))
+                keys = []
+        return found
 
     def close(self) -> None:
         """Send what is pending and stop the thread."""
@@ -82,10 +107,17 @@ class Waker:
 
 
 class Listener:
-    """Calls ``wake`` (from a thread) whenever somebody may have committed work."""
+    """Calls ``wake`` (from a thread) whenever somebody may have committed work, ``changed`` with keys of gates."""
 
-    def __init__(self, database: Database, wake: Callable[[], None], *, listen_url: str | None = None) -> None:
-        self._database, self._wake, self._url = database, wake, listen_url
+    def __init__(
+        self,
+        database: Database,
+        wake: Callable[[], None],
+        changed: Callable[[Sequence[str]], None] | None = None,
+        *,
+        listen_url: str | None = None,
+    ) -> None:
+        self._database, self._wake, self._changed, self._url = database, wake, changed, listen_url
         self._stop = threading.Event()
         target = self._watch_sqlite if database.is_sqlite else self._listen
         self._thread = threading.Thread(target=target, name="resilient-listener", daemon=True)
@@ -107,11 +139,17 @@ class Listener:
                     driver: Any = connection.connection.driver_connection
                     self._wake()  # what was committed before the LISTEN
                     while not self._stop.is_set():
-                        for _ in driver.notifies(timeout=0.5, stop_after=1):
-                            self._wake()
+                        for note in driver.notifies(timeout=0.5, stop_after=1):
+                            self._heard(note.payload)
             except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
                 log.debug("LISTEN failed (%s); polling goes on", type(error).__name__)
                 self._stop.wait(RETRY)
+
+    def _heard(self, payload: str) -> None:
+        if not payload:
+            self._wake()
+        elif self._changed is not None:
+            self._changed(payload.split())
 
     def _watch_sqlite(self) -> None:
         path = self._database.url.database
