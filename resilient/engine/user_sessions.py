@@ -115,7 +115,8 @@ def _made(app: Resilient, kind: type[Any]) -> Any:
     session = app.session_factory()
     if not isinstance(session, kind):
         raise SetupError(
-            f"session_factory= makes a {type(session).__name__}, but this handler needs a {kind.__name__}:"
+            f"session_factory= makes a {type(session).__name__}, but this handler needs"
+            f" {'an' if kind is AsyncSession else 'a'} {kind.__name__}:"
             " `async def` handlers take an AsyncSession, plain ones a Session"
         )
     return session

@@ -156,8 +156,8 @@ async def answer(send, status, doc, *, retry_after=""):
 class Server(uvicorn.Server):
     """On a port the system chose, in a thread."""
 
-    def __init__(self, app):
-        super().__init__(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
+    def __init__(self, app, **options):
+        super().__init__(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off", **options))
         self.up = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
 
@@ -197,4 +197,4 @@ def stranger():
 def serve():
     """``serve(asgi_app)``: its address on this machine."""
     with contextlib.ExitStack() as servers:
-        yield lambda app: servers.enter_context(Server(app))
+        yield lambda app, **options: servers.enter_context(Server(app, **options))
