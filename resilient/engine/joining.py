@@ -12,19 +12,20 @@ commit, of which no rollback tells.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
 
+from resilient.core.errors import InvalidInput
 from resilient.engine import sessions
 from resilient.engine.enqueue import Enqueued, Ordered
 from resilient.engine.writing import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from sqlalchemy.orm import Session
 
     from resilient.store.dialect import Dialect
 
@@ -71,40 +72,69 @@ def buffer(session: Session, d: Dialect, ordered: Iterable[Ordered], on_commit: 
 
 
 def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
-    buffered: list[_Buffered] = session.info.setdefault(_BUFFER, [])
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is None:
+        pending = session.info[_BUFFER] = _Pending(d)
+        event.listen(session, "before_commit", _before_commit)  # the session's own: after the program's listeners
+        _listen()
     within = _transactions(session)
-    buffered.extend(_Buffered(o, within) for o in ordered)
-    if session.info.get(_BUFFER + ".hooked"):
+    if pending.written is not None and pending.written in within:
+        raise InvalidInput("this transaction is being committed: enqueue and publish before its commit begins")
+    pending.waiting.extend(_Buffered(o, within) for o in ordered)
+
+
+class _Pending:
+    """What one session has buffered."""
+
+    def __init__(self, d: Dialect) -> None:
+        self.dialect = d
+        self.waiting: list[_Buffered] = []
+        self.released: set[Any] = set()  # savepoints on their way to the outer transaction, with what was in them
+        self.written: Any = None  # the transaction whose jobs are written: what comes now would come too late
+
+    def drop(self, over: Any) -> None:
+        """A transaction was rolled back."""
+        if self.waiting:
+            self.waiting = [b for b in self.waiting if over not in b.within]
+
+
+def _before_commit(session: Session) -> None:
+    pending: _Pending = session.info[_BUFFER]
+    if session.in_nested_transaction():
+        pending.released.add(session.get_nested_transaction())
         return
-    session.info[_BUFFER + ".hooked"] = True
-    released: set[Any] = set()  # savepoints on their way to the outer transaction, with what was buffered within
+    if pending.waiting:
+        session.flush()
+        c = session.connection()
+        sessions.require_transaction(c, "session")
+        write(c, pending.dialect, [b.ordered for b in pending.waiting])
+        pending.waiting = []
+        pending.written = session.get_transaction()
 
-    def drop(s: Session, over: Any) -> None:
-        waiting: list[_Buffered] = s.info.get(_BUFFER) or []
-        waiting[:] = [b for b in waiting if over not in b.within]
 
-    @event.listens_for(session, "before_commit")
-    def _(s: Session) -> None:
-        if s.in_nested_transaction():
-            released.add(s.get_nested_transaction())
-            return
-        waiting: list[_Buffered] = s.info.get(_BUFFER) or []
-        if waiting:
-            s.flush()
-            c = s.connection()
-            sessions.require_transaction(c, "session")
-            write(c, d, [b.ordered for b in waiting])
-            waiting.clear()
+@cache
+def _listen() -> None:
+    """Once for all sessions, which costs those that have nothing to do with it one look into a dictionary."""
+    event.listen(Session, "after_soft_rollback", _rolled_back)
+    event.listen(Session, "after_transaction_end", _over)
 
-    event.listen(session, "after_soft_rollback", drop)
 
-    @event.listens_for(session, "after_transaction_end")
-    def _(s: Session, over: Any) -> None:
-        """Closed without a commit is rolled back too, and no event says so."""
-        if over in released:
-            released.discard(over)
-        else:
-            drop(s, over)
+def _rolled_back(session: Session, over: Any) -> None:
+    if (pending := session.info.get(_BUFFER)) is not None:
+        pending.drop(over)
+
+
+def _over(session: Session, over: Any) -> None:
+    """Closed without a commit is rolled back too, and no event says so."""
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is None:
+        return
+    if over in pending.released:
+        pending.released.discard(over)
+    else:
+        pending.drop(over)
+    if over is pending.written:
+        pending.written = None
 
 
 def _transactions(session: Session) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine, event
@@ -183,14 +183,20 @@ def _commits_by_itself(c: Connection) -> bool:
 
 def on_outermost_commit(session: Session, on_commit: Callable[[], None]) -> None:
     """Call after each outermost commit: a hint to workers, it may be lost and costs nothing."""
-    if session.info.get(_HOOKED):
-        return
-    session.info[_HOOKED] = True
+    session.info[_WAKES] = {*session.info.get(_WAKES, ()), on_commit}
+    _listen()
 
-    @event.listens_for(session, "after_commit")
-    def _(s: Session) -> None:
-        if not s.in_nested_transaction():
-            on_commit()
+
+@cache
+def _listen() -> None:
+    """Once for all sessions; one listener a session would cost each of them as much as a statement."""
+    event.listen(Session, "after_commit", _committed)
+
+
+def _committed(session: Session) -> None:
+    if (wakes := session.info.get(_WAKES)) and not session.in_nested_transaction():
+        for wake in wakes:
+            wake()
 
 
 def _hook_connection(c: Connection, on_commit: Callable[[], None]) -> None:
@@ -203,7 +209,7 @@ def _hook_connection(c: Connection, on_commit: Callable[[], None]) -> None:
         on_commit()
 
 
-_HOOKED: Final = "resilient.wakes"
+_WAKES: Final = "resilient.wakes"
 _CONNECTIONS: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 
 

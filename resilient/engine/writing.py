@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from resilient.core.errors import DuplicateJob
 from resilient.engine.enqueue import Enqueued, Ordered
-from resilient.store import dependencies, followers, jobs, order
+from resilient.store import append, dependencies, followers, jobs, order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +62,9 @@ def _write_edges(
 
 def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[jobs.NewJob]) -> None:
     """Number jobs with an ordering key and insert them; those with a unique key stand there already, blocked."""
+    if len(rows) == 1 and append.fits(d, rows[0]):
+        append.append(c, d, rows[0])
+        return
     places = order.draw(c, d, [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows])
     new = [
         r._replace(order_no=places[r.id].order_no, waits=r.waits + (not places[r.id].is_head))
