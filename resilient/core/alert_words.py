@@ -50,6 +50,14 @@ def _invariant(d: Mapping[str, Any], _count: int, _now: datetime) -> str:
     return f"{wrong}. This is a bug: please report it"
 
 
+def _stuck_workflow(d: Mapping[str, Any], count: int, _now: datetime) -> str:
+    others = f" (and {counted(count - 1, 'other')} of that name)" if count > 1 else ""
+    return (
+        f"workflow {d.get('workflow')}{others} cannot be undone, an undo of it is dead: see `resilient workflows show"
+        f" {d.get('workflow')}`, then retry or discard that job"
+    )
+
+
 def _circuit_open(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     return f"its circuit is open{_since(d, now)}{_until(d, now)}, its jobs wait{_error(d)}"
 
@@ -105,6 +113,7 @@ _WORDS: Final[Mapping[str, Callable[[Mapping[str, Any], int, datetime], str]]] =
     "new_error": _new_error,
     "dead": _dead,
     "invariant": _invariant,
+    "stuck_workflow": _stuck_workflow,
     "circuit_open": _circuit_open,
     "long_throttle": _long_throttle,
     "needs_reauth": _needs_reauth,
@@ -123,6 +132,7 @@ _OVER: Final[Mapping[str, str]] = {
     "new_error": "fails no more",
     "dead": "no more dead jobs",
     "invariant": "no more lost turns",
+    "stuck_workflow": "no more stuck workflows",
     "circuit_open": "its circuit is closed",
     "long_throttle": "its wait is over",
     "needs_reauth": "its credentials are good",

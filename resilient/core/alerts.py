@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from resilient.core.cron import Ticks
 
-EVENTS: Final = frozenset({"new_error", "dead", "invariant"})
+EVENTS: Final = frozenset({"new_error", "dead", "invariant", "stuck_workflow"})
 CONDITIONS: Final = frozenset(
     {"circuit_open", "long_throttle", "needs_reauth", "failure_rate", "backlog", "no_success"}
 )
@@ -224,6 +224,11 @@ def swept(kind: str, error_kind: str, count: int, job: str) -> Finding:
 def repaired(count: int, what: str = "turns") -> Finding:
     """``turns``: of ready jobs, lost; ``lanes``: of jobs in order, standing still; ``jobs``: waiting for nothing."""
     return Finding("invariant", what, {what: count})
+
+
+def stuck(name: str, workflow: str) -> Finding:
+    """A workflow cannot be undone: the job that would undo a step is dead."""
+    return Finding("stuck_workflow", name, {"workflow": workflow})
 
 
 # -- what lasts --------------------------------------------------------------------------------------------------------

@@ -56,13 +56,15 @@ class Retried(_Tally):
     """What was left alone.
 
     ``not_finished``: still waiting or running. ``ambiguous``: their last request may have taken effect, and
-    ``repeat_ambiguous`` was not given. ``duplicates``: another job holds their unique key by now.
+    ``repeat_ambiguous`` was not given. ``duplicates``: another job holds their unique key by now. ``undone``: steps of
+    workflows that turned around.
     """
 
     retried: int = 0
     not_finished: int = 0
     ambiguous: int = 0
     duplicates: int = 0
+    undone: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@
     |   +-- SchemaTooNew               database newer than the code: deploy the newer code
     |   +-- MissingExtra               an optional dependency is not installed
     +-- JobNotFound
+    +-- WorkflowNotFound
+    +-- WorkflowOver                   it ended or is being undone, and takes no more steps
+    +-- NoResult                       of an earlier step: there is none (yet)
     +-- ConnectionNotFound
     +-- ConsentRefused                 a person or a provider said no, or the callback is not one of ours
     +-- DuplicateJob                   enqueue with on_conflict="raise"
@@ -95,6 +98,18 @@ class MissingExtra(SetupError):
 
 class JobNotFound(ResilientError, LookupError):
     """No job has that id."""
+
+
+class WorkflowNotFound(ResilientError):
+    """No workflow has this id."""
+
+
+class WorkflowOver(ResilientError):
+    """A workflow that ended, or is being undone, takes no more steps."""
+
+
+class NoResult(ResilientError):
+    """An earlier step has no result: it is not there, or did not succeed."""
 
 
 class ConnectionNotFound(ResilientError, LookupError):

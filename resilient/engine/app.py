@@ -17,7 +17,7 @@ from resilient.engine import joining, writing
 from resilient.engine import retention as retention_
 from resilient.engine.alerts import Alerts
 from resilient.engine.connections import Connections
-from resilient.engine.enqueue import Encoder, Enqueued, Ordered
+from resilient.engine.enqueue import Encoder, Enqueued, checked_name
 from resilient.engine.grants import Grants
 from resilient.engine.handler import Handler, Kind, by_kind
 from resilient.engine.inbox import Inbox
@@ -27,9 +27,11 @@ from resilient.engine.providers import caps_of, limits_of, registry
 from resilient.engine.relay import named, relays
 from resilient.engine.resources_api import Resources
 from resilient.engine.schedules import Schedules
+from resilient.engine.steps import SyncWorkflow, Workflow
 from resilient.engine.streams_api import Streams
 from resilient.engine.sync_side import SyncSide
 from resilient.engine.worker import DEFAULT_CONCURRENCY, GRACE, LEASE, Worker
+from resilient.engine.workflows import Workflows
 from resilient.store import schema as schemas
 from resilient.store.database import Database
 from resilient.store.secrets import from_environment
@@ -52,12 +54,12 @@ if TYPE_CHECKING:
     from resilient.engine.access import Access, CredentialStore, SyncCredentialStore
     from resilient.engine.event import Event
     from resilient.engine.schedule import Schedule
+    from resilient.engine.sessions import CallersSession
     from resilient.store.circuits import Change
     from resilient.wire.publishers.base import Destination
 
 log = logging.getLogger("resilient.app")
 MAX_PAYLOAD: Final = 256 * 1024
-ENQUEUE_BATCH: Final = 5_000
 
 
 class Resilient:
@@ -123,6 +125,7 @@ class Resilient:
         self.listen_url = listen_url
         self.jobs = Jobs(self)
         self.resources = Resources(self)
+        self.workflows = Workflows(self)
         self.streams = Streams(self)
         self.inbox = Inbox(self)
         self.grants = Grants(self, from_environment() if secrets is None else secrets, credentials, on_needs_reauth)
@@ -258,7 +261,7 @@ class Resilient:
         if session is not None:
             return await joining.join_async(session, self.database.dialect, ordered, self.poke)
         await self.ready()
-        done = await self.database.transaction(_write_many, ordered)
+        done = await self.database.transaction(writing.write_many, ordered)
         self.poke()
         return done
 
@@ -276,7 +279,7 @@ class Resilient:
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)
         self.ready_sync()
-        done = self.database.transaction_sync(_write_many, ordered)
+        done = self.database.transaction_sync(writing.write_many, ordered)
         self.poke()
         return done
 
@@ -357,6 +360,21 @@ class Resilient:
         """A job ended other than well."""
         self.alerts.noticed(execution, transition)
 
+    # -- workflows ------------------------------------------------------------------------------------------------
+
+    def workflow(self, name: str, *, session: CallersSession = None, resource_key: str | None = None) -> Workflow:
+        """``async with app.workflow("order") as wf:`` its steps are written when the block ends without an error.
+
+        With ``session`` they exist only if that transaction commits. ``resource_key`` is for steps that name none.
+        """
+        return Workflow(self, checked_name("the name of a workflow", name), session, resource_key, None)
+
+    def workflow_sync(
+        self, name: str, *, session: CallersSession = None, resource_key: str | None = None
+    ) -> SyncWorkflow:
+        """`workflow` for synchronous programs: ``with app.sync.workflow("order") as wf:``."""
+        return SyncWorkflow(self, checked_name("the name of a workflow", name), session, resource_key, None)
+
 
 class SyncApp:
     """The synchronous face of an app: the same names, for threads and scripts."""
@@ -365,6 +383,8 @@ class SyncApp:
         self._app = app
         self.enqueue = app.enqueue_sync
         self.enqueue_many = app.enqueue_many_sync
+        self.workflow = app.workflow_sync
+        self.workflows = app.workflows.sync
         self.jobs = app.jobs.sync
         self.resources = app.resources.sync
         self.streams = app.streams.sync
@@ -376,10 +396,3 @@ class SyncApp:
         self.prune = app.prune_sync
         side = SyncSide(app)
         self.credentials, self.close = side.credentials, side.close
-
-
-def _write_many(c: Any, d: Any, ordered: Sequence[Ordered]) -> list[Enqueued]:
-    done: list[Enqueued] = []
-    for start in range(0, len(ordered), ENQUEUE_BATCH):
-        done += writing.write(c, d, ordered[start : start + ENQUEUE_BATCH])
-    return done

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 from uuid import UUID
 
 from pydantic import TypeAdapter
@@ -17,7 +18,7 @@ from resilient.store import jobs
 from resilient.store.filters import as_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
 
 OnConflict = Literal["keep", "replace", "raise"]
@@ -25,7 +26,17 @@ WhileRunning = Literal["drop", "once_more"]
 UniqueUntil = Literal["start", "finish"]
 OrderingPolicy = Literal["block", "skip"]
 OnDead = Literal["cancel", "wait", "run"]
-Blocker: TypeAlias = "UUID | str | Enqueued"
+
+
+class HasId(Protocol):
+    """An `Enqueued`, a `Step`, a `JobInfo`, a `Job`."""
+
+    @property
+    def id(self) -> UUID:
+        """The job's."""
+
+
+Blocker: TypeAlias = "UUID | str | HasId"
 PRIORITIES: Final = range(-100, 101)
 MAX_TAGS: Final = 20
 MAX_BLOCKERS: Final = 1_000
@@ -241,13 +252,18 @@ def _check_order(ordering_key: str | None, policy: str, priority: int) -> None:
 
 def _blockers(after: Blocker | Iterable[Blocker]) -> tuple[UUID, ...]:
     """The ids of those it waits for, each once."""
-    given = [after] if isinstance(after, (UUID, str, Enqueued)) else list(after)
-    ids = tuple(dict.fromkeys(as_id(one.id if isinstance(one, Enqueued) else one) for one in given))
+    given = list(after) if isinstance(after, Iterable) and not isinstance(after, (str, Enqueued)) else [after]
+    ids = tuple(dict.fromkeys(as_id(one if isinstance(one, (UUID, str)) else one.id) for one in given))
     if len(ids) > MAX_BLOCKERS:
         raise InvalidInput(
             f"a job waits for at most {MAX_BLOCKERS:,} others, not {len(ids):,}: let some wait in between"
         )
     return ids
+
+
+def checked_name(what: str, value: str) -> str:
+    """1 to 255 printable characters; else `InvalidInput`."""
+    return _name(what, value) or ""
 
 
 def _tags(tags: Mapping[str, str] | None) -> str | None:

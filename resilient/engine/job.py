@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from resilient.engine import sync
+from resilient.engine import sync, workflow_job
 from resilient.engine.requests import Requests, SyncRequests
+from resilient.engine.steps import SyncWorkflow, Workflow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
     from resilient.engine.enqueue import Enqueued
     from resilient.engine.execution import Side
-    from resilient.engine.handler import Kind
+    from resilient.engine.handler import Handler, Kind
     from resilient.engine.requests import SyncThrough, Through
+    from resilient.engine.steps import Step
     from resilient.engine.streams import Page, Stream
     from resilient.engine.sync import Sweep
 
 P = TypeVar("P")
 Q = TypeVar("Q")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -144,6 +147,27 @@ class Job(BaseJob[P], Requests):
         """Save how far the job is (any JSON value); raises `LostLease` if it was given to another worker."""
         await self._side.progress(value)
 
+    async def result_of(self, step: Step[R] | Handler[Any, R]) -> R:
+        """What an earlier step of this job's workflow returned, as the type its handler returns.
+
+        Named by its handler, or by the step itself. Raises `NoResult`.
+        """
+        return workflow_job.the_one(await workflow_job.results(self, step), step)
+
+    async def results_of(self, step: Step[R] | Handler[Any, R]) -> list[R]:
+        """The same of several steps of one kind, in their order."""
+        return await workflow_job.results(self, step)
+
+    def workflow(
+        self, name: str | None = None, *, session: AsyncSession | None = None, resource_key: str | None = None
+    ) -> Workflow:
+        """``async with job.workflow() as wf:`` adds steps to the workflow of which this job is one.
+
+        A job that is none begins a workflow, called ``name`` or after its kind. In the session of `complete` they exist
+        only if the job succeeds; a step whose name is there already is kept, so a retried job adds nothing twice.
+        """
+        return workflow_job.begin(self, Workflow, name, session, resource_key)
+
     def pages(self, stream: Stream[T], **params: Any) -> AsyncIterator[Page[T]]:
         """The pages of a stream from where it stands: a full pass first, then what changed.
 
@@ -199,6 +223,20 @@ class SyncJob(BaseJob[P], SyncRequests):
     def progress(self, value: Any) -> None:
         """Save how far the job is (any JSON value); raises `LostLease` if it was given to another worker."""
         self._side.progress_sync(value)
+
+    def result_of(self, step: Step[R] | Handler[Any, R]) -> R:
+        """See `Job.result_of`."""
+        return workflow_job.the_one(workflow_job.results_sync(self, step), step)
+
+    def results_of(self, step: Step[R] | Handler[Any, R]) -> list[R]:
+        """See `Job.results_of`."""
+        return workflow_job.results_sync(self, step)
+
+    def workflow(
+        self, name: str | None = None, *, session: Session | None = None, resource_key: str | None = None
+    ) -> SyncWorkflow:
+        """See `Job.workflow`: ``with job.workflow() as wf:``."""
+        return workflow_job.begin(self, SyncWorkflow, name, session, resource_key)
 
     def pages(self, stream: Stream[T], **params: Any) -> Iterator[Page[T]]:
         """See `Job.pages`."""

@@ -14,10 +14,12 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core import alerts
 from resilient.core import decide as decisions
 from resilient.core import marks
 from resilient.core.admission import needs_count, releasable, stop_of
 from resilient.core.resource_key import path
+from resilient.engine import workflows
 from resilient.engine.completer import free_slots
 from resilient.engine.endings import finish_of_row
 from resilient.store import (
@@ -106,7 +108,13 @@ class Sweeper:
         if soonest is None:
             return
         loop = asyncio.get_running_loop()
-        at = loop.time() + max(PARKED_PACE, (soonest - self._worker.now()).total_seconds())
+        self._look_by(loop.time() + max(PARKED_PACE, (soonest - self._worker.now()).total_seconds()))
+
+    def nudge(self) -> None:
+        """Something ended that staging goes on with: look soon; call it on the event loop."""
+        self._look_by(asyncio.get_running_loop().time() + PARKED_PACE)
+
+    def _look_by(self, at: float) -> None:
         if self._rest is None or self._rest.expired():
             self._look_at = min(self._look_at, at)
         elif at < (self._rest.when() or 0.0):
@@ -134,7 +142,13 @@ class Sweeper:
             moved += staged + released
             if staged < jobs.STAGE_LIMIT and released < turns.RECHECK_BATCH:
                 break
-        return moved, due_at, recheck_at
+        return moved + await self._attend_workflows(), due_at, recheck_at
+
+    async def _attend_workflows(self) -> int:
+        looked, stuck = await self._database.transaction(_attend_workflows)
+        for name, id_ in stuck:
+            self._worker.app.alerts.found(alerts.stuck(name, id_))
+        return looked
 
     # -- rescue ---------------------------------------------------------------------------------------------------
 
@@ -204,6 +218,10 @@ def hold_back(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], r
             until = max(soon, min(until, stop.until))
         held += waiting.put_off(c, d, key, now, until, spare=count)
     return held
+
+
+def _attend_workflows(c: Connection, d: Dialect) -> tuple[int, list[tuple[str, str]]]:
+    return workflows.attend(c, d, d.steer(c))
 
 
 def recheck(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from resilient.core.errors import DuplicateJob
 from resilient.engine.enqueue import Enqueued, Ordered
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from resilient.store.dialect import Dialect
+
+BATCH: Final = 5_000
 
 
 def write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool = True) -> list[Enqueued]:
@@ -36,6 +38,14 @@ def write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool =
     if waiting := [o for o in ordered if o.after and found[o.row.id].created]:
         _write_edges(c, d, waiting, found, last=last)
     return [found[o.row.id] for o in ordered]
+
+
+def write_many(c: Connection, d: Dialect, ordered: Sequence[Ordered]) -> list[Enqueued]:
+    """`write`, in statements of a bounded size."""
+    done: list[Enqueued] = []
+    for start in range(0, len(ordered), BATCH):
+        done += write(c, d, ordered[start : start + BATCH])
+    return done
 
 
 def is_one_statement(o: Ordered) -> bool:

@@ -39,6 +39,7 @@ class ClaimedJob(NamedTuple):
     once_more: bool
     ordering_key: str | None
     order_no: int | None
+    followed: bool
 
 
 CLAIM_COLUMNS: Final = ", ".join(ClaimedJob._fields).replace("payload,", "{payload} AS payload,")

@@ -136,6 +136,12 @@ class Sweep:
         return counted
 
 
+def unlocked(c: Connection, d: Dialect, ids: Sequence[UUID]) -> Sequence[Row[Any]]:
+    """Those of these jobs that nobody holds, locked, for a `Change` to write."""
+    rows = sa.select(*_SEEN).where(JOB.c.id.in_(ids)).order_by(JOB.c.id)
+    return d.execute(c, rows.with_for_update(key_share=True, skip_locked=True)).all()
+
+
 def _ids(rows: Iterable[Row[Any]]) -> list[UUID]:
     return [row.id for row in rows]
 

@@ -43,6 +43,7 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "leaf_lock": "FOR NO KEY UPDATE SKIP LOCKED",
         "row_lock": "FOR NO KEY UPDATE",
         "row_lock_o": "FOR NO KEY UPDATE OF o",
+        "row_lock_w": "FOR NO KEY UPDATE OF w",
         "share_lock": "FOR SHARE SKIP LOCKED",
         "timestamp": "timestamptz",
         "payload": "CAST(payload AS text)",  # decoded once, by the handler's model
@@ -53,6 +54,7 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "leaf_lock": "",
         "row_lock": "",
         "row_lock_o": "",
+        "row_lock_w": "",
         "share_lock": "",
         "timestamp": "text",
         "payload": "payload",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilient.store import dependencies, order
+from resilient.store import dependencies, order, workflows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -33,6 +33,7 @@ def release_followers(c: Connection, d: Dialect, ended: Iterable[UUID], now: dat
         just = dependencies.ended(c, d, just, now, gone=gone)  # those that are cancelled now have followers too
     if over:
         order.advance(c, d, over, now, gone=gone)
+        workflows.ask(c, d, over, now)
 
 
 def resolve_dependencies(c: Connection, d: Dialect, now: datetime, waiting: Collection[UUID] | None = None) -> int:

@@ -116,9 +116,12 @@ def put_back(c: Connection, d: Dialect, numbers: Mapping[UUID, tuple[Lane, int]]
     doc = [{"resource_key": key, "ordering_key": name, "n": n} for (key, name), n in sorted(lowest.items())]
     d.run(
         c,
-        "UPDATE {order} SET seek_no = CASE WHEN p.n < {order}.seek_no THEN p.n ELSE {order}.seek_no END"
-        f" FROM {d.records('doc', {**_LANE, 'n': 'bigint'})} AS p WHERE {_SAME}",
-        {"doc": json.dumps(doc)},
+        "INSERT INTO {order} (resource_key, ordering_key, last_no, seek_no, updated_at)"
+        f" SELECT resource_key, ordering_key, n, n, :now FROM {d.records('doc', {**_LANE, 'n': 'bigint'})} AS p"
+        " WHERE true ON CONFLICT (resource_key, ordering_key) DO UPDATE SET"  # there: the lane may have been pruned
+        " seek_no = CASE WHEN excluded.seek_no < {order}.seek_no THEN excluded.seek_no ELSE {order}.seek_no END,"
+        " last_no = CASE WHEN excluded.last_no > {order}.last_no THEN excluded.last_no ELSE {order}.last_no END",
+        {"doc": json.dumps(doc), "now": now},
     )
     _advance(c, d, numbers, "(j.id = o.head_id OR o.head_id IS NULL)", now)
 
@@ -217,3 +220,17 @@ def repair(c: Connection, d: Dialect, now: datetime) -> int:
             found[key, name] = 1  # from the beginning: who knows what is wrong
     _promote(c, d, found, now)
     return len(found)
+
+
+PRUNE_LIMIT: Final = 20_000
+
+
+def prune(c: Connection, d: Dialect, before: datetime, limit: int = PRUNE_LIMIT) -> int:
+    """Forget lanes that are empty since before a time; if one is used again, its numbers begin with 1."""
+    gone = d.run(
+        c,
+        "DELETE FROM {order} WHERE (resource_key, ordering_key) IN (SELECT resource_key, ordering_key FROM {order}"
+        " WHERE head_id IS NULL AND updated_at < :before LIMIT :limit {leaf_lock})",
+        {"before": before, "limit": limit},
+    ).rowcount
+    return int(gone)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient.core.errors import InvalidInput
 from resilient.core.states import TERMINAL, JobState
+from resilient.store import order, workflows
 from resilient.store.dialect import ID, TIME
 from resilient.store.followers import release_followers
 
@@ -50,9 +51,13 @@ def prune_finished(
 
 def _not_awaited(state: str) -> str:
     """What still keeps others waiting stays, whatever its age: they would run out of order, or never."""
+    of_workflow = (
+        " AND NOT (followed AND EXISTS (SELECT 1 FROM {step} s JOIN {workflow} w ON w.id = s.workflow_id"
+        " WHERE s.job_id = {job}.id AND w.finished_at IS NULL))"
+    )
     if state == JobState.SUCCEEDED:
-        return ""
-    return (
+        return of_workflow
+    return of_workflow + (
         " AND NOT (followed AND EXISTS (SELECT 1 FROM {dependency} e WHERE e.blocker_id = {job}.id))"
         " AND NOT (followed AND state = 'dead' AND ordering_policy = 'block' AND EXISTS (SELECT 1 FROM {order} o WHERE"
         " o.resource_key = {job}.resource_key AND o.ordering_key = {job}.ordering_key AND o.head_id = {job}.id"
@@ -154,7 +159,7 @@ def _idle(c: Connection, d: Dialect, keys: Sequence[str], before: datetime, lock
 
 
 def forget_notes(c: Connection, d: Dialect, before: datetime) -> int:
-    """Forget alerts resolved, and schedules no longer declared, since before a time."""
+    """Forget alerts resolved, schedules no longer declared, workflows over and lanes empty since before a time."""
     gone = d.run(c, "DELETE FROM {alert} WHERE resolved_at < :before", {"before": before}).rowcount
     d.run(
         c,
@@ -163,4 +168,5 @@ def forget_notes(c: Connection, d: Dialect, before: datetime) -> int:
         {"before": before},
     )
     gone += d.run(c, "DELETE FROM {schedule} WHERE removed AND updated_at < :before", {"before": before}).rowcount
+    gone += workflows.prune(c, d, before) + order.prune(c, d, before)
     return int(gone)

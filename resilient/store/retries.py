@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from resilient.core import marks
 from resilient.core.states import TERMINAL, JobState
-from resilient.store import jobs, order
+from resilient.store import jobs, order, workflows
 from resilient.store.changes import Sorted, next_key, write_all
 from resilient.store.filters import JOB
 
@@ -60,6 +60,8 @@ class Retry:
     def write(self, c: Connection, d: Dialect, found: Sorted, now: datetime) -> Counter[str]:
         """Take the unique keys back, then reset."""
         rows = found.get("retried", ())
+        over = workflows.turned_around(c, d, [row.id for row in rows if row.followed])
+        rows = [row for row in rows if row.id not in over]
         lost = {row.id for row in rows if row.unique_key is not None and not _relock(c, d, row.id)}
         rows = [row for row in rows if row.id not in lost]
         fresh: dict[str, Any] = {"idempotency_key": next_key()} if self.new_operation else {}
@@ -73,7 +75,8 @@ class Retry:
         free = {row.id: row.version for row in first if row.ordering_key is None}
         jobs.make_ready_if_version(c, d, free, now, reset=True)
         _schedule(c, d, [(row, at) for row, at in later if row.ordering_key is None], now)
-        return Counter({"retried": -len(lost), "duplicates": len(lost)}) if lost else Counter()
+        left = Counter({"duplicates": len(lost), "undone": len(over)})
+        return Counter({"retried": -left.total(), **+left}) if left.total() else Counter()
 
     def _spread(
         self, rows: Sequence[Row[Any]], now: datetime

@@ -6,7 +6,7 @@ jobs under a lease and writes new turns for what is left, or parks one turn on t
 execution that did not simply succeed leaves an `Attempt`. `Worker` rows are heartbeats, `Schedule` rows tick, `Alert`
 rows group what people are told, `Cursor` rows say where sync streams stand. A job with an ordering key is `blocked`
 until the `Order` row of its lane says that it is its turn; one that waits for others, until its `Dependency` rows are
-gone.
+gone. `Workflow` and `Step` rows tell which jobs belong together.
 A `Connection` says which `Grant` (tokens, encrypted) a resource uses. `Inbox` and `InboxKey` rows are what a consumer
 of messages has taken already.
 
@@ -141,6 +141,51 @@ class Dependency(Base, table=True):
     __table_args__ = (
         _index("resilient_dependency_blocker", "blocker_id"),
         _index("resilient_dependency_open", "job_id", where="NOT resolved"),
+    )
+
+
+class Workflow(Base, table=True):
+    """Jobs that belong together, and are undone together."""
+
+    __tablename__ = "resilient_workflow"
+
+    id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    name: str = Field(sa_column=Column(NAME, nullable=False))
+    state: str = Field(sa_column=Column(NAME, nullable=False))
+    reason: str | None = Field(default=None, sa_column=Column(TEXT))  # why it turned around
+    attention: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+    finished_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
+
+    __table_args__ = (
+        _index("resilient_workflow_attention", "id", where="attention"),
+        _index("resilient_workflow_state", "state", "id"),
+        _index("resilient_workflow_finished", "finished_at", where="finished_at IS NOT NULL"),
+    )
+
+
+class Step(Base, table=True):
+    """One step of a workflow: its job, and the one that undoes it."""
+
+    __tablename__ = "resilient_step"
+
+    workflow_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    name: str = Field(sa_column=Column(NAME, primary_key=True))
+    no: int = Field(sa_column=Column(Integer, nullable=False))
+    job_id: UUID = Field(sa_column=Column(Uuid, nullable=False))
+    kind: str = Field(sa_column=Column(NAME, nullable=False))
+    resource_key: str = Field(sa_column=Column(KEY, nullable=False))
+    after_names: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    undo_kind: str | None = Field(default=None, sa_column=Column(NAME))
+    undo_payload: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    undo_version: int | None = Field(default=None, sa_column=Column(Integer))
+    undo_max_attempts: int | None = Field(default=None, sa_column=Column(Integer))
+    undo_job_id: UUID | None = Field(default=None, sa_column=Column(Uuid))  # null: not begun
+
+    __table_args__ = (
+        _index("resilient_step_job", "job_id"),
+        _index("resilient_step_undo", "undo_job_id", where="undo_job_id IS NOT NULL"),
     )
 
 

@@ -194,6 +194,20 @@ class TestRetries:
         assert put(app, 4)
         assert await drain(app) == [1, 2, 3, 1, 2, 3, 4]
 
+    async def test_replayed_after_its_lane_was_forgotten(self, database, clock):
+        app = Resilient(database, handlers=[step], upgrade=False, retention=Retention(dead=None, succeeded=None))
+        RAN.clear()
+        ids = put(app, 1, 2, "dies", ordering_policy="skip")
+        await drain(app)
+        clock.advance(days=400)
+        await app.prune()
+        assert _lanes(app) == 0
+        app.sync.jobs.retry(ids[1])
+        assert await drain(app) == [1, 2, "dies", 2]
+        assert put(app, 3)
+        assert await drain(app) == [1, 2, "dies", 2, 3]
+        await app.close()
+
     async def test_replayed_at_a_bounded_rate(self, database, clock):
         app = Resilient(database, handlers=[step], upgrade=False)
         RAN.clear()
@@ -356,6 +370,10 @@ class TestCommits:
 
 def _numbers(c: Connection, app):
     return [r[0] for r in app.database.dialect.run(c, "SELECT order_no FROM {job} ORDER BY order_no")]
+
+
+def _lanes(app):
+    return app.database.transaction_sync(lambda c, d: d.run(c, "SELECT count(*) FROM {order}").scalar())
 
 
 class TestRefused:

@@ -310,6 +310,7 @@ WORDS = {
     "not_finished": "not finished: left alone", "discarded": "discarded", "not_dead": "not dead: left alone",
     "ambiguous": "may have taken effect: left alone (--repeat-ambiguous)", "deleted": "deleted",
     "duplicates": "left alone: another job holds their unique key",
+    "undone": "left alone: their workflow turned around",
 }  # fmt: skip
 
 

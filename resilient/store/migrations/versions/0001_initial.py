@@ -171,6 +171,40 @@ def _dependency(op: Operations) -> None:
     _index(op, "resilient_dependency", "open", ["job_id"], where="NOT resolved")
 
 
+def _workflow(op: Operations) -> None:
+    op.create_table(
+        "resilient_workflow",
+        sa.Column("id", sa.Uuid, primary_key=True),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("state", NAME, nullable=False),
+        sa.Column("reason", sa.Text),
+        sa.Column("attention", sa.Boolean, nullable=False, server_default=sa.text("false")),
+        sa.Column("created_at", TIME, nullable=False),
+        sa.Column("updated_at", TIME, nullable=False),
+        sa.Column("finished_at", TIME),
+    )
+    _index(op, "resilient_workflow", "attention", ["id"], where="attention")
+    _index(op, "resilient_workflow", "state", ["state", "id"])
+    _index(op, "resilient_workflow", "finished", ["finished_at"], where="finished_at IS NOT NULL")
+    op.create_table(
+        "resilient_step",
+        sa.Column("workflow_id", sa.Uuid, primary_key=True),
+        sa.Column("name", NAME, primary_key=True),
+        sa.Column("no", sa.Integer, nullable=False),
+        sa.Column("job_id", sa.Uuid, nullable=False),
+        sa.Column("kind", NAME, nullable=False),
+        sa.Column("resource_key", KEY, nullable=False),
+        sa.Column("after_names", DOCUMENT),
+        sa.Column("undo_kind", NAME),
+        sa.Column("undo_payload", DOCUMENT),
+        sa.Column("undo_version", sa.Integer),
+        sa.Column("undo_max_attempts", sa.Integer),
+        sa.Column("undo_job_id", sa.Uuid),
+    )
+    _index(op, "resilient_step", "job", ["job_id"])
+    _index(op, "resilient_step", "undo", ["undo_job_id"], where="undo_job_id IS NOT NULL")
+
+
 def _resource(op: Operations) -> None:
     op.create_table(
         "resilient_resource",
@@ -425,6 +459,7 @@ def upgrade(op: Operations) -> None:
     _job(op)
     _order(op)
     _dependency(op)
+    _workflow(op)
     _resource(op)
     _rate_limit(op)
     _turn(op)
@@ -454,6 +489,8 @@ def downgrade(op: Operations) -> None:
     op.drop_table("resilient_turn")
     op.drop_table("resilient_rate_limit")
     op.drop_table("resilient_resource")
+    op.drop_table("resilient_step")
+    op.drop_table("resilient_workflow")
     op.drop_table("resilient_dependency")
     op.drop_table("resilient_order")
     op.drop_table("resilient_job")

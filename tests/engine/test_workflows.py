@@ -1,0 +1,493 @@
+"""Workflows: typed steps, fan-out and fan-in, results, compensation, and what people see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from resilient.core.errors import (
+    Ambiguous,
+    InvalidInput,
+    NoResult,
+    Permanent,
+    Transient,
+    WorkflowNotFound,
+    WorkflowOver,
+)
+from resilient.core.states import JobState
+from resilient.core.workflow import StepFacts, WorkflowState, plan
+from resilient.engine.app import Resilient
+from resilient.engine.handler import handler
+from resilient.engine.job import Job, SyncJob
+
+LOG: list[object] = []
+BROKEN: dict[str, Exception] = {}
+
+
+class Order(BaseModel):
+    id: int
+    fails: str = ""
+
+
+class Receipt(BaseModel):
+    charge: str
+    cents: int
+
+
+def did(name):
+    LOG.append(name)
+    if (error := BROKEN.get(name)) is not None:
+        raise error
+
+
+@handler("charge")
+async def charge(job: Job[Order]) -> Receipt:
+    did("charge")
+    return Receipt(charge=f"ch_{job.payload.id}", cents=995)
+
+
+@handler("reserve")
+def reserve(job: SyncJob[Order]) -> int:
+    did("reserve")
+    return job.payload.id * 2
+
+
+@handler("ship")
+async def ship(job: Job[Order]) -> str:
+    receipt = await job.result_of(charge)
+    places = await job.results_of(reserve)
+    did("ship")
+    return f"{receipt.charge} {receipt.cents} {places}"
+
+
+@handler("notify")
+def notify(job: SyncJob[Order]) -> None:
+    did(f"notify {job.result_of(ship)}")
+
+
+@handler("refund")
+async def refund(job: Job[Order]) -> None:
+    try:
+        receipt = (await job.result_of(charge)).charge
+    except NoResult:
+        receipt = "whatever was charged"
+    did(f"refund {receipt}")
+
+
+@handler("release")
+async def release(job: Job[Order]) -> None:
+    did("release")
+
+
+HANDLERS = [charge, reserve, ship, notify, refund, release]
+
+
+@pytest.fixture
+async def app(database):
+    LOG.clear()
+    BROKEN.clear()
+    app = Resilient(database, handlers=HANDLERS, upgrade=False)
+    yield app
+    await app.close()
+
+
+async def begin(app, **options):
+    order = Order(id=7)
+    async with app.workflow("order", resource_key="shop/1", **options) as wf:
+        paid = wf.step(charge, order, undo=refund)
+        held = wf.step(reserve, order, resource_key="stock", undo=release)
+        sent = wf.step(ship, order, after=[paid, held])
+        wf.step(notify, order, after=sent)
+    return wf.id
+
+
+async def drain(app):
+    worker = app.worker(rng=random.Random(1))
+    await worker.drain(timeout=60)
+    await worker.sweeper.chores()
+    assert worker.sweeper.repaired == 0
+
+
+def states(info):
+    return {s.name: str(s.state) for s in info.steps}
+
+
+class TestForward:
+    async def test_all_steps(self, app):
+        id_ = await begin(app)
+        assert states(await app.workflows.get(id_)) == {
+            "charge": "ready", "reserve": "ready", "ship": "blocked", "notify": "blocked",
+        }  # fmt: skip
+        await drain(app)
+        info = await app.workflows.get(id_)
+        assert (info.state, info.name, info.reason) == ("succeeded", "order", None)
+        assert set(states(info).values()) == {"succeeded"}
+        assert info.finished_at is not None
+        assert (sorted(LOG[:2]), LOG[2:]) == (["charge", "reserve"], ["ship", "notify ch_7 995 [14]"])
+        assert info.step("ship").result == "ch_7 995 [14]"
+        assert info.step("ship").after == ("charge", "reserve")
+        assert info.step("charge").undo == "refund"
+
+    def test_sync(self, database):
+        LOG.clear()
+        BROKEN.clear()
+        app = Resilient(database, handlers=HANDLERS, upgrade=False)
+        with app.sync.workflow("order", resource_key="shop/1") as wf:
+            a = wf.step(charge, Order(id=1))
+            wf.step(reserve, Order(id=1), after=a)
+        assert states(app.sync.workflows.get(wf.id)) == {"charge": "ready", "reserve": "blocked"}
+        assert [w.id for w in app.sync.workflows.list(state="running")] == [wf.id]
+
+    async def test_nothing_is_written_after_an_error(self, app):
+        async def fails():
+            async with app.workflow("order", resource_key="shop/1") as wf:
+                wf.step(charge, Order(id=1))
+                raise RuntimeError("no")
+
+        with pytest.raises(RuntimeError, match="no"):
+            await fails()
+        assert (await app.workflows.list(), await app.jobs.list()) == ([], [])
+
+    @pytest.mark.parametrize("commit", [True, False])
+    async def test_in_the_callers_transaction(self, app, commit):
+        with Session(app.database.sync_engine) as session:
+            await begin(app, session=session)
+            if commit:
+                session.commit()
+        await drain(app)
+        found = await app.workflows.list()
+        assert [w.state for w in found] == (["succeeded"] if commit else [])
+        assert await app.jobs.count() == (4 if commit else 0)
+
+    async def test_fan_out_and_fan_in(self, app):
+        async with app.workflow("many", resource_key="shop/1") as wf:
+            wf.step(charge, Order(id=1))
+            parts = [wf.step(reserve, Order(id=n)) for n in range(1, 6)]
+            wf.step(ship, Order(id=9), after=[*parts, wf.steps[0]])
+        assert [s.name for s in wf.steps[1:6]] == ["reserve", *(f"reserve-{n}" for n in range(2, 6))]
+        await drain(app)
+        info = await app.workflows.get(wf.id)
+        assert (info.state, info.step("ship").result) == ("succeeded", "ch_1 995 [2, 4, 6, 8, 10]")
+
+    async def test_a_step_that_fails_and_is_tried_again(self, database, clock):
+        LOG.clear()
+        BROKEN.clear()
+        app = Resilient(database, handlers=HANDLERS, upgrade=False)
+        BROKEN["charge"] = Transient("later")
+        id_ = await begin(app)
+        await drain(app)
+        assert (await app.workflows.get(id_)).state == "running"
+        BROKEN.clear()
+        clock.advance(hours=1)
+        await drain(app)
+        assert (await app.workflows.get(id_)).state == "succeeded"
+        await app.close()
+
+    async def test_steps_of_a_running_workflow_are_not_pruned(self, database, clock):
+        LOG.clear()
+        BROKEN.clear()
+        app = Resilient(database, handlers=HANDLERS, upgrade=False)
+        async with app.workflow("slow", resource_key="shop/1") as wf:
+            a = wf.step(charge, Order(id=1))
+            wf.step(reserve, Order(id=1), after=a, delay=86400 * 30)
+        await drain(app)
+        clock.advance(days=20)
+        assert (await app.prune(older_than="1d")).succeeded == 0
+        clock.advance(days=20)
+        await drain(app)
+        assert (await app.workflows.get(wf.id)).state == "succeeded"
+        clock.advance(days=400)
+        await app.prune(older_than="1d")
+        assert await app.jobs.count() == 0
+        await app.prune()
+        assert await app.workflows.list() == []
+        await app.close()
+
+
+class TestBack:
+    async def test_a_dead_step_undoes_the_others_in_reverse(self, app):
+        BROKEN["ship"] = Permanent("no such street")
+        id_ = await begin(app)
+        await drain(app)
+        info = await app.workflows.get(id_)
+        assert (info.state, info.reason) == ("undone", "step ship is dead")
+        assert LOG[2:] == ["ship", "release", "refund ch_7"]
+        assert states(info)["notify"] == "cancelled"
+        assert [s.undo_state for s in info.steps] == ["succeeded", "succeeded", None, None]
+
+    async def test_what_may_have_happened_is_undone_too(self, app):
+        BROKEN["charge"] = Ambiguous("no answer")
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=7), undo=refund)
+            wf.step(reserve, Order(id=7), after=paid, undo=release)
+        await drain(app)
+        info = await app.workflows.get(wf.id)
+        assert (info.state, states(info)) == ("undone", {"charge": "dead", "reserve": "cancelled"})
+        assert LOG == ["charge", "refund whatever was charged"]
+
+    async def test_what_certainly_did_not_happen_is_not_undone(self, app):
+        BROKEN["charge"] = Permanent("card declined")
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=7), undo=refund)
+            wf.step(reserve, Order(id=7), after=paid, undo=release)
+        await drain(app)
+        assert (await app.workflows.get(wf.id)).state == "failed"
+        assert LOG == ["charge"]
+
+    async def test_cancelled_by_hand(self, app):
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=7), undo=refund)
+            wf.step(reserve, Order(id=7), after=paid, delay=3600)
+        await drain(app)
+        assert (await app.workflows.cancel(wf.id)).state == "undoing"
+        await drain(app)
+        info = await app.workflows.get(wf.id)
+        assert (info.state, info.reason, LOG) == ("undone", "it was cancelled", ["charge", "refund ch_7"])
+        assert (await app.workflows.cancel(wf.id)).state == "undone"
+
+    async def test_a_step_cancelled_by_hand(self, app):
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=7), undo=refund)
+            held = wf.step(reserve, Order(id=7), after=paid, delay=3600)
+        await drain(app)
+        await app.jobs.cancel(held.id)
+        await drain(app)
+        assert (await app.workflows.get(wf.id)).reason == "step reserve was cancelled"
+        assert LOG == ["charge", "refund ch_7"]
+
+    async def test_a_running_step_is_waited_for(self, app):
+        started, go = asyncio.Event(), asyncio.Event()
+
+        @handler("slow")
+        async def slow(_job: Job[Order]) -> str:
+            started.set()
+            while True:  # it has come too far to stop
+                try:
+                    await go.wait()
+                except asyncio.CancelledError:
+                    continue
+                return "done"
+
+        @handler("unslow")
+        async def unslow(_job: Job[Order]) -> None:
+            did("unslow")
+
+        own = Resilient(app.database, handlers=[*HANDLERS, slow, unslow], upgrade=False)
+        BROKEN["charge"] = Permanent("no")
+        async with own.workflow("order", resource_key="shop/1") as wf:
+            wf.step(slow, Order(id=1), undo=unslow)
+            wf.step(charge, Order(id=1), delay=0)
+        run = asyncio.create_task(own.worker(lease=300).drain(timeout=60))
+        await started.wait()
+        for _ in range(500):
+            if (await own.workflows.get(wf.id)).state == "undoing":
+                break
+            await asyncio.sleep(0.02)
+            await own.database.transaction(_attend)
+        assert LOG == ["charge"]
+        assert (await own.jobs.get(wf.steps[0].id)).cancel_requested
+        go.set()
+        await run
+        await drain(own)
+        info = await own.workflows.get(wf.id)
+        assert info.state in ("undone", "failed")
+        assert ("unslow" in LOG) == (info.step("slow").state == "succeeded")
+
+    async def test_steps_cannot_be_retried_any_more(self, app):
+        BROKEN["ship"] = Permanent("no")
+        id_ = await begin(app)
+        await drain(app)
+        info = await app.workflows.get(id_)
+        done = await app.jobs.retry([s.job_id for s in info.steps])
+        assert (done.retried, done.undone) == (0, 4)
+        assert states(await app.workflows.get(id_)) == states(info)
+
+    async def test_a_dead_undo_is_told_and_retried(self, app):
+        BROKEN.update({"ship": Permanent("no"), "release": Permanent("stock system is gone")})
+        id_ = await begin(app)
+        worker = app.worker()
+        told = []
+        app.alerts.found = told.append
+        await worker.drain(timeout=60)
+        info = await app.workflows.get(id_)
+        assert (info.state, info.step("reserve").undo_state, info.step("charge").undo_job_id) == ("stuck", "dead", None)
+        assert [(f.name, f.subject, f.detail) for f in told if f.name == "stuck_workflow"] == [
+            ("stuck_workflow", "order", {"workflow": str(id_)})
+        ]
+        BROKEN.pop("release")
+        assert (await app.jobs.retry(info.step("reserve").undo_job_id)).retried == 1
+        await drain(app)
+        assert (await app.workflows.get(id_)).state == "undone"
+        assert LOG[-2:] == ["release", "refund ch_7"]
+
+    async def test_a_dead_undo_is_given_up(self, app):
+        BROKEN.update({"ship": Permanent("no"), "release": Permanent("stock system is gone")})
+        id_ = await begin(app)
+        await drain(app)
+        info = await app.workflows.get(id_)
+        await app.jobs.discard(info.step("reserve").undo_job_id)
+        await drain(app)
+        assert (await app.workflows.get(id_)).state == "undone"
+        assert LOG[-1] == "refund ch_7"
+
+
+def _attend(c, d):
+    from resilient.engine import workflows
+
+    return workflows.attend(c, d, d.now(c))
+
+
+class TestResults:
+    async def test_there_is_none(self, app):
+        found = []
+
+        @handler("curious")
+        async def curious(job: Job[str]) -> None:
+            for step in (charge, ship):
+                try:
+                    await job.result_of(step)
+                except NoResult as error:
+                    found.append(str(error))
+
+        own = Resilient(app.database, handlers=[*HANDLERS, curious], upgrade=False)
+        async with own.workflow("w", resource_key="shop/1") as wf:
+            wf.step(curious, "x")
+            wf.step(charge, Order(id=1), delay=3600)
+        await own.enqueue(curious, "alone", resource_key="shop/2")
+        await drain(own)
+        assert sorted(text[:30] for text in found) == sorted(
+            [f"step charge of workflow {wf.id}"[:30], f"workflow {wf.id} (w) has no step 'ship'"[:30]]
+            + [f"job {(await own.jobs.list(resource='shop/2'))[0].id} is not"[:30]] * 2
+        )
+
+    async def test_of_one_of_several(self, app):
+        caught = []
+
+        @handler("join")
+        async def join(job: Job[None]) -> int:
+            try:
+                await job.result_of(reserve)
+            except NoResult as error:
+                caught.append(str(error))
+            return sum(await job.results_of(reserve))
+
+        own = Resilient(app.database, handlers=[*HANDLERS, join], upgrade=False)
+        async with own.workflow("w", resource_key="shop/1") as wf:
+            parts = [wf.step(reserve, Order(id=n)) for n in (1, 2)]
+            wf.step(join, None, after=parts)
+        await drain(own)
+        assert caught == ["2 steps are 'reserve': ask for results_of, or by the name of one"]
+        assert (await own.workflows.get(wf.id)).step("join").result == 6
+
+
+class TestMoreSteps:
+    async def test_a_step_adds_steps_and_a_retry_adds_nothing_twice(self, database, clock):
+        LOG.clear()
+        BROKEN.clear()
+
+        @handler("split")
+        async def split(job: Job[int]) -> None:
+            async with job.workflow() as wf:
+                parts = [wf.step(reserve, Order(id=n)) for n in range(job.payload)]
+                wf.step(total, None, after=parts)
+            if job.attempt == 1:
+                raise Transient("after it added them")
+
+        @handler("total")
+        async def total(job: Job[None]) -> int:
+            return sum(await job.results_of(reserve))
+
+        app = Resilient(database, handlers=[*HANDLERS, split, total], upgrade=False)
+        async with app.workflow("dynamic", resource_key="shop/1") as wf:
+            wf.step(split, 4)
+        await drain(app)
+        clock.advance(hours=1)
+        await drain(app)
+        info = await app.workflows.get(wf.id)
+        assert (info.state, len(info.steps), info.step("total").result) == ("succeeded", 6, 12)
+        await app.close()
+
+    async def test_an_ordinary_job_begins_one(self, app):
+        @handler("start")
+        async def start(job: Job[int]) -> None:
+            async with job.workflow("started") as wf:
+                wf.step(charge, Order(id=job.payload))
+
+        own = Resilient(app.database, handlers=[*HANDLERS, start], upgrade=False)
+        await own.enqueue(start, 3, resource_key="shop/9")
+        await drain(own)
+        (found,) = await own.workflows.list(name="started")
+        assert (found.state, found.steps[0].resource_key) == ("succeeded", "shop/9")
+
+    async def test_not_after_it_turned_around(self, app):
+        caught = []
+
+        @handler("late")
+        async def late(job: Job[None]) -> None:
+            await job.app.workflows.cancel((await job.app.workflows.list())[0].id)
+            try:
+                async with job.workflow() as wf:
+                    wf.step(charge, Order(id=1))
+            except WorkflowOver as error:
+                caught.append(str(error))
+
+        own = Resilient(app.database, handlers=[*HANDLERS, late], upgrade=False)
+        async with own.workflow("w", resource_key="shop/1") as wf:
+            wf.step(late)
+        await drain(own)
+        assert caught == [f"workflow {wf.id} (w) is undoing: it takes no more steps"]
+
+
+class TestRefused:
+    async def test_wrong_steps(self, app):
+        wf = app.workflow("w", resource_key="shop/1")
+        other = app.workflow("v", resource_key="shop/1").step(charge, Order(id=1))
+        with pytest.raises(InvalidInput, match="'charge' belongs to another workflow"):
+            wf.step(reserve, Order(id=1), after=other)
+        with pytest.raises(InvalidInput, match="a step takes no unique_key"):
+            wf.step(reserve, Order(id=1), unique_key="u")
+        with pytest.raises(InvalidInput, match="needs a resource_key"):
+            app.workflow("w").step(charge, Order(id=1))
+        wf.step(charge, Order(id=1), name="a")
+        with pytest.raises(InvalidInput, match="two steps are called 'a'"):
+            wf.step(charge, Order(id=1), name="a")
+        with pytest.raises(InvalidInput, match="the name of a workflow must be 1 to 255"):
+            app.workflow("")
+
+    async def test_no_such_workflow(self, app):
+        with pytest.raises(WorkflowNotFound, match="there is no workflow 0195f3a2"):
+            await app.workflows.get("0195f3a2-7c1e-7d3a-9b0e-2f6f3c1a8e55")
+        with pytest.raises(WorkflowNotFound):
+            await app.workflows.cancel("0195f3a2-7c1e-7d3a-9b0e-2f6f3c1a8e55")
+        with pytest.raises(InvalidInput, match="'dead' is not a workflow state"):
+            await app.workflows.list(state="dead")
+
+
+S, D, C, B, RUN = JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.BLOCKED, JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([(S,), (S,)], ("succeeded", None, (), None)),
+        ([(S,), (B,)], ("running", None, (), None)),
+        ([(D,), (B,), (RUN,)], ("undoing", "step s0 is dead", ("s1", "s2"), None)),
+        ([(S,), (None,)], ("failed", "step s1 was deleted", (), None)),
+        ([(S, None, True), (S, None, True), (C,)], ("undoing", "step s2 was cancelled", (), "s1")),
+        ([(S, None, True), (S, None, True, True, RUN), (C,)], ("undoing", "step s2 was cancelled", (), None)),
+        ([(S, None, True), (S, None, True, True, S), (C,)], ("undoing", "step s2 was cancelled", (), "s0")),
+        ([(S, None, True), (S, None, True, True, C), (C,)], ("undoing", "step s2 was cancelled", (), "s0")),
+        ([(S, None, True), (S, None, True, True, None), (C,)], ("undoing", "step s2 was cancelled", (), "s0")),
+        ([(S, None, True), (S, None, True, True, D), (C,)], ("stuck", "step s2 was cancelled", (), None)),
+        ([(D, "ambiguous", True)], ("undoing", "step s0 is dead", (), "s0")),
+        ([(D, "permanent", True)], ("failed", "step s0 is dead", (), None)),
+        ([(D, "ambiguous", True, True, S)], ("undone", "step s0 is dead", (), None)),
+    ],
+)
+def test_plans(steps, expected):
+    facts = [StepFacts(f"s{n}", n, *step) for n, step in enumerate(steps)]
+    assert tuple(plan(WorkflowState.RUNNING, facts)) == expected
