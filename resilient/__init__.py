@@ -35,6 +35,7 @@ from resilient.core.errors import (
     LostLease,
     MissingExtra,
     NaiveDatetime,
+    NoResult,
     PayloadTooLarge,
     Permanent,
     ResilientError,
@@ -47,6 +48,8 @@ from resilient.core.errors import (
     TransactionOpen,
     Transient,
     UnknownKind,
+    WorkflowNotFound,
+    WorkflowOver,
 )
 from resilient.core.events import EventInfo, Replayed
 from resilient.core.exchange import AnswerFacts, RequestFacts
@@ -80,6 +83,7 @@ from resilient.core.states import JobState
 from resilient.core.tokens import Credentials, GrantState
 from resilient.core.webhook import Signature, Webhook
 from resilient.core.why import Why
+from resilient.core.workflow import StepInfo, WorkflowInfo, WorkflowState
 from resilient.engine.access import Access, CredentialStore, SyncCredentialStore
 from resilient.engine.app import Resilient
 from resilient.engine.batch import Batch, SyncBatch
@@ -92,6 +96,7 @@ from resilient.engine.handler import Handler, Kind, handler
 from resilient.engine.job import Job, SyncJob
 from resilient.engine.requests import SyncThrough, Through
 from resilient.engine.schedule import Schedule
+from resilient.engine.steps import Step, SyncWorkflow, Workflow
 from resilient.engine.streams import Page, Rejected, Stream
 from resilient.engine.sync import Sweep
 from resilient.engine.worker import Worker
@@ -178,6 +183,7 @@ __all__ = [
     "NeedsReauth",
     "NextCursor",
     "NextUrl",
+    "NoResult",
     "Notice",
     "OAuth2",
     "Offset",
@@ -218,6 +224,8 @@ __all__ = [
     "Signature",
     "Snooze",
     "StandardWebhook",
+    "Step",
+    "StepInfo",
     "StoppedGroup",
     "Stream",
     "Sweep",
@@ -225,6 +233,7 @@ __all__ = [
     "SyncCredentialStore",
     "SyncJob",
     "SyncThrough",
+    "SyncWorkflow",
     "Throttled",
     "Through",
     "TransactionOpen",
@@ -236,6 +245,11 @@ __all__ = [
     "Why",
     "Word",
     "Worker",
+    "Workflow",
+    "WorkflowInfo",
+    "WorkflowNotFound",
+    "WorkflowOver",
+    "WorkflowState",
     "handler",
     "insert_if_absent",
     "providers_by_name",

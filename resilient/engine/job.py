@@ -163,8 +163,8 @@ class Job(BaseJob[P], Requests):
     ) -> Workflow:
         """``async with job.workflow() as wf:`` adds steps to the workflow of which this job is one.
 
-        A job that is none begins a workflow, called ``name`` or after its kind. In the session of `complete` they exist
-        only if the job succeeds; a step whose name is there already is kept, so a retried job adds nothing twice.
+        A job that is none begins a workflow, called ``name`` or after its kind. Within `complete` they exist only if
+        the job succeeds; a step whose name is there already is kept, so a retried job adds nothing twice.
         """
         return workflow_job.begin(self, Workflow, name, session, resource_key)
 

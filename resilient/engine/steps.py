@@ -75,7 +75,19 @@ class BaseWorkflow:
     @overload
     def step(
         self,
-        kind: Kind[Any] | str,
+        kind: Kind[P],
+        payload: P = ...,
+        *,
+        name: str | None = None,
+        resource_key: str | None = None,
+        after: Step[Any] | Iterable[Step[Any]] = (),
+        undo: Kind[P] | None = None,
+        **options: Any,
+    ) -> Step[Any]: ...
+    @overload
+    def step(
+        self,
+        kind: str,
         payload: Any = None,
         *,
         name: str | None = None,

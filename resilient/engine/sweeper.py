@@ -14,9 +14,8 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core import alerts
+from resilient.core import alerts, marks
 from resilient.core import decide as decisions
-from resilient.core import marks
 from resilient.core.admission import needs_count, releasable, stop_of
 from resilient.core.resource_key import path
 from resilient.engine import workflows

@@ -21,14 +21,14 @@ async def results(job: BaseJob[Any], step: Step[R] | Handler[Any, R]) -> list[R]
     """See `Job.results_of`."""
     if (given := _given(job, step)) is not None:
         return given
-    return await results_of(Transactions(job.app), job.app, job.id, step)
+    return await results_of(Transactions(job.app), job.app, job.id, step, _open_session(job))
 
 
 def results_sync(job: BaseJob[Any], step: Step[R] | Handler[Any, R]) -> list[R]:
     """The same in a thread: a coroutine on transactions that block never suspends."""
     if (given := _given(job, step)) is not None:
         return given
-    coroutine = results_of(Transactions(job.app, here=True), job.app, job.id, step)
+    coroutine = results_of(Transactions(job.app, here=True), job.app, job.id, step, _open_session(job))
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -48,4 +48,10 @@ def _given(job: BaseJob[Any], step: Any) -> list[Any] | None:
 
 def begin(job: BaseJob[Any], kind: type[W], name: str | None, session: Any, resource_key: str | None) -> W:
     """See `Job.workflow`."""
-    return kind(job.app, name or job.kind, session, resource_key or job.resource_key, job.id)
+    return kind(job.app, name or job.kind, session or _open_session(job), resource_key or job.resource_key, job.id)
+
+
+def _open_session(job: BaseJob[Any]) -> Any:
+    """The session of the job's open transaction: with one writer at a time, another one would wait for it for ever."""
+    work = getattr(job._side, "work", None)  # noqa: SLF001 - the job's other half
+    return None if work is None or work.opened is None else work.opened.session

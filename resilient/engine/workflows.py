@@ -176,12 +176,14 @@ def _begin_undo(c: Connection, d: Dialect, step: Row[Any]) -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-async def results_of(db: Transactions, app: Resilient, job_id: UUID, step: Step[Any] | Kind[Any] | str) -> list[Any]:
+async def results_of(
+    db: Transactions, app: Resilient, job_id: UUID, step: Step[Any] | Kind[Any] | str, session: CallersSession = None
+) -> list[Any]:
     """The results of the steps that are meant, in their order, of the workflow the job belongs to.
 
     Raises `NoResult` if it belongs to none, if no step is meant, or one of them did not succeed.
     """
-    info = await db.read(None, _of_job, job_id)
+    info = await db.read(session, _of_job, job_id)
     if info is None:
         raise NoResult(f"job {job_id} is not a step of a workflow, so there are no results of other steps")
     meant = [s for s in info.steps if _means(step, s)]

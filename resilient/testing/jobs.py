@@ -35,6 +35,7 @@ class Bench:
     deps: Any = None
     cancel_requested: bool = False
     client: httpx.AsyncClient | httpx.Client | None = None
+    results: Mapping[str, Any] | None = None  # of earlier steps, by kind or name
     progress_saved: list[Any] = field(default_factory=list)
     calls: list[FakeCall] = field(default_factory=list)
     went_through: list[str] = field(default_factory=list)
@@ -172,12 +173,20 @@ def job(
     app: Any = None,
     client: httpx.AsyncClient | None = None,
     session: Any = None,
+    results: Mapping[str, Any] | None = None,
     id: UUID | None = None,  # noqa: A002 - the job's own word
 ) -> Job[P]:
-    """A job for an ``async def`` handler."""
+    """A job for an ``async def`` handler. ``results`` of earlier steps of its workflow are by kind or name."""
     return Job(
         **_fields(
-            payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client, session=session)
+            payload,
+            kind,
+            resource_key,
+            attempt,
+            execution,
+            tags,
+            id,
+            Bench(app, deps, client=client, session=session, results=results),
         )
     )
 
@@ -194,12 +203,20 @@ def sync_job(
     app: Any = None,
     client: httpx.Client | None = None,
     session: Any = None,
+    results: Mapping[str, Any] | None = None,
     id: UUID | None = None,  # noqa: A002 - the job's own word
 ) -> SyncJob[P]:
     """A job for a plain handler."""
     return SyncJob(
         **_fields(
-            payload, kind, resource_key, attempt, execution, tags, id, Bench(app, deps, client=client, session=session)
+            payload,
+            kind,
+            resource_key,
+            attempt,
+            execution,
+            tags,
+            id,
+            Bench(app, deps, client=client, session=session, results=results),
         )
     )
 
