@@ -28,32 +28,44 @@ def made(asked: RequestFacts, now: datetime) -> dict[str, Any]:
     return mark
 
 
+def readable(found: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Marks as a row has them. What cannot be read means that something may have been sent: in doubt."""
+    if not found:
+        return {}
+    if isinstance(found, dict) and all(isinstance(mark, dict) for mark in found.values()):
+        return found
+    return {"unreadable mark": {}}
+
+
 def until_of(mark: Mapping[str, Any]) -> datetime | None:
     """Until when the request may be repeated; None if never."""
     text = mark.get("until")
-    return datetime.fromisoformat(text) if isinstance(text, str) else None
+    try:
+        return datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def in_doubt(marks: Mapping[str, Mapping[str, Any]] | None, now: datetime) -> bool:
     """Whether some request must not be repeated: it had no key, or the provider may have forgotten it."""
-    return any((until := until_of(mark)) is None or until <= now for mark in (marks or {}).values())
+    return any((until := until_of(mark)) is None or until <= now for mark in readable(marks).values())
 
 
 def unkeyed(marks: Mapping[str, Mapping[str, Any]] | None) -> bool:
     """Whether some request was sent without a key."""
-    return any(until_of(mark) is None for mark in (marks or {}).values())
+    return any(until_of(mark) is None for mark in readable(marks).values())
 
 
 def safe_until(marks: Mapping[str, Mapping[str, Any]] | None) -> datetime | None:
     """When the first of the keys is forgotten; None if none is outstanding."""
-    return min((until for mark in (marks or {}).values() if (until := until_of(mark)) is not None), default=None)
+    return min((until for mark in readable(marks).values() if (until := until_of(mark)) is not None), default=None)
 
 
 def forgotten(marks: Mapping[str, Mapping[str, Any]] | None, now: datetime) -> str:
     """What to tell a person about the requests in doubt whose key is too old; "" if there is none."""
     old = [
         f"{name} was first sent at {mark.get('at')}, and the provider remembers its key only until {mark['until']}"
-        for name, mark in sorted((marks or {}).items())
+        for name, mark in sorted(readable(marks).items())
         if (until := until_of(mark)) is not None and until <= now
     ]
     return "; ".join(old)

@@ -118,7 +118,7 @@ class Execution:
         self.fence: int = row.version + 1  # the claim raised it
         self.probes = probes  # half-open resources this job tries out
         if row.sent is not None:
-            self._marks = row.sent
+            self._marks = marks.readable(row.sent)
 
     @property
     def app(self) -> Resilient:

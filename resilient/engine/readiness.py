@@ -47,6 +47,8 @@ def _undecodable(execution: Execution) -> decisions.Outcome | None:
             message=f"payload version {row.payload_version} is newer than this worker's {handler.version} of"
             f" {handler.kind!r}; waiting for a newer worker",
         )
+    if row.tags and not isinstance(row.tags, dict):
+        return decisions.Failed(Failure(FailureKind.UNDECODABLE), "its tags are not a JSON object of strings")
     try:
         execution.payload = handler.decode(row.payload, row.payload_version)
     except BadPayload as error:

@@ -195,9 +195,12 @@ class Dialect:
         return ("{%s}" if self.is_postgresql else "[%s]") % ",".join(map(str, values))
 
     def pack_keys(self, keys: Sequence[str]) -> Any:
-        """Resource keys or kinds (already checked: no quote or backslash can occur) as one parameter."""
+        """Resource keys or kinds as one parameter."""
         if self.is_postgresql:  # quoted, because a bare null would be NULL
-            return '{"' + '","'.join(keys) + '"}' if keys else "{}"
+            text = '","'.join(keys)
+            if "\\" in text or text.count('"') > 2 * max(0, len(keys) - 1):  # in a row that somebody wrote by hand
+                text = '","'.join(key.replace("\\", r"\\").replace('"', r"\"") for key in keys)
+            return f'{{"{text}"}}' if keys else "{}"
         return json.dumps(list(keys))
 
     def time(self, value: datetime | None) -> str | None:

@@ -14,6 +14,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy.engine import Dialect as SADialect
     from sqlalchemy.types import TypeEngine
 
@@ -59,8 +61,32 @@ TEXT: Final = Text()
 class JsonText(JSON):
     """JSON in a column that SQLite leaves alone.
 
-    One declared JSON has numeric affinity and would turn the text ``0.1000000000000000055`` into a rounded number.
+    One declared JSON has numeric affinity and would turn the text ``0.1000000000000000055`` into a rounded number. SQLite
+    checks no text either: what is no JSON (somebody wrote it by hand) comes back as that text instead of stopping every
+    other row of the same query.
     """
+
+    def adapt(self, cls: type[Any], **options: Any) -> Any:
+        """The database's own JSON type, with a reader that takes what it finds."""
+        return super().adapt(type(cls.__name__, (_Lenient, cls), {"__visit_name__": cls.__visit_name__}), **options)
+
+
+class _Lenient:
+    """A JSON type that gives text it cannot read as that text."""
+
+    def result_processor(self, dialect: SADialect, kind: Any) -> Callable[[Any], Any] | None:
+        """What reads a column."""
+        read: Callable[[Any], Any] | None = super().result_processor(dialect, kind)  # type: ignore[misc]
+        if read is None:
+            return None
+
+        def lenient(value: Any) -> Any:
+            try:
+                return read(value)
+            except ValueError:
+                return value
+
+        return lenient
 
 
 @compiles(JsonText, "sqlite")

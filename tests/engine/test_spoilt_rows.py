@@ -1,0 +1,108 @@
+"""Rows that somebody wrote by hand, or half: each is parked with its reason, and everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from resilient import Job, Resilient, handler
+from resilient.store.database import Database
+
+
+@handler("good")
+async def good(job: Job[int]) -> int:
+    return job.payload
+
+
+@pytest.fixture
+async def app(database_url):
+    app = Resilient(Database(database_url), handlers=[good], upgrade=False)
+    yield app
+    await app.close()
+
+
+def spoil(app, id_, **columns):
+    """Write what nothing in the engine would."""
+    sets = ", ".join(f"{name} = '{value}'" for name, value in columns.items())
+    with app.database.sync_engine.begin() as c:
+        text = str(id_) if app.database.dialect.is_postgresql else id_.hex
+        c.exec_driver_sql(f"UPDATE resilient_job SET {sets} WHERE id = '{text}'")
+        if "resource_key" in columns:
+            c.exec_driver_sql(
+                f"INSERT INTO resilient_turn (resource_key, priority) VALUES ('{columns['resource_key']}', 0)"
+            )
+
+
+DEAD = [{"payload": '"text"'}, {"payload": "null"}, {"sent": "3"}, {"sent": '["a"]'}, {"tags": "3"}, {"tags": '["a"]'}]
+SQLITE_ONLY = [{"payload": "{oops"}, {"payload": ""}, {"sent": "{oops"}, {"tags": "{oops"}]
+
+
+@pytest.mark.parametrize("columns", [*DEAD, *SQLITE_ONLY], ids=str)
+async def test_it_is_dead_with_its_reason_and_the_others_run(app, columns):
+    if columns in SQLITE_ONLY and not app.database.is_sqlite:
+        columns = DEAD[0]  # PostgreSQL takes no such value
+    first = await app.enqueue(good, 1, resource_key="p/1")
+    bad = await app.enqueue(good, 2, resource_key="p/1")
+    last = await app.enqueue(good, 3, resource_key="p/1")
+    spoil(app, bad.id, **columns)
+    worker = app.worker()
+    assert await worker.drain(timeout=20) == 3
+    assert [(await app.jobs.get(one.id)).state for one in (first, last)] == ["succeeded"] * 2
+    job = await app.jobs.get(bad.id)
+    if "sent" in columns:  # something may have been sent: nobody knows
+        assert (job.state, job.last_error_kind, "unknown outcome" in job.last_error) == ("dead", "ambiguous", True)
+    else:
+        assert (job.state, job.last_error_kind) == ("dead", "undecodable")
+        assert next(iter(columns)) in job.last_error
+    assert bad.id in {one.id for one in await app.jobs.list()}
+
+
+KEYS = [
+    "a b",
+    "a//b",
+    "/",
+    "a/b/c/d/e/f",
+    "NULL",
+    'q"uote',
+    "back\\slash",
+    "br{ace}",
+    "com,ma",
+    "ünï",
+    "p/1/",
+    "a' '\n",
+]
+
+
+@pytest.mark.parametrize("key", [k.replace("'", "''") for k in KEYS])
+async def test_a_key_that_is_none_stops_nobody(app, key):
+    bad = await app.enqueue(good, 1, resource_key="p/2")
+    spoil(app, bad.id, resource_key=key)
+    fine = [await app.enqueue(good, n, resource_key=f"p/{n}") for n in range(3)]
+    await app.worker().drain(timeout=20)
+    assert {(await app.jobs.get(one.id)).state for one in fine} == {"succeeded"}
+    await app.worker().sweeper.chores()
+    assert (await app.jobs.get(bad.id)).state in ("succeeded", "dead")
+
+
+@pytest.mark.parametrize(
+    "columns", [{"attempts": -5}, {"attempts": 10**6}, {"max_attempts": 0}, {"rescues": 50}, {"payload_version": -3},
+                {"executions": 10**6}], ids=str
+)  # fmt: skip
+async def test_odd_numbers_end_too(app, columns):
+    odd, fine = [await app.enqueue(good, n, resource_key="p/1") for n in (1, 2)]
+    spoil(app, odd.id, **columns)
+    await app.worker().drain(timeout=20)
+    assert (await app.jobs.get(fine.id)).state == "succeeded"
+    assert (await app.jobs.get(odd.id)).state in ("succeeded", "dead")
+
+
+async def test_a_running_row_that_nobody_holds_is_rescued(app):
+    """No lease, no owner: a state that was written by hand."""
+    lost = await app.enqueue(good, 1, resource_key="p/1")
+    spoil(app, lost.id, state="running", lease_until="2020-01-01 00:00:00.000000+00"[:26], locked_by="nobody")
+    worker = app.worker()
+    await worker.sweeper.rescue()
+    await asyncio.sleep(0)
+    await worker.drain(timeout=20)
+    assert worker.sweeper.rescued == 1
