@@ -61,8 +61,8 @@ TEXT: Final = Text()
 class JsonText(JSON):
     """JSON in a column that SQLite leaves alone.
 
-    One declared JSON has numeric affinity and would turn the text ``0.1000000000000000055`` into a rounded number. SQLite
-    checks no text either: what is no JSON (somebody wrote it by hand) comes back as that text instead of stopping every
+    One declared JSON has numeric affinity and would turn the text ``0.1000000000000000055`` into a rounded number.
+    SQLite checks no text either: what is no JSON (written by hand) comes back as that text instead of stopping every
     other row of the same query.
     """
 
