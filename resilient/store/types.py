@@ -68,6 +68,8 @@ class JsonText(JSON):
 
     def adapt(self, cls: type[Any], **options: Any) -> Any:
         """The database's own JSON type, with a reader that takes what it finds."""
+        if issubclass(cls, JsonText):  # a copy
+            return super().adapt(cls, **options)
         return super().adapt(type(cls.__name__, (_Lenient, cls), {"__visit_name__": cls.__visit_name__}), **options)
 
 
