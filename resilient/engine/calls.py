@@ -36,7 +36,7 @@ async def call(execution: Execution, threads: ThreadPool) -> Outcome:
             result = await result
     except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the job, not the worker
         uncancel(execution)
-        outcome = raised(execution, error)
+        outcome = raised(execution, error if execution.work is None else two_phase.named(error))
         if execution.work is not None and not execution.thread:
             await two_phase.roll_back(execution)
             uncancel(execution)

@@ -60,7 +60,7 @@ class Dispatcher:
         self._unbounded_at = -1e9
         self._yield = 4.0  # slots a turn fills that is not cut short by too few of them, moving average
         self._keys = MOST_TURNS  # how many keys the last look found, if fewer than it asked for
-        self._rate = 0.0  # jobs ended per second, moving average
+        self._rate = 0.0  # calls ended per second, moving average
         self._counted, self._counted_at = 0, monotonic()
         self._skip: dict[str, float] = {}
         self._missing: list[str] = []  # keys without a resource row
@@ -70,7 +70,7 @@ class Dispatcher:
     # -- how many -------------------------------------------------------------------------------------------------
 
     def ended(self, total: int) -> None:
-        """Tell how many jobs have ended so far."""
+        """Tell how many calls of handlers have ended so far."""
         now = self._monotonic()
         if (elapsed := now - self._counted_at) >= COUNT_EVERY:
             rate = (total - self._counted) / elapsed

@@ -58,6 +58,7 @@ class Executor:
         self._alone: Execution | BatchRun | None = None  # the suspect that runs now
         self._gathering: dict[tuple[str, str], BatchRun] = {}  # by kind and resource: not started, takes more
         self._shared = 0  # executions beyond the first of each batch: they take no slot
+        self.beside = 0  # how many of those have ended
         self._patience = 0.0
         self._deadlines: asyncio.TimerHandle | None = None
         self._closing = False
@@ -191,7 +192,9 @@ class Executor:
         unit: Execution | BatchRun = execution
         if execution.run is not None:
             unit = execution.run
-            self._shared -= unit.leave(execution)
+            if unit.leave(execution):
+                self._shared -= 1
+                self.beside += 1
             if unit.members:
                 return held
         if unit.task is not None:

@@ -179,7 +179,7 @@ async def finish(execution: Execution, outcome: Outcome) -> Outcome:
         await _undisturbed(_commit(execution, work, result))
     except BaseException as error:  # noqa: BLE001 - it is told to the job
         if not await _was_committed(execution, work):
-            return raised(execution, _named(error))
+            return raised(execution, named(error))
     execution.over = True
     with contextlib.suppress(asyncio.CancelledError), _logged(execution):
         async with asyncio.timeout(AFTER_COMMIT_PATIENCE):
@@ -207,7 +207,7 @@ def finish_sync(execution: Execution, outcome: Outcome) -> Outcome:
         _commit_sync(execution, work, result)
     except BaseException as error:  # noqa: BLE001 - it is told to the job
         if not _was_committed_sync(execution, work):
-            return raised(execution, _named(error))
+            return raised(execution, named(error))
     execution.over = True
     for fn in work.after:
         with _logged(execution):
@@ -263,8 +263,8 @@ def _complete(session: Session, execution: Execution, result: Succeeded) -> None
     execution.require_held(execution.id in written)
 
 
-def _named(error: BaseException) -> BaseException:
-    """Broken off by the database in favour of another transaction: nobody's bug, and nothing was committed."""
+def named(error: BaseException) -> BaseException:
+    """What left a handler with transactions; broken off by the database for another one: that is nobody's bug."""
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
     if state not in BROKEN_OFF:
         return error

@@ -7,7 +7,9 @@ user never commits it; that would separate rows from what must be committed with
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager
+import asyncio
+import threading
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import event
@@ -33,7 +35,7 @@ class Opened(NamedTuple):
 @asynccontextmanager
 async def begun(execution: Execution) -> AsyncIterator[Opened]:
     """An AsyncSession in a transaction, which is rolled back unless it is committed before the end."""
-    async with _made(execution.app, AsyncSession) as session, _exclusive(execution):
+    async with _exclusive(execution), _made(execution.app, AsyncSession) as session:
         with _only_ours(session.sync_session) as ours:
             await session.run_sync(_begin, execution.app)
             yield Opened(session, ours)
@@ -42,7 +44,7 @@ async def begun(execution: Execution) -> AsyncIterator[Opened]:
 @contextmanager
 def begun_sync(execution: Execution) -> Iterator[Opened]:
     """`begun` for threads: a Session."""
-    with _made(execution.app, Session) as session, _held(execution), _only_ours(session) as ours:
+    with _exclusive_sync(execution), _made(execution.app, Session) as session, _only_ours(session) as ours:
         _begin(session, execution.app)
         yield Opened(session, ours)
 
@@ -83,9 +85,24 @@ def _held(execution: Execution) -> Iterator[None]:
         execution.transaction_open = False
 
 
+class Turns:
+    """SQLite has one writer: a worker's handlers queue for it here, instead of waking up now and then to ask."""
+
+    def __init__(self) -> None:
+        self.tasks = asyncio.Lock()
+        self.threads = threading.Lock()
+
+
 @asynccontextmanager
 async def _exclusive(execution: Execution) -> AsyncIterator[None]:
     with _held(execution):
+        async with execution.worker.turns.tasks if execution.app.database.is_sqlite else nullcontext():
+            yield
+
+
+@contextmanager
+def _exclusive_sync(execution: Execution) -> Iterator[None]:
+    with _held(execution), execution.worker.turns.threads if execution.app.database.is_sqlite else nullcontext():
         yield
 
 

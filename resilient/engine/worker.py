@@ -33,6 +33,7 @@ from resilient.engine.gate import Gate
 from resilient.engine.handler import DEFAULT_RETRY
 from resilient.engine.services import Services
 from resilient.engine.sweeper import Sweeper
+from resilient.engine.user_sessions import Turns
 from resilient.engine.wiring import Wire
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Worker:
             on_cooldown=app.cooled_down,
         )  # fmt: skip
         self.wire = Wire(self)
+        self.turns = Turns()
         self.threads = ThreadPoolExecutor(concurrency, "resilient-handler")
         self.completer = Completer(app.database, self.gate.capped, self._written, self._refused, app.poke)
         self.executor = Executor(concurrency, self.threads, on_done=self._decided, before=self._stopped)
@@ -198,7 +200,7 @@ class Worker:
 
     async def _claim_step(self) -> float:
         """Claim once if it is worth it; returns how long to wait before the next step."""
-        self.dispatcher.ended(self.ended)
+        self.dispatcher.ended(self.ended - self.executor.beside)
         slots = 0 if self.executor.wants_quiet else self.dispatcher.wanted(self.executor.taken)
         if slots <= 0:
             return 0.005 if self.executor.running else 0.05

@@ -452,6 +452,7 @@ async def test_the_slots_are_counted_right_after_batches(make):
     assert await worker.drain(timeout=30) == 135
     assert (worker.executor.taken, worker.executor._shared, worker.executor._started) == (0, 0, 0)
     assert not worker.executor._gathering
+    assert worker.ended - worker.executor.beside == len([s for s in SEEN if isinstance(s, tuple)])
 
 
 async def test_a_handler_declared_for_both_is_told_apart():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -303,6 +304,66 @@ async def test_an_interruption_rolls_back(make):
     await drain(app)
     assert (await only(app, "hangs")).last_error_kind == "timeout"
     assert rows(app) == []
+
+
+async def test_a_thread_that_is_given_up_commits_nothing_later(make):
+    go_on, done = threading.Event(), threading.Event()
+
+    @handler("hangs", timeout=0.1, retry=Retry(max_attempts=1))
+    def hangs(job: SyncJob[None]) -> None:
+        try:
+            with job.complete() as session:
+                session.add(Row(name="x"))
+                job.then(follow, "x")
+            assert go_on.wait(20)
+        finally:
+            done.set()
+
+    app = make(hangs)
+    await app.enqueue(hangs, resource_key="p/1")
+    worker = app.worker(concurrency=2)
+    task = asyncio.create_task(worker.run(signals=False))
+    while not worker.executor.stuck:  # noqa: ASYNC110 - given up
+        await asyncio.sleep(0.02)
+    go_on.set()
+    assert await asyncio.to_thread(done.wait, 20)
+    while worker.executor.stuck:  # noqa: ASYNC110 - until its thread has ended
+        await asyncio.sleep(0.02)
+    worker.stop()
+    await asyncio.wait_for(task, 20)
+    assert ((await only(app, "hangs")).last_error_kind, rows(app)) == ("timeout", [])
+    assert await app.jobs.count(kind="follow") == 0
+
+
+@pytest.mark.parametrize("mode", ["staged", "atomic"])
+@pytest.mark.parametrize("where", ["inside", "commit"])
+async def test_a_transaction_the_database_broke_off_is_a_conflict(make, clock, mode, where):
+    """A deadlock's victim has no bug: nothing was committed, and it runs again soon."""
+
+    class Deadlock(Exception):
+        sqlstate = "40P01"
+
+    def broken_off(*_):
+        raise OperationalError("UPDATE x", {}, Deadlock())
+
+    @handler("victim", mode=mode, retry=RETRY)
+    def victim(job: SyncJob[None]) -> None:
+        with job.complete() as session:
+            session.add(Row(name=f"row {job.execution}"))
+            if job.execution == 1 and where == "inside":
+                broken_off()
+            if job.execution == 1:
+                event.listen(session, "before_commit", lambda s: s.in_nested_transaction() or broken_off())
+
+    app = make(victim)
+    await app.enqueue(victim, resource_key="p/1")
+    await drain(app)
+    job = await only(app, "victim")
+    assert (job.state, job.last_error_kind, job.last_error_code) == ("scheduled", "conflict", "40P01")
+    assert rows(app) == []
+    clock.advance(60)
+    await drain(app)
+    assert rows(app) == ["row 2"]
 
 
 # -- the commit itself ---------------------------------------------------------------------------------------
