@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from resilient.core.policy import BreakerPolicy
 
@@ -142,6 +142,11 @@ def elect(b: BreakerFacts, owner: str, policy: BreakerPolicy, now: datetime) -> 
         probe_owner=owner,
         probe_until=now + timedelta(seconds=policy.probe_lease),
     )
+
+
+def orphaned(b: BreakerFacts, owners: Collection[str]) -> bool:
+    """Whether the circuit waits for a probe that one of these lost workers had sent."""
+    return b.state == "half_open" and b.probe_owner in owners
 
 
 def isolate(b: BreakerFacts, now: datetime, until: datetime | None = None) -> BreakerFacts:

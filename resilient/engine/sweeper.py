@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import alerts, marks
 from resilient.core import decide as decisions
 from resilient.core.admission import needs_count, releasable, stop_of
+from resilient.core.breaker import orphaned
 from resilient.core.resource_key import path
 from resilient.engine import workflows
 from resilient.engine.completer import free_slots
 from resilient.engine.endings import finish_of_row
 from resilient.store import (
+    circuits,
     dependencies,
     finishing,
     followers,
@@ -271,18 +273,21 @@ def rescue(c: Connection, d: Dialect, worker: Worker) -> int:
         transition = decisions.decide(facts, outcome, worker.retry_of(handler), now, worker.rng.random())
         finishes.append(finish_of_row(row, transition, row.locked_by))
     rescued = finishing.finish_if_held(c, d, finishes, now)
-    _free_slots(c, d, worker, [row.resource_key for row in rows if row.id in rescued], now)
+    _free_slots(c, d, worker, [row for row in rows if row.id in rescued], now)
     return len(rescued)
 
 
-def _free_slots(c: Connection, d: Dialect, worker: Worker, ended: Sequence[str], now: datetime) -> None:
-    """Release turns parked on caps: the dead or delayed job will not come back to do it."""
-    levels = [level for key in ended for level in path(key)]
-    policy, freed = worker.app.policies.for_key, dict[str, int]()
-    facts = resources.read(c, d, sorted(set(levels))) if levels else {}
-    for level in levels:
+def _free_slots(c: Connection, d: Dialect, worker: Worker, ended: Sequence[Any], now: datetime) -> None:
+    """Release turns parked on caps and on probes: the dead or delayed job will not come back to do it."""
+    levels = [(level, row.locked_by) for row in ended for level in path(row.resource_key)]
+    policy, freed, lost = worker.app.policies.for_key, dict[str, int](), dict[str, set[str]]()
+    facts = resources.read(c, d, sorted({level for level, _ in levels})) if levels else {}
+    for level, owner in levels:
+        if level in facts and orphaned(facts[level].breaker, (owner,)):
+            lost.setdefault(level, set()).add(owner)
         if level in facts and needs_count(facts[level], policy(level, facts[level].policy_override), now):
             freed[level] = freed.get(level, 0) + 1
+    circuits.give_up_probes(c, d, lost, now)
     free_slots(c, d, freed, now)
 
 

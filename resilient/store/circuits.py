@@ -19,7 +19,7 @@ from resilient.store import turns, waiting
 from resilient.store.dialect import JSON, TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from sqlalchemy import Connection
@@ -129,6 +129,20 @@ def elect_if_due(
     facts = replace(facts, breaker=breaker.elect(facts.breaker, owner, policy, now), revision=facts.revision + 1)
     write_breakers(c, d, [(key, facts.breaker)], now)
     return facts, now
+
+
+def give_up_probes(c: Connection, d: Dialect, lost: Mapping[str, Collection[str]], now: datetime) -> list[str]:
+    """Circuits (by key) whose probe was sent by a worker that was lost with its job: the next one need not wait.
+
+    Returns their keys; one parked turn of each becomes an ordinary one.
+    """
+    rows = lock(c, d, sorted(lost)) if lost else {}
+    orphans = [key for key, facts in rows.items() if breaker.orphaned(facts.breaker, lost[key])]
+    if orphans:
+        write_breakers(c, d, [(key, replace(rows[key].breaker, probe_until=now)) for key in orphans], now)
+    for key in sorted(orphans):
+        turns.release(c, d, key, 1, now)
+    return orphans
 
 
 # -- rows ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 from resilient import Job, Limit, Resilient, Retry, handler
-from resilient.store import claim, jobs, resources, turns
+from resilient.store import claim, gates, jobs, resources, turns
 
 
 @handler("work", retry=Retry(max_rescues=1))
@@ -46,3 +46,39 @@ async def test_a_rescued_job_frees_its_slot_for_whoever_waits(database):
     assert await database.transaction(turns.take, 10) == []
     await worker.sweeper.rescue()
     assert [turn.resource_key for turn in await database.transaction(turns.take, 10)] == ["p/b"]
+
+
+async def test_a_probe_that_was_lost_with_its_worker_is_replaced_at_once(database):
+    """Not only when the probe's own lease of a minute is over."""
+    put(database, "p/a", "p/a")
+    app = Resilient(database, handlers=[work], upgrade=False)
+    now = await database.transaction(lambda c, d: d.now(c))
+    await database.transaction(_isolate, "p/a", now)
+    ask = claim.Ask("gone", 10, ["work"], timedelta(seconds=-1), app.policies.for_key, lambda: 0.5)
+    claimed = await database.transaction(claim.claim, ask)
+    assert list(claimed.probes.values()) == [("p/a",)]
+    assert await database.transaction(turns.take, 10) == []  # the other job waits for the probe
+    await app.worker().sweeper.rescue()
+    again = await database.transaction(claim.claim, claim.Ask(
+        "next", 10, ["work"], timedelta(seconds=60), app.policies.for_key, lambda: 0.5))  # fmt: skip
+    assert list(again.probes.values()) == [("p/a",)]
+
+
+async def test_a_probe_of_a_living_worker_is_left_alone(database):
+    put(database, "p/a", "p/b")
+    app = Resilient(database, handlers=[work], upgrade=False)
+    now = await database.transaction(lambda c, d: d.now(c))
+    gone = claim.Ask("gone", 10, ["work"], timedelta(seconds=-1), app.policies.for_key, lambda: 0.5)
+    assert len((await database.transaction(claim.claim, gone)).jobs) == 2
+    await database.transaction(_isolate, "p", now)
+    put(database, "p/c")
+    alive = claim.Ask("alive", 10, ["work"], timedelta(seconds=60), app.policies.for_key, lambda: 0.5)
+    probing = (await database.transaction(claim.claim, alive)).probes
+    assert list(probing.values()) == [("p",)]
+    await app.worker().sweeper.rescue()
+    assert (await database.transaction(resources.read, ["p"]))["p"].breaker.probe_owner == "alive"
+    assert (await database.transaction(claim.claim, alive)).jobs == []
+
+
+def _isolate(c, d, key, now):
+    gates.open_(c, d, key, until=now - timedelta(seconds=1))

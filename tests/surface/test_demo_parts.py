@@ -6,11 +6,13 @@ import hashlib
 import io
 import json
 import re
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
 import pytest
+from standardwebhooks import Webhook
 
 from resilient.core.errors import SetupError
 from resilient.surface.demo import accounts, contacts
@@ -18,6 +20,7 @@ from resilient.surface.demo.accounts import Plan, plan
 from resilient.surface.demo.audit import MOST_INTO_OUTAGE, ON_THE_WIRE, Evidence, audit
 from resilient.surface.demo.oauth import CLIENT_ID
 from resilient.surface.demo.provider import Provider
+from resilient.surface.demo.sink import Sink
 from resilient.surface.demo.view import JobView
 from resilient.surface.demo.waits import DIALECTS, Dialect, wait_headers
 
@@ -309,6 +312,25 @@ async def test_an_owner_takes_the_access_back():
     assert "revoked" in [e["decision"] for e in hand.log()]
 
 
+async def test_the_webhook_takes_what_is_signed_and_goes_away_once():
+    log, away, secret = [], [], "whsec_" + base64.b64encode(b"s" * 32).decode()
+    sink = Sink(secret, log.append, lambda: 5.0, away_after=2, go_away=lambda: away.append(len(log)))
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=sink.app()), base_url="http://sink")
+    for number in (1, 2, 3):
+        event = {"id": f"e{number}", "partitionkey": "acme", "sequence": f"{number:020}", "data": {"contact": "c1"}}
+        body, at = json.dumps(event), datetime.now(UTC)
+        headers = {
+            "webhook-id": f"e{number}", "webhook-timestamp": str(int(at.timestamp())),
+            "webhook-signature": Webhook(secret).sign(f"e{number}", at, body),
+        }  # fmt: skip
+        assert (await client.post("/events", content=body, headers=headers)).status_code == 202
+        assert (await client.post("/events", content=body + " ", headers=headers)).status_code == 401
+    assert [(e["decision"], e.get("number")) for e in log] == [
+        ("event", 1), ("forged", None), ("event", 2), ("forged", None), ("event", 3), ("forged", None),
+    ]  # fmt: skip
+    assert away == [3]
+
+
 # -- the audit -----------------------------------------------------------------------------------------------
 
 
@@ -322,7 +344,14 @@ def entry(contact, decision="stored", **more):
     } | more
 
 
+def event(number, contact, **more):
+    return {"decision": "event", "id": f"e-{contact}", "account": "acme", "number": number, "about": contact} | more
+
+
 GOOD_LOG = [
+    event(1, "c1"),
+    event(2, "c2"),
+    event(1, "c1"),  # came again
     entry("c1"),
     entry("c2", "throttled", dialect="retry-after-ms"),
     entry("c2", "throttled", dialect="retry-after-ms", in_cooldown=True, late=ON_THE_WIRE),
@@ -337,13 +366,19 @@ GOOD_JOBS = [
 ]
 
 
-def judge(log=GOOD_LOG, jobs=GOOD_JOBS, contacts=("c1", "c2", "c3"), records=("r1", "r2"), expected=("r1", "r2")):
-    return audit(Evidence(log=log, jobs=jobs, contacts=contacts, records=records, expected=expected))
+GOOD = {
+    "log": GOOD_LOG, "jobs": GOOD_JOBS, "contacts": ("c1", "c2", "c3"), "records": ("r1", "r2"),
+    "expected": ("r1", "r2"), "pushed": ("c1", "c2"),
+}  # fmt: skip
+
+
+def judge(**changes):
+    return audit(Evidence(**GOOD | changes))
 
 
 def broken(log=(), **evidence):
     """Which claims are false, by their number."""
-    found = judge([*GOOD_LOG, *log], **evidence)
+    found = judge(log=[*GOOD_LOG, *log], **evidence)
     return [n for n, claim in enumerate(found.claims) if not claim.holds]
 
 
@@ -354,7 +389,7 @@ def test_a_good_run_passes():
     assert "1 more were on the wire" in found.claims[2].found
 
 
-DELIVERED, DUPLICATES, COOLDOWN, DEAD, LOST, WAITING, READ, GRANTS, OUTAGE = range(9)
+DELIVERED, DUPLICATES, COOLDOWN, DEAD, LOST, WAITING, READ, GRANTS, OUTAGE, NOTED, EVENTS, ORDER = range(12)
 CONNECTED, REVOKED = ({"account": "acme", "decision": what} for what in ("connected", "revoked"))
 
 
@@ -371,6 +406,10 @@ CONNECTED, REVOKED = ({"account": "acme", "decision": what} for what in ("connec
         ({"jobs": GOOD_JOBS[1:]}, [LOST]),
         ({"jobs": [*GOOD_JOBS[:2], JobView("c3", "succeeded", None, 0)]}, [DEAD, LOST]),
         ({"jobs": [JobView("c1", "succeeded", None, 0, charged_waits=1), *GOOD_JOBS[1:]]}, [WAITING]),
+        ({"pushed": ("c1",)}, [NOTED, EVENTS]),
+        ({"pushed": ("c1", "c2", "c2")}, [NOTED]),
+        ({"log": [event(3, "c4")]}, [EVENTS]),
+        ({"log": [event(4, "c1")]}, [ORDER]),
         ({"records": ("r1",)}, [READ]),
         ({"records": ("r1", "r2", "r2")}, [READ]),
         ({"records": ("r1", "r2", "r3")}, [READ]),
@@ -386,13 +425,13 @@ def test_each_claim_can_be_false(change, claims):
 
 
 def test_culprits_are_named():
-    found = judge([*GOOD_LOG, entry("c1", key="another")])
+    found = judge(log=[*GOOD_LOG, entry("c1", key="another")])
     assert found.claims[DUPLICATES].found == "1; stored twice: c1"
 
 
 def test_a_run_of_nothing_does_not_pass():
-    assert not judge([], [], []).passed
+    assert not judge(log=[], jobs=[], contacts=[], records=[], expected=[], pushed=[]).passed
 
 
 def test_a_run_in_which_everything_is_refused_passes():
-    assert judge(GOOD_LOG[-1:], GOOD_JOBS[-1:], ["c3"]).passed
+    assert judge(log=GOOD_LOG[-1:], jobs=GOOD_JOBS[-1:], contacts=["c3"], pushed=()).passed

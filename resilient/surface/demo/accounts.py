@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PROVIDER: Final = "crm"
+SINK: Final = "search"  # a destination of events
 HEALTHY: Final = "acme"
 THROTTLED: Final = "globex"
 DOWN: Final = "initech"
@@ -28,6 +29,13 @@ STORIES: Final = {
     LIMITED: f"its {LIMITED_ENDPOINT} are limited, the rest flows",
     REVOKED: "its owner takes the access back, and gives it again",
 }
+
+
+def story(key: str) -> str:
+    """What is to be told about a resource."""
+    if key == f"outbox/{SINK}":
+        return "events to a webhook that is away for a while"
+    return STORIES.get(key.split("/")[1], "healthy") if key.count("/") == 1 else "its endpoint"
 
 
 def resource_key(account: str, endpoint: str) -> str:
@@ -53,6 +61,8 @@ class Plan:
     consent_after: float = 1.5  # seconds until he has read that he must connect again, and did
     outage_after: int = 600  # all accounts' contacts; then the whole provider answers 503
     outage: float = 1.6
+    sink_away_after: int = 150  # events
+    sink_away: float = 3.0
     people: int = 120  # records of each account that are read in
 
     def to_json(self) -> dict[str, Any]:
@@ -75,5 +85,6 @@ def plan(accounts: Iterable[tuple[str, str]], **changes: Any) -> Plan:
         "silent_after": sum(n for (account, _), n in count.items() if account == HEALTHY) // 8,
         "revoke_after": sum(n for (account, _), n in count.items() if account == REVOKED) // 3,
         "outage_after": count.total() * 6 // 10,
+        "sink_away_after": max(1, count.total() * 15 // 100),
     }
     return Plan(**(found | changes))

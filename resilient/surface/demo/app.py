@@ -13,9 +13,12 @@ import sys
 import threading
 from typing import Any, Final
 
+import sqlalchemy as sa
+
 from resilient import (
     BreakerPolicy,
     Errors,
+    Event,
     FailureKind,
     FullJitter,
     Idempotency,
@@ -27,9 +30,10 @@ from resilient import (
     Rotation,
     Rule,
     Scope,
+    StandardWebhook,
     handler,
 )
-from resilient.surface.demo import accounts
+from resilient.surface.demo import accounts, rows
 from resilient.surface.demo.contacts import Contact  # noqa: TC001 - a handler's annotation is read
 from resilient.surface.demo.oauth import CLIENT_ID
 from resilient.surface.demo.people import read_people
@@ -39,9 +43,15 @@ LEASE: Final = 4.0  # seconds until a dead worker's jobs run elsewhere; short, b
 _ANSWER: Final = 2.0  # seconds we wait for an answer
 
 
+class ContactPushed(Event, type="contact.pushed"):
+    """Told to whoever wants to know; in this demo a search index."""
+
+    contact: str
+
+
 @handler("contact.push", retry=Retry(max_attempts=10, delay=FullJitter(base=0.5, cap=4)), timeout=30)
 async def push_contact(job: Job[Contact]) -> None:
-    """Push one contact to its account at the provider."""
+    """Push one contact to its account at the provider; note it and tell of it, in the transaction that ends the job."""
     contact = job.payload
     addresses: dict[str, str] = job.deps["addresses"]
     base = addresses["fragile" if contact.account == accounts.DOWN else "steady"]
@@ -51,6 +61,10 @@ async def push_contact(job: Job[Contact]) -> None:
         timeout=_ANSWER,
     )
     response.raise_for_status()
+    async with job.complete() as session:
+        noted = sa.insert(rows.pushed(job.deps["schema"])).values(account=contact.account, contact=contact.id)
+        await session.execute(noted)
+        job.app.outbox.publish(session, ContactPushed(contact=contact.id), key=contact.account)
 
 
 def provider(addresses: dict[str, str]) -> Provider:
@@ -91,7 +105,16 @@ def build(settings: dict[str, Any]) -> Resilient:
         upgrade=True,
         handlers=[push_contact, read_people],
         providers=[provider(settings["addresses"])],
-        breakers={accounts.PROVIDER: soon, f"{accounts.PROVIDER}/**": soon},
+        breakers={accounts.PROVIDER: soon, f"{accounts.PROVIDER}/**": soon, "outbox/*": soon},
+        destinations={
+            accounts.SINK: StandardWebhook(
+                settings["addresses"]["sink"] + "/events",
+                settings["webhook_secret"],
+                allow=["127.0.0.1"],
+                retry=Retry(max_attempts=None, delay=FullJitter(base=0.5, cap=2)),
+            )
+        },
+        routes={ContactPushed: [accounts.SINK]},
         secrets=settings["secrets"],
         deps=settings,
     )

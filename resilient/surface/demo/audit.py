@@ -36,7 +36,8 @@ class Claim:
 class Evidence:
     """What is judged: the provider's ``log``, what the database says now, and what should be there.
 
-    ``contacts`` are the ids that were enqueued, ``records`` what was read in, ``expected`` what the provider holds.
+    ``contacts`` are the ids that were enqueued, ``records`` what was read in, ``expected`` what the provider holds,
+    ``pushed`` the application's own rows, one for each contact that was pushed.
     """
 
     log: Sequence[Mapping[str, Any]]
@@ -45,6 +46,7 @@ class Evidence:
     on_the_wire: float = ON_THE_WIRE
     records: Sequence[str] = ()
     expected: Sequence[str] = ()
+    pushed: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,9 @@ def audit(seen: Evidence) -> Audit:
         _read_in(seen),
         _grants(log),
         _outage(log),
+        _noted(seen, stored),
+        _events(seen),
+        _order(log),
     )
     dead = tuple(sorted((job.contact, job.error or "no reason") for job in jobs if job.state == "dead"))
     return Audit(claims, _facts(log, jobs), dead)
@@ -164,6 +169,35 @@ def _outage(log: Sequence[Mapping[str, Any]]) -> Claim:
         f"{sent}",
         sent <= MOST_INTO_OUTAGE,
     )
+
+
+def _noted(seen: Evidence, stored: Counter[str]) -> Claim:
+    """The row was committed with the job's success: once, whatever was repeated at the provider."""
+    rows = Counter(seen.pushed)
+    wrong = sorted({*(stored.keys() ^ rows.keys()), *(one for one, n in rows.items() if n > 1)})
+    found = f"{len(seen.pushed)} for {len(stored)} contacts" + _named(wrong, "missing or doubled")
+    return Claim("Rows of the application, one for each contact that was pushed", found, not wrong)
+
+
+def _events(seen: Evidence) -> Claim:
+    """An event was published if, and only if, its row was committed; some came twice, with the same id."""
+    came = [e for e in seen.log if e["decision"] == "event"]
+    wrong = sorted({e["about"] for e in came} ^ set(seen.pushed))
+    again = len(came) - len({e["id"] for e in came})
+    found = f"{len(came) - again} for {len(seen.pushed)} rows ({again} came again, with the same id)"
+    return Claim("Events at the webhook, one for each row", found + _named(wrong, "lost or made up"), not wrong)
+
+
+def _order(log: Sequence[Mapping[str, Any]]) -> Claim:
+    """Within an account each event came first after the one before it."""
+    last: Counter[str] = Counter()
+    wrong = []
+    for e in log:
+        if e["decision"] == "event" and e["number"] > last[e["account"]]:
+            if e["number"] != last[e["account"]] + 1:
+                wrong.append(f"{e['account']} {e['number']}")
+            last[e["account"]] = e["number"]
+    return Claim("Events out of order within an account", f"{len(wrong)}" + _named(wrong, "too early"), not wrong)
 
 
 def _facts(log: Sequence[Mapping[str, Any]], jobs: Sequence[JobView]) -> tuple[str, ...]:

@@ -23,15 +23,16 @@ _TAIL: Final = 15  # lines of a dead worker's log that are shown
 
 
 @contextmanager
-def running_provider(log: Path, troubles: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """The provider's process; yields its addresses, ``steady`` and ``fragile``."""
-    process = _start("serve", "--log", str(log), "--plan", json.dumps(troubles), stdout=subprocess.PIPE)
+def running_provider(log: Path, troubles: Mapping[str, Any], secret: str) -> Iterator[dict[str, str]]:
+    """The provider's process; yields its addresses, ``steady`` and ``fragile``, and that of the webhook, ``sink``."""
+    arguments = ("--log", str(log), "--plan", json.dumps(troubles), "--secret", secret)
+    process = _start("serve", *arguments, stdout=subprocess.PIPE)
     try:
         line = process.stdout.readline() if process.stdout else b""
         if not line:
             raise SetupError("the demo's provider did not start; what it said stands above")
         ports = json.loads(line)
-        yield {name: f"http://127.0.0.1:{ports[name]}" for name in ("steady", "fragile")}
+        yield {name: f"http://127.0.0.1:{ports[name]}" for name in ("steady", "fragile", "sink")}
     finally:
         _end(process)
 

@@ -88,7 +88,7 @@ class Provider:
 
     def __post_init__(self) -> None:
         plan = self.plan
-        self.tokens = Tokens(plan.token_told, plan.token_lives, self.clock, self._write)
+        self.tokens = Tokens(plan.token_told, plan.token_lives, self.clock, self.write)
         limited = accounts.resource_key(accounts.LIMITED, accounts.LIMITED_ENDPOINT)
         self.quotas[accounts.resource_key(accounts.THROTTLED, accounts.ENDPOINT)] = Quota(plan.burst, plan.wait)
         self.quotas[limited] = Quota(plan.endpoint_burst, plan.wait)
@@ -115,7 +115,7 @@ class Provider:
             records = [{"id": f"{account}-{n}"} for n in range(first, last)]
             left = last < self.plan.people
             decision, response = "listed", JSONResponse({"people": records, "next": str(last) if left else None})
-        self._write(entry | {"decision": decision, "status": response.status_code})
+        self.write(entry | {"decision": decision, "status": response.status_code})
         return response
 
     async def push(self, request: Request) -> JSONResponse:
@@ -127,7 +127,7 @@ class Provider:
             "key": request.headers.get("idempotency-key"), "contact": contact.get("id"),
         }  # fmt: skip
         decision, response = self._refuse_all(request, account, entry["t"]) or self._decide(entry, contact)
-        self._write(entry | {"decision": decision, "status": response.status_code})
+        self.write(entry | {"decision": decision, "status": response.status_code})
         if decision == "stored":
             self._after_storing(account)
         if decision == "stored" and account == accounts.HEALTHY and self._falls_silent():
@@ -136,7 +136,8 @@ class Provider:
             await asyncio.sleep(self.plan.latency * (0.5 + self.rng.random()))
         return response
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def write(self, entry: dict[str, Any]) -> None:
+        """One line of the log."""
         self.log.write(json.dumps(entry) + "\n")
         self.log.flush()
 

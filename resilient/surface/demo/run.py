@@ -6,7 +6,9 @@ SIGKILL while it has jobs running, and starts another.
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import tempfile
 import time
 from contextlib import ExitStack
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.store.secrets import new_key
 from resilient.surface.demo import contacts as files
+from resilient.surface.demo import rows
 from resilient.surface.demo.accounts import PROVIDER, plan
 from resilient.surface.demo.audit import ON_THE_WIRE, Evidence, audit
 from resilient.surface.demo.consent import connect
@@ -69,8 +72,12 @@ def run(options: Options, console: Console) -> bool:
         _introduce(console, people, place)
         log = folder / "provider.jsonl"
         troubles = plan(((c.account, c.endpoint) for c in people.good), **options.trouble)
-        addresses = stack.enter_context(running_provider(log, troubles.to_json()))
-        settings = {"url": place.url, "schema": place.schema, "addresses": addresses, "secrets": [new_key()]}
+        secret = "whsec_" + base64.b64encode(os.urandom(32)).decode()
+        addresses = stack.enter_context(running_provider(log, troubles.to_json(), secret))
+        settings = {
+            "url": place.url, "schema": place.schema, "addresses": addresses, "secrets": [new_key()],
+            "webhook_secret": secret,
+        }  # fmt: skip
         app = _enqueued(settings, people)
         stack.callback(app.database.close_sync)
         crew = stack.enter_context(Crew(settings, folder))
@@ -95,16 +102,16 @@ def _introduce(console: Console, people: Contacts, place: Scratch) -> None:
 def _enqueued(settings: dict[str, Any], contacts: Contacts) -> Resilient:
     """The app, its tables made, every account connected: one job reads its records in, one pushes each contact out."""
     from resilient import Item  # noqa: PLC0415 - see below
-    from resilient.surface.demo import people  # noqa: PLC0415 - the whole engine: only when needed
-    from resilient.surface.demo.app import build, push_contact  # noqa: PLC0415 - the same
+    from resilient.surface.demo.app import build, push_contact  # noqa: PLC0415 - the whole engine: only when needed
+    from resilient.surface.demo.people import read_people  # noqa: PLC0415 - the same
 
     app = build(settings)
     app.ready_sync()
-    app.database.transaction_sync(people.create)
+    app.database.transaction_sync(rows.create)
     accounts = contacts.accounts
     connect(settings, accounts)
     reads = [Item({"account": account}, resource_key=f"{PROVIDER}/{account}") for account in accounts]
-    app.enqueue_many_sync(people.read_people, reads, priority=1)
+    app.enqueue_many_sync(read_people, reads, priority=1)
     app.enqueue_many_sync(push_contact, [Item(c, resource_key=c.resource_key) for c in contacts.good])
     return app
 
@@ -112,14 +119,13 @@ def _enqueued(settings: dict[str, Any], contacts: Contacts) -> Resilient:
 def _evidence(
     app: Resilient, log: list[dict[str, Any]], contacts: Contacts, troubles: Plan, options: Options
 ) -> Evidence:
-    from resilient.surface.demo import people  # noqa: PLC0415 - see above
-
     return Evidence(
         log=log,
         jobs=app.database.transaction_sync(all_jobs),
         contacts=[c.id for c in contacts.good],
         on_the_wire=options.on_the_wire,
-        records=app.database.transaction_sync(people.all_records),
+        records=app.database.transaction_sync(rows.all_records),
+        pushed=app.database.transaction_sync(rows.all_pushed),
         expected=[f"{account}-{n}" for account in contacts.accounts for n in range(troubles.people)],
     )
 

@@ -132,7 +132,7 @@ def _table(snapshot: Snapshot) -> Table:
         table.add_row(
             key,
             Text(state, style="green" if state == "flows" else "yellow" if state.startswith("told") else "red"),
-            accounts.STORIES.get(key.split("/")[1], "healthy") if key.count("/") == 1 else "its endpoint",
+            accounts.story(key),
             str(sum(count[s] for s in _WAITING)),
             str(count["running"]),
             str(count["succeeded"]),

@@ -1,9 +1,9 @@
 """The demo's provider as a process: ``python -m resilient.surface.demo.serve --log FILE``.
 
-Two ports on 127.0.0.1: the second belongs to the account that goes down. While it is down its listening
-socket is closed and open connections are cut, so a client gets what a dead host gives: resets, then refused
-connections. The first line of standard output is ``{"steady": <port>, "fragile": <port>}`` once both
-listen. Ends on SIGTERM, or when its standard input closes, which it does when the parent dies.
+Three ports on 127.0.0.1: the second belongs to the account that goes down, the third to the webhook that takes events.
+While one is down its listening socket is closed and open connections are cut, so a client gets what a dead host gives:
+resets, then refused connections. The first line of standard output is ``{"steady": <port>, "fragile": <port>, "sink":
+<port>}`` once all listen. Ends on SIGTERM, or when its standard input closes, which it does when the parent dies.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import uvicorn
 
 from resilient.surface.demo.accounts import Plan
 from resilient.surface.demo.provider import Provider
+from resilient.surface.demo.sink import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ class Port:
         await self._task
 
 
-async def serve(log: Path, plan: Plan) -> None:
+async def serve(log: Path, plan: Plan, secret: str) -> None:
     """Run the provider until told to stop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -88,19 +89,30 @@ async def serve(log: Path, plan: Plan) -> None:
         await asyncio.sleep(plan.refused)
         await fragile.open()
 
+    async def absence() -> None:
+        await asyncio.sleep(0.1)  # its last answer may still leave
+        await third.cut()
+        await asyncio.sleep(plan.sink_away)
+        await third.open()
+
     with log.open("a", encoding="utf-8") as file:
-        app = Provider(plan, file, go_down=lambda: outages.append(asyncio.create_task(outage()))).app()
-        steady, fragile = Port(app), Port(app)
-        await steady.open()
-        await fragile.open()
-        sys.stdout.write(json.dumps({"steady": steady.number, "fragile": fragile.number}) + "\n")
+        provider = Provider(plan, file, go_down=lambda: outages.append(asyncio.create_task(outage())))
+        sink = Sink(
+            secret, provider.write, provider.clock, plan.sink_away_after,
+            go_away=lambda: outages.append(asyncio.create_task(absence())),
+        )  # fmt: skip
+        steady, fragile, third = Port(provider.app()), Port(provider.app()), Port(sink.app())
+        for port in (steady, fragile, third):
+            await port.open()
+        ports = {"steady": steady.number, "fragile": fragile.number, "sink": third.number}
+        sys.stdout.write(json.dumps(ports) + "\n")
         sys.stdout.flush()
         await loop.connect_read_pipe(lambda: _UntilClosed(stop), sys.stdin)
         await stop.wait()
         for task in outages:
             task.cancel()
-        await steady.cut()
-        await fragile.cut()
+        for port in (steady, fragile, third):
+            await port.cut()
 
 
 class _UntilClosed(asyncio.Protocol):
@@ -118,8 +130,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The demo's provider")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--plan", type=json.loads, default={})
+    parser.add_argument("--secret", required=True, help="of the webhook")
     options: Any = parser.parse_args(arguments)
-    asyncio.run(serve(options.log, Plan(**options.plan)))
+    asyncio.run(serve(options.log, Plan(**options.plan), options.secret))
 
 
 if __name__ == "__main__":
