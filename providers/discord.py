@@ -81,6 +81,7 @@ DISCORD: Final = Provider(
         challenge="status",
         event="body:event.type",
         answer_within=3,
+        status=204,
     ),
     verified_on=date(2026, 11, 1),
     sources=(
@@ -93,7 +94,7 @@ DISCORD: Final = Provider(
         "errors.rules: how long a banned address waits",
         "pagination",
         "incremental",
-        "webhook: three seconds to answer",
+        "webhook: three seconds to answer, and with 204",
     ),
 )
 

@@ -72,7 +72,10 @@ DROPBOX: Final = Provider(
         )
     },
     webhook=Webhook(
-        signatures=(Signature(header="x-dropbox-signature"),), challenge="echo", challenge_field="query:challenge"
+        signatures=(Signature(header="x-dropbox-signature"),),
+        challenge="echo",
+        challenge_field="query:challenge",
+        ping=True,
     ),
     verified_on=date(2026, 11, 1),
     sources=(

@@ -110,7 +110,10 @@ GOOGLE: Final = Provider(
         ),
     },
     webhook=Webhook(
-        token="x-goog-channel-token", delivery="x-goog-message-number", event="x-goog-resource-state", life=7 * 86400
+        token="x-goog-channel-token",
+        delivery="x-goog-channel-id x-goog-message-number",
+        event="x-goog-resource-state",
+        life=7 * 86400,
     ),
     verified_on=date(2026, 11, 1),
     sources=(

@@ -86,7 +86,11 @@ GRAPH: Final = Provider(
         )
     },
     webhook=Webhook(
-        token="body:value[0].clientState", challenge="echo", challenge_field="query:validationToken", answer_within=10
+        token="body:value[0].clientState",
+        challenge="echo",
+        challenge_field="query:validationToken",
+        ping=True,
+        answer_within=10,
     ),
     batch=BatchEndpoint(path="/$batch", most=20),
     verified_on=date(2026, 11, 1),
@@ -101,7 +105,7 @@ GRAPH: Final = Provider(
     unverified=(
         "auth: pkce, lifetime, interaction_required outside invalid_grant",
         "pagination: the largest $top, which differs by resource",
-        "webhook: ten seconds to answer",
+        "webhook: ten seconds to answer, that two alike may mean two changes",
         "idempotency: none in general; events take a transactionId",
     ),
 )

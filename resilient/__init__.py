@@ -81,7 +81,7 @@ from resilient.core.retry_after import WaitDialect
 from resilient.core.schedule import ScheduledAccount, ScheduleInfo
 from resilient.core.states import JobState
 from resilient.core.tokens import Credentials, GrantState
-from resilient.core.webhook import Signature, Webhook
+from resilient.core.webhook import Delivery, Signature, Webhook
 from resilient.core.why import Why
 from resilient.core.workflow import StepInfo, WorkflowInfo, WorkflowState
 from resilient.engine.access import Access, CredentialStore, SyncCredentialStore
@@ -99,6 +99,7 @@ from resilient.engine.schedule import Schedule
 from resilient.engine.steps import Step, SyncWorkflow, Workflow
 from resilient.engine.streams import Page, Rejected, Stream
 from resilient.engine.sync import Sweep
+from resilient.engine.webhooks import Inbound, WebhookAnswer, WebhookEvent
 from resilient.engine.worker import Worker
 from resilient.store.absent import insert_if_absent
 from resilient.store.filters import JobFilter
@@ -142,6 +143,7 @@ __all__ = [
     "DatabaseUnreachable",
     "Decorrelated",
     "Deleted",
+    "Delivery",
     "Destination",
     "Discarded",
     "DuplicateJob",
@@ -160,6 +162,7 @@ __all__ = [
     "GraphQLPages",
     "Handler",
     "Idempotency",
+    "Inbound",
     "Incremental",
     "InvalidInput",
     "Item",
@@ -242,6 +245,8 @@ __all__ = [
     "Wait",
     "WaitDialect",
     "Webhook",
+    "WebhookAnswer",
+    "WebhookEvent",
     "Why",
     "Word",
     "Worker",

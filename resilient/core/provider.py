@@ -347,3 +347,19 @@ def pick(body: Any, path: str) -> list[Any]:
         else:
             found = [value[step] for value in found if isinstance(value, dict) and step in value]
     return found
+
+
+def hidden(body: Any, path: str) -> Any:
+    """A copy of a JSON body in which what stands at ``path`` is empty text."""
+    return _emptied(body, _steps(path))
+
+
+def _emptied(value: Any, steps: tuple[str | int | None, ...]) -> Any:
+    if not steps:
+        return ""
+    step, rest = steps[0], steps[1:]
+    if isinstance(value, list) and not isinstance(step, str):  # one of a list hides the same in all of it
+        return [_emptied(item, rest) for item in value]
+    if isinstance(value, dict) and step in value:
+        return {name: _emptied(item, rest) if name == step else item for name, item in value.items()}
+    return value

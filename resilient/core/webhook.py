@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -19,7 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 from resilient.core.budgets import Fields
 from resilient.core.errors import InvalidInput
 from resilient.core.instants import Word, read
-from resilient.core.provider import pick
+from resilient.core.provider import hidden, pick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Scheme = Literal["hmac-sha256", "hmac-sha1", "sha256", "ed25519", "equal"]
 _PARTS: Final = frozenset({"body", "timestamp", "id", "method", "url", "form", "secret"})
+LONGEST_CHALLENGE: Final = 1_000  # characters
 _PART: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -67,12 +69,13 @@ class Webhook:
     """How a provider calls us.
 
     ``signatures``: the schemes it uses, the best first; none: it signs nothing, so ``token`` is the place of
-    what was agreed when the webhook was made. ``delivery``: the place of an id that a repeat carries again;
-    ``event``: of what happened. A place is a header, ``body:`` and a path, or ``query:`` and a parameter.
-    ``challenge``: how its address is proved: ``echo``: the value at the place ``challenge_field`` is sent
+    what was agreed when the webhook was made. ``delivery``: the place of an id that a repeat carries again, or several
+    that name it together, separated by a space; ``event``: of what happened. A place is a header, ``body:`` and a path,
+    or ``query:`` and a parameter. ``ping``: it only says that something changed, so two that are alike may mean two
+    changes. ``challenge``: how its address is proved: ``echo``: the value at the place ``challenge_field`` is sent
     back; ``hmac``: with its signature; ``status``: by refusing bad signatures with 401. ``answer_within``:
-    seconds. ``repeats``: whether a failed delivery comes again by itself. ``life``: seconds after which it
-    must be renewed.
+    seconds; ``status``: of an answer. ``repeats``: whether a failed delivery comes again by itself. ``life``: seconds
+    after which it must be renewed.
     """
 
     signatures: tuple[Signature, ...] = ()
@@ -81,9 +84,21 @@ class Webhook:
     event: str = ""
     challenge: Literal["", "echo", "hmac", "status"] = ""
     challenge_field: str = ""
+    ping: bool = False
     answer_within: float | None = None
+    status: int = 200
     repeats: bool = True
     life: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What to answer a question about the address with. ``text`` "": nothing was asked. ``header``: to send it in."""
+
+    text: str = field(default="", repr=False)
+    media: str = "text/plain"
+    header: str = ""
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +138,8 @@ def verify(
             continue
         if stale := _stale(signature, delivery, fields, body, now):
             return stale  # not asked for a weaker scheme, or an old delivery could be replayed by it
-        identity = value_at(webhook.delivery, fields, body, delivery.url)
-        if any(_proves(signature, key, given, delivery, identity, fields, body, ed25519) for key in keys):
+        named = identity(webhook, fields, body, delivery.url)
+        if any(_proves(signature, key, given, delivery, named, fields, body, ed25519) for key in keys):
             return ""
         reason = "its signature does not fit"
     return reason
@@ -141,14 +156,44 @@ def value_at(place: str, fields: Mapping[str, str], body: Any, url: str = "") ->
     return str(found[0]) if found and isinstance(found[0], (str, int)) else ""
 
 
+def identity(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str = "") -> str:
+    """What a repeat of this delivery carries again; "" if the provider says nothing of the kind."""
+    values = [value_at(place, fields, body, url) for place in webhook.delivery.split()]
+    return " ".join(values) if values and all(values) else ""
+
+
+def challenge(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str, secrets: Iterable[str]) -> Challenge:
+    """What a provider wants to see when it asks whether the address is ours; nothing for ordinary deliveries.
+
+    It is `Challenge.open` where the provider asks before it can sign; then it is not to be believed, only echoed.
+    """
+    place = webhook.challenge_field
+    asked = value_at(place, fields, body, url) if webhook.challenge in ("echo", "hmac") else ""
+    if not asked or len(asked) > LONGEST_CHALLENGE:
+        return Challenge()
+    if webhook.challenge == "hmac":  # Zoom's, as its documentation words it
+        key = next((secret for secret in secrets if secret), "")
+        proof = hmac.new(key.encode(), asked.encode(), "sha256").hexdigest()
+        return Challenge(json.dumps({"plainToken": asked, "encryptedToken": proof}), "application/json")
+    if place.startswith("body:"):
+        return Challenge(asked)
+    return Challenge(asked, is_open=True) if place.startswith("query:") else Challenge(asked, header=place)
+
+
+def without_token(webhook: Webhook, body: Any) -> Any:
+    """The body without the secret that stands in it, for providers that sign nothing."""
+    kind, _, path = webhook.token.partition(":")
+    return hidden(body, path) if kind == "body" else body
+
+
 def signed_text(
-    signature: Signature, delivery: Delivery, secret: str, fields: Fields, body: Any, identity: str = ""
+    signature: Signature, delivery: Delivery, secret: str, fields: Fields, body: Any, named: str = ""
 ) -> bytes:
     """The bytes that were signed."""
     parts: dict[str, bytes] = {
         "body": delivery.body,
         "timestamp": _time_text(signature, delivery, fields, body).encode(),
-        "id": identity.encode(),
+        "id": named.encode(),
         "method": delivery.method.encode(),
         "url": delivery.url.encode(),
         "form": _form(delivery.body) if "{form}" in signature.signed else b"",
@@ -162,7 +207,7 @@ def signed_text(
 
 
 def _proves(
-    signature: Signature, secret: str, given: list[str], delivery: Delivery, identity: str, fields: Fields,
+    signature: Signature, secret: str, given: list[str], delivery: Delivery, named: str, fields: Fields,
     body: Any, ed25519: Callable[[bytes, bytes, bytes], bool] | None,
 ) -> bool:  # fmt: skip
     if signature.scheme == "equal":
@@ -172,7 +217,7 @@ def _proves(
         return False
     for url in _spellings(delivery.url) if "{url}" in signature.signed else (delivery.url,):
         text = signed_text(
-            signature, Delivery(fields, delivery.body, url, delivery.method), secret, fields, body, identity
+            signature, Delivery(fields, delivery.body, url, delivery.method), secret, fields, body, named
         )
         if signature.scheme == "ed25519":
             if ed25519 is None:

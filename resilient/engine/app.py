@@ -29,7 +29,8 @@ from resilient.engine.resources_api import Resources
 from resilient.engine.schedules import Schedules
 from resilient.engine.steps import SyncWorkflow, Workflow
 from resilient.engine.streams_api import Streams
-from resilient.engine.sync_side import SyncSide
+from resilient.engine.sync_side import SyncApp
+from resilient.engine.webhooks import Webhooks
 from resilient.engine.worker import DEFAULT_CONCURRENCY, GRACE, LEASE, Worker
 from resilient.engine.workflows import Workflows
 from resilient.store import schema as schemas
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from resilient.engine.event import Event
     from resilient.engine.schedule import Schedule
     from resilient.engine.sessions import CallersSession
+    from resilient.engine.webhooks import Inbound
     from resilient.store.circuits import Change
     from resilient.wire.publishers.base import Destination
 
@@ -78,7 +80,7 @@ class Resilient:
     ``secrets`` are the keys that credentials are stored under, the current one first (default:
     ``RESILIENT_SECRETS``; ``resilient secrets new`` makes one). ``credentials`` is the app's own table of tokens,
     instead of ours. ``on_needs_reauth``: the kind of job, with a `NeedsReauth` as its payload, that is enqueued when an
-    account's customer has to connect it again, in the transaction that marks it.
+    account's customer has to connect it again, in the transaction that marks it. ``webhooks``: what providers may call.
 
     Raises `SetupError` for anything that cannot work, before any connection is opened.
     """
@@ -109,6 +111,7 @@ class Resilient:
         routes: Mapping[type[Event], Sequence[str]] | None = None,
         event_source: str = DEFAULT_SOURCE,
         on_needs_reauth: Kind[Any] | None = None,
+        webhooks: Iterable[Inbound] = (),
     ) -> None:
         self.database = database if isinstance(database, Database) else Database(database, schema=schema, clock=clock)
         to = named(destinations)
@@ -130,6 +133,7 @@ class Resilient:
         self.inbox = Inbox(self)
         self.grants = Grants(self, from_environment() if secrets is None else secrets, credentials, on_needs_reauth)
         self.connections = Connections(self)
+        self.webhooks = Webhooks(self, webhooks)
         self.local_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._encoder = Encoder(self.declared, max_payload, lambda: None)
         self.outbox = Outbox(self, self._encoder, to, routes, event_source)
@@ -374,25 +378,3 @@ class Resilient:
     ) -> SyncWorkflow:
         """`workflow` for synchronous programs: ``with app.sync.workflow("order") as wf:``."""
         return SyncWorkflow(self, checked_name("the name of a workflow", name), session, resource_key, None)
-
-
-class SyncApp:
-    """The synchronous face of an app: the same names, for threads and scripts."""
-
-    def __init__(self, app: Resilient) -> None:
-        self._app = app
-        self.enqueue = app.enqueue_sync
-        self.enqueue_many = app.enqueue_many_sync
-        self.workflow = app.workflow_sync
-        self.workflows = app.workflows.sync
-        self.jobs = app.jobs.sync
-        self.resources = app.resources.sync
-        self.streams = app.streams.sync
-        self.inbox = app.inbox.sync
-        self.outbox = app.outbox.sync
-        self.schedules = app.schedules.sync
-        self.connections = app.connections.sync
-        self.alerts = app.alerts.sync
-        self.prune = app.prune_sync
-        side = SyncSide(app)
-        self.credentials, self.close = side.credentials, side.close

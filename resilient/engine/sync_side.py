@@ -1,4 +1,4 @@
-"""`app.sync.credentials`: credentials for programs and threads without an event loop.
+"""`app.sync`, and credentials for programs and threads without an event loop.
 
 A refresh needs a loop for its request, and the app's own may be busy, or none. So there is one in a thread of its own,
 made with the first question, with its own connections to token endpoints; transactions are the synchronous ones. What
@@ -23,6 +23,29 @@ if TYPE_CHECKING:
     from resilient.store.database import Database
 
 T = TypeVar("T")
+
+
+class SyncApp:
+    """The synchronous face of an app: the same names, for threads and scripts."""
+
+    def __init__(self, app: Resilient) -> None:
+        self._app = app
+        self.enqueue = app.enqueue_sync
+        self.enqueue_many = app.enqueue_many_sync
+        self.workflow = app.workflow_sync
+        self.workflows = app.workflows.sync
+        self.jobs = app.jobs.sync
+        self.resources = app.resources.sync
+        self.streams = app.streams.sync
+        self.inbox = app.inbox.sync
+        self.outbox = app.outbox.sync
+        self.schedules = app.schedules.sync
+        self.connections = app.connections.sync
+        self.webhooks = app.webhooks.sync
+        self.alerts = app.alerts.sync
+        self.prune = app.prune_sync
+        side = SyncSide(app)
+        self.credentials, self.close = side.credentials, side.close
 
 
 class _InThreads:

@@ -42,7 +42,7 @@ def deliver(
     if webhook is None:
         raise InvalidInput(f"provider {provider.name!r} declares no webhook")
     headers: dict[str, str] = {"content-type": "application/json"}
-    places = [(webhook.delivery, delivery), (webhook.event, event)]
+    places = [*((place, delivery) for place in webhook.delivery.split()), (webhook.event, event)]
     places += [] if webhook.signatures else [(webhook.token, secret)]
     for place, value in places:
         if place and value:

@@ -1,0 +1,413 @@
+"""What providers call: genuine deliveries become one job each, everything else becomes none."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from resilient import (
+    Bearer,
+    Delivery,
+    Inbound,
+    Provider,
+    Resilient,
+    SetupError,
+    Signature,
+    Webhook,
+    WebhookEvent,
+    handler,
+    providers_by_name,
+)
+from resilient.engine.job import Job
+from resilient.store import inbox
+from resilient.testing.fake import hooks
+
+URL = "https://shop.example/webhooks"
+SECRET = "canary-webhook-secret"
+ACME = Provider(
+    name="acme", base_url="https://acme.example", auth=(Bearer(),),
+    webhook=Webhook(signatures=(Signature(header="x-sign"),), delivery="x-id", event="x-event"),
+)  # fmt: skip
+NOTHING = Provider(name="none", base_url="https://none.example", webhook=Webhook(token="x-token"))
+DONE = []
+
+
+@handler("acme.thing")
+async def thing(job: Job[WebhookEvent]) -> str:
+    return job.payload.event
+
+
+@handler("acme.other")
+async def other(job: Job[WebhookEvent]) -> str:
+    return job.payload.event
+
+
+@handler("acme.any")
+async def anything(job: Job[WebhookEvent]) -> str:
+    return job.payload.event
+
+
+KINDS = [thing, other, anything]
+
+
+@pytest.fixture
+async def make(database_url):
+    made = []
+
+    def make_(*inbound, providers=(ACME, NOTHING), **options):
+        app = Resilient(database_url, handlers=KINDS, providers=providers, webhooks=inbound, **options)
+        made.append(app)
+        return app
+
+    yield make_
+    for app in made:
+        await app.close()
+
+
+@pytest.fixture
+def app(make):
+    return make(Inbound(provider="acme", secrets=[SECRET], jobs={"thing.*": thing, "other": other}))
+
+
+def signed(body=b'{"n": 1}', *, event="thing.made", id_="d-1", secret=SECRET, **changes):
+    sign = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+    headers = {"X-Sign": sign, "X-Event": event, "X-Id": id_, "Content-Type": "application/json", **changes}
+    return Delivery({name: text for name, text in headers.items() if text}, body, URL)
+
+
+async def statuses(app, *deliveries, **options):
+    return [(await app.webhooks.receive("acme", one, **options)).status for one in deliveries]
+
+
+async def payloads(app):
+    found = await app.jobs.list()
+    return [job.payload for job in reversed(found)]
+
+
+# -- genuine ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_delivery_becomes_a_job_of_its_event(app):
+    answer = await app.webhooks.receive("acme", signed())
+    assert (answer.status, answer.body) == (200, "")
+    (job,) = await app.jobs.list()
+    assert (job.id, job.kind, job.resource_key) == (answer.job, "acme.thing", "acme/webhooks")
+    assert job.payload["body"] == {"n": 1}
+    assert (job.payload["event"], job.payload["delivery"]) == ("thing.made", "d-1")
+    await app.worker().drain()
+    assert (await app.jobs.get(job.id)).result == "thing.made"
+
+
+async def test_events_nobody_wants_are_acknowledged_and_dropped(app):
+    assert await statuses(app, signed(event="boring"), signed(event="", id_="d-2")) == [200, 200]
+    assert await app.jobs.count() == 0
+
+
+async def test_what_a_job_goes_through(make):
+    by_event = Inbound(
+        provider="acme", secrets=[SECRET], jobs=anything,
+        resource_key=lambda event: f"acme/{event.body['n']}" if event.body["n"] else None,
+    )  # fmt: skip
+    app = make(by_event)
+    assert await statuses(app, signed(), signed(b'{"n": 0}', id_="d-2")) == [200, 200]
+    assert [job.resource_key for job in await app.jobs.list()] == ["acme/1"]
+    by_address = make(Inbound(provider="acme", secrets=[SECRET], jobs=anything))
+    assert await statuses(by_address, signed(id_="d-3"), account="acct-7") == [200]
+    (job,) = await app.jobs.list(resource="acme/acct-7")
+    assert job.payload["account"] == "acct-7"
+
+
+async def test_secrets_and_signatures_are_not_stored(app, read_all):
+    await app.webhooks.receive("acme", signed(Authorization="Bearer canary-other", Cookie="canary-cookie"))
+    (event,) = await payloads(app)
+    assert event["headers"] == {"x-event": "thing.made", "x-id": "d-1", "content-type": "application/json"}
+    graph = providers_by_name()["microsoft_graph"]()
+    body = {"value": [{"clientState": "canary-state", "resource": "me"}, {"clientState": "canary-state"}]}
+    there = Resilient(
+        app.database, providers=[graph], handlers=KINDS,
+        webhooks=[Inbound(provider="microsoft_graph", secrets=["canary-state"], jobs=anything)],
+    )  # fmt: skip
+    answer = await there.webhooks.receive("microsoft_graph", Delivery({}, json.dumps(body).encode(), URL))
+    assert answer.job
+    assert "canary" not in str(read_all("SELECT * FROM {job}"))
+
+
+async def test_forms_and_text(make):
+    app = make(Inbound(provider="acme", secrets=[SECRET], jobs=anything))
+    form = signed(b"a=1&b=x+y", **{"Content-Type": "application/x-www-form-urlencoded"})
+    await statuses(app, form, signed(b"hello", id_="d-2"), signed(b"", id_="d-3"))
+    assert [event["body"] for event in await payloads(app)] == [{"a": "1", "b": "x y"}, "hello", None]
+
+
+# -- not genuine -----------------------------------------------------------------------------------------------
+
+
+async def test_what_is_not_genuine_is_refused_and_leaves_nothing(app, caplog):
+    forged = [
+        signed(secret="another"),
+        signed(**{"X-Sign": ""}),
+        signed(**{"X-Sign": "0" * 64}),
+        Delivery(signed().headers, b'{"n": 2}', URL),
+    ]
+    assert await statuses(app, *forged, *forged) == [401] * 8
+    assert await app.jobs.count() == 0
+    lines = [record.message for record in caplog.records if record.name == "resilient.webhooks"]
+    assert len(lines) == 2  # one for each reason, not one for each delivery
+    assert "canary" not in caplog.text
+
+
+async def test_several_secrets_while_they_rotate_and_a_function_of_the_account(make):
+    rotating = make(Inbound(provider="acme", secrets=["new", SECRET], jobs=anything))
+    assert await statuses(rotating, signed(), signed(id_="d-2", secret="new"), signed(secret="old")) == [200, 200, 401]
+
+    async def of_account(account):
+        return ["theirs"] if account == "a" else []
+
+    app = make(Inbound(provider="acme", secrets=of_account, jobs=anything))
+    assert await statuses(app, signed(id_="d-3", secret="theirs"), account="a") == [200]
+    assert await statuses(app, signed(id_="d-4", secret="theirs"), account="b") == [401]
+
+
+async def test_an_old_delivery_is_refused(make, clock):
+    slack = providers_by_name()["slack"]()
+    app = make(Inbound(provider="slack", secrets=["s"], jobs=anything), providers=[slack], clock=clock.now)
+    sent = hooks.deliver(slack, URL, {"event": {"type": "message"}}, clock.now(), secret="s", delivery="Ev1")
+    clock.advance(301)
+    assert (await app.webhooks.receive("slack", sent)).status == 401
+    clock.advance(-2)
+    assert (await app.webhooks.receive("slack", sent)).status == 200
+
+
+async def test_unknown_providers_and_methods(app):
+    assert (await app.webhooks.receive("other", signed())).status == 404
+    got = await app.webhooks.receive("acme", Delivery({}, b"", URL, "GET"))
+    assert (got.status, got.headers["Allow"]) == (405, "POST")
+
+
+# -- once ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_repeat_is_acknowledged_and_dropped(app):
+    first = await app.webhooks.receive("acme", signed())
+    again = await app.webhooks.receive("acme", signed())
+    assert (first.status, again.status, again.job) == (200, 200, None)
+    await app.worker().drain()
+    assert await statuses(app, signed(), signed(id_="d-2")) == [200, 200]
+    assert await app.jobs.count() == 2
+
+
+async def test_without_an_id_the_body_tells_a_repeat(make):
+    facts = Webhook(signatures=(Signature(header="x-sign"),), event="x-event")
+    app = make(
+        Inbound(provider="acme", secrets=[SECRET], jobs=anything),
+        providers=[Provider(name="acme", base_url="https://acme.example", webhook=facts)],
+    )
+    assert await statuses(app, signed(), signed(), signed(b'{"n": 2}')) == [200] * 3
+    assert await app.jobs.count() == 2
+
+
+async def test_alike_pings_are_merged_until_the_work_begins(make):
+    """The body only says whose files changed: what changes after the job began is told by an equal body."""
+    dropbox = providers_by_name()["dropbox"]()
+    app = make(Inbound(provider="dropbox", secrets=["s"], jobs=anything), providers=[dropbox])
+    sent = hooks.deliver(dropbox, URL, {"list_folder": {"accounts": ["a"]}}, datetime.now(UTC), secret="s")
+    for _ in range(3):
+        assert (await app.webhooks.receive("dropbox", sent)).status == 200
+    assert await app.jobs.count() == 1
+    await app.worker().drain()
+    assert (await app.webhooks.receive("dropbox", sent)).job is not None
+    assert await app.jobs.count() == 2
+
+
+async def test_the_same_id_of_two_channels_is_two_deliveries(make):
+    google = providers_by_name()["google"]()
+    app = make(Inbound(provider="google", secrets=["s"], jobs=anything), providers=[google])
+    for channel in ("c1", "c2", "c1"):
+        headers = {"X-Goog-Channel-Token": "s", "X-Goog-Channel-Id": channel, "X-Goog-Message-Number": "1"}
+        assert (await app.webhooks.receive("google", Delivery(headers, b"", URL))).status == 200
+    assert await app.jobs.count() == 2
+
+
+async def test_two_at_the_same_moment_are_one_job(app):
+    answers = await asyncio.gather(*(app.webhooks.receive("acme", signed()) for _ in range(8)))
+    assert [a.status for a in answers] == [200] * 8
+    assert len([a for a in answers if a.job]) == 1
+    assert await app.jobs.count() == 1
+
+
+def test_a_repeat_waits_for_one_that_is_being_stored(postgres_database):
+    """Acknowledged before the first one is committed, it would be lost if that one is rolled back."""
+    database, inside, go, found = postgres_database, threading.Event(), threading.Event(), []
+
+    def first(c, d):
+        assert inbox.first_seen(c, d, "webhook:acme", ":d-1", d.now(c))
+        inside.set()
+        assert go.wait(10)
+        raise RuntimeError("the database went away")
+
+    def store():
+        with pytest.raises(RuntimeError):
+            database.transaction_sync(first)
+
+    app = Resilient(
+        database, handlers=KINDS, providers=[ACME], webhooks=[Inbound(provider="acme", secrets=[SECRET], jobs=anything)]
+    )
+    app.ready_sync()
+    threads = [
+        threading.Thread(target=store),
+        threading.Thread(target=lambda: found.append(app.sync.webhooks.receive("acme", signed()))),
+    ]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    threads[1].join(0.3)
+    assert not found
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert found[0].job is not None
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------
+
+
+async def test_success_is_said_after_the_commit_only(app, monkeypatch, caplog):
+    from resilient.core.errors import DatabaseUnreachable
+
+    async def away(*_, **__):
+        raise DatabaseUnreachable("the database does not answer")
+
+    await app.ready()
+    monkeypatch.setattr(app.webhooks._db, "write", away)
+    answer = await app.webhooks.receive("acme", signed())
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
+    assert "not stored" in caplog.text
+    monkeypatch.undo()
+    assert (await app.webhooks.receive("acme", signed())).job is not None
+
+
+async def test_what_no_job_can_hold(make, caplog):
+    app = make(Inbound(provider="acme", secrets=[SECRET], jobs=anything), max_payload=1_000)
+    assert await statuses(app, signed(json.dumps("x" * 2_000).encode())) == [413]
+    assert "too large" in caplog.text
+    assert await app.jobs.count() == 0
+    assert await statuses(app, signed(b"1")) == [200]  # the id was not used up
+
+
+# -- is the address yours? -------------------------------------------------------------------------------------
+
+
+async def asked(make, name, delivery, **options):
+    provider = providers_by_name()[name]()
+    app = make(Inbound(provider=name, secrets=["s"], jobs=anything, **options), providers=[provider])
+    answer = await app.webhooks.receive(name, delivery, account="a")
+    assert await app.jobs.count() == 0
+    return answer
+
+
+async def test_slack_asks_with_a_signature(make):
+    slack = providers_by_name()["slack"]()
+    body = {"type": "url_verification", "challenge": "canary-echo"}
+    sent = hooks.deliver(slack, URL, body, datetime.now(UTC), secret="s", delivery="")
+    answer = await asked(make, "slack", sent)
+    assert (answer.status, answer.body) == (200, "canary-echo")
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert (await asked(make, "slack", Delivery({}, sent.body, URL))).status == 401
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "query"),
+    [("microsoft_graph", "POST", "validationToken=canary%20%3Cb%3E"), ("dropbox", "GET", "challenge=canary%20%3Cb%3E")],
+)
+async def test_those_that_ask_before_they_can_sign_get_an_echo_as_plain_text(make, name, method, query):
+    answer = await asked(make, name, Delivery({}, b"", f"{URL}?{query}", method))
+    assert (answer.status, answer.body) == (200, "canary <b>")
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    long = await asked(make, name, Delivery({}, b"", f"{URL}?{query}{'x' * 1_000}", method))
+    assert long.status in (401, 405)
+
+
+async def test_zoom_wants_a_proof(make):
+    zoom = providers_by_name()["zoom"]()
+    body = {"event": "endpoint.url_validation", "payload": {"plainToken": "canary"}}
+    sent = hooks.deliver(zoom, URL, body, datetime.now(UTC), secret="s")
+    answer = await asked(make, "zoom", sent)
+    proof = hmac.new(b"s", b"canary", hashlib.sha256).hexdigest()
+    assert json.loads(answer.body) == {"plainToken": "canary", "encryptedToken": proof}
+    assert answer.headers["Content-Type"].startswith("application/json")
+
+
+async def test_asana_tells_its_secret_once_to_those_who_expect_it(make):
+    kept = {}
+
+    async def keep(account, secret):
+        kept[account] = secret
+        return account == "a"
+
+    hello = Delivery({"X-Hook-Secret": "canary-new"}, b"", URL)
+    answer = await asked(make, "asana", hello, handshake=keep)
+    assert (answer.status, answer.headers["x-hook-secret"], kept) == (200, "canary-new", {"a": "canary-new"})
+    assert (await asked(make, "asana", hello)).status == 403
+    assert (await asked(make, "asana", hello, handshake=lambda *_: False)).status == 403
+
+
+async def test_discord_and_xero_prove_by_refusing(make):
+    for name, status in (("discord", 204), ("xero", 200)):
+        provider = providers_by_name()[name]()
+        secret = hooks.secret_of(provider)
+        sent = hooks.deliver(provider, URL, {"type": 0}, datetime.now(UTC), secret=secret)
+        app = make(Inbound(provider=name, secrets=[secret], jobs={}), providers=[provider])
+        assert (await app.webhooks.receive(name, sent)).status == status
+        assert (await app.webhooks.receive(name, Delivery(sent.headers, b"{}", URL))).status == 401
+
+
+@pytest.mark.parametrize("name", [n for n, make in providers_by_name().items() if make().webhook is not None])
+async def test_every_providers_deliveries_are_taken_once(make, name):
+    provider = providers_by_name()[name]()
+    secret = hooks.secret_of(provider)
+    app = make(Inbound(provider=name, secrets=[secret], jobs=anything), providers=[provider])
+    body = [{"a": "1"}] if "[0]" in provider.webhook.delivery else {"a": "1"}
+    sent = hooks.deliver(provider, URL, body, datetime.now(UTC), secret=secret, event="it", delivery="d-1")
+    answers = [await app.webhooks.receive(name, sent) for _ in range(2)]
+    assert [a.status for a in answers] == [provider.webhook.status] * 2
+    (job,) = await app.jobs.list()
+    assert answers[0].job == job.id
+    assert job.payload["event"] == ("it" if provider.webhook.event else "")
+    assert secret not in str(job.payload)
+
+
+# -- declarations ----------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_declared(database):
+    def declare(*inbound):
+        Resilient(database, handlers=KINDS, providers=[ACME, Provider(name="bare")], webhooks=inbound)
+
+    good = Inbound(provider="acme", secrets=[SECRET], jobs=thing)
+    assert SECRET not in repr(good)
+    with pytest.raises(SetupError, match="is not listed"):
+        declare(Inbound(provider="nobody", secrets=[SECRET], jobs=thing))
+    with pytest.raises(SetupError, match="has no webhooks"):
+        declare(Inbound(provider="bare", secrets=[SECRET], jobs=thing))
+    with pytest.raises(SetupError, match="two Inbound"):
+        declare(good, good)
+    with pytest.raises(SetupError, match="takes a list"):
+        Inbound(provider="acme", secrets=SECRET, jobs=thing)
+    with pytest.raises(SetupError, match="without a secret"):
+        Inbound(provider="acme", secrets=[], jobs=thing)
+
+
+def test_the_synchronous_twin(database):
+    app = Resilient(
+        database, handlers=KINDS, providers=[ACME],
+        webhooks=[Inbound(provider="acme", secrets=lambda _: [SECRET], jobs=anything)],
+    )  # fmt: skip
+    answer = app.sync.webhooks.receive("acme", signed())
+    assert (answer.status, app.sync.jobs.get(answer.job).kind) == (200, "acme.any")
+    assert app.sync.webhooks.receive("acme", signed()).job is None
