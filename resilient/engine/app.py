@@ -27,6 +27,7 @@ from resilient.engine.providers import caps_of, limits_of, registry
 from resilient.engine.relay import named, relays
 from resilient.engine.resources_api import Resources
 from resilient.engine.schedules import Schedules
+from resilient.engine.session_engines import SessionEngines
 from resilient.engine.steps import SyncWorkflow, Workflow
 from resilient.engine.streams_api import Streams
 from resilient.engine.sync_side import SyncApp
@@ -124,7 +125,7 @@ class Resilient:
         )
         self.deps = deps
         self.session_factory = session_factory
-        self.session_engine: AsyncEngine | None = None  # of handlers, where threads serve the engine
+        self.session_engines = SessionEngines(self.database)
         self.listen_url = listen_url
         self.jobs = Jobs(self)
         self.resources = Resources(self)
@@ -183,8 +184,7 @@ class Resilient:
         await asyncio.to_thread(self.sync.close)
         await self.alerts.close()
         self._waker.close()
-        if self.session_engine is not None:
-            await self.session_engine.dispose()
+        await self.session_engines.close()
         await self.database.close()
 
     async def credentials(self, key: str) -> Access:

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from resilient.core.errors import InvalidInput, MissingExtra, ResilientError, SetupError
+from resilient.core.errors import InvalidInput, ResilientError, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -125,9 +125,9 @@ def _only_ours(session: Session) -> Iterator[list[bool]]:
 def _made(app: Resilient, kind: type[Any]) -> Any:
     if app.session_factory is None:
         return (
-            AsyncSession(_engine(app), expire_on_commit=False)
+            AsyncSession(app.session_engines.asynchronous, expire_on_commit=False)
             if kind is AsyncSession
-            else Session(app.database.sync_engine, expire_on_commit=False)
+            else Session(app.session_engines.synchronous, expire_on_commit=False)
         )
     session = app.session_factory()
     if not isinstance(session, kind):
@@ -137,23 +137,3 @@ def _made(app: Resilient, kind: type[Any]) -> Any:
             " `async def` handlers take an AsyncSession, plain ones a Session"
         )
     return session
-
-
-def _engine(app: Resilient) -> AsyncEngine:
-    """The app's asynchronous engine; where threads serve the engine, one for sessions alone."""
-    if (engine := app.database.async_engine or app.session_engine) is not None:
-        return engine
-    if app.session_engine is None:
-        url = app.database.url
-        if app.database.is_sqlite and app.database.file is None:
-            raise SetupError("a database in memory has no second connection for sessions: use a file")
-        try:
-            app.session_engine = create_async_engine(
-                url.set(drivername="sqlite+aiosqlite" if app.database.is_sqlite else "postgresql+psycopg"),
-                hide_parameters=True, connect_args={"timeout": 30} if app.database.is_sqlite else {},
-            )  # fmt: skip
-        except ModuleNotFoundError:
-            raise MissingExtra(
-                "an async session on SQLite needs aiosqlite: pip install 'resilient-engine[sqlite-async]'"
-            ) from None
-    return app.session_engine

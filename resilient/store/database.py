@@ -74,6 +74,7 @@ class Database:
         self._owned: list[Engine | AsyncEngine] = []
         self._sync = target if isinstance(target, Engine) else None
         self._async = target if isinstance(target, AsyncEngine) else None
+        self.is_own = not isinstance(target, Engine | AsyncEngine)  # its engines are made here, from an address
         self.url = of_engine(target) if isinstance(target, Engine | AsyncEngine) else checked(target)
         self.url, self._connect_args = without_threshold(self.url)
         backend = self.url.get_backend_name()
@@ -106,7 +107,7 @@ class Database:
         if self._sync is None:
             if self._async is not None and self.is_sqlite and self.file is None:
                 raise SetupError("an AsyncEngine in memory cannot serve synchronous callers: use a file")
-            self._sync = _sqlite_engine(self.url) if self.is_sqlite else sa.create_engine(**self._options())
+            self._sync = _sqlite_engine(self.url) if self.is_sqlite else sa.create_engine(**self.options())
             self._owned.append(self._sync)
         return self._sync
 
@@ -114,11 +115,11 @@ class Database:
     def async_engine(self) -> AsyncEngine | None:
         """The asynchronous engine, made on first use; None where threads serve async callers."""
         if self._async is None and not self._in_threads:
-            self._async = create_async_engine(**self._options())
+            self._async = create_async_engine(**self.options())
             self._owned.append(self._async)
         return self._async
 
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """How our own PostgreSQL engines are made."""
         return {
             "url": self.url.set(drivername="postgresql+psycopg"),

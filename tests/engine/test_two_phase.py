@@ -465,6 +465,65 @@ async def test_a_slot_under_a_cap_is_freed_by_the_commit(make):
     assert len(rows(app)) == 5
 
 
+@pytest.mark.parametrize("place", ["inside", "after"])
+async def test_those_who_wait_for_it_wait_for_the_commit(make, clock, place):
+    """Jobs behind it, by dependency and by ordering key, stay blocked while its completion is rolled back."""
+
+    @handler("head", retry=RETRY)
+    async def head(job: Job[str]) -> None:
+        async with job.complete() as session:
+            session.add(Row(name=f"row {job.execution}"))
+            trouble(job, "inside")
+        trouble(job, "after")
+
+    app = make(head)
+    first = await app.enqueue(head, f"fail {place}", resource_key="p/1", ordering_key="k")
+    await app.enqueue(follow, "in line", resource_key="p/1", ordering_key="k")
+    await app.enqueue(follow, "depends", resource_key="p/2", after=[first.id])
+    await drain(app)
+    assert {job.state for job in await app.jobs.list(kind="follow")} == {"blocked"}
+    clock.advance(11)
+    await drain(app)
+    assert sorted(x[1] for x in SEEN) == ["depends", "in line"]
+    assert rows(app) == ["row 2"]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_handlers_do_not_take_the_engine_s_connections(postgres_url, plain):
+    """More transactions than a pool has connections: the others wait, leases and results go on."""
+    go_on = threading.Event()
+
+    @handler("holds")
+    async def holds(job: Job[int]) -> None:
+        async with job.complete() as session:
+            session.add(Row(name=str(job.payload)))
+            SEEN.append(job.id)
+            while not go_on.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    @handler("holds")
+    def holds_plain(job: SyncJob[int]) -> None:
+        with job.complete() as session:
+            session.add(Row(name=str(job.payload)))
+            SEEN.append(job.id)
+            assert go_on.wait(60)
+
+    declared = holds_plain if plain else holds
+    app = Resilient(postgres_url, handlers=[declared], upgrade=False)
+    app.database.transaction_sync(lambda c, _d: Row.__table__.create(c))
+    await app.enqueue_many(declared, range(20), resource_key="p/1")
+    draining = asyncio.create_task(app.worker(concurrency=20).drain(timeout=60))
+    while len(SEEN) < 15:  # noqa: ASYNC110 - until a pool is empty
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(app.jobs.count(), 20)
+    await asyncio.wait_for(asyncio.to_thread(app.sync.jobs.count), 20)
+    assert len(SEEN) == 15
+    go_on.set()
+    assert await draining == 20
+    assert len(rows(app)) == 20
+    await app.close()
+
+
 async def test_once_more(make):
     @handler("again")
     async def again(job: Job[None]) -> None:
