@@ -145,8 +145,9 @@ def finish_if_held(c: Connection, d: Dialect, finishes: Sequence[Finish], now: d
     rows = d.run(
         c,
         f"UPDATE {{job}} SET state = {_STATE}, version = {{job}}.version + 1,"
-        " run_at = coalesce(p.run_at, {job}.run_at), once_more = false,"
-        " attempts = p.attempts, deferrals = p.deferrals, rescues = p.rescues,"
+        f" run_at = CASE WHEN {_AGAIN} THEN CAST(:now AS {{timestamp}}) ELSE coalesce(p.run_at, {{job}}.run_at) END,"
+        f" once_more = false, attempts = CASE WHEN {_AGAIN} THEN 0 ELSE p.attempts END,"
+        " deferrals = p.deferrals, rescues = p.rescues,"
         # Without a kind the error is a remark (why it waits): the history keeps it, the job keeps its last error.
         " last_error = CASE WHEN p.error_kind IS NULL THEN {job}.last_error ELSE p.error END,"
         f" last_error_kind = CASE WHEN {_IN_DOUBT} THEN 'ambiguous'"
@@ -154,8 +155,8 @@ def finish_if_held(c: Connection, d: Dialect, finishes: Sequence[Finish], now: d
         " last_error_code = coalesce(p.error_code, {job}.last_error_code),"
         f" waiting_for = CASE WHEN NOT {_CANCELLED} THEN p.waiting_for END,"
         f" sent = {_SENT}, result = coalesce(p.result, {{job}}.result),"
-        f" finished_at = CASE WHEN p.terminal OR {_CANCELLED} THEN CAST(:now AS {{timestamp}}) END,"
-        f" unique_lock = CASE WHEN p.terminal OR {_CANCELLED} THEN NULL ELSE {{job}}.unique_lock END,"
+        f" finished_at = CASE WHEN {_OVER} THEN CAST(:now AS {{timestamp}}) END,"
+        f" unique_lock = CASE WHEN {_OVER} THEN NULL ELSE {{job}}.unique_lock END,"
         " locked_by = NULL, lease_until = NULL, cancel_requested = false, updated_at = :now"
         f" FROM {d.records('doc', _FINISH_FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version AND {is_running}"
@@ -173,13 +174,23 @@ def finish_if_held(c: Connection, d: Dialect, finishes: Sequence[Finish], now: d
 _SENT: Final = "CASE WHEN p.clear_sent THEN NULL ELSE coalesce(p.sent, {job}.sent) END"
 _CANCELLED: Final = "({job}.cancel_requested AND NOT p.terminal)"
 _IN_DOUBT: Final = f"({_CANCELLED} AND {_SENT} IS NOT NULL)"
-_STATE: Final = f"CASE WHEN {_IN_DOUBT} THEN 'dead' WHEN {_CANCELLED} THEN 'cancelled' ELSE p.state END"
+# Who enqueued it again while it ran was promised one more execution; dead or not, unless a request is in doubt.
+_AGAIN: Final = (
+    "({job}.once_more AND p.state = 'dead' AND coalesce(p.error_kind, '') <> 'ambiguous'"
+    f" AND {_SENT} IS NULL AND NOT {{job}}.cancel_requested)"
+)
+_OVER: Final = f"((p.terminal OR {_CANCELLED}) AND NOT {_AGAIN})"
+_STATE: Final = (
+    f"CASE WHEN {_AGAIN} THEN 'ready' WHEN {_IN_DOUBT} THEN 'dead' WHEN {_CANCELLED} THEN 'cancelled' ELSE p.state END"
+)
 
 
 def _as_written(f: Finish, state: str) -> Finish:
     """The history says what became of it, also where a cancel came between."""
     if state == f.state:
         return f
+    if f.state == "dead":  # and once more
+        return replace(f, state=state)
     return replace(f, state=state, decision=state, run_at=None, waiting_for=None)
 
 

@@ -49,17 +49,28 @@ def requested(f: dict[str, Any]) -> str:
     return f"{f['jobs_per_second']:,.0f}/s, {f['share_of_bare']:.2f} of bare {f['bare_per_second']:,.0f}/s"
 
 
+def past(f: dict[str, Any]) -> str:
+    slower = 100 * (1 - f["share_of_free"])
+    word = f"{slower:.1f} % slower" if slower > 0 else "not slower"
+    return f"{f['jobs_per_second']:,.0f}/s, {word}, {f['useless_executions']:.0f} useless"
+
+
 DRAIN = "drain --jobs 20000 --resources 1000 --workers 1 --limits --with-floor"
 ENQUEUE = "enqueue --jobs 100000 --with-floor"
 PICKUP = "pickup --jobs 200 --with-floor"
+PAST = "at most 5 % slower, at most 1 useless"
+
+
+def held_up(f: dict[str, Any]) -> bool:
+    """Blocked work in front costs next to nothing."""
+    return f["useless_executions"] <= 1 and f["share_of_free"] >= 0.95
+
+
 LINES = (
     Line("drain, gate and two limits", DRAIN, drained, "0.2 of bare", lambda f: f["share_of_floor"] >= 0.2),
     Line("drain, two workers", DRAIN.replace("workers 1", "workers 2"), drained, "", lambda _: True),
-    Line(
-        "drain, 100,000 blocked in front", f"{DRAIN} --blocked 100000",
-        lambda f: f"{drained(f)}, {f['useless_executions']} useless", "at most 1 useless",
-        lambda f: f["useless_executions"] <= 1,
-    ),
+    Line("drain, 100,000 blocked in front", f"{DRAIN} --blocked 100000", past, PAST, held_up),
+    Line("drain, 1,000,000 blocked in front", f"{DRAIN} --blocked 1000000", past, PAST, held_up),
     Line("drain", DRAIN, drained, "5,000/s", lambda f: f["jobs_per_second"] >= 5000, sqlite=True),
     Line("enqueue, 10,000 a call", ENQUEUE, inserted, "60,000/s", lambda f: f["jobs_per_second"] >= 60_000),
     Line("enqueue, one by one", ENQUEUE, single, "1.5 times bare", lambda f: f["single_times_floor"] <= 1.5),
@@ -84,12 +95,15 @@ def main(database: str, runs: int = 3) -> int:
     """Measure and print; how many targets were missed."""
     measured: dict[tuple[str, bool], dict[str, Any]] = {}
     missed = 0
+    free = 0.0  # jobs per second of the first line: the same work with nothing in front
     print("| | PostgreSQL or SQLite | measured | target | |\n|---|---|---|---|---|")
     for line in LINES:
         key = (line.bench, line.sqlite)
         if key not in measured:
             measured[key] = median([run(line.bench, None if line.sqlite else database) for _ in range(runs)])
+            measured[key]["share_of_free"] = measured[key].get("jobs_per_second", 0.0) / (free or 1.0)
         found = measured[key]
+        free = free or found["jobs_per_second"]
         met = line.met(found)
         missed += not met
         verdict = "" if not line.target else "met" if met else "**missed**"

@@ -54,7 +54,8 @@ class Proxy:
         server_reader, server_writer = await asyncio.open_unix_connection(self.path)
         line = _Line(self, writer, server_writer)
         try:
-            await asyncio.gather(line.up(reader), line.down(server_reader))
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):  # the end of the test, or of the line
+                await asyncio.gather(line.up(reader), line.down(server_reader))
         finally:
             for end in (writer, server_writer):
                 end.close()

@@ -18,6 +18,7 @@ from resilient.core.errors import (
     InvalidInput,
     NaiveDatetime,
     PayloadTooLarge,
+    Permanent,
     UnknownKind,
 )
 from resilient.engine.app import Resilient
@@ -204,6 +205,30 @@ class TestUnique:
         await app.enqueue(again, resource_key="p/1", unique_key="u", unique_until="finish")
         await app.worker().drain(timeout=20)
         assert seen == [1, 2]
+        await app.close()
+
+    @pytest.mark.parametrize(("cancelled", "runs", "state"), [(False, 2, "succeeded"), (True, 1, "dead")])
+    async def test_once_more_although_it_dies(self, database, cancelled, runs, state):
+        """Who enqueued it while it ran was promised an execution after that; who cancels wants none."""
+        seen = []
+        options = {"resource_key": "p/1", "unique_key": "u", "unique_until": "finish", "while_running": "once_more"}
+
+        @handler("again")
+        async def again(job: Job[None]) -> None:
+            seen.append(job.attempt)
+            if len(seen) == 1:
+                assert not (await app.enqueue(again, **options)).created
+                if cancelled:
+                    await app.jobs.cancel(job.id)
+                raise Permanent("no such thing")
+
+        app = Resilient(database, handlers=[again])
+        done = await app.enqueue(again, **options)
+        await app.worker().drain(timeout=20)
+        assert seen == [1] * runs
+        assert (await app.jobs.get(done.id)).state == state
+        assert [one.kind for one in await app.jobs.attempts(done.id)] == ["permanent"]
+        assert (await app.enqueue(again, **options)).created  # the key is free again
         await app.close()
 
 
