@@ -101,6 +101,15 @@ async def work(job: Job[dict]) -> None:
     log(job, "end")
 
 
+@handler("ordered", retry=RETRY, timeout=30)
+async def ordered(job: Job[dict]) -> None:
+    log(job, "start")
+    await asyncio.sleep(options.slow)
+    if job.attempt <= job.payload["fails"]:
+        raise ValueError("not yet")
+    log(job, "end")
+
+
 @handler("thread", retry=RETRY, timeout=30)
 def thread(job: SyncJob[dict]) -> None:
     log(job, "start")
@@ -125,7 +134,7 @@ def app(url):
     breaker = BreakerPolicy(first_open=first, longest_open=4 * first, probe_lease=2 * first, ramp=2 * first)
     return Resilient(
         Database(url, pool_size=options.pool_size),
-        handlers=[work, thread, fails, *evil.HANDLERS],
+        handlers=[work, ordered, thread, fails, *evil.HANDLERS],
         providers=[provider],
         limits={"p/*": [Limit.parse(options.limit)]} if options.limit else None,
         concurrency={key: int(jobs)} if jobs else None,

@@ -19,7 +19,7 @@ from resilient.store import jobs, turns
 from resilient.store.database import Database
 
 HERE = Path(__file__).parent
-NO_TURN = "no turn"  # housekeeping's error about a stranded key
+NO_TURN = ("no turn", "stood still", "that were over")  # housekeeping's errors about what is stranded
 
 
 def address(database):
@@ -65,7 +65,7 @@ class Crew:
 
     def stranded(self):
         """J9 as the workers themselves see it."""
-        return [f"J9 {line}" for line in self.said().splitlines() if NO_TURN in line]
+        return [f"J9 {line}" for line in self.said().splitlines() if any(words in line for words in NO_TURN)]
 
     def runs(self, event="start"):
         return [line for line in history.read(self.log) if line["event"] == event]

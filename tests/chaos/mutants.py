@@ -11,9 +11,10 @@ import time
 
 from resilient.core import admission
 from resilient.core.admission import Level
+from resilient.core.states import JobState
 from resilient.engine import gate
 from resilient.engine.executor import Executor
-from resilient.store import finishing
+from resilient.store import finishing, order
 
 
 def no_fence():
@@ -39,6 +40,17 @@ def no_election():
     assert admission._with_started
     admission._with_started = started
     gate.refusal = refused
+
+
+def failures_let_others_pass():
+    """The next job of a lane starts although the one before it failed and is going to be tried again."""
+    code = order.advance.__code__
+    changed = tuple(
+        c.replace(" AND j.finished_at IS NOT NULL", "") if isinstance(c, str) else c for c in code.co_consts
+    )
+    assert changed != code.co_consts
+    order.advance.__code__ = code.replace(co_consts=changed)
+    finishing.TERMINAL = frozenset(JobState)
 
 
 def wrong_clock(seconds):
