@@ -8,7 +8,7 @@ ignored. A budget says what the server said, also when its reset has passed: who
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from resilient.core.instants import Word, http_date, number, read
@@ -52,6 +52,11 @@ class BudgetFields:
     used: str = ""
     combined: str = ""
     named_by: str = ""
+    stated_in: frozenset[str] = field(init=False, repr=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        names = {self.limit, self.remaining, self.reset, self.used, self.combined} - {""}
+        object.__setattr__(self, "stated_in", frozenset(names))
 
 
 GENERIC: Final = tuple(
@@ -97,6 +102,8 @@ def budgets(
 
 
 def _budget(f: BudgetFields, found: Fields, now: datetime, skew: timedelta) -> Budget | None:
+    if f.stated_in.isdisjoint(found):
+        return None
     limit_text = found.get(f.limit, "")
     limit, remaining = _leading(limit_text), _number(found.get(f.remaining))
     reset: object = found.get(f.reset)
@@ -166,4 +173,6 @@ def _number(value: object) -> float | None:
 
 def _leading(text: str) -> float | None:
     """The limit in ``100`` and in the older ``100, 100;w=60``."""
-    return number(re.split("[,;]", text, maxsplit=1)[0]) if text else None
+    if "," in text or ";" in text:
+        text = re.split("[,;]", text, maxsplit=1)[0]
+    return number(text) if text else None

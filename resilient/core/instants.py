@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from math import isfinite
 from typing import Final
 
@@ -95,6 +96,17 @@ def read(value: object, word: Word, now: datetime, skew: timedelta = _NO_SKEW) -
 
 def http_date(text: str, now: datetime) -> datetime | None:
     """An HTTP-date (RFC 9110, 5.6.7): IMF-fixdate, RFC 850 or asctime; None for anything else."""
+    return _fixdate(text) or _any_date(text, now)
+
+
+@lru_cache(maxsize=64)
+def _fixdate(text: str) -> datetime | None:
+    """The usual form; every answer of one second says the same."""
+    m = _HTTP_DATES[0].fullmatch(text)
+    return None if m is None else _any_date(text, _EPOCH)
+
+
+def _any_date(text: str, now: datetime) -> datetime | None:
     for form in _HTTP_DATES:
         if (m := form.fullmatch(text.strip(" \t"))) is not None:
             break

@@ -7,6 +7,7 @@ asks for none should get none. A client keeps its own cookies: accounts never sh
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -31,7 +32,7 @@ _OPERATION: Final = re.compile(r"\b(query|mutation|subscription|fragment)\b\s*([
 class AsyncClient(httpx.AsyncClient):
     """An ``httpx.AsyncClient`` whose requests keep the job's gate, limits, keys and classification."""
 
-    def __init__(self, trail: Trail, pool: Pool, base_url: str) -> None:
+    def __init__(self, trail: Trail, pool: Pool, base_url: httpx.URL | str) -> None:
         super().__init__(
             transport=AsyncTransport(trail, pool), base_url=base_url, timeout=pool.timeout, trust_env=False,
             headers=_HEADERS,
@@ -59,7 +60,7 @@ class AsyncClient(httpx.AsyncClient):
 class Client(httpx.Client):
     """An ``httpx.Client`` whose requests keep the job's gate, limits, keys and classification."""
 
-    def __init__(self, trail: Trail, pool: Pool, base_url: str, bridge: Bridge[Any]) -> None:
+    def __init__(self, trail: Trail, pool: Pool, base_url: httpx.URL | str, bridge: Bridge[Any]) -> None:
         super().__init__(
             transport=SyncTransport(trail, pool, bridge), base_url=base_url, timeout=pool.timeout,
             trust_env=False, headers=_HEADERS,
@@ -81,12 +82,15 @@ class Client(httpx.Client):
 
 def build_async_client(trail: Trail, pool: Pool, base_url: str = "") -> AsyncClient:
     """The client of an ``async def`` handler. ``base_url``: another than the account's or the provider's."""
-    return AsyncClient(trail, pool, base_url or trail.base_url)
+    return AsyncClient(trail, pool, _parsed(base_url or trail.base_url))
 
 
 def build_client(trail: Trail, pool: Pool, bridge: Bridge[Any], base_url: str = "") -> Client:
     """The client of a plain handler; ``bridge`` runs a coroutine on the engine's loop from its thread."""
-    return Client(trail, pool, base_url or trail.base_url, bridge)
+    return Client(trail, pool, _parsed(base_url or trail.base_url), bridge)
+
+
+_parsed: Final = lru_cache(maxsize=4096)(httpx.URL)
 
 
 # -- GraphQL -------------------------------------------------------------------------------------------------
