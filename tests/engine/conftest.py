@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import threading
+import time
 from urllib.parse import parse_qs, urlencode
 
 import pytest
@@ -32,6 +33,8 @@ class Idp:
         self.calls = []  # (status, authorization) of the API
         self.hold = threading.Event()
         self.hold.set()
+        self.crowd = 0  # refusals are not answered before so many wait for one
+        self.refusing = 0
         self.secret = "client-secret-canary"
         self.codes = {}  # what consent gave, and what it was given for
         self.refuses = False  # consent
@@ -87,6 +90,10 @@ class Idp:
         said = headers.get(b"authorization", b"").decode()
         good = said.removeprefix("Bearer ") in self.access or said.startswith("Basic ")
         self.calls.append((200 if good else 401, said))
+        self.refusing += not good
+        deadline = time.monotonic() + 20
+        while not good and self.refusing < self.crowd and time.monotonic() < deadline:  # noqa: ASYNC110 - a crowd
+            await asyncio.sleep(0.05)
         await answer(send, 200 if good else 401, {"ok": good})
 
     async def token(self, form, send):  # noqa: PLR0911 - a way to go wrong a line
