@@ -88,9 +88,9 @@ async def _publish(batch: Batch[str]) -> None:
                 continue
             try:
                 await publishers.publish(name, message_of(job))
-            except ConnectionLost as error:
+            except ConnectionLost as error:  # whatever was in flight meets it: the first ones pay
                 batch.fail(job, ResourceStopped(batch.resource_key, "connection") if strikes >= AWAY else error)
-                strikes = AWAY
+                strikes += 1
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this event's
                 batch.fail(job, error)
                 strikes += _is_ill(error)
