@@ -15,7 +15,6 @@ import typer
 from resilient.core.errors import InvalidInput
 from resilient.core.phrases import counted, when
 from resilient.core.tokens import GrantState
-from resilient.store.secrets import VARIABLE, new_key
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.jobs import Yes  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
@@ -233,6 +232,8 @@ def say_connected(run: Context, one: ConnectionInfo) -> None:
 def newsecret(ctx: typer.Context) -> None:
     """Make a key: it is printed once and stored nowhere."""
     run: Context = ctx.obj
+    from resilient.store.secrets import VARIABLE, new_key  # noqa: PLC0415 - half a second of imports, only where needed
+
     key = new_key()
     if run.out.as_json:
         run.out.json({"key": key})

@@ -12,7 +12,6 @@ import typer
 from resilient.core.alert_groups import begun
 from resilient.core.errors import InvalidInput
 from resilient.core.phrases import brief, counted, span, when
-from resilient.engine.services import exit_if_stuck
 from resilient.surface.cli import views
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.filters import moment, tags_of
@@ -58,6 +57,8 @@ def worker(
 
 
 async def _work(app: Any, **options: Any) -> None:
+    from resilient.engine.services import exit_if_stuck  # noqa: PLC0415 - half a second of imports, only where needed
+
     async with app:
         worker = app.worker(**options)
         await worker.run()

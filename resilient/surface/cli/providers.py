@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from resilient.core.errors import InvalidInput
-from resilient.engine.catalogue import provider_named, providers_by_name
 from resilient.surface.cli.exits import NotFound
 from resilient.surface.cli.facts import described, facts_of, limits_in_words
 from resilient.surface.cli.output import Row
@@ -30,6 +29,8 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 def list_providers(ctx: typer.Context) -> None:
     """List the installed providers."""
     run: Context = ctx.obj
+    from resilient.engine.catalogue import providers_by_name  # noqa: PLC0415 - half a second of imports, only where needed
+
     found = {name: make() for name, make in providers_by_name().items()}
     if run.out.as_json:
         run.out.json({"providers": [{"name": name, **described(one)} for name, one in found.items()]})
@@ -54,6 +55,8 @@ def show_provider(ctx: typer.Context, name: Name) -> None:
     What of it is not verified is marked.
     """
     run: Context = ctx.obj
+    from resilient.engine.catalogue import provider_named, providers_by_name  # noqa: PLC0415 - half a second of imports, only where needed
+
     if name not in providers_by_name():
         raise NotFound(f"no provider is called {name!r}: see `resilient providers list`")
     found = provider_named(name)

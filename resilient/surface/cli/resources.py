@@ -9,7 +9,6 @@ import typer
 
 from resilient.core.errors import InvalidInput
 from resilient.core.phrases import counted, span, when
-from resilient.engine.bulk import spacing_of
 from resilient.surface.cli import views
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.filters import bulk, until
@@ -264,6 +263,8 @@ def _is_pattern(which: str) -> bool:
 
 def _lasting(criteria: Bulk, count: int) -> str:
     """How long it takes at a bounded rate."""
+    from resilient.engine.bulk import spacing_of  # noqa: PLC0415 - half a second of imports, only where needed
+
     spacing = spacing_of(criteria.get("rate"))
     return "" if spacing is None else f", which takes {span((count - 1) * spacing.total_seconds())}"
 
