@@ -46,6 +46,7 @@ GOOGLE: Final = Provider(
             authorize_url="https://accounts.google.com/o/oauth2/v2/auth",
             token_url="https://oauth2.googleapis.com/token",
             authorize_params={"access_type": "offline", "prompt": "consent"},
+            flows=("authorization_code", "jwt_bearer"),
             pkce="supported",
             lifetime=3600,
         ),
@@ -123,7 +124,7 @@ GOOGLE: Final = Provider(
         "developers.google.com/workspace/drive/api/guides/manage-changes",
     ),
     unverified=(
-        "auth: pkce",
+        "auth: pkce, service accounts",
         "limits: costs of Gmail methods not named above; those of Calendar and Drive are set in the console",
         "pagination: the largest sizes",
         "webhook: how long a channel lives, and Gmail's push",

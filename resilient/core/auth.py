@@ -94,7 +94,9 @@ class OAuth2:
     ``authorize_url``, ``token_url``, ``refresh_url`` (where it differs), ``revoke_url``: with
     ``{placeholders}`` they are filled per account. ``authorize_params``, ``token_params``,
     ``refresh_params``: what is added to each request; ``token_headers``: likewise. ``body``: how the token
-    endpoint wants to be asked. ``offline_scopes``: asked for beside the application's own ``scopes``, or
+    endpoint wants to be asked. ``client_auth``: how the application proves itself; with ``jwt`` its
+    ``client_secret`` is a private key in PEM (RFC 7523), of which ``key_header`` says which (``kid``, ``x5t``).
+    ``offline_scopes``: asked for beside the application's own ``scopes``, or
     there is no refresh token. ``refresh_redirect``: the redirect URI is repeated on refresh. ``sends``: how
     an access token is sent.
 
@@ -125,6 +127,7 @@ class OAuth2:
     flows: tuple[Flow, ...] = ("authorization_code",)
     pkce: Pkce = "none"
     client_auth: ClientAuth = "post"
+    key_header: Mapping[str, str] = field(default_factory=lambda: NONE)
     body: Literal["form", "json"] = "form"
     authorize_params: Mapping[str, str] = field(default_factory=lambda: NONE)
     token_params: Mapping[str, str] = field(default_factory=lambda: NONE)

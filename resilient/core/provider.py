@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import date
 
-    from resilient.core.auth import Auth, OAuth2
+    from resilient.core.auth import Auth, ClientAuth, OAuth2
     from resilient.core.exchange import AnswerFacts, RequestFacts
     from resilient.core.failure import Failure, FailureKind, Scope
     from resilient.core.incremental import Incremental
@@ -41,7 +41,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._:@+-]+")
 _STEP: Final = re.compile(r"\[(?:(\d+)|'([^']*)')?\]|([^.\[\]]+)")
 _MOST: Final = 100  # items of one list that are looked at
 MESSAGES: Final = ("error.message", "message", "error_description", "errors[0].message", "detail", "title")
-_OF_THE_CLIENT: Final = ("redirect_uri", "scopes", "authorize_params")
+_OF_THE_CLIENT: Final = ("redirect_uri", "scopes", "authorize_params", "client_auth", "key_header")
 _LEVELS: Final = MappingProxyType({"provider": "", "account": "/*"})
 
 
@@ -244,8 +244,8 @@ class Provider:
     def configured(self, client_id: str = "", client_secret: str = "", **overrides: Unpack[Overrides]) -> Self:
         """These facts with an app's own words: its OAuth client, and whatever else differs for it.
 
-        ``redirect_uri``, ``scopes`` and ``authorize_params`` are the OAuth client's, the rest replaces fields
-        of the same name. Raises `InvalidInput`.
+        ``redirect_uri``, ``scopes``, ``authorize_params``, ``client_auth`` and ``key_header`` are the OAuth client's,
+        the rest replaces fields of the same name. Raises `InvalidInput`.
         """
         rest: dict[str, Any] = dict(overrides)
         own: dict[str, Any] = {"client_id": client_id, "client_secret": client_secret}
@@ -289,6 +289,8 @@ class Overrides(TypedDict, total=False):
     redirect_uri: str
     scopes: tuple[str, ...]
     authorize_params: Mapping[str, str]
+    client_auth: ClientAuth
+    key_header: Mapping[str, str]
     name: str
     base_url: str
     hosts: tuple[str, ...]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient.core import marks
 from resilient.core.admission import Level, Stop, admit, stop_of
+from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.phrases import brief, counted, when
 from resilient.core.states import JobState
 
@@ -198,7 +199,8 @@ def _gate_text(  # noqa: PLR0911 - one sentence a gate
             end = end or f"somebody runs `resilient resources resume {key}`"
             return f"{key} is paused{reason}{since}, until {end}."
         case "auth":
-            return f"{key} lacks valid credentials ({stop.code}){since}: its account must be connected again."
+            remedy = _REMEDIES.get(stop.code or "", "its account must be connected again")
+            return f"{key} lacks valid credentials ({stop.code}){since}: {remedy}."
         case "cooldown":
             code = f" ({stop.code})" if stop.code else ""
             return f"{key} was told to slow down{code}{since} and rests until {end}."
@@ -213,6 +215,15 @@ def _gate_text(  # noqa: PLR0911 - one sentence a gate
                 return text
             at = f" at {when(error.at, now)}" if error.at else ""
             return f"{text} Last error{at}: {_named(error.kind, error.code, error.message)}"
+
+
+_REMEDIES: Final = {
+    APP_REFUSED: "the provider refuses the application, check its client_id and client_secret",
+    SUSPECT_AUTH: (
+        "the provider calls too many accounts dead at once; a probe decides, or `resilient connections release` or"
+        " `confirm`"
+    ),
+}
 
 
 def _breaker_text(stop: Stop, level: Level, since: str, end: str) -> str:

@@ -22,6 +22,7 @@ from resilient.engine.access import adopt, carried
 from resilient.engine.consent import Consent
 from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.store import connections, fuse, grants
+from resilient.wire.assertion import grant_assertion
 from resilient.wire.oauth import ask_here, in_own_loop
 
 if TYPE_CHECKING:
@@ -114,23 +115,35 @@ class Connections:
         user: str = "",
         password: str = "",
         client_credentials: bool = False,
+        private_key: str = "",
+        issuer: str = "",
+        subject: str = "",
+        key_id: str = "",
         grant_of: str | None = None,
         details: Mapping[str, str] = EMPTY,
     ) -> ConnectionInfo:
         """Give an account credentials, or new ones: a token, an API key, user and password, or the app's own.
 
-        ``grant_of``: share the grant of another account instead. ``details`` fill the provider's placeholders.
+        ``private_key`` (PEM) with ``issuer``: a service account, whose tokens are got by assertions signed with it (RFC
+        7523); ``subject``: the user it acts for; ``key_id``: the key's name at the provider. ``grant_of``: share the
+        grant of another account instead. ``details`` fill the provider's placeholders.
         """
-        said = [bool(token), bool(api_key), bool(user), client_credentials, grant_of is not None]
-        if sum(said) != 1:
-            raise InvalidInput(f"{key}: give one of token, api_key, user, client_credentials and grant_of")
+        said = [bool(token), bool(api_key), bool(user), client_credentials, bool(private_key), grant_of is not None]
+        if sum(said) != 1 or bool(private_key) is not bool(issuer):
+            raise InvalidInput(
+                f"{key}: give one of token, api_key, user, client_credentials, private_key (with issuer) and grant_of"
+            )
         if grant_of is not None:
             await self._db.write(None, _share, check(key), check(grant_of), details)
             return await self.get(key)
+        if private_key:
+            values = {name: text for name, text in (("subject", subject), ("key_id", key_id)) if text}
+            credentials = Credentials(refresh_token=private_key, user=issuer, values=values)
+            grant_assertion(self.oauth_of(key, details), credentials, self._app.now())  # whether it is a key at all
+            return await self._put(key, "oauth2", credentials, "jwt_bearer", details)
         kind = ("bearer", "api_key", "basic", "oauth2")[said.index(True)]
         credentials = Credentials(token=token or api_key or password, user=user)
-        flow = "client_credentials" if client_credentials else None
-        return await self._put(key, kind, credentials, flow, details)
+        return await self._put(key, kind, credentials, "client_credentials" if client_credentials else None, details)
 
     async def import_(
         self,

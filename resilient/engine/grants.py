@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import tokens
-from resilient.core.errors import ConnectionNotFound, DatabaseUnreachable, ResourceStopped
+from resilient.core.errors import ConnectionNotFound, DatabaseUnreachable, ResourceStopped, SetupError
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.fuse import APP_REFUSED
 from resilient.core.resource_key import check
@@ -261,18 +261,26 @@ class Grants:
         except BaseException:
             await self._run(grants.let_go, mine)
             raise
-        answer = await self._ask(oauth, mine, credentials, begun.now)
+        try:
+            answer = await self._ask(oauth, mine, credentials, begun.now)
+        except SetupError:  # nothing was sent: a key that is none
+            await self._run(grants.let_go, mine)
+            raise
         await self._endpoints.answered(ticket, answer.failure)
         fresh = None if answer.failure is not None else tokens.merged(credentials, answer.body, oauth, begun.now)
         if fresh is None:
             await self._failed(held, mine, answer.failure or _NO_TOKEN)
             return await self._again(key)
+        if mine.flow == "jwt_bearer":  # its key is what stays
+            fresh = replace(fresh, refresh_token=credentials.refresh_token, previous="", previous_until=None)
         await self._commit(key, mine, credentials, fresh, own=own)
         return await self._again(key)
 
     async def _ask(self, oauth: OAuth2, grant: Grant, credentials: Credentials, now: datetime) -> TokenAnswer:
         if grant.flow == "client_credentials":
             return await self.client.client_credentials(oauth, now)
+        if grant.flow == "jwt_bearer":
+            return await self.client.by_key(oauth, credentials, now)
         if not credentials.refresh_token:
             return _nothing_to_refresh()
         oauth = replace(oauth, redirect_uri=credentials.values.get("redirect_uri", oauth.redirect_uri))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -20,11 +20,11 @@ from authlib.oauth2.auth import ClientAuth  # type: ignore[import-untyped]
 from authlib.oauth2.rfc6749.parameters import prepare_grant_uri, prepare_token_request  # type: ignore[import-untyped]
 from authlib.oauth2.rfc7636 import create_s256_code_challenge  # type: ignore[import-untyped]
 
-from resilient.core.errors import InvalidInput
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.token_answer import classify_token
 from resilient.wire import redact
+from resilient.wire.assertion import client_assertion, grant_assertion
 from resilient.wire.flow import fields
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from resilient.core.auth import OAuth2
+    from resilient.core.tokens import Credentials
 
 T = TypeVar("T")
 PATIENCE: Final = 20.0  # seconds for the whole exchange; leases of a refresh are longer
 LARGEST: Final = 256 * 1024  # bytes of an answer
-_METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none"}
+_METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none", "jwt": "none"}
 _JSON_STARTS: Final = (b"{", b"[")
 
 
@@ -79,6 +80,11 @@ class TokenClient:
         body = prepare_token_request("client_credentials", **scope, **oauth.token_params)
         return await self._ask(oauth, oauth.token_url, body, now)
 
+    async def by_key(self, oauth: OAuth2, account: Credentials, now: datetime) -> TokenAnswer:
+        """A token for an account that consists of a key (RFC 7523, 2.1)."""
+        body = urlencode({**grant_assertion(oauth, account, now), **oauth.token_params})
+        return await self._ask(replace(oauth, client_auth="none", client_id=""), oauth.token_url, body, now)
+
     async def revoke(self, oauth: OAuth2, token: str, now: datetime) -> Failure | None:
         """Tell the provider that a token is given up (RFC 7009); what went wrong, if anything did."""
         body = urlencode({"token": token})
@@ -94,7 +100,7 @@ class TokenClient:
     # -- inside ----------------------------------------------------------------------------------------------
 
     async def _ask(self, oauth: OAuth2, url: str, body: str, now: datetime, *, revoking: bool = False) -> TokenAnswer:
-        request = self._request(oauth, url, body)
+        request = self._request(oauth, url, body, now)
         try:
             async with asyncio.timeout(self._patience):
                 answer = await self._send(request)
@@ -108,16 +114,13 @@ class TokenClient:
         failure = classify_token(answer, oauth, now)
         return TokenAnswer(answer.body if failure is None else None, failure)
 
-    def _request(self, oauth: OAuth2, url: str, body: str) -> httpx.Request:
-        method = _METHODS.get(oauth.client_auth)
-        if method is None:
-            raise InvalidInput(
-                f"OAuth2(client_auth={oauth.client_auth!r}): signing is not done here; use credentials= with a"
-                " library of the provider's"
-            )
+    def _request(self, oauth: OAuth2, url: str, body: str, now: datetime) -> httpx.Request:
         headers = {"Accept": "application/json", **oauth.token_headers}
-        auth = ClientAuth(oauth.client_id, oauth.client_secret, method)
-        _, headers, body = auth.prepare("POST", url, headers, body)
+        if oauth.client_id:
+            auth = ClientAuth(oauth.client_id, oauth.client_secret, _METHODS[oauth.client_auth])
+            _, headers, body = auth.prepare("POST", url, headers, body)
+        if oauth.client_auth == "jwt":
+            body += "&" + urlencode(client_assertion(oauth, now))
         if oauth.body == "json":
             headers["Content-Type"] = "application/json"
             body = json.dumps(dict(parse_qsl(body, keep_blank_values=True)))

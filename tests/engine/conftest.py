@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlencode
 
 import pytest
 import uvicorn
+from joserfc import jwt
 
 from resilient import Basic, Bearer, Errors, FailureKind, OAuth2, Provider, Rotation, Rule, Scope
 
@@ -38,6 +39,8 @@ class Idp:
         self.secret = "client-secret-canary"
         self.codes = {}  # what consent gave, and what it was given for
         self.refuses = False  # consent
+        self.public = None  # the key that assertions are checked with
+        self.claims = []
         self.url = ""
 
     def issue(self):
@@ -107,7 +110,7 @@ class Idp:
             return await answer(send, 200, "<html>We are down for maintenance</html>")
         if word == "down":
             return await answer(send, 503, {"message": "canary-message"})
-        if form.get("client_secret") != self.secret:
+        if not self.knows(form):
             return await answer(send, 401, {"error": "invalid_client"})
         made = self.granted(form)
         if made is None:
@@ -120,6 +123,14 @@ class Idp:
         if word == "nulls":
             doc |= {"refresh_token": None, "expires_in": None, "scope": None}
         return await answer(send, 200, doc)
+
+    def knows(self, form):
+        """The application by its secret or its assertion; a service account's assertion speaks for itself."""
+        signed = form.get("client_assertion") or form.get("assertion")
+        if self.public is None or signed is None:
+            return form.get("client_secret") == self.secret
+        self.claims.append(jwt.decode(signed, self.public, algorithms=["RS256", "ES256"]))
+        return "client_secret" not in form
 
     def granted(self, form):
         if form["grant_type"] != "refresh_token":

@@ -9,6 +9,9 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from joserfc.jwk import import_key
 
 from resilient import (
     ConnectionNotFound,
@@ -169,6 +172,44 @@ async def test_client_credentials(make, idp):
     await app.connections.add(A, client_credentials=True)
     assert (await app.credentials(A)).token == "canary-access-1"
     assert idp.asked[0]["grant_type"] == "client_credentials"
+
+
+def key_of(idp):
+    private = ec.generate_private_key(ec.SECP256R1())
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    idp.public = import_key(pem, "EC")
+    return pem
+
+
+async def test_a_service_account_gets_its_tokens_by_its_key(make, idp, read_all):
+    app, pem = make(idp.provider(flows=("jwt_bearer",))), key_of(idp)
+    await app.connections.add(A, private_key=pem, issuer="robot@idp", subject="ann", key_id="k1")
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    idp.expire()
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert await states(app) == ["succeeded"] * 2
+    assert [read.claims["sub"] for read in idp.claims] == ["ann", "ann"]
+    assert all("client_id" not in form for form in idp.asked)
+    assert pem.splitlines()[1] not in str(read_all("SELECT * FROM {grant}"))
+    for wrong in (
+        {"private_key": pem},
+        {"issuer": "x", "token": "t"},
+        {"private_key": pem, "issuer": "x", "token": "t"},
+    ):
+        with pytest.raises(InvalidInput, match="with issuer"):
+            await app.connections.add(A, **wrong)
+    with pytest.raises(SetupError, match="no private key"):
+        await app.connections.add(A, private_key="canary", issuer="x")
+
+
+async def test_an_application_that_proves_itself_by_a_key(make, idp):
+    app = make(idp.provider(client_auth="jwt", client_secret=key_of(idp), key_header={"x5t": "thumb"}))
+    await connect(app, idp, expired=True)
+    assert (await app.credentials(A)).token == "canary-access-2"
+    (read,) = idp.claims
+    assert (read.claims["sub"], read.header["x5t"], idp.asked[0]["client_id"]) == ("app", "thumb", "app")
 
 
 # -- killed and lost -----------------------------------------------------------------------------------------

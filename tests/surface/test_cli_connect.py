@@ -12,6 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from joserfc.jwk import import_key
 
 from resilient.store.secrets import new_key
 from resilient.surface.cli import connect as connect_command
@@ -242,6 +245,26 @@ def test_secrets_are_typed(run, arguments, typed, kind):
     status, out, _ = run(*arguments, "--json", typed=typed)
     assert status == 0
     assert json.loads(out)["kind"] == kind
+
+
+def test_a_service_account_by_its_key_file(run, idp, tmp_path):
+    private = ec.generate_private_key(ec.SECP256R1())
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    idp.public = import_key(pem, "EC")
+    doc = {"private_key": pem, "client_email": "robot@idp", "private_key_id": "k1"}
+    (tmp_path / "key.json").write_text(json.dumps(doc))
+    assert run("connect", "idp", "idp/robot", "--key-file", "key.json", "--subject", "ann")[0] == 0
+    assert "idp/robot is well" in run("connections", "test", "idp/robot")[1]
+    assert (idp.claims[0].claims["iss"], idp.claims[0].claims["sub"]) == ("robot@idp", "ann")
+    (tmp_path / "key.json").write_text(json.dumps({**doc, "private_key": "canary"}))
+    status, _, err = run("connect", "idp", "--key-file", "key.json")
+    assert (status, "no private key" in err) == (2, True)
+    for wrong in ("canary", "[]", "{}"):
+        (tmp_path / "key.json").write_text(wrong)
+        status, _, err = run("connect", "idp", "--key-file", "key.json")
+        assert (status, "is no JSON with client_email" in err) == (2, True)
+    assert "cannot be read" in run("connect", "idp", "--key-file", "none.json")[2]
+    assert "needs --key-file" in run("connect", "idp", "--kind", "service-account")[2]
 
 
 def test_the_apps_own_credentials_need_nobody(run, idp):

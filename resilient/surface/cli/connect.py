@@ -7,8 +7,10 @@ passwords are typed at a prompt or come through a pipe, and never appear anywher
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import webbrowser
+from pathlib import Path  # noqa: TC003 - typer evaluates annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from resilient.surface.cli.context import Context
 
 MINE: Final = "me"  # the account, if none is named
-KINDS: Final = ("oauth", "client-credentials", "token", "api-key", "basic")
+KINDS: Final = ("oauth", "client-credentials", "service-account", "token", "api-key", "basic")
 _BY_FACT: Final = {"bearer": "token", "api_key": "api-key", "basic": "basic"}
 
 
@@ -44,6 +46,11 @@ def connect(
         str, typer.Option(help=f"Instead of the provider's usual way: {', '.join(KINDS)}.", show_default=False)
     ] = "",
     user: Annotated[str, typer.Option(help="The user, for basic.", show_default=False)] = "",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="A service account's key, as JSON from the provider.", show_default=False),
+    ] = None,
+    subject: Annotated[str, typer.Option(help="The user a service account acts for.", show_default=False)] = "",
     detail: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for the provider's placeholders.", show_default=False)
     ] = None,
@@ -64,12 +71,13 @@ def connect(
     found, account = _provider(app, provider), check(key or f"{provider}/{MINE}")
     if not account.startswith(f"{provider}/"):
         raise InvalidInput(f"{account} is no account of {provider}: its key begins with {provider}/")
-    way, details = _way(found, kind), dict(pair(one) for one in detail or ())
+    way, details = _way(found, kind or ("service-account" if key_file else "")), dict(pair(one) for one in detail or ())
     _require_details(found, way, details)
     if way == "oauth":
         made = asyncio.run(_through_browser(run, app, account, details, port, timeout, not no_browser, paste))
     else:
-        made = app.sync.connections.add(account, **_credentials(way, user, found), details=details)
+        said = _of_file(key_file, subject) if way == "service-account" else _credentials(way, user, found)
+        made = app.sync.connections.add(account, **said, details=details)
     say_connected(run, made)
 
 
@@ -110,7 +118,7 @@ def _require_details(provider: Provider, way: str, details: Mapping[str, str]) -
     """Raise `InvalidInput` unless every placeholder that is needed before the first answer is filled."""
     oauth = provider.oauth
     needed = provider.placeholders
-    if way in ("oauth", "client-credentials") and oauth is not None:
+    if way in ("oauth", "client-credentials", "service-account") and oauth is not None:
         later = {path.rpartition(".")[2] for path in (*oauth.keep, *oauth.keep_callback)}
         needed = (needed | names_in(oauth.authorize_url, oauth.token_url)) - later
     if missing := sorted(needed - set(details)):
@@ -126,6 +134,21 @@ def _credentials(way: str, user: str, provider: Provider) -> dict[str, Any]:
     if not user:
         raise InvalidInput(f"basic needs --user ({basic.user if basic is not None else 'user'})")
     return {"user": user, "password": secret(basic.password if basic is not None else "Password")}
+
+
+def _of_file(path: Path | None, subject: str) -> dict[str, Any]:
+    """A service account, as Google writes its key. Raises `InvalidInput`; what it shows is no secret."""
+    if path is None:
+        raise InvalidInput("a service account needs --key-file: the JSON that the provider gave for its key")
+    try:
+        doc = json.loads(path.read_text())
+        found = {"private_key": doc["private_key"], "issuer": doc["client_email"], "key_id": doc["private_key_id"]}
+    except OSError as error:
+        raise InvalidInput(f"--key-file {path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        wanted = "client_email, private_key and private_key_id"
+        raise InvalidInput(f"--key-file {path} is no JSON with {wanted}") from None
+    return {**found, "subject": subject}
 
 
 # -- through the browser -------------------------------------------------------------------------------------
