@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import httpx
+
     from resilient.wire.call import AsyncCall, SyncCall
     from resilient.wire.client import AsyncClient, Client
 
@@ -41,6 +43,14 @@ class Requests:
         """An ``httpx.AsyncClient`` that keeps the resource's limits, gate, keys and classification."""
         client: AsyncClient = self._side.async_client()
         return client
+
+    @property
+    def transport(self) -> httpx.AsyncBaseTransport:
+        """The client's transport, for an SDK that builds its own: ``httpx.AsyncClient(transport=job.transport)``.
+
+        Closing such a client closes nothing.
+        """
+        return self.client._transport  # noqa: SLF001 - httpx has no name for it
 
     def call(
         self,
@@ -75,6 +85,11 @@ class SyncRequests:
         """An ``httpx.Client`` that keeps the resource's limits, gate, keys and classification."""
         client: Client = self._side.sync_client()
         return client
+
+    @property
+    def transport(self) -> httpx.BaseTransport:
+        """See `Requests.transport`: ``httpx.Client(transport=job.transport)``."""
+        return self.client._transport  # noqa: SLF001
 
     def call(
         self,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from urllib.parse import parse_qs
 
+import httpx
 import pytest
 
 from resilient import (
@@ -168,6 +170,27 @@ async def test_another_accounts_host_gets_nothing_even_by_redirect(make, apis):
     assert apis[0].sent("authorization") == ["Bearer canary-one"]
     assert apis[1].paths == ["/v1/things", "/straight"]
     assert apis[1].sent("authorization") == apis[1].sent("x-tenant") == [None, None]
+
+
+async def test_an_sdk_builds_its_own_client_over_the_transport(make, apis):
+    @handler("sdk", retry=SOON)
+    async def sdk(job: Job[None]) -> None:
+        async with httpx.AsyncClient(transport=job.transport, base_url=str(job.client.base_url)) as own:
+            await own.get("/one")
+        await job.client.get("/two")
+
+    @handler("sdk.plain", retry=SOON)
+    def sdk_plain(job: SyncJob[None]) -> None:
+        with httpx.Client(transport=job.transport, base_url=str(job.client.base_url)) as own:
+            own.get("/three")
+
+    app = make(tenants(), handlers=[sdk, sdk_plain])
+    await join(app, apis[0], "crm/1", "one")
+    for kind in (sdk, sdk_plain):
+        await app.enqueue(kind, resource_key="crm/1")
+    await app.worker().drain(timeout=20)
+    assert sorted(apis[0].paths) == ["/v1/one", "/v1/three", "/v1/two"]
+    assert set(apis[0].sent("authorization")) == {"Bearer canary-one"}
 
 
 async def test_what_the_caller_says_wins_over_the_providers_headers(make, apis):
@@ -421,6 +444,35 @@ async def test_a_circuit_of_a_resource_only_reached_through_is_probed_and_closes
     assert (await app.jobs.get(done.id)).state == "succeeded"
     assert (await app.resources.get("other/team")).breaker == "closed"
     assert apis[1].paths.count("/to") >= 3
+
+
+async def test_jobs_that_wait_elsewhere_go_on_one_by_one_while_a_circuit_is_tried(make, apis):
+    """Five wait; staging lets one be the probe and puts the others off, in the database."""
+    app = make(*two(apis), handlers=[copy], breakers={"other/team": BreakerPolicy(streak=2, first_open=30, ramp=0)})
+    await connected(app)
+    apis[1].script = {"/to": [{"status": 500}] * 2}
+    first = await app.enqueue(copy, resource_key="mine/1", max_attempts=9)
+    for _ in range(3):
+        await app.worker().drain(timeout=20)
+        await scheduled_now(app)
+    await app.worker().drain(timeout=20)
+    assert (await app.resources.get("other/team")).breaker == "open"
+    for n in range(4):
+        await app.enqueue(copy, resource_key=f"mine/{n + 2}")
+    await app.connections.add("mine/2", token="canary-mine")
+    await app.worker().drain(timeout=20)
+    before = apis[1].paths.count("/to")
+    over = "UPDATE {resource} SET open_until = created_at, revision = revision + 1 WHERE key = 'other/team'"
+    await app.database.transaction(lambda c, d: d.run(c, over))
+    await scheduled_now(app)
+    async with asyncio.timeout(60):
+        while await app.jobs.count(state="succeeded") < 5:
+            await app.worker().drain(timeout=20)
+            await asyncio.sleep(0.1)
+    assert apis[1].paths.count("/to") == before + 5
+    assert (await app.jobs.get(first.id)).state == "succeeded"
+    rest = [job for job in await app.jobs.list() if job.id != first.id]
+    assert all(job.executions <= 3 for job in rest)
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------

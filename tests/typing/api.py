@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any, assert_type
 from uuid import UUID
 
+import httpx
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from resilient import (
+    Access,
     Batch,
+    Credentials,
     Enqueued,
     Handler,
     Job,
@@ -20,6 +23,8 @@ from resilient import (
     Snooze,
     SyncBatch,
     SyncJob,
+    SyncThrough,
+    Through,
     Transient,
     handler,
     testing,
@@ -40,6 +45,12 @@ async def send(job: Job[Mail]) -> int:
     assert_type(job.client, AsyncClient)
     assert_type(job.id, UUID)
     await job.progress({"done": 1})
+    assert_type(job.transport, httpx.AsyncBaseTransport)
+    other = await job.through("slack/team-1")
+    assert_type(other, Through)
+    assert_type(other.client, AsyncClient)
+    async with other.call("GET", "https://slack.com/api/x") as abroad:
+        assert_type(abroad.params, dict[str, str])
     async with job.prepare() as session:
         assert_type(session, AsyncSession)
     async with job.complete() as session:
@@ -64,6 +75,8 @@ def log(job: SyncJob[Mail]) -> str:
     """A plain handler."""
     assert_type(job.payload, Mail)
     assert_type(job.client, Client)
+    assert_type(job.through("slack/team-1"), SyncThrough)
+    assert_type(job.through("slack/team-1").client, Client)
     job.progress(1)
     with job.prepare() as session, job.complete() as also:
         assert_type(session, Session)
@@ -113,3 +126,19 @@ async def use() -> None:
     result: Any = send(testing.job(Mail(to="a")))
     await result
     assert_type(await app.worker(concurrency=10).drain(), int)
+    assert_type(await app.credentials("smtp/acct-1"), Access)
+    assert_type(app.sync.credentials("smtp/acct-1"), Access)
+
+
+class Tokens:
+    """An app's own table, in plain functions."""
+
+    def load(self, resource_key: str) -> Credentials | None:
+        """One account's."""
+
+    def save(self, resource_key: str, expected_version: int, credentials: Credentials) -> bool:
+        """If nobody was faster."""
+        return bool(resource_key and expected_version and credentials)
+
+
+Resilient("sqlite:///app.db", credentials=Tokens())
