@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from resilient.core.errors import InvalidInput, ResilientError, SetupError
+from resilient.store import leases
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from resilient.engine.app import Resilient
     from resilient.engine.execution import Execution
+
+
+IDLE_BEYOND: Final = 10.0  # seconds beyond its handler's timeout that a transaction may be idle
 
 
 class Opened(NamedTuple):
@@ -37,7 +41,7 @@ async def begun(execution: Execution) -> AsyncIterator[Opened]:
     """An AsyncSession in a transaction, which is rolled back unless it is committed before the end."""
     async with _exclusive(execution), _made(execution.app, AsyncSession) as session:
         with _only_ours(session.sync_session) as ours:
-            await session.run_sync(_begin, execution.app)
+            await session.run_sync(_begin, execution)
             yield Opened(session, ours)
 
 
@@ -45,7 +49,7 @@ async def begun(execution: Execution) -> AsyncIterator[Opened]:
 def begun_sync(execution: Execution) -> Iterator[Opened]:
     """`begun` for threads: a Session."""
     with _exclusive_sync(execution), _made(execution.app, Session) as session, _only_ours(session) as ours:
-        _begin(session, execution.app)
+        _begin(session, execution)
         yield Opened(session, ours)
 
 
@@ -69,9 +73,12 @@ def opened_sync(execution: Execution, last: Callable[[Session], None]) -> Iterat
         session.commit()
 
 
-def _begin(session: Session, app: Resilient) -> None:
+def _begin(session: Session, execution: Execution) -> None:
     """Begin now, on SQLite as a writer: a reader that turns writer fails at once instead of waiting."""
-    app.database.begin_as_writer(session.connection())
+    database, timeout = execution.app.database, execution.handler.timeout
+    database.begin_as_writer(session.connection())
+    if timeout is not None:
+        leases.bound_idle(session.connection(), database.dialect, timeout + IDLE_BEYOND)
 
 
 @contextmanager

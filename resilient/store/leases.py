@@ -79,6 +79,21 @@ def is_held(c: Connection, d: Dialect, id_: UUID, version: int) -> bool:
     )
 
 
+def bound_idle(c: Connection, d: Dialect, seconds: float) -> None:
+    """PostgreSQL ends this transaction once it was idle for so long, unless its owner has set a limit of his own.
+
+    A process that was stopped in the middle of a handler must not keep the handler's rows locked for ever: another
+    worker runs the job meanwhile, and waits for them.
+    """
+    if d.is_postgresql:
+        name = "'idle_in_transaction_session_timeout'"
+        d.run(
+            c,
+            f"SELECT set_config({name}, CAST(:ms AS text), true) WHERE current_setting({name}) = '0'",
+            {"ms": str(int(seconds * 1000))},
+        )
+
+
 # -- marks of requests ---------------------------------------------------------------------------------------
 
 

@@ -660,6 +660,24 @@ async def test_what_is_refused(make):
     assert (job.state, job.last_error) == ("succeeded", None)
 
 
+@pytest.mark.parametrize("own", ["0", "7s"])
+async def test_a_stopped_process_does_not_keep_rows_locked_for_ever(postgres_url, own):
+    @handler("looks", timeout=50)
+    async def looks(job: Job[None]) -> None:
+        for block in (job.prepare, job.complete):
+            async with block() as session:
+                SEEN.append(await session.scalar(sa.text("SHOW idle_in_transaction_session_timeout")))
+
+    app = Resilient(postgres_url, handlers=[looks], upgrade=False)
+    name = app.database.url.database
+    set_own = f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '{own}'"
+    app.database.transaction_sync(lambda c, _d: c.exec_driver_sql(set_own))
+    await app.enqueue(looks, resource_key="p/1")
+    await drain(app)
+    assert (["1min", "1min"] if own == "0" else ["7s", "7s"]) == SEEN
+    await app.close()
+
+
 async def test_a_batch_has_none(make):
     @handler("many", batch=5, retry=Retry(max_attempts=1))
     async def many(jobs: Batch[int]) -> None:
