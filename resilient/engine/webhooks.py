@@ -35,6 +35,7 @@ from resilient.store import inbox
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from uuid import UUID
 
     from sqlalchemy import Connection
 
@@ -77,7 +78,7 @@ class WebhookAnswer:
     status: int
     body: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    job: Any = None  # the id of the job that was made, if one was
+    job: UUID | None = None  # that was made, if one was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +250,7 @@ class SyncWebhooks(Face[Webhooks]):
     receive = blocking(Webhooks.receive)
 
 
-def _store(c: Connection, d: Dialect, consumer: str, once: str, ordered: Ordered) -> Any:
+def _store(c: Connection, d: Dialect, consumer: str, once: str, ordered: Ordered) -> UUID | None:
     """The job's id; None for a delivery that was taken before."""
     if once and not inbox.first_seen(c, d, consumer, once, d.now(c)):
         return None
