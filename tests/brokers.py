@@ -7,6 +7,7 @@ are expected where the variables say (by default on this machine's usual ports);
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -140,3 +141,7 @@ class RabbitServer(Server):
     @property
     def url(self):
         return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
+
+def event_of(body):
+    return json.loads(body)

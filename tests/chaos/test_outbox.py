@@ -42,6 +42,12 @@ class Relays:
         self.alive += [subprocess.Popen(self.command) for _ in range(count)]
         return self
 
+    def revive(self):
+        """One whose database session is cut while it starts gives up; whoever runs it starts it again."""
+        gone = [one for one in self.alive if one.poll() is not None]
+        self.alive = [one for one in self.alive if one not in gone]
+        self.start(len(gone))
+
     def kill(self, dice):
         one = self.alive.pop(dice.randrange(len(self.alive)))
         one.send_signal(signal.SIGCONT)
@@ -104,8 +110,10 @@ def test_nothing_lost_nothing_invented_in_order(postgres):
             harm[what] += 1
             {"kill": relays.kill, "freeze": relays.freeze, "cut": lambda d: cut(postgres, d)}[what](dice)
             relays.thaw()
+            relays.revive()
         business.stop()
         relays.thaw(everybody=True)
+        relays.revive()
         wait(
             lambda: count(postgres) == 0, timeout=60 + SECONDS / 2, about=lambda: f"seed {SEED}: {count(postgres)} left"
         )
