@@ -46,12 +46,12 @@ class Crew:
     def alive(self):
         return [child for child in self.started if child.poll() is None]
 
-    def finish(self, target, *options, timeout=60):
+    def finish(self, target, *options, timeout=120):
         """Let a healthy worker end what is left."""
         child = self.start(target, "--until-idle", *options)
         assert child.wait(timeout) == 0, self.said(child)
 
-    def stop(self, *children, timeout=30):
+    def stop(self, *children, timeout=60):
         """A graceful stop of these, or of all."""
         children = children or self.alive()
         for child in children:
@@ -145,7 +145,7 @@ def unfinished(database):
     return history.rows(database, "SELECT count(*) FROM resilient_job WHERE finished_at IS NULL")[0][0]
 
 
-def wait(condition, timeout=30, about="waited in vain"):
+def wait(condition, timeout=60, about="waited in vain"):
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < deadline, about() if callable(about) else about

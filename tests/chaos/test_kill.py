@@ -62,7 +62,7 @@ def put_and_roll_back(database):
     return job.id.hex
 
 
-def finish(database, log, timeout=60):
+def finish(database, log, timeout=120):
     """Let a healthy worker end what is left."""
     child = start(database, log, "--until-idle")
     assert child.wait(timeout) == 0
@@ -91,7 +91,7 @@ def test_a_worker_killed_at_any_named_step_loses_nothing(database, tmp_path):
         committed += put(database)
         rolled_back.append(put_and_roll_back(database))
         child = start(database, log, "--kill", f"{step}:1", "--until-idle")
-        if child.wait(60) != -signal.SIGKILL:
+        if child.wait(120) != -signal.SIGKILL:
             unreached.append(step)
     finish(database, log)
     assert set(unreached) <= {
@@ -113,7 +113,7 @@ def test_a_worker_stopped_for_longer_than_its_lease_changes_nothing_when_it_wake
     sleeper.send_signal(signal.SIGCONT)
     time.sleep(1.0)
     sleeper.terminate()
-    assert sleeper.wait(30) == 0
+    assert sleeper.wait(60) == 0
     assert history.check(database, log, committed=committed) == []
 
 
@@ -133,13 +133,13 @@ def test_the_checker_catches_an_engine_without_a_fence(open_database, postgres_u
     time.sleep(1.5)
     sleeper.kill()
     other.terminate()
-    sleeper.wait(30)
-    other.wait(30)
+    sleeper.wait(60)
+    other.wait(60)
     broken = history.check(database, log, committed=[j.id.hex for j in batch])
     assert any(line.startswith("J5") for line in broken), broken
 
 
-def _wait(condition, timeout=30):
+def _wait(condition, timeout=60):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -258,10 +258,10 @@ def test_a_longer_grace():
 
 @pytest.mark.parametrize("spec", [ticks(cron="* * * * *", zone="Europe/Berlin"), ticks(every="1s")], ids=str)
 def test_years_of_missed_ticks_cost_nothing(spec):
-    started = time.perf_counter()
+    started = time.thread_time()
     assert len(missed(spec, NOW - timedelta(days=3650), NOW, "all", most=100)) == 100
     assert len(missed(spec, NOW - timedelta(days=3650), NOW)) == 1
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 @settings(deadline=None)

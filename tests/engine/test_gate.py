@@ -210,7 +210,7 @@ async def test_failures_are_written_promptly(database, make):
     gate = await make(policies=Policies())  # by the real clock
     for _ in range(5):
         await gate.answered(await gate.admit("p/a"), "p/a", AnswerFacts(503), DOWN)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while gate.stop("p/a") is None:  # noqa: ASYNC110 - nobody tells when it is written
             await asyncio.sleep(0.005)
 

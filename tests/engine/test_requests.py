@@ -38,6 +38,11 @@ class Api:
         if path == "/lost" and self.seen.count(path) <= self.lost:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             raise ConnectionAbortedError  # uvicorn cuts the connection
+        if path.startswith("/status/"):
+            head = {"type": "http.response.start", "status": int(path.rpartition("/")[2]), "headers": []}
+            await send({**head, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"{}"})
+            return
         while path == "/hold" and not self.go.is_set():  # noqa: ASYNC110 - the test is in another thread
             await asyncio.sleep(0.01)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -82,7 +87,7 @@ async def marks(app):
     return sorted(name.split()[1] for row in rows for name in row.sent or ())
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=30.0):
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110 - another thread's or connection's state
             await asyncio.sleep(0.02)
@@ -223,6 +228,59 @@ async def test_a_mark_whose_write_was_cut_off_is_gone_with_the_execution(make, a
     job = await app.jobs.get(done.id)
     assert (job.state, job.attempts, api.seen, await marks(app)) == ("succeeded", 1, [], [])
     assert [a.kind for a in await app.jobs.attempts(done.id)] == ["timeout"]
+
+
+@pytest.mark.parametrize("end", ["cancel", "stop", "timeout"])
+@pytest.mark.parametrize("known", [False, True], ids=["nobody can tell", "looked up"])
+async def test_however_it_ends_while_a_request_is_unanswered_it_is_not_repeated_blindly(make, api, end, known):
+    """Cancelled, handed back by a worker that stops, out of time: each leaves the question open."""
+
+    async def look(job: Job[None]) -> bool:
+        return True
+
+    @handler("charge", retry=SOON, timeout=0.5 if end == "timeout" else None, reconcile=look if known else None)
+    async def charge(job: Job[None]) -> None:
+        await job.client.post("/hold")
+
+    app = make(charge)
+    done = await app.enqueue(charge, resource_key="api/1")
+    worker, running = await run(app, lease=2)
+
+    async def sent():
+        return api.seen == ["/hold"]
+
+    await until(sent)
+    if end == "cancel":
+        await app.jobs.cancel(done.id)
+    if end == "stop":
+        await stop(worker, running)
+
+    async def ended():
+        return (await app.jobs.get(done.id)).state != "running"
+
+    await until(ended, 30)
+    if end != "stop":
+        await stop(worker, running)
+    await app.worker().drain(timeout=20)
+    job = await app.jobs.get(done.id)
+    assert api.seen == ["/hold"]
+    if known and end != "cancel":
+        assert job.state == "succeeded"  # as the look-up said
+    else:
+        assert (job.state, job.last_error_kind, "unknown outcome" in job.last_error) == ("dead", "ambiguous", True)
+
+
+@pytest.mark.parametrize("status", [502, 504])
+async def test_a_gateway_that_gave_up_on_a_post_says_nothing_of_what_happened(make, api, status):
+    @handler("charge", retry=SOON)
+    async def charge(job: Job[None]) -> None:
+        (await job.client.post(f"/status/{status}")).raise_for_status()
+
+    app = make(charge)
+    done = await app.enqueue(charge, resource_key="api/1")
+    await app.worker().drain(timeout=20)
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.last_error_kind, len(api.seen)) == ("dead", "ambiguous", 1)
 
 
 # -- who may still send ------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def put(database, *keys):
 
 
 async def test_a_limit_of_jobs_is_used_up(database):
-    """Twenty a second with one at once: more than the looks of the staging."""
+    """Twenty a second with one at once: the looks of the staging, one a second, would take half a minute."""
     put(database, *["p/a"] * 25)
     app = Resilient(database, handlers=[work], limits={"p/a": [Limit(20, 1, burst=1, counts="jobs")]}, upgrade=False)
     worker = app.worker(concurrency=4)
@@ -31,7 +31,7 @@ async def test_a_limit_of_jobs_is_used_up(database):
     began = asyncio.get_running_loop().time()
     while worker.completer.written < 25:
         await asyncio.sleep(0.02)
-        assert asyncio.get_running_loop().time() - began < 4.0, worker.completer.written
+        assert asyncio.get_running_loop().time() - began < 15.0, worker.completer.written
     worker.stop()
     await running
 

@@ -384,7 +384,7 @@ async def test_busy_threads_of_the_application_do_not_stop_us(postgres_url, open
     loop.set_default_executor(ThreadPoolExecutor(1))
     blocker = loop.run_in_executor(None, release.wait)
     try:
-        assert await asyncio.wait_for(database.transaction(names), 5) == []
+        assert await asyncio.wait_for(database.transaction(names), 30) == []
     finally:
         release.set()
         await blocker
