@@ -210,6 +210,7 @@ def every_finding():
     yield Finding("failure_rate", "sync", {"of": "kind", "failed": 30, "executions": 40}, ("kind",))
     yield Finding("backlog", "github", {"resource": "github/a", "job": "17", "since": since})
     yield Finding("no_success", "s", {"since": since, "ever": False, "periods": 3})
+    yield alerts.stuck("order", "17")
     yield alerts.of_accounts("each", 7, "github/a", NOON - HOUR, ever=True, periods=3)
     yield alerts.of_stream("issues", 7, "github/a", NOON - HOUR, ever=True, periods=3)
     yield alerts.of_stream("issues", 1, "github/a", NOON - HOUR, ever=False, periods=3)
@@ -239,6 +240,10 @@ class TestWords:
                 " workers are missing, too slow, or do not know its kind"
             ),
             "s: no job of it succeeded since 11:00:00 UTC (1 h ago); 3 ticks in a row brought no success",
+            (
+                "order: workflow 17 cannot be undone, an undo of it is dead: see `resilient workflows show 17`, then"
+                " retry or discard that job"
+            ),
             (
                 "each: 7 accounts had no success for 3 ticks in a row; github/a's last job succeeded at"
                 " 11:00:00 UTC (1 h ago)"
