@@ -95,7 +95,7 @@ def of_state(job: JobInfo, path: Path, now: datetime) -> Iterator[Reason]:
         case JobState.RUNNING:
             yield from _running(job, path, now)
         case JobState.BLOCKED:
-            yield Reason("blocked", "It waits for other jobs to finish.")
+            yield Reason("blocked", "It is blocked: other jobs come before it.")
         case JobState.SCHEDULED:
             yield from _scheduled(job, now)
         case JobState.READY:

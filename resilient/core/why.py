@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core import blocked
 from resilient.core.phrases import counted, when
 from resilient.core.reasons import Path, Reason, gates, line, of_state, workers
 from resilient.core.records import Count, JobInfo, plain
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
     from uuid import UUID
+
+    from resilient.core.blocked import Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,23 @@ class Why:
         return self.text
 
 
-def why_job(job: JobInfo, path: Path, now: datetime, *, ahead: Count | None = None, known: bool | None = None) -> Why:
+def why_job(
+    job: JobInfo,
+    path: Path,
+    now: datetime,
+    *,
+    ahead: Count | None = None,
+    known: bool | None = None,
+    waits: Waits | None = None,
+) -> Why:
     """Why ``job`` stands where it stands.
 
-    ``ahead``: jobs before it in line; ``known``: its kind in this program.
+    ``ahead``: jobs before it in line; ``known``: its kind in this program; ``waits``: which jobs it waits for.
     """
     waiting = path.waiting.get(job.resource_key, Count(0))
     reasons = list(of_state(job, path, now))
+    if waits is not None:
+        reasons += blocked.reasons(job, waits)
     if job.state in (JobState.READY, JobState.SCHEDULED):
         stopped_by = list(gates(path, now))
         reasons += stopped_by

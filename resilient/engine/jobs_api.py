@@ -218,7 +218,8 @@ def _why(c: Connection, d: Dialect, app: Resilient, job_id: UUID) -> Why:
     job = queries.require(c, d, job_id)
     path, now = situation.path_of(c, d, job.resource_key, app.policies.for_key)
     ahead = situation.ahead_of(c, d, job) if job.state == JobState.READY else None
-    return why_job(job, path, now, ahead=ahead, known=job.kind in app.kinds if app.kinds else None)
+    waits = situation.waits_of(c, d, job) if job.state in (JobState.BLOCKED, JobState.DEAD) else None
+    return why_job(job, path, now, ahead=ahead, known=job.kind in app.kinds if app.kinds else None, waits=waits)
 
 
 def _edited(which: Which, tally: Mapping[str, int]) -> Edited:

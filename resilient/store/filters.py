@@ -47,6 +47,7 @@ class Criteria(TypedDict, total=False):
     within: str
     tags: Mapping[str, str]
     unique_key: str
+    ordering_key: str
     error_kind: Words
     error_code: Words
     text: str
@@ -77,6 +78,7 @@ class JobFilter:
     within: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
     unique_key: str | None = None
+    ordering_key: str | None = None
     error_kind: tuple[str, ...] = ()
     error_code: tuple[str, ...] = ()
     text: str | None = None
@@ -181,10 +183,8 @@ def conditions(f: JobFilter, d: Dialect) -> list[ColumnElement[bool]]:
         found.append(within(t.resource_key, f.within))
     if f.tags:
         found.append(_tagged(f.tags, d))
-    if f.unique_key is not None:
-        found.append(t.unique_key == f.unique_key)
-    if f.worker is not None:
-        found.append(t.locked_by == f.worker)
+    same = {t.unique_key: f.unique_key, t.ordering_key: f.ordering_key, t.locked_by: f.worker}
+    found += [column == value for column, value in same.items() if value is not None]
     if f.text is not None:
         found.append(t.last_error.icontains(f.text, autoescape=True))
     return found + _moments(f)

@@ -6,23 +6,28 @@ moment.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from resilient.core import resource_key
 from resilient.core.admission import Level, ResourceFacts, needs_count
+from resilient.core.blocked import TOLD, JobSeen, Waits
 from resilient.core.reasons import LastError, Path, TurnSeen, WorkerSeen
 from resilient.core.records import Count
+from resilient.core.states import JobState
 from resilient.store import resource_queries, resources, tables, workers
+from resilient.store.dialect import ID
 from resilient.store.filters import JOB, in_state
 from resilient.store.resource_queries import RESOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
+    from uuid import UUID
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Row
 
     from resilient.core.policy import Policy
     from resilient.core.records import JobInfo
@@ -87,4 +92,49 @@ def ahead_of(c: Connection, d: Dialect, job: JobInfo) -> Count:
     line = sa.select(sa.literal(1)).where(in_state("ready"), t.resource_key == job.resource_key, before)
     inner = line.limit(AHEAD_LIMIT + 1).subquery()
     found: int = d.execute(c, sa.select(sa.func.count()).select_from(inner)).scalar_one()
+    return Count(min(found, AHEAD_LIMIT), more=found > AHEAD_LIMIT)
+
+
+def waits_of(c: Connection, d: Dialect, job: JobInfo) -> Waits:
+    """Which jobs a blocked one waits for, and which wait for a dead one."""
+    blockers = _blockers(c, d, job.id)
+    seen = Waits(blockers[:TOLD], len(blockers[TOLD:]))
+    if job.ordering_key is None:
+        return seen
+    lane = {"key": job.resource_key, "name": job.ordering_key, "n": job.order_no}
+    row = d.run(
+        c,
+        "SELECT o.head_id AS id, j.kind, j.state, j.last_error FROM {order} o LEFT JOIN {job} j ON j.id = o.head_id"
+        " WHERE o.resource_key = :key AND o.ordering_key = :name",
+        lane,
+        id=ID,
+    ).first()
+    head = None if row is None or row.id is None else _seen(row)
+    ahead, behind = _count(c, d, "<", lane), _count(c, d, ">", lane)
+    return replace(seen, head=head, ahead=ahead, behind=behind)
+
+
+def _blockers(c: Connection, d: Dialect, job_id: UUID) -> list[JobSeen]:
+    rows = d.run(
+        c,
+        "SELECT e.blocker_id AS id, j.kind, j.state, j.last_error FROM {dependency} e"
+        " LEFT JOIN {job} j ON j.id = e.blocker_id WHERE e.job_id = :id ORDER BY e.blocker_id",
+        {"id": d.id(job_id)},
+        id=ID,
+    )
+    return [_seen(row) for row in rows]
+
+
+def _seen(row: Row[Any]) -> JobSeen:
+    return JobSeen(row.id, row.kind, None if row.state is None else JobState(row.state), row.last_error)
+
+
+def _count(c: Connection, d: Dialect, side: str, lane: Mapping[str, Any]) -> Count:
+    """Blocked jobs of a lane on one side of a number."""
+    found: int = d.run(
+        c,
+        "SELECT count(*) FROM (SELECT 1 FROM {job} WHERE state = 'blocked' AND resource_key = :key"
+        f" AND ordering_key = :name AND order_no {side} :n LIMIT {AHEAD_LIMIT + 1}) AS found",
+        lane,
+    ).scalar_one()
     return Count(min(found, AHEAD_LIMIT), more=found > AHEAD_LIMIT)

@@ -411,6 +411,37 @@ class TestMoreSteps:
         assert (info.state, len(info.steps), info.step("total").result) == ("succeeded", 6, 12)
         await app.close()
 
+    async def test_within_complete_they_belong_to_the_success(self, database, clock, tmp_path):  # noqa: ARG002
+        LOG.clear()
+        BROKEN.clear()
+
+        @handler("split")
+        async def split(job: Job[int]) -> None:
+            async with job.complete():
+                async with job.workflow() as wf:
+                    parts = [wf.step(reserve, Order(id=n)) for n in range(job.payload)]
+                    wf.step(total, None, after=parts)
+                LOG.append(await job.results_of(charge))
+            if job.attempt == 1:
+                raise Transient("after it added them")
+
+        @handler("total")
+        def total(job: SyncJob[None]) -> int:
+            with job.complete():
+                return sum(job.results_of(reserve))
+
+        app = Resilient(database, handlers=[*HANDLERS, split, total], upgrade=False)
+        async with app.workflow("dynamic", resource_key="shop/1") as wf:
+            wf.step(split, 4, after=wf.step(charge, Order(id=3)))
+        await drain(app)
+        assert len((await app.workflows.get(wf.id)).steps) == 2
+        clock.advance(hours=1)
+        await drain(app)
+        info = await app.workflows.get(wf.id)
+        assert (info.state, len(info.steps), info.step("total").result) == ("succeeded", 7, 12)
+        assert LOG[1] == [Receipt(charge="ch_3", cents=995)]
+        await app.close()
+
     async def test_an_ordinary_job_begins_one(self, app):
         @handler("start")
         async def start(job: Job[int]) -> None:

@@ -24,6 +24,7 @@ from resilient.core.errors import (
     SchemaOutdated,
     SchemaTooNew,
     SetupError,
+    WorkflowNotFound,
 )
 
 OK: Final = 0
@@ -45,7 +46,7 @@ class NotFound(ResilientError):
 
 def status_of(error: BaseException) -> int:
     """The exit status for an error."""
-    if isinstance(error, (JobNotFound, ConnectionNotFound, NotFound)):
+    if isinstance(error, (JobNotFound, WorkflowNotFound, ConnectionNotFound, NotFound)):
         return NOT_FOUND
     if isinstance(error, (DatabaseUnreachable, SchemaOutdated, SchemaTooNew, SQLAlchemyError)):
         return DATABASE

@@ -52,6 +52,7 @@ OPTIONS: Final[dict[str, Any]] = {
         _MANY, _option("--tag", "-t", shape="NAME=VALUE", text="name=value; all of them must fit; may be repeated.")
     ],
     "unique_key": Annotated[_ONE, _option("--unique-key", text="The unique key.")],
+    "ordering_key": Annotated[_ONE, _option("--ordering-key", text="The ordering key.")],
     "error_kind": Annotated[
         _MANY,
         _option("--error-kind", shape="KIND", text="Kind of the last error: transient, permanent, ambiguous, bug ..."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -77,6 +77,15 @@ def enqueue(
     expires_in: Annotated[str | None, typer.Option(help="Give up if not started by then.", show_default=False)] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, help="Default: the handler's.", show_default=False)] = None,
     unique_key: Annotated[str | None, typer.Option(help="At most one waiting job has it.", show_default=False)] = None,
+    ordering_key: Annotated[
+        str | None, typer.Option(help="Jobs of one resource and key run one after the other.", show_default=False)
+    ] = None,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Wait for this job to succeed; may be repeated.")
+    ] = None,
+    on_dead: Annotated[
+        Literal["cancel", "wait", "run"], typer.Option(help="What becomes of it if one of those dies.")
+    ] = "cancel",
     idempotency_key: Annotated[str | None, typer.Option(help="Default: the job's id.", show_default=False)] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", "-t", help="name=value; may be repeated.")] = None,
 ) -> None:
@@ -84,6 +93,7 @@ def enqueue(
     run: Context = ctx.obj
     options: dict[str, Any] = {
         "priority": priority, "max_attempts": max_attempts, "unique_key": unique_key,
+        "ordering_key": ordering_key, "after": after or (), "on_dead": on_dead,
         "idempotency_key": idempotency_key, "tags": tags_of(tag or []) or None,
         "delay": span_of(delay) if delay else None, "expires_in": span_of(expires_in) if expires_in else None,
     }  # fmt: skip

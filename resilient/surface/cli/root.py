@@ -19,6 +19,7 @@ from resilient.surface.cli.providers import providers
 from resilient.surface.cli.resources import resources
 from resilient.surface.cli.schedules import schedules
 from resilient.surface.cli.sync import sync
+from resilient.surface.cli.workflows import workflows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +80,7 @@ cli.add_typer(jobs, name="jobs")
 cli.add_typer(dead, name="dead")
 cli.add_typer(resources, name="resources")
 cli.add_typer(schedules, name="schedules")
+cli.add_typer(workflows, name="workflows")
 cli.add_typer(outbox, name="outbox")
 cli.add_typer(sync, name="sync")
 cli.add_typer(connections, name="connections")

@@ -82,6 +82,7 @@ def show_job(out: Output, job: JobInfo, attempts: Sequence[AttemptInfo], why: Wh
             ("expires", job.expires_at and when(job.expires_at, now)),
             ("worker", job.locked_by),
             ("unique key", job.unique_key),
+            ("ordering key", job.ordering_key and f"{job.ordering_key} (number {job.order_no})"),
             ("idempotency key", job.idempotency_key),
             ("tags", ", ".join(f"{k}={v}" for k, v in (job.tags or {}).items())),
             ("unanswered", _compact(job.sent)),
