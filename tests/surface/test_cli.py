@@ -167,7 +167,7 @@ def test_one_job_by_id_needs_no_confirmation(enqueue, run, read):
     status, out, _ = run("jobs", "cancel", job)
     assert (status, out) == (1, "1 over already.\n")
     assert read("jobs", "retry", job) == {
-        "retried": 1, "not_finished": 0, "ambiguous": 0, "duplicates": 0, "dry_run": False
+        "retried": 1, "not_finished": 0, "ambiguous": 0, "duplicates": 0, "undone": 0, "dry_run": False
     }  # fmt: skip
     assert read("jobs", "show", job)["job"]["state"] == "ready"
 
