@@ -38,6 +38,7 @@ class BatchRun:
         self.future: asyncio.Future[Any] | None = None
         self.interrupted = False  # the call was told to end
         self.heard = False  # the handler looked, and saw that it should stop
+        self._errors: list[BaseException] = []  # that some job ended with, each once
         self._close = close
 
     def add(self, execution: Execution) -> None:
@@ -67,6 +68,7 @@ class BatchRun:
 
         def settle(job: BaseJob[Any], error: BaseException | None, result: Any) -> None:
             one = by_job[job]
+            self._count_once(one, error)
             outcome = returned(one, result, reconciling=False) if error is None else raised(one, error)
             if self.thread:
                 loop.call_soon_threadsafe(self._settle, one, outcome)
@@ -74,6 +76,14 @@ class BatchRun:
                 self._settle(one, outcome)
 
         return (Batch if self.handler.is_async else SyncBatch)(jobs, settle)
+
+    def _count_once(self, execution: Execution, error: BaseException | None) -> None:
+        """One error that many jobs end with is one failure of their resource."""
+        if error is not None:
+            if any(error is known for known in self._errors):
+                execution.answered = True
+            else:
+                self._errors.append(error)
 
     def _settle(self, execution: Execution, outcome: Outcome) -> None:
         self.heard = self.heard or execution.heard
@@ -85,14 +95,12 @@ class BatchRun:
     def end(self, result: Any, error: BaseException | None) -> None:
         """The handler returned or raised: what that means for every job which it did not settle."""
         heard = self.heard or any(one.heard for one in self.members.values())
-        counted = False
         for one in list(self.members.values()):
             if self.last is not None:
                 outcome = self.last
             elif error is not None:
                 outcome = raised(one, error)
-                one.answered = one.answered or counted  # one failure of the resource, not one a job
-                counted = True
+                self._count_once(one, error)
             elif one.reason is not None and (self.interrupted or heard):
                 outcome = interrupted(one)  # it swallowed its cancellation, or looked and left early
             else:

@@ -199,7 +199,10 @@ async def test_an_exception_counts_for_every_job_that_is_not_settled(make):
 async def test_an_exception_of_many_jobs_is_one_failure_of_the_resource(make):
     @handler("all", batch=50, retry=Retry(max_attempts=3, delay=Fixed(10)))
     async def everybody(jobs: Batch[int]) -> None:
-        raise Transient("down")
+        error = Transient("down")
+        for job in jobs[:25]:
+            jobs.fail(job, error)
+        raise error
 
     app = make(everybody)
     await app.enqueue_many(everybody, range(50), resource_key="p/1")
@@ -461,3 +464,25 @@ async def test_a_handler_declared_for_both_is_told_apart():
     def one(job: SyncJob[int]) -> None: ...
 
     assert handler("x")(one).batch is None
+
+
+async def test_an_ordering_key_is_kept_within_and_between_batches(make):
+    """Only the head of a key is ready, so a batch never holds two of one key; a failing one holds up its own key."""
+
+    @handler("lanes", batch=50, retry=Retry(max_attempts=1))
+    async def lanes(jobs: Batch[str]) -> None:
+        keys = [job.payload[0] for job in jobs]
+        assert len(keys) == len(set(keys))
+        for job in jobs:
+            SEEN.append(job.payload)
+            if job.payload == "b1":
+                jobs.fail(job, Permanent("stuck"))
+
+    app = make(lanes)
+    for n in range(4):
+        for key in "abc":
+            await app.enqueue(lanes, f"{key}{n}", resource_key="p/1", ordering_key=key)
+    await drain(app)
+    assert [x for x in SEEN if x[0] == "a"] == ["a0", "a1", "a2", "a3"]
+    assert [x for x in SEEN if x[0] == "b"] == ["b0", "b1"]
+    assert [x for x in SEEN if x[0] == "c"] == ["c0", "c1", "c2", "c3"]
