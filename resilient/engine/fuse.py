@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel
 
 from resilient.core.alerts import of_credentials
+from resilient.core.errors import ResilientError
 from resilient.core.fuse import APP_REFUSED, FIRST, SHUT, SUSPECT_AUTH, probe_every
 from resilient.core.tokens import GrantState
 from resilient.engine import writing
@@ -122,7 +123,10 @@ class Fuse:
         known = await self._run(resources.read, names) if names else {}
         for name, facts in known.items():
             if facts.auth in SHUT and await self._run(_turn, name, facts):
-                await self._probe(name, facts.auth)
+                try:
+                    await self._probe(name, facts.auth)
+                except ResilientError as error:  # a key is missing here, or the database is away: the next round
+                    log.warning("cannot find out whether %s is well again (%s)", name, error)
 
     async def _probe(self, provider: str, auth: str) -> None:
         """One round of questions; see the top of this file."""

@@ -12,6 +12,7 @@ import pytest
 from uuid_utils.compat import uuid7
 
 from resilient import GrantState, NeedsReauth, Resilient, ResourceStopped, handler
+from resilient.engine import writing
 from resilient.engine.job import Job
 from resilient.store import fuse, gates, grants
 from resilient.store.secrets import new_key
@@ -136,6 +137,40 @@ async def test_the_sixth_holds_all_marks_back_and_nobody_is_told(app, idp, told)
     await use(app, keys(2, 50))
     assert len(idp.asked) == SIX  # the others are not even asked
     assert (await states(app)).count("active") == 2
+
+
+async def test_a_mark_and_who_is_told_of_it_are_one_transaction(app, idp, monkeypatch):
+    """A customer's job is never lost beside a mark, and never there without one."""
+    (key,) = keys(1)
+    await connect(app, idp, [key])
+    idp.refresh.clear()
+
+    def broken(*_):
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr(writing, "write", broken)
+    with pytest.raises(RuntimeError):
+        await app.credentials(key)
+    assert await states(app) == ["refreshing"]
+    assert await auths(app, [key]) == ["ok"]
+    assert await app.alerts.list() == []
+    monkeypatch.undo()
+    over = "UPDATE {grant} SET lease_until = :over_at"
+    await app.database.transaction(lambda c, d: d.run(c, over, {"over_at": d.now(c)}))
+    app.grants.accounts.forget()
+    await use(app, [key])
+    assert await states(app) == ["needs_reauth"]
+    assert [one.subject for one in await app.alerts.list()] == [key]
+    (job,) = await app.jobs.list()
+    assert (job.kind, job.payload["resource_key"], job.payload["code"]) == ("customers.tell", key, "invalid_grant")
+
+
+async def test_a_worker_that_cannot_probe_goes_on_with_its_chores(app, make, idp, caplog):
+    await blow(app, idp, others=1)
+    blind = make(secrets=[])
+    await a_minute_later(blind)
+    assert "cannot find out whether idp is well" in caplog.text
+    assert await auths(app, ["idp"]) == ["suspect_auth"]
 
 
 async def test_its_healthy_accounts_wait_too_and_lose_nothing(app, idp):
