@@ -20,7 +20,7 @@ from resilient.wire.publishers.base import ConnectionLost
 from resilient.wire.publishers.callback import destination
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from resilient.engine.batch import Batch
     from resilient.engine.job import Job
@@ -63,6 +63,14 @@ def named(given: Mapping[str, Any] | None) -> dict[str, Destination]:
             raise SetupError(f"destination {name!r}: give it a name without a slash; its resource is {RESOURCE}/<name>")
         found[name] = destination(name, one)
     return found
+
+
+def require(destinations: Mapping[str, Destination], kinds: Iterable[str]) -> None:
+    """Raise `MissingExtra` if a worker of these kinds could not publish: when it is made, not with the first event."""
+    mine = set(kinds)
+    for name, one in destinations.items():
+        if PREFIX + name in mine:
+            one.require()
 
 
 async def _publish(batch: Batch[str]) -> None:

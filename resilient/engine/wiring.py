@@ -15,6 +15,7 @@ from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.provider import GENERIC
 from resilient.core.resource_key import check
 from resilient.engine.publishers import Publishers
+from resilient.engine.relay import require
 from resilient.wire.call import AsyncCall, SyncCall, call, call_sync
 from resilient.wire.client import AsyncClient, Client, build_async_client, build_client
 from resilient.wire.conduct import Permit
@@ -42,6 +43,7 @@ class Wire:
         self._worker = worker
         self.pool = Pool()
         self.publishers = Publishers(worker.app.outbox.destinations)
+        require(worker.app.outbox.destinations, worker.kinds)
 
     def provider_of(self, resource_key: str) -> Provider:
         """The provider a key's first segment names."""

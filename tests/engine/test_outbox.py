@@ -272,6 +272,14 @@ class TestPublish:
 
 
 class TestDeclaring:
+    def test_a_worker_says_at_once_which_library_is_missing(self, database, sink, monkeypatch):
+        to = {"rabbit": RabbitMQ("amqp://localhost/"), "here": sink}
+        monkeypatch.setitem(sys.modules, "aio_pika", None)
+        app = Resilient(database, destinations=to, routes={OrderPlaced: ["rabbit"]})  # publishing needs none
+        with pytest.raises(MissingExtra, match=r"resilient-engine\[rabbitmq\]"):
+            app.worker()
+        app.worker(kinds=["outbox.here"])
+
     def test_mistakes(self, database, sink):
         for words, said in (
             ({"destinations": {"a/b": sink}}, "a name without a slash"),
