@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from resilient.core.errors import DuplicateJob
 from resilient.engine.enqueue import Enqueued, Ordered
 from resilient.store import append, dependencies, followers, jobs, order
+from resilient.store.schema import missing_tables_explained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +24,13 @@ def write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool =
     """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane.
 
     ``last``: the commit follows, so a look at what jobs wait for keeps nobody waiting; else staging does it.
+    Raises `SchemaOutdated` where there are no tables.
     """
+    with missing_tables_explained(c):
+        return _write(c, d, ordered, last=last)
+
+
+def _write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool) -> list[Enqueued]:
     plain = [o.row for o in ordered if o.row.unique_key is None and o.row.ordering_key is None]
     if plain:
         jobs.insert(c, d, plain)

@@ -239,6 +239,21 @@ def _explained(c: Connection, error: DBAPIError) -> SetupError | None:
     return None
 
 
+@contextmanager
+def missing_tables_explained(c: Connection) -> Iterator[None]:
+    """In a caller's transaction nobody looked before: say what is missing, and what to do about it."""
+    try:
+        yield
+    except DBAPIError as error:
+        undefined = getattr(error.orig, "sqlstate", None) == "42P01" or "no such table: resilient_" in str(error.orig)
+        if not undefined:
+            raise
+        raise SchemaOutdated(
+            f"the database {_address(c)} has no tables of resilient: run `resilient db upgrade`, or call app.ready()"
+            " (app.ready_sync()) when the program starts"
+        ) from None
+
+
 def _existing(database: Database) -> None:
     """Looking must not create: SQLite makes a file of any mistyped path."""
     path = database.file

@@ -19,6 +19,7 @@ from resilient.core.errors import (
     NaiveDatetime,
     PayloadTooLarge,
     Permanent,
+    SchemaOutdated,
     UnknownKind,
 )
 from resilient.engine.app import Resilient
@@ -269,3 +270,11 @@ class TestRefused:
         with pytest.raises(BadPayload) as error:
             await app.enqueue(mail, {"to": {"secret": "hunter2"}}, resource_key="p/1")
         assert "hunter2" not in str(error.value)
+
+
+def test_a_session_on_a_database_without_tables_is_told_what_to_do(empty_url):
+    engine = create_engine(str(empty_url).replace("postgresql://", "postgresql+psycopg://"))
+    app = Resilient(engine, handlers=[], upgrade=False)
+    with Session(engine) as session, pytest.raises(SchemaOutdated, match="resilient db upgrade"):
+        app.enqueue_sync(Kind("k"), resource_key="a/b", session=session)
+    engine.dispose()
