@@ -2,8 +2,8 @@
 
     python examples/outbox_events.py [amqp://guest:guest@localhost/]
 
-One order is rolled back: nobody hears of it. The webhook refuses the first event it gets: it comes again, and the others
-of the same customer wait behind it, so that each customer's events arrive in the order of their commits.
+One order is rolled back: nobody hears of it. The webhook refuses the first event it gets: it comes again, and the
+others of the same customer wait behind it, so that each customer's events arrive in the order of their commits.
 """
 
 from __future__ import annotations

@@ -158,10 +158,19 @@ def _tell(trail: Trail, outcome: Outcome, failure: Failure | None) -> Flow:
     """Report to the engine, then clear the mark if the outcome is known."""
     permit, asked = outcome.permit, outcome.permit.asked
     if asked.gated:
-        if outcome.facts is not None:
-            yield trail.conduct.answered(permit, outcome.facts, failure)
-        elif failure is not None:
-            yield trail.conduct.failed(permit, failure)
+        try:
+            if outcome.facts is not None:
+                yield trail.conduct.answered(permit, outcome.facts, failure)
+            elif failure is not None:
+                yield trail.conduct.failed(permit, failure)
+        except Exception:  # the account is gated, say: the job waits, and what is known about its request is known
+            yield from _clear(trail, outcome, failure)
+            raise
+    yield from _clear(trail, outcome, failure)
+
+
+def _clear(trail: Trail, outcome: Outcome, failure: Failure | None) -> Flow:
+    permit, asked = outcome.permit, outcome.permit.asked
     if asked.marked and concluded(permit, failure, unsent=_unsent(outcome.error)):
         yield trail.conduct.clear(permit)
     if asked.name and outcome.answer is not None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SAYS = {"push_contacts.py": "59 pushed, 1 refused by the API; it said 'slow down' "}
+SAYS = {
+    "fastapi_app.py": "201, 422; mails sent to ada@example.com; the job succeeded",
+    "flask_app.py": "order 2: succeeded, invoice R-00002",
+    "mailboxes.py": "bob has consented again: ada sent 3, bob sent 3; bob is active",
+    "order_pipeline.py": "stripe: POST /v1/charges, POST /v1/charges, POST /v1/refunds",
+    "outbox_events.py": "3 events accepted, 1 came again",
+    "push_contacts.py": "59 pushed, 1 refused by the API; it said 'slow down' ",
+    "sync_contacts.py": "250 contacts; number 7 is there: False",
+}
 
 
 def test_every_example_is_run_here():

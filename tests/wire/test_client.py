@@ -441,3 +441,16 @@ async def test_a_request_nobody_waited_for_is_the_same_one_when_it_is_sent_again
             await api.post("/x?sleep=1", json={"n": 1})
     await api.post("/x", json={"n": 1})
     assert server.app.seen.named("idempotency-key") == [derive("job-1", "POST /x #1")] * 2
+
+
+async def test_a_refusal_that_gates_the_account_leaves_no_mark(client, conduct, monkeypatch):
+    """401, and the grant is dead: nothing was done, so the job waits; it is not in doubt."""
+
+    async def gates(_permit, _answer, _failure):
+        raise ResourceStopped("api/acct", "auth", None)
+
+    monkeypatch.setattr(conduct, "answered", gates)
+    with pytest.raises(ResourceStopped):
+        await client().post("/x?status=401")
+    assert "mark" in conduct.steps
+    assert conduct.marks == {}
