@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from resilient.core.errors import InvalidInput
 
@@ -52,6 +52,16 @@ def without_secrets(url: str) -> str:
         return head.partition("#")[0]
     names = [part.partition("=")[0] for part in rest.partition("#")[0].split("&") if part]
     return f"{head}?{'&'.join(f'{name}=…' for name in names)}"
+
+
+def without_params(url: str, names: frozenset[str]) -> str:
+    """``url`` without some parameters of its query: those that carry a key."""
+    head, mark, rest = url.partition("?")
+    if not mark or not names:
+        return url
+    query, hash_, fragment = rest.partition("#")
+    kept = [part for part in query.split("&") if unquote_plus(part.partition("=")[0]) not in names]
+    return head + ("?" + "&".join(kept) if kept else "") + hash_ + fragment
 
 
 class Origins:

@@ -185,6 +185,7 @@ class Provider:
     unverified: tuple[str, ...] = ()
     floors: WaitDialect = field(init=False, repr=False, default=STANDARD)  # without budgets: told waits only
     budget_names: frozenset[str] = field(init=False, repr=False, default=frozenset())
+    secret_params: frozenset[str] = field(init=False, repr=False, default=frozenset())  # of URLs: they carry a key
     placeholders: frozenset[str] = field(init=False, repr=False, default=frozenset())  # of `base_url` and `headers`
 
     def __post_init__(self) -> None:
@@ -203,6 +204,8 @@ class Provider:
         names = {getattr(f, name) for f in self.waits.budgets for name in fields}
         object.__setattr__(self, "budget_names", frozenset(names | {"ratelimit", "ratelimit-policy"}) - {""})
         object.__setattr__(self, "floors", replace(self.waits, budgets=()))
+        keys = {one.query for one in self.auth if one.kind == "api_key" and one.query}
+        object.__setattr__(self, "secret_params", frozenset(keys))
         object.__setattr__(self, "placeholders", names_in(self.base_url, *self.headers.values()))
 
     @property

@@ -13,6 +13,7 @@ from resilient.core import marks
 from resilient.core.admission import Level, Stop, admit, stop_of
 from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.phrases import brief, counted, when
+from resilient.core.resource_key import is_below
 from resilient.core.states import JobState
 
 if TYPE_CHECKING:
@@ -152,7 +153,12 @@ def _running(job: JobInfo, path: Path, now: datetime) -> Iterator[Reason]:
 
 def _scheduled(job: JobInfo, now: datetime) -> Iterator[Reason]:
     at = when(job.run_at, now)
-    if job.run_at > now:
+    elsewhere = job.waiting_for is not None and not is_below(job.resource_key, job.waiting_for)
+    if job.run_at > now and elsewhere:
+        text = f"It waits for {job.waiting_for} and goes on with it (`resilient resources show {job.waiting_for}`)."
+        yield Reason("waits_for", text, job.waiting_for)
+        yield Reason("scheduled", f"It is looked at again at {at}.", until=job.run_at)
+    elif job.run_at > now:
         text = f"It is {'tried again' if job.executions else 'scheduled to run'} at {at}."
         yield Reason("scheduled", text, until=job.run_at)
     else:

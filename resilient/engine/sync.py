@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from resilient.core.errors import InvalidInput, JobFailure, Permanent, ResilientError, Transient
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.hosts import without_params
 from resilient.core.page_request import PagingError
 from resilient.core.paginators import GraphQLPages
 from resilient.core.provider import pick
@@ -76,14 +77,17 @@ class Sweep(Generic[T]):
 Steps = Generator[Query | Ask | Page[Any], Any, None]
 
 
-def walk(stream: Stream[Any], resource_key: str, params: dict[str, Any]) -> Steps:
-    """The pages of one pass; of a full one after it if the provider refuses the cursor."""
+def walk(stream: Stream[Any], resource_key: str, params: dict[str, Any], hidden: frozenset[str] = frozenset()) -> Steps:
+    """The pages of one pass; of a full one after it if the provider refuses the cursor.
+
+    ``hidden``: parameters that carry a key. Providers repeat them in the address of the next page; rows keep none.
+    """
     place = stream.place(resource_key, checked_params(stream, params))
     while True:
         cursor, now = yield Query(cursors.read, (place,))
         cursor = begin(cursor, now, stream.rules)
         try:
-            yield from _pass(stream, place, cursor, params)
+            yield from _pass(stream, place, cursor, params, hidden)
         except _Refused as refused:
             again = restart(refused.cursor, str(refused), refused=True)
             if not (yield Query(cursors.write_if_unmoved, (place, again, None, now))):
@@ -102,7 +106,7 @@ class _Refused(Exception):
         super().__init__(why)
 
 
-def _pass(stream: Stream[Any], place: Place, cursor: Cursor, params: dict[str, Any]) -> Steps:
+def _pass(stream: Stream[Any], place: Place, cursor: Cursor, params: dict[str, Any], hidden: frozenset[str]) -> Steps:
     paginator = stream.pages_by(cursor)
     request = cursor.next
     if request is None:
@@ -124,6 +128,8 @@ def _pass(stream: Stream[Any], place: Place, cursor: Cursor, params: dict[str, A
                 records, moved = take(cursor, request, answer, turn, stream.rules, now)
             except PagingError as error:
                 raise _Refused(str(error), cursor, final=True) from error
+        if hidden and moved.next is not None:
+            moved = replace(moved, next=replace(moved.next, url=without_params(moved.next.url, hidden)))
         page = _page(stream, place, records, moved)
         yield page
         if not page._move.done:  # noqa: SLF001 - its own
@@ -215,8 +221,8 @@ def _moved(place: Place) -> JobFailure:
 
 async def pages(execution: Any, stream: Stream[T], params: dict[str, Any]) -> AsyncIterator[Page[T]]:
     """`walk` for coroutines."""
-    steps = walk(stream, execution.resource_key, params)
     client, database = execution.async_client(), execution.app.database
+    steps = walk(stream, execution.resource_key, params, client.secret_params)
     result: Any = None
     while True:
         try:
@@ -234,8 +240,8 @@ async def pages(execution: Any, stream: Stream[T], params: dict[str, Any]) -> As
 
 def pages_sync(execution: Any, stream: Stream[T], params: dict[str, Any]) -> Iterator[Page[T]]:
     """`walk` for threads."""
-    steps = walk(stream, execution.resource_key, params)
     client, database = execution.sync_client(), execution.app.database
+    steps = walk(stream, execution.resource_key, params, client.secret_params)
     result: Any = None
     while True:
         try:

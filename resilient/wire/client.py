@@ -38,6 +38,7 @@ class AsyncClient(httpx.AsyncClient):
             headers=_HEADERS,
         )  # fmt: skip
         self._trail = trail
+        self.secret_params = trail.provider.secret_params  # of URLs, which no row may keep
 
     async def graphql(
         self,
@@ -66,6 +67,7 @@ class Client(httpx.Client):
             trust_env=False, headers=_HEADERS,
         )  # fmt: skip
         self._trail = trail
+        self.secret_params = trail.provider.secret_params
 
     def graphql(
         self,

@@ -16,11 +16,14 @@ from resilient import (
     Bearer,
     InvalidInput,
     Limit,
+    NextUrl,
     OAuth2,
+    PageRequest,
     Provider,
     Resilient,
     Retry,
     Scope,
+    Stream,
     Wait,
     handler,
 )
@@ -274,6 +277,29 @@ async def test_a_key_in_the_url_is_sent_and_shown_nowhere(make, apis, caplog, re
     assert "canary%2Fs" not in shown
 
 
+async def test_a_key_that_comes_back_in_the_next_pages_address_is_kept_nowhere(make, apis, read_all):
+    api = apis[0]
+    stream = Stream("things", request=lambda: PageRequest("/things"), paginator=NextUrl(items="items", found="next"))
+    pages = [{"body": {"items": [{"id": 1}], "next": f"{api.url}/things?k=canary%2Dkey&page=2"}}]
+    api.script = {"/things": [*pages, {"body": {"items": [{"id": 2}]}}]}
+    kept = []
+
+    @handler("sync", retry=SOON)
+    async def sync(job: Job[None]) -> None:
+        async for page in job.pages(stream):
+            async with job.checkpoint(page):
+                pass
+            kept.extend(str(row) for row in read_all("SELECT * FROM {cursor}"))
+
+    app = make(Provider(name="maps", base_url=api.url, auth=(ApiKey(query="k"),)), handlers=[sync])
+    await app.connections.add("maps/1", api_key="canary-key")
+    await app.enqueue(sync, resource_key="maps/1")
+    await app.worker().drain(timeout=20)
+    assert [query for _, _, query in api.seen] == [{"k": "canary-key"}, {"k": "canary-key", "page": "2"}]
+    assert "page=2" in kept[0]
+    assert "canary" not in str(kept)
+
+
 async def test_a_refused_key_in_the_url_gates_the_account(make, apis):
     apis[0].script = {"/x": [{"status": 401}]}
     provider = Provider(name="maps", base_url=apis[0].url, auth=(ApiKey(query="k"),))
@@ -418,14 +444,27 @@ async def test_names_of_two_resources_are_never_mixed_up(make, apis, read_all):
         other = await job.through("other/team")
         await other.client.post("/make")
         (await job.client.post("/make")).raise_for_status()
-        assert (await job.through("mine/1")).resource_key == "mine/1"
+        again = await job.through("mine/1")
+        (await again.client.post("/make")).raise_for_status()
+        raise ValueError("whatever")
 
     app = make(*two(apis), handlers=[twins])
     await connected(app)
-    await app.enqueue(twins, resource_key="mine/1")
+    done = await app.enqueue(twins, resource_key="mine/1")
     await app.worker().drain(timeout=20)
-    (row,) = read_all("SELECT sent, state FROM {job}")
-    assert "other/team POST /make #1" in str(row["sent"]) or row["state"] == "succeeded"
+    (row,) = read_all("SELECT sent FROM {job}")
+    sent = json.loads(row["sent"]) if isinstance(row["sent"], str) else row["sent"]
+    assert list(sent) == ["other/team POST /make #1"]
+    assert (await app.jobs.get(done.id)).state == "dead"
+
+
+async def test_why_names_the_other_resource(make, apis):
+    app = make(*two(apis), handlers=[copy])
+    await connected(app)
+    await app.resources.pause("other/team", reason="holiday")
+    done = await app.enqueue(copy, resource_key="mine/1")
+    await app.worker().drain(timeout=20)
+    assert "It waits for other/team and goes on with it" in str(await app.jobs.why(done.id))
 
 
 # -- circuits that no claim probes -------------------------------------------------------------------------------------
