@@ -11,9 +11,10 @@ once hold up nobody for long.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from resilient.store import jobs, schedule_accounts, schedules
 from resilient.store.schedule_accounts import Moved
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("resilient.schedules")
 LOOK_AGAIN: Final = timedelta(seconds=30)
+PATIENCE: Final = 60.0  # seconds for the program's function, and for writing what it gave
 JOBS: Final = 500  # in one transaction, as far as accounts have one tick each
 ACCOUNTS: Final = 1_000  # that come or go in one transaction
 
@@ -45,7 +47,8 @@ async def serve(app: Resilient, declared: Schedule, roll: float) -> int:
     run = app.database.transaction
     if await run(_elect, declared.name):
         try:
-            await _look(app, declared)
+            async with asyncio.timeout(PATIENCE):
+                await _look(app, declared)
         except DatabaseUnreachable:
             raise
         except Exception:  # those that are known still have their ticks
@@ -100,7 +103,11 @@ async def _keys(app: Resilient, source: Any) -> AsyncIterator[Iterable[str]]:
 
 async def _given(source: Any) -> AsyncIterator[str]:
     """The keys of a function (plain, async, or a generator of either sort) or of a collection."""
-    found = source() if callable(source) else source
+    found = source
+    if callable(source) and not (inspect.iscoroutinefunction(source) or inspect.isasyncgenfunction(source)):
+        found = await asyncio.to_thread(_told, source)
+    elif callable(source):
+        found = source()
     if inspect.isawaitable(found):
         found = await found
     if isinstance(found, AsyncIterable):
@@ -111,6 +118,12 @@ async def _given(source: Any) -> AsyncIterator[str]:
         raise InvalidInput(f"for_each= gives resource keys one by one, not {type(found).__name__}")
     for key in found:
         yield key
+
+
+def _told(source: Callable[[], Any]) -> Any:
+    """What a plain function gives, generators to their end: in a thread, because it may ask a database."""
+    found = source()
+    return list(found) if isinstance(found, Iterator) else found
 
 
 def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:

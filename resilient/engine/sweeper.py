@@ -73,6 +73,8 @@ class Sweeper:
         """The loops, started."""
         rescue_every = max(0.2, min(self._worker.lease.total_seconds() / 4, 15.0))
         loops = [("stage", self.stage_step, TICK), ("rescue", self.rescue, rescue_every)]
+        # On its own: a program's function that tells accounts may take its time.
+        loops.append(("schedules", self._worker.app.tick_schedules, TICK))
         if self._housekeeping:
             loops.append(("housekeeping", self.keep_house, HOUSEKEEPING.total_seconds() / 3))
         return [asyncio.create_task(self._loop(*loop), name=f"resilient-{loop[0]}") for loop in loops]
@@ -93,7 +95,6 @@ class Sweeper:
 
     async def stage_step(self) -> float:
         """`stage`, then how long until something is due."""
-        await self._worker.app.tick_schedules()
         moved, due_at, recheck_at = await self._stage_all()
         if moved:
             self._worker.wake()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ import pytest
 from resilient import Bearer, Provider
 from resilient.core.errors import BadResourceKey, InvalidInput, SetupError
 from resilient.core.tokens import Credentials
+from resilient.engine import per_account
 from resilient.engine.app import Resilient
 from resilient.engine.handler import handler
 from resilient.engine.schedule import Schedule
@@ -300,6 +302,25 @@ class TestSources:
         assert await app.schedules.tick() == 1
         assert [key for key, _ in ticks_of(app)] == ["github/b"]
         await app.grants.close()
+
+    async def test_a_plain_function_runs_in_a_thread_and_a_slow_one_has_an_end(self, make, clock, monkeypatch, caplog):
+        threads = []
+
+        def plain():
+            threads.append(threading.current_thread() is threading.main_thread())
+            yield "github/a"
+
+        assert await self.keys(make, plain) == ["github/a"]
+        assert threads == [False]
+        monkeypatch.setattr(per_account, "PATIENCE", 0.05)
+
+        async def slow():
+            await asyncio.sleep(60)
+            return []
+
+        clock.advance(minutes=1)
+        assert await self.keys(make, slow) == ["github/a"]
+        assert "its accounts cannot be told" in caplog.text
 
     @pytest.mark.parametrize("source", [lambda: 1 / 0, lambda: ["github/a", "no key"], lambda: "github/a"])
     async def test_one_that_fails_leaves_the_known_ones(self, make, clock, caplog, source):
