@@ -176,7 +176,7 @@ class Accounts:
             return account.lifetime
         if self.lifetime is not None or oauth is None:
             return self.lifetime
-        return oauth.lifetime or (3600.0 if oauth.refreshes else None)
+        return oauth.lifetime or (max(3600.0, 6 * oauth.margin) if oauth.refreshes else None)
 
     def _give_key(self, account: Account) -> None:
         account.secret = f"key-{next(self._serial)}-of-{account.name}"

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from resilient.core.provider import Provider
     from resilient.core.webhook import Delivery
     from resilient.testing.fake.answers import Voice
+    from resilient.testing.fake.script import On
 
 IN_PROCESS: Final = "http://localhost"
 _PLACES: Final = {"instance_url": "https://fake.example.com", "homeserver": "fake.example.com"}
@@ -169,7 +170,7 @@ class FakeProvider(Scripted):
 
     # -- what it has -----------------------------------------------------------------------------------------
 
-    def on(self, on: str, answer: Any) -> None:
+    def on(self, on: On, answer: Any) -> None:
         """``fake.on("POST /v1/charges", {...})``: JSON, a `Reply`, or a function of the `Seen` request to one.
 
         Paths are whole, with ``*``; the route that was named last counts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -21,8 +22,16 @@ _WORDS: Final = frozenset({"api", "part", "token", "authorize", "revoke"})
 _FAULTS: Final = frozenset({"lost", "dropped", "cut", "slow", "endless", "hang", "html"})
 
 
-def fits(on: str, seen: Seen) -> bool:
-    """Whether a request is one of those ``on`` names: ``api``, ``token`` ..., ``"POST /v1/*"``, or ``"/v1/*"``."""
+On = str | Callable[["Seen"], bool]
+
+
+def fits(on: On, seen: Seen) -> bool:
+    """Whether a request is one of those ``on`` names: ``api``, ``token`` ..., ``"POST /v1/*"``, or ``"/v1/*"``.
+
+    A function of the `Seen` request may say so as well.
+    """
+    if callable(on):
+        return on(seen)
     if on in _WORDS:
         return seen.what == on or (on == "api" and seen.what == "part")
     if on == "*":
@@ -36,7 +45,7 @@ class Trouble:
 
     what: FailureKind | int | Fault | Reply
     times: int
-    on: str = "api"
+    on: On = "api"
     account: str | None = None
     wait: float | None = None
     scope: Scope | None = None
@@ -77,7 +86,7 @@ class Throttle:
 
     until: datetime
     kind: FailureKind = FailureKind.THROTTLED
-    on: str = "api"
+    on: On = "api"
     account: str | None = None
     scope: Scope | None = None
 
@@ -90,7 +99,7 @@ class Throttle:
 class Route:
     """What answers ``on``: a `Reply`, JSON, or a function of the request that gives one of them."""
 
-    on: str
+    on: On
     answer: Any
 
     def reply(self, seen: Seen) -> Reply:

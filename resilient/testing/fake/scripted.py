@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from resilient.core.failure import Scope
     from resilient.testing.fake.log import Reply
-    from resilient.testing.fake.script import Fault
+    from resilient.testing.fake.script import Fault, On
     from resilient.testing.fake.server import Server
 
 
@@ -33,7 +33,7 @@ class Scripted:
         self._troubles: list[Trouble] = []
         self._throttles: list[Throttle] = []
         self._outages: list[Outage] = []
-        self._held: list[str] = []
+        self._held: list[On] = []
 
     def now(self) -> datetime:
         """The provider's own clock."""
@@ -44,7 +44,7 @@ class Scripted:
         what: FailureKind | int | Fault | Reply = FailureKind.TRANSIENT,
         *,
         times: int = 1,
-        on: str = "api",
+        on: On = "api",
         account: str | None = None,
         wait: float | None = None,
         scope: Scope | None = None,
@@ -56,7 +56,8 @@ class Scripted:
         ``what``: a kind, in the provider's own words (with ``wait`` seconds told, a ``scope``, a ``code``); a status,
         with a page of HTML; a `Reply`; or ``lost`` (done, but the connection is closed without an answer),
         ``dropped`` (closed before anything was done), ``cut``, ``slow``, ``endless``, ``hang``, ``html`` (with
-        ``status``). ``on``: ``api``, ``token``, ``revoke``, ``part`` (of a batch), or ``"POST /v1/*"``.
+        ``status``). ``on``: ``api``, ``token``, ``revoke``, ``part`` (of a batch),
+        ``"POST /v1/*"``, or a function of the `Seen` request.
         """
         trouble = Trouble(what, times, on, account, wait, scope, code, status)
         with self._lock:
@@ -67,7 +68,7 @@ class Scripted:
         for_: float,
         *,
         account: str | None = None,
-        on: str = "api",
+        on: On = "api",
         kind: Literal[FailureKind.THROTTLED, FailureKind.QUOTA] = FailureKind.THROTTLED,
         scope: Scope | None = None,
     ) -> None:
@@ -100,7 +101,7 @@ class Scripted:
                 self._server.start()
 
     @contextmanager
-    def hold(self, on: str = "*") -> Iterator[None]:
+    def hold(self, on: On = "*") -> Iterator[None]:
         """Within the block requests are acted on, but their answers wait for its end (30 s at most)."""
         self._held.append(on)
         try:
