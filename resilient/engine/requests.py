@@ -62,14 +62,19 @@ class Requests:
         idempotent: bool | None = None,
         idempotency_key: str | None = None,
         body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        trusted: bool = True,
     ) -> AsyncCall:
         """Admit one request that somebody else's client makes: ``async with job.call("POST", url) as call:``.
 
         Entering admits or raises, before any I/O; send ``call.headers`` (to ``call.url``, if the provider takes its key
         in the URL), then say ``call.report(status, headers, body)``. ``cost`` is in units of the limits. ``op`` names
-        the request (its key and mark), ``idempotent`` says that repeating it is harmless.
+        the request (its key and mark), ``idempotent`` says that repeating it is harmless. ``headers``: what the client
+        would send by itself, so that an idempotency key of the caller's is used, and one an SDK made up is not.
+        ``trusted=False``: no credentials, wherever it goes. `resilient.adapters` do all this for requests and aiohttp.
         """
-        words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "body": body}
+        words: dict[str, Any] = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key}
+        words |= {"body": body, "headers": headers, "trusted": trusted}
         made: AsyncCall = self._side.async_call(method, url, words)
         return made
 
@@ -101,9 +106,12 @@ class SyncRequests:
         idempotent: bool | None = None,
         idempotency_key: str | None = None,
         body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        trusted: bool = True,
     ) -> SyncCall:
         """See `Requests.call`: ``with job.call("POST", url) as call:``."""
-        words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "body": body}
+        words: dict[str, Any] = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key}
+        words |= {"body": body, "headers": headers, "trusted": trusted}
         made: SyncCall = self._side.sync_call(method, url, words)
         return made
 

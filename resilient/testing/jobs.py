@@ -138,6 +138,9 @@ class FakeCall(AbstractAsyncContextManager["FakeCall"], AbstractContextManager["
     params: dict[str, str] = field(default_factory=dict)
     reported: tuple[int, Any, Any] | None = None
     failure: None = None
+    trusted: bool = True
+    reads_success: bool = False
+    renewed: bool = False
 
     def report(self, status: int, headers: Any = (), body: Any = None) -> None:
         """Remember what came back."""

@@ -23,7 +23,7 @@ from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind, at_scope
 from resilient.core.hosts import without_secrets
 from resilient.wire import redact
-from resilient.wire.explain import chain, known_phase
+from resilient.wire.explain import chain, known_phase, note
 from resilient.wire.flow import concluded
 from resilient.wire.trail import Target
 from resilient.wire.transport import drive, drive_sync
@@ -44,10 +44,19 @@ class Call:
     """What the block sees.
 
     ``headers``: credentials and key to send; ``params``: those that belong into the URL, ``url`` has them already;
-    ``failure``: what `report` found.
+    ``failure``: what `report` found; ``renewed``: after the block, whether there are newer credentials after refused
+    ones, so that the request is worth a repeat, in a new call.
     """
 
-    def __init__(self, trail: Trail, method: str, url: str, words: Mapping[str, Any], body: bytes | None) -> None:
+    def __init__(
+        self,
+        trail: Trail,
+        method: str,
+        url: str,
+        words: Mapping[str, Any],
+        body: bytes | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         if trail.base_url and "://" not in url:
             url = f"{trail.base_url.rstrip('/')}/{url.lstrip('/')}"
         parts = urlsplit(url)
@@ -58,13 +67,26 @@ class Call:
             )
         target = Target(url, parts.scheme, parts.hostname, parts.port, parts.path or "/")
         self._trail = trail
-        self._asked = trail.facts(method.upper(), target, {}, body, {k: v for k, v in words.items() if v is not None})
+        said = {k: v for k, v in words.items() if v is not None}
+        trust = said.pop("trusted", True)
+        self._asked = trail.facts(method.upper(), target, headers or {}, body, said, trust=trust)
         self._permit: Permit | None = None
         self._answer: AnswerFacts | None = None
         self.headers: dict[str, str] = {}
         self.params: dict[str, str] = {}  # where the provider takes credentials or key in the URL
         self._url = url
         self.failure: Failure | None = None
+        self.renewed = False
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it goes to a host of the provider's, and may carry credentials."""
+        return self._asked.trusted
+
+    @property
+    def reads_success(self) -> bool:
+        """Whether `report` needs the body of a success too, because the provider's errors may come as 200."""
+        return self._asked.gated and self._trail.provider.errors.reads_success
 
     @property
     def url(self) -> str:
@@ -133,6 +155,8 @@ class Call:
         if self._answer is None:
             caught = error if isinstance(error, Exception) else None
             self.failure = _without_answer(caught, repeatable=asked.repeatable)
+            if caught is not None and self.failure is not None and not isinstance(caught, JobFailure):
+                note(caught, self.failure, asked)
         if self._answer is None and self.failure is None:  # cancelled, or the user's own error: a mark stands
             self._trail.give_up(asked)
             conduct.abandoned(permit)
@@ -146,6 +170,7 @@ class Call:
         self._trail.note(asked, failure)
         if failure is not None and failure.kind is FailureKind.AUTH and permit.trusting:
             fresh = yield conduct.refreshed(permit, failure)
+            self.renewed = fresh
             failure = None if fresh else failure
         if asked.gated and self._answer is not None:
             yield conduct.answered(permit, self._answer, failure)
@@ -178,9 +203,10 @@ class SyncCall(Call):
         url: str,
         words: Mapping[str, Any],
         body: bytes | None,
+        headers: Mapping[str, str] | None,
         bridge: Bridge[Any],
     ) -> None:
-        super().__init__(trail, method, url, words, body)
+        super().__init__(trail, method, url, words, body, headers)
         self._bridge = bridge
 
     def __enter__(self) -> Self:
@@ -196,22 +222,21 @@ class SyncCall(Call):
 def call(
     trail: Trail, method: str, url: str, *, cost: float | None = None, op: str | None = None,
     idempotent: bool | None = None, idempotency_key: str | None = None, body: bytes | None = None,
+    headers: Mapping[str, str] | None = None, trusted: bool = True,
 ) -> AsyncCall:  # fmt: skip
     """Admit one foreign request from a coroutine. ``body``, if given, tells requests of one name apart."""
-    return AsyncCall(trail, method, url, _words(cost, op, idempotent, idempotency_key), body)
+    words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "trusted": trusted}
+    return AsyncCall(trail, method, url, words, body, headers)
 
 
 def call_sync(
     trail: Trail, bridge: Bridge[Any], method: str, url: str, *, cost: float | None = None,
     op: str | None = None, idempotent: bool | None = None, idempotency_key: str | None = None,
-    body: bytes | None = None,
+    body: bytes | None = None, headers: Mapping[str, str] | None = None, trusted: bool = True,
 ) -> SyncCall:  # fmt: skip
     """Admit one foreign request from a thread."""
-    return SyncCall(trail, method, url, _words(cost, op, idempotent, idempotency_key), body, bridge)
-
-
-def _words(cost: float | None, op: str | None, idempotent: bool | None, key: str | None) -> dict[str, Any]:  # noqa: FBT001 - passed through
-    return {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": key}
+    words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "trusted": trusted}
+    return SyncCall(trail, method, url, words, body, headers, bridge)
 
 
 def _body(body: Any) -> tuple[str, Any]:

@@ -8,6 +8,7 @@ user's bug. Of several in a group an ambiguous one wins: a lost request must not
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -105,6 +106,12 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         waiting[:0] = [*members, current.__cause__, current.__context__]
 
 
+def note(error: BaseException, failure: Failure, asked: RequestFacts) -> None:
+    """Leave on somebody else's exception what our call knows about it, for `explain` to find."""
+    with contextlib.suppress(AttributeError):  # one with slots
+        error._resilient = failure, asked  # type: ignore[attr-defined]  # noqa: SLF001 - nobody else's name
+
+
 def by_transport(error: BaseException, *, repeatable: bool) -> Failure:
     """The failure of a request that ended with this error of an HTTP client."""
     if isinstance(error, JobFailure):
@@ -123,6 +130,10 @@ def _ours(error: BaseException, _t: Trails, _n: datetime) -> Explained | None:
             failure = None if isinstance(error, JobFailure) else passage.failure
             failure = failure or by_transport(error, repeatable=passage.asked.repeatable)
             return _at(failure, passage.asked.key) if passage.asked.gated else Explained(_local(failure))
+    noted = getattr(error, "_resilient", None)
+    if noted is not None:
+        failure, asked = noted
+        return _at(failure, asked.key) if asked.gated else Explained(_local(failure))
     return Explained(error.failure, error.resource) if isinstance(error, JobFailure) else None
 
 

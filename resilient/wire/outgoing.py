@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resilient.wire.trail import Trail
 
 # What a stranger gets of a redirected request's headers.
-_BARE: Final = frozenset({
+BARE: Final = frozenset({
     b"host", b"accept", b"accept-encoding", b"accept-language", b"user-agent", b"connection", b"range",
     b"content-type", b"content-length", b"content-encoding", b"transfer-encoding",
     b"if-match", b"if-none-match", b"if-modified-since", b"if-unmodified-since", b"if-range",
@@ -89,7 +89,7 @@ def outgoing(request: httpx.Request, passage: Passage, permit: Permit, trail: Tr
     names = {name.lower().encode("ascii") for name in added}
     kept = [
         pair for pair in request.headers.raw
-        if (lower := pair[0].lower()) not in names and (not passage.bare or lower in _BARE)
+        if (lower := pair[0].lower()) not in names and (not passage.bare or lower in BARE)
     ]  # fmt: skip
     if own:
         _complete(kept, own, names)

@@ -1,0 +1,125 @@
+"""An `aiohttp.ClientSession` for one job: ``AsyncWebClient(token="", session=aiohttp.session(job))``.
+
+The job stands in the session as a middleware (aiohttp 3.12 and later), which sees each request and each hop of a
+redirect: it is admitted by gate and limits before any I/O, given the account's credentials and an idempotency key (a
+key the SDK made up is replaced, one set by hand stays), and classified by its answer. Credentials refused once are
+refreshed, and the request is repeated if its body is in memory. Whatever the SDK raises is read by what lies beneath
+it, so a handler need not catch it. Leave the SDK's own retries off: longer waits are the job's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+from aiohttp.payload import BytesPayload
+from multidict import CIMultiDict
+from yarl import URL
+
+from resilient.engine.requests import Requests
+from resilient.wire.outgoing import BARE
+
+if TYPE_CHECKING:
+    from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+
+    from resilient.wire.call import AsyncCall
+
+TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=30.0)
+LARGEST_ERROR: Final = 64 * 1024  # bytes of an error's body that are kept
+_CLIENT_ERROR: Final = 400
+_KEPT: Final = frozenset(name.decode() for name in BARE)
+_MOST_HOPS: Final = 100
+
+
+def session(job: Requests, **options: Any) -> aiohttp.ClientSession:
+    """A session for an ``async def`` handler's job, or for ``job.through(...)``: use it with ``async with``.
+
+    ``options`` go to `aiohttp.ClientSession`; a ``connector`` of the program's own keeps connections between jobs (say
+    ``connector_owner=False``). A ``timeout`` with a total ends requests without saying whose they were: bound silence
+    instead, as the default does. Raises `TypeError` for a plain handler's job.
+    """
+    if not isinstance(job, Requests):
+        raise TypeError("aiohttp is for `async def` handlers: a plain one (`def`) takes resilient.adapters.requests")
+    middlewares = (*options.pop("middlewares", ()), Middleware(job))
+    return aiohttp.ClientSession(middlewares=middlewares, **{"timeout": TIMEOUT, **options})
+
+
+class Middleware:
+    """For ``ClientSession(middlewares=[..., Middleware(job)])``: the last one sees what is sent."""
+
+    def __init__(self, job: Requests) -> None:
+        self._job = job
+        self._hops: dict[str, tuple[bool, URL]] = {}  # where redirects lead: whether they have left, and from where
+
+    async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        """One request, sent at most twice."""
+        left, origin = self._hops.pop(str(request.url), (False, None))
+        kept = request.headers.copy(), request.url
+        body = await _in_memory(request)
+        call, response = await self._once(request, handler, body, left=left, origin=origin)
+        if call.renewed and body is not None:
+            response.release()
+            request.headers, request.url = kept[0], kept[1]
+            call, response = await self._once(request, handler, body, left=left, origin=origin)
+        target = response.headers.get("Location") if response.status in (301, 302, 303, 307, 308) else None
+        if target is not None and len(self._hops) < _MOST_HOPS:
+            self._hops[str(kept[1].join(URL(target)))] = (left or not call.trusted, kept[1].origin())
+        return response
+
+    async def _once(
+        self, request: ClientRequest, handler: ClientHandlerType, body: bytes | None, *, left: bool, origin: URL | None
+    ) -> tuple[AsyncCall, ClientResponse]:
+        url = str(request.url)
+        async with self._job.call(
+            request.method, url, body=body, headers=dict(request.headers), trusted=not left
+        ) as call:
+            if not call.trusted and origin is not None and origin != request.url.origin():
+                request.headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() in _KEPT)
+            for name, value in call.headers.items():
+                request.headers[name] = value
+            if call.url != url:
+                request.url = URL(call.url, encoded=True)
+            response = await handler(request)
+            call.report(response.status, list(response.headers.items()), await _look(response, call))
+        return call, response
+
+
+async def _look(response: ClientResponse, call: AsyncCall) -> bytes | None:
+    """As much of the body as has to be read here."""
+    if response.status >= _CLIENT_ERROR:
+        return await _beginning(response)
+    if call.reads_success and "json" in response.headers.get("content-type", ""):
+        return await response.read()
+    return None
+
+
+async def _beginning(response: ClientResponse) -> bytes:
+    """The beginning of an error's body, which is then all there is of it."""
+    found = b""
+    while len(found) < LARGEST_ERROR:
+        chunk = await response.content.readany()
+        if not chunk:
+            break
+        found += chunk
+    else:
+        _cut(response)
+    response._body = found  # noqa: SLF001 - there is no public way to give it back
+    return found
+
+
+def _cut(response: ClientResponse) -> None:
+    """Close the connection, but leave the response readable: `ClientResponse.close` forbids that."""
+    if response.connection is not None:
+        response.connection.close()
+        response._connection = None  # noqa: SLF001 - what its own end does
+
+
+async def _in_memory(request: ClientRequest) -> bytes | None:
+    """A body that can be sent twice; None for a stream."""
+    body: Any = request.body
+    if not body:
+        return b""
+    return await body.as_bytes() if isinstance(body, BytesPayload) else None
+
+
+__all__ = ["Middleware", "session"]

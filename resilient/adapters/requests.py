@@ -1,0 +1,165 @@
+"""A `requests.Session` for one job: ``stripe.RequestsClient(session=requests.session(job))``.
+
+Each request, and each hop of a redirect, is a call of the job: admitted by gate and limits before any I/O, given the
+account's credentials and an idempotency key (a key the SDK made up is replaced, one set by hand stays), classified by
+its answer. Credentials refused once are refreshed, and the request is repeated if its body is in memory. Whatever the
+SDK raises is read by what lies beneath it, so a handler need not catch it. Leave the SDK's own retries off: longer
+waits are the job's.
+
+No proxies, no ``.netrc``: what the environment says is not taken over, as with ``job.client``.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import requests
+from requests.adapters import BaseAdapter, HTTPAdapter
+from requests.structures import CaseInsensitiveDict
+
+from resilient.engine.requests import SyncRequests
+from resilient.wire.outgoing import BARE
+
+if TYPE_CHECKING:
+    from resilient.wire.call import SyncCall
+
+TIMEOUT: Final = (5.0, 30.0)  # seconds to connect, and of silence; for whoever states none
+LARGEST_ERROR: Final = 64 * 1024  # bytes of an error's body that are kept
+_SLICE: Final = 16 * 1024
+_CLIENT_ERROR: Final = 400
+_LOCK: Final = threading.Lock()
+_KEPT: Final = frozenset(name.decode() for name in BARE)
+_pool: HTTPAdapter | None = None
+
+
+def session(job: SyncRequests) -> Session:
+    """A session for a plain handler's job (or for ``job.through(...)``). Raises `TypeError` for any other."""
+    if not isinstance(job, SyncRequests):
+        raise TypeError(
+            "requests blocks, so it is for plain handlers (`def`): an `async def` one takes resilient.adapters.aiohttp"
+        )
+    return Session(job)
+
+
+class Session(requests.Session):
+    """See the top of this file. Connections are shared by all sessions of the process, cookies by none."""
+
+    def __init__(self, job: SyncRequests) -> None:
+        super().__init__()
+        self.trust_env = False
+        adapter = JobAdapter(job, _shared())
+        for scheme in ("https://", "http://"):
+            self.mount(scheme, adapter)
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """A redirect: whether it, or a hop before it, has left the provider's hosts."""
+        super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
+        before = response.request
+        left = getattr(before, "_left", False) or not getattr(before, "_trusted", True)
+        prepared_request._left = left  # type: ignore[attr-defined]  # noqa: SLF001 - a note to ourselves
+        prepared_request._origin = _origin(before)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class JobAdapter(BaseAdapter):
+    """Carries a session's requests over ``inner``, each as a call of the job."""
+
+    def __init__(self, job: SyncRequests, inner: BaseAdapter) -> None:
+        super().__init__()
+        self._job, self._inner = job, inner
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,  # noqa: FBT001, FBT002 - as requests calls it
+        timeout: Any = None,
+        verify: bool | str = True,  # noqa: FBT001, FBT002
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> requests.Response:
+        """One request, sent at most twice."""
+        options = {"timeout": timeout or TIMEOUT, "verify": verify, "cert": cert, "proxies": proxies}
+        body = _in_memory(request.body)
+        call, response = self._once(request, body, options, stream=stream)
+        if call.renewed and body is not None:
+            response.close()
+            _, response = self._once(request, body, options, stream=stream)
+        return response
+
+    def close(self) -> None:
+        """The connections are not ours alone."""
+
+    def _once(
+        self, request: requests.PreparedRequest, body: bytes | None, options: dict[str, Any], *, stream: bool
+    ) -> tuple[SyncCall, requests.Response]:
+        trusted = not getattr(request, "_left", False)
+        with self._job.call(
+            request.method or "GET", request.url or "", body=body, headers=request.headers, trusted=trusted
+        ) as call:
+            request._trusted = call.trusted  # type: ignore[attr-defined]  # noqa: SLF001 - see rebuild_auth
+            sent = _outgoing(request, call)
+            try:
+                response = self._inner.send(sent, stream=True, **options)
+                response.request = request  # not the one with our credentials: errors and logs show it
+                content = _look(response, call, stream=stream)
+            except requests.RequestException as error:
+                error.request = request
+                raise
+            call.report(response.status_code, dict(response.headers), content)
+        return call, response
+
+
+def _look(response: requests.Response, call: SyncCall, *, stream: bool) -> bytes | None:
+    """As much of the body as has to be read here: within the call, so that a broken one is its failure."""
+    if response.status_code >= _CLIENT_ERROR:
+        return _beginning(response)
+    if not stream or (call.reads_success and "json" in response.headers.get("content-type", "")):
+        return response.content
+    return None
+
+
+def _beginning(response: requests.Response) -> bytes:
+    """The beginning of an error's body, which is then all there is of it."""
+    found = b""
+    for chunk in response.iter_content(_SLICE):
+        found += chunk
+        if len(found) >= LARGEST_ERROR:
+            response.close()
+            break
+    response._content, response._content_consumed = found, True  # type: ignore[attr-defined]  # noqa: SLF001
+    return found
+
+
+def _outgoing(request: requests.PreparedRequest, call: SyncCall) -> requests.PreparedRequest:
+    """A copy that carries what is ours, and to a stranger a redirect leads to, only what is nobody's."""
+    sent = request.copy()
+    sent.url = call.url
+    if not call.trusted and getattr(request, "_origin", None) not in (None, _origin(request)):
+        sent.headers = CaseInsensitiveDict({k: v for k, v in sent.headers.items() if k.lower() in _KEPT})
+    sent.headers.update(call.headers)
+    return sent
+
+
+def _in_memory(body: Any) -> bytes | None:
+    """A body that can be sent twice; None for a stream."""
+    if body is None:
+        return b""
+    if isinstance(body, str):
+        return body.encode()
+    return bytes(body) if isinstance(body, (bytes, bytearray)) else None
+
+
+def _origin(request: requests.PreparedRequest) -> str:
+    head, mark, rest = (request.url or "").partition("://")
+    return (head + mark + rest.partition("/")[0]).lower()
+
+
+def _shared() -> HTTPAdapter:
+    global _pool  # noqa: PLW0603 - one set of connections for the process
+    with _LOCK:
+        if _pool is None:
+            _pool = HTTPAdapter(pool_connections=50, pool_maxsize=50)
+        return _pool
+
+
+__all__ = ["JobAdapter", "Session", "session"]

@@ -1,0 +1,175 @@
+"""aiohttp through a job: what an SDK built on it gets, and what it can no longer do wrong."""
+
+import aiohttp
+import pytest
+
+from resilient import FailureKind, Job, Retry, handler
+from resilient.adapters.aiohttp import session
+from resilient.testing import Reply, job, sync_job
+
+
+def coroutine(use, **options):
+    @handler("h", retry=Retry(max_attempts=1), **options)
+    async def h(job: Job[None]) -> None:
+        async with session(job) as s:
+            await use(s)
+
+    return h
+
+
+async def sent(request):
+    async with request as answer:
+        await answer.read()
+        return answer
+
+
+async def test_requests_carry_token_and_key_and_count(run, fake):
+    async def use(s):
+        async with s.get(f"{fake.url}/me", params={"a": "b c"}) as answer:
+            assert await answer.json() == {"ok": True}
+        sdk = {"Idempotency-Key": "sdk-17", "Authorization": "Bearer sdk"}
+        await sent(s.post(f"{fake.url}/charges", json={"a": 1}, headers=sdk))
+        await sent(s.post(f"{fake.url}/charges", data={"a": 2}, headers={"Idempotency-Key": "by-hand"}))
+
+    assert (await run(coroutine(use))).state.value == "succeeded"
+    assert {one.account for one in fake.log} == {"one"}
+    assert fake.log[0].query == {"a": "b c"}
+    first, second = (one.idempotency_key for one in fake.performed)
+    assert (len(first), second) == (32, "by-hand")
+
+
+async def test_the_same_key_after_a_lost_answer(run, fake):
+    numbers = iter(range(100))
+    fake.fail_next("lost", on="POST /charges")
+
+    @handler("h", retry=Retry(max_attempts=3))
+    async def h(job: Job[None]) -> None:
+        async with session(job) as s:
+            await sent(s.post(f"{fake.url}/charges", json={}, headers={"Idempotency-Key": f"sdk-{next(numbers)}"}))
+
+    found = await run(h, again=1)
+    assert (found.state.value, found.executions) == ("succeeded", 2)
+    assert len({one.idempotency_key for one in fake.log.api}) == len(fake.performed) == 1
+
+
+async def test_a_lost_answer_without_a_key_is_in_doubt(run, fake):
+    fake.fail_next("lost", on="POST /orders")
+    found = await run(coroutine(lambda s: sent(s.post(f"{fake.url}/orders", json={}))), again=2)
+    assert (found.state.value, found.last_error_kind) == ("dead", FailureKind.AMBIGUOUS)
+    assert len(fake.performed) == 1
+
+
+async def test_a_refused_token_is_refreshed_and_the_request_repeated(run, fake):
+    async def use(s):
+        fake.expire_tokens()
+        (await sent(s.post(f"{fake.url}/x", json={"a": 1}))).raise_for_status()
+
+    assert (await run(coroutine(use))).state.value == "succeeded"
+    assert [(one.status, one.json) for one in fake.log.api] == [(401, {"a": 1}), (200, {"a": 1})]
+    assert fake.account("one").refreshes == 1
+
+
+async def test_a_stream_cannot_be_repeated(run, fake):
+    async def parts():
+        yield b"a"
+        yield b"b"
+
+    async def use(s):
+        if not fake.log:
+            fake.expire_tokens()
+        (await sent(s.post(f"{fake.url}/x", data=parts()))).raise_for_status()
+
+    found = await run(coroutine(use), again=1)
+    assert [(one.status, one.body) for one in fake.log.api] == [(401, b"ab"), (200, b"ab")]
+    assert found.state.value == "succeeded"
+
+
+async def test_a_throttle_stops_the_next_request_before_any_io(run, fake):
+    fake.throttle(for_=100)
+
+    async def use(s):
+        first = await sent(s.get(f"{fake.url}/x"))
+        assert (first.status, first.headers["Retry-After"]) == (429, "100")
+        assert await first.json()
+        await sent(s.get(f"{fake.url}/y"))
+
+    found = await run(coroutine(use))
+    assert (found.finished_at, found.attempts) == (None, 0)
+    assert [one.path for one in fake.log.api] == ["/x"]
+    assert fake.early == 0
+
+
+class SdkError(Exception):
+    """What an SDK makes of everything."""
+
+
+async def test_what_an_sdk_wraps_is_classified_all_the_same(run, fake):
+    fake.throttle(for_=100)
+
+    async def use(s):
+        try:
+            (await sent(s.get(f"{fake.url}/x"))).raise_for_status()
+        except aiohttp.ClientResponseError:
+            raise SdkError("rate limited") from None
+
+    found = await run(coroutine(use))
+    assert (found.finished_at, found.attempts, found.last_error_kind) == (None, 0, FailureKind.THROTTLED)
+
+
+@pytest.mark.parametrize("fault", ["hang", "dropped"])
+async def test_timeouts_and_closed_connections(run, fake, fault):
+    fake.fail_next(fault, times=2)
+
+    async def use(s):
+        await sent(s.post(f"{fake.url}/charges", timeout=aiohttp.ClientTimeout(sock_read=0.3)))
+
+    assert (await run(coroutine(use))).last_error_kind == FailureKind.TRANSIENT
+
+
+async def test_credentials_stay_with_the_provider(run, fake, stranger):
+    fake.on("/out", Reply(302, headers={"location": f"{stranger.url}/there"}))
+    stranger.on("/there", Reply(302, headers={"location": f"{fake.url}/back"}))
+
+    async def use(s):
+        await sent(s.get(f"{fake.url}/out", headers={"X-Own-Key": "k"}))
+        await sent(s.get(f"{stranger.url}/direct"))
+
+    await run(coroutine(use))
+    assert [(one.path, one.account, "x-own-key" in one.headers) for one in fake.log.api] == [
+        ("/out", "one", True), ("/back", "", False),
+    ]  # fmt: skip
+    assert [("authorization" in one.headers, "x-own-key" in one.headers) for one in stranger.log] == [
+        (False, False)
+    ] * 2
+
+
+async def test_an_endless_error_is_read_to_its_bound(run, fake):
+    fake.fail_next(Reply(500, fault="endless"))
+    seen = []
+
+    async def use(s):
+        async with s.get(f"{fake.url}/x") as answer:
+            seen.append(await answer.read())
+
+    await run(coroutine(use))
+    assert 64 * 1024 <= len(seen[0]) < 512 * 1024
+
+
+async def test_a_streamed_download_is_not_read_first(run, fake):
+    fake.fail_next("endless")
+
+    async def use(s):
+        async with s.get(f"{fake.url}/x") as answer:
+            assert await answer.content.readexactly(100) == b"x" * 100
+
+    assert (await run(coroutine(use))).state.value == "succeeded"
+
+
+def test_only_a_coroutine_handlers_job():
+    with pytest.raises(TypeError, match="requests"):
+        session(sync_job(None))
+
+
+async def test_in_a_handlers_unit_test(fake):
+    async with session(job(None)) as s, s.get(f"{fake.url}/x") as answer:
+        assert answer.status == 401  # a job without a database has no credentials

@@ -1,0 +1,200 @@
+"""requests through a job: what an SDK built on it gets, and what it can no longer do wrong."""
+
+import pytest
+import requests
+from requests.adapters import HTTPAdapter
+
+from resilient import FailureKind, Job, Retry, SyncJob, handler
+from resilient.adapters.requests import Session, session
+from resilient.testing import Reply, bench_of, job, sync_job
+
+
+def plain(use, **options):
+    @handler("h", retry=Retry(max_attempts=1), **options)
+    def h(job: SyncJob[None]) -> None:
+        with session(job) as s:
+            use(s)
+
+    return h
+
+
+async def test_requests_carry_token_and_key_and_count(run, fake):
+    url = fake.url
+
+    def use(s):
+        assert s.get(f"{url}/me").json() == {"ok": True}
+        s.post(f"{url}/charges", json={"a": 1}, headers={"Idempotency-Key": "sdk-17", "Authorization": "Bearer sdk"})
+        s.post(f"{url}/charges", json={"a": 2}, headers={"Idempotency-Key": "by-hand"})
+
+    assert (await run(plain(use))).state.value == "succeeded"
+    assert {one.account for one in fake.log} == {"one"}
+    first, second = (one.idempotency_key for one in fake.performed)
+    assert len(first) == 32
+    assert second == "by-hand"
+
+
+async def test_the_same_key_after_a_lost_answer(run, fake):
+    """The SDK makes a new one for each try; the provider sees one charge."""
+    numbers = iter(range(100))
+    fake.fail_next("lost", on="POST /charges")
+
+    def use(s):
+        s.post(f"{fake.url}/charges", json={"a": 1}, headers={"Idempotency-Key": f"sdk-{next(numbers)}"})
+
+    @handler("h", retry=Retry(max_attempts=3))
+    def h(job: SyncJob[None]) -> None:
+        use(session(job))
+
+    found = await run(h, again=1)
+    assert (found.state.value, found.executions) == ("succeeded", 2)
+    assert [one.status for one in fake.log.api] == [None, 200]
+    assert len({one.idempotency_key for one in fake.log.api}) == len(fake.performed) == 1
+
+
+async def test_a_lost_answer_without_a_key_is_in_doubt(run, fake):
+    fake.fail_next("lost", on="POST /orders")
+    found = await run(plain(lambda s: s.post(f"{fake.url}/orders", json={})), again=2)
+    assert (found.state.value, found.last_error_kind) == ("dead", FailureKind.AMBIGUOUS)
+    assert len(fake.performed) == 1
+
+
+async def test_a_body_that_is_cut_is_no_success(run, fake):
+    fake.fail_next("cut")
+    found = await run(plain(lambda s: s.get(f"{fake.url}/x")))
+    assert (found.state.value, found.last_error_kind) == ("dead", FailureKind.TRANSIENT)
+
+
+async def test_a_refused_token_is_refreshed_and_the_request_repeated(run, fake):
+    def use(s):
+        fake.expire_tokens()
+        s.post(f"{fake.url}/x", data={"a": 1}).raise_for_status()
+
+    assert (await run(plain(use))).state.value == "succeeded"
+    assert [one.status for one in fake.log.api] == [401, 200]
+    assert fake.account("one").refreshes == 1
+
+
+async def test_a_stream_cannot_be_repeated(run, fake):
+    def use(s):
+        if not fake.log:
+            fake.expire_tokens()
+        s.post(f"{fake.url}/x", data=iter([b"a", b"b"])).raise_for_status()
+
+    found = await run(plain(use), again=1)
+    assert [one.status for one in fake.log.api] == [401, 200]
+    assert [one.body for one in fake.log.api] == [b"ab", b"ab"]
+    assert found.state.value == "succeeded"
+
+
+async def test_a_throttle_stops_the_next_request_before_any_io(run, fake, time):
+    fake.throttle(for_=100)
+
+    def use(s):
+        first = s.get(f"{fake.url}/x")
+        assert (first.status_code, first.headers["Retry-After"]) == (429, "100")
+        assert first.json()
+        s.get(f"{fake.url}/y")
+
+    found = await run(plain(use))
+    assert (found.finished_at, found.attempts) == (None, 0)
+    assert [one.path for one in fake.log.api] == ["/x"]
+    assert fake.early == 0
+
+
+class SdkError(Exception):
+    """What an SDK makes of everything."""
+
+
+async def test_what_an_sdk_wraps_is_classified_all_the_same(run, fake):
+    fake.throttle(for_=100)
+
+    def use(s):
+        try:
+            s.get(f"{fake.url}/x").raise_for_status()
+        except requests.HTTPError:
+            raise SdkError("rate limited") from None
+
+    found = await run(plain(use))
+    assert (found.finished_at, found.attempts, found.last_error_kind) == (None, 0, FailureKind.THROTTLED)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("hang", "read_timeout"), ("dropped", "read_error")])
+async def test_timeouts_and_closed_connections(run, fake, fault, code):
+    fake.fail_next(fault)
+    found = await run(plain(lambda s: s.get(f"{fake.url}/x", timeout=0.3)))
+    assert found.last_error_kind == FailureKind.TRANSIENT
+    assert code in found.last_error or "protocol" in found.last_error or "onnection" in found.last_error
+
+
+async def test_credentials_stay_with_the_provider(run, fake, stranger):
+    """Also on a redirect, and once it has left, it is a stranger's request even if it comes back."""
+    fake.on("/out", Reply(302, headers={"location": f"{stranger.url}/there"}))
+    stranger.on("/there", Reply(302, headers={"location": f"{fake.url}/back"}))
+
+    def use(s):
+        s.get(f"{fake.url}/out", headers={"X-Own-Key": "k"})
+        s.get(f"{stranger.url}/direct")
+
+    await run(plain(use))
+    assert [(one.path, one.account, "x-own-key" in one.headers) for one in fake.log.api] == [
+        ("/out", "one", True), ("/back", "", False),
+    ]  # fmt: skip
+    assert [("authorization" in one.headers, "x-own-key" in one.headers) for one in stranger.log] == [
+        (False, False)
+    ] * 2
+
+
+async def test_an_endless_error_is_read_to_its_bound(run, fake):
+    fake.fail_next(Reply(500, fault="endless"))
+    seen = []
+    await run(plain(lambda s: seen.append(s.get(f"{fake.url}/x"))))
+    assert seen[0].status_code == 500
+    assert 64 * 1024 <= len(seen[0].content) < 128 * 1024
+
+
+async def test_a_streamed_download_is_not_read_first(run, fake):
+    fake.fail_next("endless")
+
+    def use(s):
+        with s.get(f"{fake.url}/x", stream=True) as answer:
+            assert next(answer.iter_content(100)) == b"x" * 100
+
+    assert (await run(plain(use))).state.value == "succeeded"
+
+
+async def test_no_token_is_seen_in_errors(run, fake):
+    seen = []
+
+    def use(s):
+        answer = s.get(f"{fake.url}/x")
+        seen.append(str(dict(answer.request.headers)))
+
+    await run(plain(use))
+    assert "access" not in seen[0]
+
+
+def test_only_a_plain_handlers_job(fake):
+    with pytest.raises(TypeError, match="aiohttp"):
+        session(job(None))
+    assert isinstance(session(sync_job(None)), Session)
+
+
+def test_in_a_handlers_unit_test(fake, monkeypatch):
+    """`testing.sync_job` has no gate: its calls are recorded, the requests are really sent."""
+
+    class Offline(HTTPAdapter):
+        def send(self, request, **_):
+            answer = requests.Response()
+            answer.status_code, answer._content, answer.request, answer.url = 200, b"{}", request, request.url
+            return answer
+
+    monkeypatch.setattr("resilient.adapters.requests._pool", Offline())
+    made = sync_job(None)
+    assert session(made).get("https://api.acme.example/x").json() == {}
+    (call,) = bench_of(made).calls
+    assert (call.method, call.reported[0]) == ("GET", 200)
+
+
+def test_async_job_is_not_plain():
+    assert not isinstance(job(None), SyncJob)
+    assert isinstance(job(None), Job)
