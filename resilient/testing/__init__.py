@@ -13,6 +13,7 @@ with testing.FakeProvider("hubspot", clock=clock.now) as fake:      # a real ser
     fake.throttle(for_=30)
 """
 
+from resilient.store.secrets import new_key
 from resilient.testing.clock import FakeClock
 from resilient.testing.fake import FakeProvider, Log, Reply, Seen
 from resilient.testing.jobs import Bench, batch, bench_of, job, sync_batch, sync_job
@@ -27,6 +28,7 @@ __all__ = [
     "batch",
     "bench_of",
     "job",
+    "new_key",
     "sync_batch",
     "sync_job",
 ]

@@ -3,8 +3,7 @@
 import pytest
 
 from resilient import Idempotency, Limit, OAuth2, Provider, Resilient, Rotation
-from resilient.store.secrets import new_key
-from resilient.testing import FakeClock, FakeProvider
+from resilient.testing import FakeClock, FakeProvider, new_key
 
 ACME = Provider(
     name="acme",

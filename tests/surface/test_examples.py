@@ -15,6 +15,8 @@ SAYS = {
     "outbox_events.py": "3 events accepted, 1 came again",
     "push_contacts.py": "59 pushed, 1 refused by the API; it said 'slow down' ",
     "sync_contacts.py": "250 contacts; number 7 is there: False",
+    "slack_sdk_async.py": "6 messages, none twice; refreshes: 1; 'slow down': 1, ignored: 0; over the limit: 0",
+    "stripe_sdk.py": "5 payments, none twice; answers lost: 1; 'slow down': 1, ignored: 0",
 }
 
 

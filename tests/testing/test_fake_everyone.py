@@ -4,8 +4,7 @@ import pytest
 
 from resilient import FailureKind, Job, PageRequest, Resilient, Retry, Stream, handler, providers_by_name
 from resilient.core.paginators import GraphQLPages, Offset
-from resilient.store.secrets import new_key
-from resilient.testing import FakeClock, FakeProvider
+from resilient.testing import FakeClock, FakeProvider, new_key
 
 NAMES = sorted(providers_by_name())
 ROWS = [{"id": str(n), "name": f"row {n}"} for n in range(1, 6)]
