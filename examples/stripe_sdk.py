@@ -74,9 +74,8 @@ async def main() -> None:
         throttled = len(fake.log.where(status=429))
         lost = len(fake.log.where(status=None))
         twice = "none twice" if fake.duplicates == 0 else f"{fake.duplicates} twice"
-        print(
-            f"{len(fake.performed)} payments, {twice}; answers lost: {lost}; 'slow down': {throttled}, ignored: {fake.early}"
-        )
+        paid = len(fake.performed)
+        print(f"{paid} payments, {twice}; answers lost: {lost}; 'slow down': {throttled}, ignored: {fake.early}")
 
 
 if __name__ == "__main__":
