@@ -1,4 +1,4 @@
-"""What an application needs to test its handlers: jobs without a database, and a clock that moves when told.
+"""What an application needs to test its handlers: jobs without a database, a clock that moves when told, a provider.
 
 from resilient import testing
 
@@ -11,12 +11,36 @@ clock.advance(60)
 
 with testing.FakeProvider("hubspot", clock=clock.now) as fake:      # a real server that does what it is told
     fake.throttle(for_=30)
+
+Nothing is imported before it is used, so that the pytest plugin costs those nothing who do not use it.
 """
 
-from resilient.store.secrets import new_key
-from resilient.testing.clock import FakeClock
-from resilient.testing.fake import FakeProvider, Log, Reply, Seen
-from resilient.testing.jobs import Bench, batch, bench_of, job, sync_batch, sync_job
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from resilient.store.secrets import new_key
+    from resilient.testing.clock import FakeClock
+    from resilient.testing.fake import FakeProvider, Log, Reply, Seen
+    from resilient.testing.jobs import Bench, batch, bench_of, job, sync_batch, sync_job
+
+_WHERE = {
+    "resilient.store.secrets": ("new_key",),
+    "resilient.testing.clock": ("FakeClock",),
+    "resilient.testing.fake": ("FakeProvider", "Log", "Reply", "Seen"),
+    "resilient.testing.jobs": ("Bench", "batch", "bench_of", "job", "sync_batch", "sync_job"),
+}
+_MODULES = {name: module for module, names in _WHERE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
 
 __all__ = [
     "Bench",
