@@ -62,6 +62,10 @@ class Failure:
     counts_for_breaker: bool | None = None
     provider_wide: bool = False  # evidence against the provider itself (5xx, timeouts, connection errors)
 
+    def __str__(self) -> str:
+        """For people, short: ``HTTP 503``, ``connect error``, ``transient``."""
+        return f"HTTP {self.status}" if self.status else (self.code or str(self.kind)).replace("_", " ")
+
 
 def at_scope(key: str, scope: Scope) -> str:
     """The resource on the path of ``key`` that ``scope`` names; never deeper than ``key`` itself."""

@@ -98,7 +98,7 @@ class Alerts:
         failure = change.failure
         row = {
             "key": facts.key, "breaker": "open", "opened_at": b.opened_at, "open_until": b.open_until, "auth": "ok",
-            "blocked_until": None, "last_error": None if failure is None else str(failure.kind),
+            "blocked_until": None, "last_error": None if failure is None else str(failure),
             "last_error_code": None if failure is None else failure.code,
         }  # fmt: skip
         for found in alerts.of_resource(row, self._app.now(), None):

@@ -192,7 +192,7 @@ def _record(
         "window_at": d.time(b.window_at),
         "counts": b.window.to_json() if b.window_at else None,
         "success_at": d.time(success_at),
-        "error": None if failure is None else f"HTTP {failure.status}" if failure.status else str(failure.kind),
+        "error": None if failure is None else str(failure),
         "error_kind": failure and str(failure.kind),
         "error_code": failure and failure.code,
     }

@@ -212,7 +212,7 @@ class TestHousekeeping:
         await app.alerts.flush()
         assert await told(app) == [("new", "circuit_open", "github")]
         (alert,) = await app.alerts.list()
-        assert (alert.detail["error"], alert.detail["error_code"]) == ("transient", "http_503")
+        assert (alert.detail["error"], alert.detail["error_code"]) == ("http 503", "http_503")
         app.circuit_changed(Change(after, before))
         await app.alerts.flush()
         assert await told(app) == []

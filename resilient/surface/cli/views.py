@@ -58,7 +58,10 @@ def _attempts(job: JobInfo) -> str:
 
 def _error(kind: str | None, code: str | None, message: str | None) -> str:
     named = " ".join(word for word in (kind, code) if word)
-    return f"{named}: {brief(message)}" if named else brief(message)
+    said = brief(message)
+    if code and said == code.replace("_", " "):
+        return f"{kind or 'error'}: {said}"
+    return f"{named}: {said}" if named else said
 
 
 def show_job(out: Output, job: JobInfo, attempts: Sequence[AttemptInfo], why: Why, now: datetime) -> None:

@@ -1,0 +1,76 @@
+"""How much a worker claims in advance, and that what it parked is looked at when it may go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+
+from resilient import Job, Resilient, Throttled, handler
+from resilient.core.policy import Policies
+from resilient.engine import sweeper
+from resilient.engine.dispatcher import Dispatcher
+
+
+class Clock:
+    def __init__(self):
+        self.time = 100.0
+
+    def __call__(self):
+        return self.time
+
+
+def make(clock, concurrency=10):
+    return Dispatcher(
+        None, worker_id="w", kinds=["k"], concurrency=concurrency, lease=timedelta(seconds=60), policies=Policies(),
+        monotonic=clock, rng=random.Random(1),
+    )  # fmt: skip
+
+
+def run_for(dispatcher, clock, seconds, per_second, total=0):
+    for _ in range(int(seconds * 20)):
+        clock.time += 0.05
+        total += per_second * 0.05
+        dispatcher.ended(int(total))
+    return int(total)
+
+
+def test_slow_jobs_are_claimed_one_by_one_and_none_in_advance():
+    dispatcher = make(Clock())
+    assert [dispatcher.wanted(claimed) for claimed in (0, 7, 9, 10, 11)] == [10, 3, 1, 0, 0]
+
+
+def test_fast_jobs_are_claimed_in_advance_up_to_as_many_as_run_and_never_a_few_at_a_time():
+    clock = Clock()
+    dispatcher = make(clock)
+    total = run_for(dispatcher, clock, 2.0, per_second=5_000)
+    assert dispatcher.wanted(0) == 20
+    assert dispatcher.wanted(10) == 10
+    assert dispatcher.wanted(18) == 0  # two more are not worth a claim
+    run_for(dispatcher, clock, 4.0, per_second=0, total=total)
+    assert [dispatcher.wanted(claimed) for claimed in (9, 10, 15)] == [1, 0, 0]  # they became slow
+
+
+async def test_what_was_parked_is_looked_at_when_its_cooldown_ends(database_url, monkeypatch):
+    """Not with the next tick of the staging: that is half a minute away here."""
+    monkeypatch.setattr(sweeper, "TICK", 30.0)
+    ran = []
+
+    @handler("work")
+    async def work(job: Job[int]) -> None:
+        ran.append(job.payload)
+        if len(ran) == 1:
+            raise Throttled(until=app.now() + timedelta(seconds=0.2))
+
+    app = Resilient(database_url, handlers=[work], upgrade=False)
+    await app.enqueue_many(work, range(3), resource_key="p/1")
+    worker = app.worker(concurrency=1)
+    running = asyncio.create_task(worker.run(signals=False))
+    began = asyncio.get_running_loop().time()
+    while await app.jobs.count(state="succeeded") < 3:
+        await asyncio.sleep(0.05)
+        assert asyncio.get_running_loop().time() - began < 20, await app.jobs.list()
+    worker.stop()
+    await running
+    await app.close()
+    assert len(ran) == 4
