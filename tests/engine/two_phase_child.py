@@ -1,7 +1,7 @@
 """A worker process that may kill itself in the middle of a job: ``two_phase_child.py URL WHERE``.
 
 WHERE: ``inside`` the complete block, ``after`` it (written, not committed), ``committed`` (right after the commit, with
-nothing else done), or ``never``.
+nothing else done), or ``never``; ``stopped``: it is frozen inside, as a suspended machine is.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ import sys
 
 import sqlalchemy as sa
 
-from resilient import Job, Resilient, SyncJob, handler
+from resilient import Job, Resilient, Retry, SyncJob, handler
 
 URL, WHERE = sys.argv[1], sys.argv[2]
+PATIENT = Retry(max_rescues=20)  # a slow machine may lose a lease of a second
 INSERT = sa.text("INSERT INTO effect (name) VALUES (:name)")
 
 
 def die(here):
     if here == WHERE:
         os.kill(os.getpid(), signal.SIGKILL)
+    if (here, WHERE) == ("inside", "stopped"):
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @handler("next")
 async def after(job: Job[str]) -> None: ...
 
 
-@handler("async")
+@handler("async", retry=PATIENT)
 async def work(job: Job[None]) -> str:
     async with job.complete() as session:
         await session.execute(INSERT, {"name": "async"})
@@ -39,7 +42,7 @@ async def work(job: Job[None]) -> str:
     return "done"
 
 
-@handler("plain")
+@handler("plain", retry=PATIENT)
 def work_plain(job: SyncJob[None]) -> str:
     with job.complete() as session:
         session.execute(INSERT, {"name": "plain"})
