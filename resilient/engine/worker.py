@@ -278,7 +278,7 @@ class Worker:
             self._count("succeeded")
             if outcome.written:
                 self.completer.written += 1
-                del self._unwritten[execution.number]
+                self._written([execution.id])
             else:
                 if execution.follow_ups is not None:
                     self.completer.follow(execution.id, execution.follow_ups)

@@ -107,7 +107,7 @@ def ask(c: Connection, d: Dialect, ids: Collection[UUID], now: datetime) -> None
     d.run(
         c,
         "UPDATE {workflow} SET attention = true, updated_at = :now WHERE id IN (SELECT w.id FROM {workflow} w WHERE"
-        f" w.id IN (SELECT workflow_id FROM {{step}} WHERE job_id {d.among('ids', 'uuid')}"
+        f" w.finished_at IS NULL AND w.id IN (SELECT workflow_id FROM {{step}} WHERE job_id {d.among('ids', 'uuid')}"
         f"  UNION ALL SELECT workflow_id FROM {{step}} WHERE undo_job_id {d.among('ids', 'uuid')})"
         " ORDER BY w.id {row_lock_w})",
         {"ids": d.pack_ids(sorted(ids)), "now": now},
@@ -115,7 +115,7 @@ def ask(c: Connection, d: Dialect, ids: Collection[UUID], now: datetime) -> None
 
 
 def turned_around(c: Connection, d: Dialect, ids: Iterable[UUID]) -> set[UUID]:
-    """Those of these jobs that are steps of a workflow which does not go forward; holds the workflows."""
+    """Those of these jobs that are steps of a workflow that turned around; holds the workflows."""
     rows = d.run(
         c,
         "SELECT s.job_id, w.state FROM {step} s JOIN {workflow} w ON w.id = s.workflow_id"
@@ -124,7 +124,7 @@ def turned_around(c: Connection, d: Dialect, ids: Iterable[UUID]) -> set[UUID]:
         job_id=ID,
         state=None,
     )
-    return {r[0] for r in rows if r[1] != WorkflowState.RUNNING}
+    return {r[0] for r in rows if r[1] not in (WorkflowState.RUNNING, WorkflowState.SUCCEEDED)}
 
 
 # -- looking at them ---------------------------------------------------------------------------------------------------

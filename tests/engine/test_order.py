@@ -18,7 +18,7 @@ from resilient.engine.app import Resilient
 from resilient.engine.enqueue import Item
 from resilient.engine.handler import handler
 from resilient.engine.job import Job, SyncJob
-from resilient.store import order
+from resilient.store import finishing, order
 
 RAN: list[tuple[str, int | None, object]] = []
 
@@ -366,6 +366,106 @@ class TestCommits:
             lambda c, d: d.run(c, "SELECT count(*), min(last_no), max(last_no) FROM {order}").one()
         )
         assert tuple(rows) == (500, 20, 20)
+
+
+class TestRaces:
+    """Scripted, on two connections."""
+
+    @pytest.fixture
+    def pg(self, postgres_url, open_database):
+        RAN.clear()
+        return Resilient(open_database(postgres_url), handlers=[step], upgrade=False)
+
+    def test_the_next_one_is_cancelled_while_it_is_promoted(self, pg):
+        head, follower, third = put(pg, 1, 2, 3)
+        _run(pg, head)
+        with pg.database.sync_engine.connect() as other:
+            held = other.begin()
+            pg.sync.jobs.cancel(follower, session=other)
+            thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
+            _wait_for_lock(pg, thread)
+            held.commit()
+            thread.join(30)
+        assert states(pg, [head, follower, third]) == "succeeded cancelled ready"
+
+    def test_a_cancel_of_the_next_one_is_rolled_back_while_it_is_promoted(self, pg):
+        head, follower, third = put(pg, 1, 2, 3)
+        _run(pg, head)
+        with pg.database.sync_engine.connect() as other:
+            held = other.begin()
+            pg.sync.jobs.cancel(follower, session=other)
+            thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
+            _wait_for_lock(pg, thread)
+            held.rollback()
+            thread.join(30)
+        assert states(pg, [head, follower, third]) == "succeeded ready blocked"
+
+    @pytest.mark.parametrize("commits", [True, False])
+    def test_a_job_is_enqueued_while_the_last_one_finishes(self, pg, commits):
+        """The finisher waits for the lane, and sees what was committed meanwhile."""
+        (head,) = put(pg, 1)
+        _run(pg, head)
+        with pg.database.sync_engine.connect() as other:
+            held = other.begin()
+            made = pg.sync.enqueue(step, 2, resource_key="p/1", ordering_key="a", session=other)
+            thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
+            _wait_for_lock(pg, thread)
+            (held.commit if commits else held.rollback)()
+            thread.join(30)
+        if commits:
+            assert states(pg, [head, made.id]) == "succeeded ready"
+        else:
+            assert states(pg, [head, *put(pg, 3)]) == "succeeded ready"
+
+    def test_the_last_one_finishes_while_a_job_is_enqueued(self, pg):
+        """The other way round: whoever enqueues finds the lane empty."""
+        (head,) = put(pg, 1)
+        _run(pg, head)
+        with pg.database.sync_engine.connect() as other:
+            held, made = other.begin(), []
+            _succeed(other, pg.database.dialect, head)
+            thread = _thread(lambda: made.extend(put(pg, 2)))
+            _wait_for_lock(pg, thread)
+            held.commit()
+            thread.join(30)
+        assert states(pg, [head, *made]) == "succeeded ready"
+
+    def test_a_completion_is_rolled_back(self, pg):
+        head, follower = put(pg, 1, 2)
+        _run(pg, head)
+        with pg.database.sync_engine.connect() as other:
+            held = other.begin()
+            _succeed(other, pg.database.dialect, head)
+            held.rollback()
+        assert states(pg, [head, follower]) == "running blocked"
+        pg.database.transaction_sync(_succeed, head)
+        assert states(pg, [head, follower]) == "succeeded ready"
+
+
+def _run(app, id_):
+    """As a claim leaves it."""
+    sets = "state = 'running', version = version + 1, locked_by = 'w', lease_until = now()"
+    app.database.transaction_sync(lambda c, d: d.run(c, f"UPDATE {{job}} SET {sets} WHERE id = :id", {"id": d.id(id_)}))
+
+
+def _succeed(c, d, id_):
+    assert finishing.succeed_if_held(c, d, [(id_, 2, None)], d.now(c)) == {id_}
+
+
+def _thread(fn):
+    thread = threading.Thread(target=fn, daemon=True)
+    thread.start()
+    return thread
+
+
+def _wait_for_lock(app, thread):
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    for _ in range(2_000):
+        if app.database.transaction_sync(lambda c, d: d.run(c, waiting).scalar()):
+            return
+        assert thread.is_alive()
+        thread.join(0.01)
+    raise AssertionError("nobody waits")
 
 
 def _numbers(c: Connection, app):

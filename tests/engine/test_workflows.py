@@ -306,6 +306,16 @@ class TestBack:
         assert (done.retried, done.undone) == (0, 4)
         assert states(await app.workflows.get(id_)) == states(info)
 
+    async def test_a_step_of_one_that_succeeded_may_be_replayed(self, app):
+        id_ = await begin(app)
+        await drain(app)
+        before = await app.workflows.get(id_)
+        assert (await app.jobs.retry(before.step("ship").job_id)).retried == 1
+        await drain(app)
+        after = await app.workflows.get(id_)
+        assert (after.state, after.finished_at) == ("succeeded", before.finished_at)
+        assert LOG.count("ship") == 2
+
     async def test_a_dead_undo_is_told_and_retried(self, app):
         BROKEN.update({"ship": Permanent("no"), "release": Permanent("stock system is gone")})
         id_ = await begin(app)
