@@ -42,6 +42,8 @@ class Wire:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.pool = Pool()
+        # Providers whose accounts have addresses or headers of their own.
+        self.scattered = frozenset(p.name for p in worker.app.providers.values() if p.placeholders)
         self.publishers = Publishers(worker.app.outbox.destinations)
         require(worker.app.outbox.destinations, worker.kinds)
 
@@ -55,7 +57,7 @@ class Wire:
 
         Only where the account has an address or headers of its own: their lookup would cost the others a read a job.
         """
-        if self.provider_of(execution.resource_key).placeholders:
+        if execution.resource_key.partition("/")[0] in self.scattered:
             await self._located(execution, execution.resource_key)
 
     async def branch(self, execution: Execution, resource_key: str) -> Sender:
