@@ -62,9 +62,9 @@ def connect(
         bool, typer.Option("--paste", help="Ask for the address the browser ended at, where it cannot reach this one.")
     ] = False,
 ) -> None:
-    """Connect an account: through the provider's consent page, or with a key.
+    """Connect an account: in the browser, or by a key.
 
-    For an account that lost its access, its jobs go on by themselves.
+    Of one that had lost its access the jobs go on by themselves.
     """
     run: Context = ctx.obj
     app = run.program("connecting an account")
