@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from resilient.engine.batch import Batch
+    from resilient.engine.execution import Execution
     from resilient.engine.job import Job
+    from resilient.engine.worker import Worker
     from resilient.wire.publishers.base import Destination
 
 PREFIX: Final = "outbox."
@@ -79,8 +81,8 @@ async def _publish(batch: Batch[str]) -> None:
     Each event ends by itself, so that a crash repeats few. A destination that is away is charged to the first events
     that meet it: the others go back to where they stood.
     """
-    side: Any = batch[0]._side  # noqa: SLF001 - the engine's own handler
-    name, publishers = batch.kind.removeprefix(PREFIX), side.worker.wire.publishers
+    worker: Worker = _side(batch[0]).worker
+    name, publishers = batch.kind.removeprefix(PREFIX), worker.wire.publishers
     waiting, strikes = iter(batch), 0
     try:
         await publishers.open(name)
@@ -95,6 +97,7 @@ async def _publish(batch: Batch[str]) -> None:
                 batch.fail(job, ResourceStopped(batch.resource_key, "connection"))
                 continue
             try:
+                await _admitted(worker, job)
                 await publishers.publish(name, message_of(job))
             except ConnectionLost as error:  # whatever was in flight meets it: the first ones pay
                 batch.fail(job, ResourceStopped(batch.resource_key, "connection") if strikes >= AWAY else error)
@@ -109,6 +112,21 @@ async def _publish(batch: Batch[str]) -> None:
     async with asyncio.TaskGroup() as lanes:
         for _ in range(min(len(batch), IN_FLIGHT)):
             lanes.create_task(lane())
+
+
+def _side(job: Job[str]) -> Execution:
+    side: Any = job._side  # noqa: SLF001 - the engine's own handler
+    return side  # type: ignore[no-any-return]
+
+
+async def _admitted(worker: Worker, job: Job[str]) -> None:
+    """Draw the destination's request limits and look at its gates, as before any request.
+
+    Raises `ResourceStopped`, or `LostLease` for an event that another worker publishes by now.
+    """
+    side = _side(job)
+    worker.gate.abandoned(await worker.gate.admit(side.resource_key, probes=side.probes))  # its outcome is counted
+    side.require_running()
 
 
 def _is_ill(error: Exception) -> bool:

@@ -14,6 +14,7 @@ others are blocked, out of every claim's sight. When the head is over, `advance`
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.store import jobs
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Lane = tuple[str, str]  # resource key, ordering key
 _LANE: Final = {"resource_key": "text", "ordering_key": "text"}
 _SAME: Final = "{order}.resource_key = p.resource_key AND {order}.ordering_key = p.ordering_key"
+_BY_INT: Final = attrgetter("int")  # comparing the ids themselves is Python code
 STRANDED_LIMIT: Final = 500
 
 
@@ -133,7 +135,7 @@ def _advance(c: Connection, d: Dialect, ids: Iterable[UUID], over: str, now: dat
         "SELECT o.resource_key, o.ordering_key, o.seek_no FROM {job} j JOIN {order} o"
         " ON o.resource_key = j.resource_key AND o.ordering_key = j.ordering_key"
         f" WHERE j.id {d.among('ids', 'uuid')} AND {over} ORDER BY o.resource_key, o.ordering_key {{row_lock_o}}",
-        {"ids": d.pack_ids(sorted(ids))},
+        {"ids": d.pack_ids(sorted(ids, key=_BY_INT))},
     ).all()
     _promote(c, d, {(r[0], r[1]): r[2] for r in rows}, now)
 

@@ -19,6 +19,7 @@ from resilient import (
     Event,
     FailureKind,
     InvalidInput,
+    Limit,
     MissingExtra,
     Permanent,
     RabbitMQ,
@@ -344,6 +345,23 @@ class TestRelay:
         retry = app.kinds["outbox.orders"].retry
         assert retry.limit(FailureKind.TRANSIENT, None) is None
         assert retry.limit(FailureKind.BUG, None) == 20
+
+    async def test_limits_of_the_destination_hold(self, database, session, sink):
+        limits = {"outbox/orders": [Limit(5, per="1h", burst=5)]}
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: ["orders"]}, limits=limits)
+        await self.publish(app, session, *range(12))
+        await relayed(app)
+        assert len(sink.seen) == 5
+        assert sum(job.attempts for job in await app.jobs.list()) == 0
+
+    async def test_a_paused_destination_waits_and_goes_on(self, app, session, sink):
+        await app.resources.pause("outbox/orders", reason="maintenance")
+        await self.publish(app, session, 1, 2)
+        await relayed(app)
+        assert sink.seen == []
+        await app.resources.resume("outbox/orders")
+        await relayed(app)
+        assert sorted(sink.numbers) == [1, 2]
 
     async def test_nobody_confirms(self, database, session):
         async def hangs(_message):
