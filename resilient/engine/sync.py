@@ -113,17 +113,20 @@ def _pass(stream: Stream[Any], place: Place, cursor: Cursor, params: dict[str, A
         if stream.before is not None:
             cursor = replace(cursor, told=(yield from _told_before(stream, params)))
         request = stream.first(cursor, params)
+    now: datetime | None = None
     while request is not None:
         response = yield Ask(request)
-        answer, now = _answer(response, cursor, request), (yield Query(_clock, ()))
+        answer = _answer(response, cursor, request)
         if answer.status == _UNCHANGED:
             records: list[Record] = []
-            moved = unchanged(cursor, now)
+            moved = unchanged(cursor, (yield Query(_clock, ())))
         else:
             if stream.rules.incremental is not None and stream.rules.incremental.style == "conditional":
                 cursor = replace(cursor, full=True)  # what changed is told by showing everything
             request = replace(request, url=str(response.request.url)) if not _absolute(request) else request
             turn = _turn(paginator, request, answer)
+            if now is None or turn.next is None:  # a page in between needs no time: a round trip less
+                now = yield Query(_clock, ())
             try:
                 records, moved = take(cursor, request, answer, turn, stream.rules, now)
             except PagingError as error:
