@@ -75,7 +75,7 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
         PageNumber,
     )
     from resilient.core.paging import Paginator
-    from resilient.core.parts import BatchEndpoint
+    from resilient.core.parts import BatchEndpoint, Part, PartAnswer
     from resilient.core.policy import BreakerPolicy
     from resilient.core.provider import Errors, Idempotency, Overrides, Provider, Rule, Wait
     from resilient.core.reasons import Reason
@@ -201,6 +201,8 @@ __all__ = [
     "PageRequest",
     "Paginator",
     "PagingError",
+    "Part",
+    "PartAnswer",
     "PayloadTooLarge",
     "Permanent",
     "PlusMinus",
@@ -288,7 +290,7 @@ _HOMES = {
     "core.page_request": "PageRequest PagingError",
     "core.paginators": "GraphQLPages LastKey LinkHeader NextCursor NextUrl Offset OnePage PageNumber",
     "core.paging": "Paginator",
-    "core.parts": "BatchEndpoint",
+    "core.parts": "BatchEndpoint Part PartAnswer",
     "core.policy": "BreakerPolicy",
     "core.provider": "Errors Idempotency Overrides Provider Rule Wait",
     "core.reasons": "Reason",

@@ -6,7 +6,52 @@ each part is drawn, classified and reported like a request of its own, and the b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.errors import JobFailure, Snooze
+from resilient.core.failure import Failure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WAITS = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request of a batch. ``url``: below the base URL, as ``/me/messages``; ``body``: JSON."""
+
+    method: str
+    url: str
+    body: Any = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PartAnswer:
+    """What came back for one part. ``status`` is None if a gate or limit kept it from being sent.
+
+    ``failure``: what that means in the provider's dialect; None for success.
+    """
+
+    part: Part
+    status: int | None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: Any = field(default=None, repr=False)
+    failure: Failure | None = None
+
+    def raise_for_failure(self) -> None:
+        """Raise what went wrong: `Snooze` for a part that was throttled, so that only its own job waits."""
+        if self.failure is None:
+            return
+        if self.failure.kind in _WAITS:
+            raise Snooze(self.failure.retry_in, until=self.failure.retry_at)
+        raise JobFailure(
+            f"{self.part.method} {self.part.url.partition('?')[0]} within a batch answered {self.status}:"
+            f" {self.failure.kind}",
+            failure=self.failure,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ def fact_problems(provider: Provider, now: datetime) -> Iterator[str]:
     yield from _origin_problems(provider)
     yield from _date_problems(provider, now)
     yield from _limit_problems(provider)
+    yield from _batch_problems(provider)
     every = [
         ("errors", provider.errors),
         *((f"auth.{a.kind}", a.errors) for a in provider.auth if isinstance(a, OAuth2)),
@@ -42,6 +43,11 @@ def fact_problems(provider: Provider, now: datetime) -> Iterator[str]:
     for name, paginator in provider.pagination.items():
         for path in (paginator.items, paginator.more, paginator.done, paginator.resume):
             yield from (f"pagination {name!r}: {problem}" for problem in _path_problems(path))
+
+
+def _batch_problems(provider: Provider) -> Iterator[str]:
+    if provider.batch is not None and (not provider.batch.path.startswith("/") or provider.batch.most < 1):
+        yield f"batch: {provider.batch.path!r} must be a path below the base URL, and most at least 1"
 
 
 def _origin_problems(provider: Provider) -> Iterator[str]:

@@ -17,9 +17,13 @@ from resilient.core.provider import pick
 from resilient.wire.answer import KEY
 from resilient.wire.failures import failed_answer
 from resilient.wire.outgoing import Passage
-from resilient.wire.transport import AsyncTransport, SyncTransport
+from resilient.wire.parts import envelopes
+from resilient.wire.transport import AsyncTransport, SyncTransport, drive, drive_sync
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilient.core.parts import Part, PartAnswer
     from resilient.wire.pool import Pool
     from resilient.wire.trail import Trail
     from resilient.wire.transport import Bridge
@@ -57,6 +61,25 @@ class AsyncClient(httpx.AsyncClient):
         response = await self.post(**_graphql_request(self._trail, query, variables, operation, options))
         return _graphql_data(self._trail, response)
 
+    async def batch(self, parts: Sequence[Part]) -> list[PartAnswer]:
+        """Send several requests in one, where the provider can (`Provider.batch`); their answers in the same order.
+
+        A batch of n parts costs n, each by its own limits, and each answer is classified on its own: a part that is
+        throttled, or that a gate keeps back, fails alone (`PartAnswer.raise_for_failure` makes only its job wait).
+        More parts than fit go in several batches. Raises the classified failure of a batch that is refused as a whole,
+        `ResourceStopped` if no part may go, and `InvalidInput`.
+        """
+        found: list[PartAnswer] = []
+        for envelope in envelopes(self._trail, str(self.base_url), parts):
+            await drive(envelope.admit())
+            try:
+                response = (await self.post(**envelope.options)).raise_for_status()
+            except BaseException:
+                envelope.abandon()
+                raise
+            found += await drive(envelope.tell(_json(response)))
+        return found
+
 
 class Client(httpx.Client):
     """An ``httpx.Client`` whose requests keep the job's gate, limits, keys and classification."""
@@ -66,7 +89,7 @@ class Client(httpx.Client):
             transport=SyncTransport(trail, pool, bridge), base_url=base_url, timeout=pool.timeout,
             trust_env=False, headers=_HEADERS,
         )  # fmt: skip
-        self._trail = trail
+        self._trail, self._bridge = trail, bridge
         self.secret_params = trail.provider.secret_params
 
     def graphql(
@@ -81,6 +104,19 @@ class Client(httpx.Client):
         response = self.post(**_graphql_request(self._trail, query, variables, operation, options))
         return _graphql_data(self._trail, response)
 
+    def batch(self, parts: Sequence[Part]) -> list[PartAnswer]:
+        """See `AsyncClient.batch`."""
+        found: list[PartAnswer] = []
+        for envelope in envelopes(self._trail, str(self.base_url), parts):
+            drive_sync(envelope.admit(), None, self._bridge)
+            try:
+                response = self.post(**envelope.options).raise_for_status()
+            except BaseException:
+                envelope.abandon()
+                raise
+            found += drive_sync(envelope.tell(_json(response)), None, self._bridge)
+        return found
+
 
 def build_async_client(trail: Trail, pool: Pool, base_url: str = "") -> AsyncClient:
     """The client of an ``async def`` handler. ``base_url``: another than the account's or the provider's."""
@@ -93,6 +129,13 @@ def build_client(trail: Trail, pool: Pool, bridge: Bridge[Any], base_url: str = 
 
 
 _parsed: Final = lru_cache(maxsize=4096)(httpx.URL)
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None
 
 
 # -- GraphQL -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from providers import github, hubspot, slack
 from resilient import (
+    BatchEndpoint,
     BudgetFields,
     Errors,
     FailureKind,
@@ -56,6 +57,8 @@ def broken(provider, **changes):
         ({"pagination": {"rest": NextCursor(items="[", found="x", query="y")}}, "path"),
         ({"pagination": {}}, "no pagination 'rest'"),
         ({"auth": (OAuth2(token_url="https://x", client_id="mine"),)}, "belongs to the app"),
+        ({"batch": BatchEndpoint(path="$batch")}, "batch: '$batch'"),
+        ({"batch": BatchEndpoint(path="/$batch")}, ""),
         ({"webhook": None, "auth": ()}, ""),
     ],
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, assert_type
 
 import aiohttp
 
-from resilient import Job, Provider, SyncJob, testing
+from resilient import Job, Part, PartAnswer, Provider, SyncJob, testing
 from resilient.adapters import aiohttp as for_aiohttp
 from resilient.adapters import requests as for_requests
 from resilient.testing import FakeProvider, Log, Seen
@@ -35,3 +35,9 @@ def coroutine(job: Job[None]) -> None:
     """An ``async def`` handler's session."""
     assert_type(for_aiohttp.session(job), aiohttp.ClientSession)
     for_requests.session(job)  # type: ignore[arg-type]
+
+
+async def parts(job: Job[None], plain_job: SyncJob[None]) -> None:
+    """Several requests in one."""
+    assert_type(await job.client.batch([Part("GET", "/me")]), list[PartAnswer])
+    assert_type(plain_job.client.batch([Part("GET", "/me")]), list[PartAnswer])

@@ -1,0 +1,141 @@
+"""Batches of requests, through a real job against the scriptable Graph: n parts cost n, and fail one by one."""
+
+import pytest
+
+from resilient import FailureKind, InvalidInput, Job, Limit, Part, Resilient, Retry, SyncJob, handler
+from resilient.testing import FakeClock, FakeProvider, new_key
+
+READS = [Part("GET", f"/me/messages/{n}") for n in range(3)]
+
+
+@pytest.fixture
+def time():
+    return FakeClock()
+
+
+@pytest.fixture
+async def run(time, sqlite_url):
+    """``await run(fake, handler)``: one job of it; the job."""
+    apps = []
+
+    async def run(fake, kind):
+        apps.append(
+            Resilient(
+                sqlite_url, handlers=[kind], providers=[fake.provider], clock=time.now, upgrade=False,
+                secrets=[new_key()],
+            )
+        )  # fmt: skip
+        key = f"{fake.provider.name}/one"
+        await apps[-1].connections.import_(key, **fake.account("one").tokens)
+        done = await apps[-1].enqueue(kind, resource_key=key)
+        await apps[-1].worker().drain()
+        return await apps[-1].jobs.get(done.id)
+
+    yield run
+    for app in apps:
+        await app.close()
+
+
+@pytest.fixture
+def make(time):
+    fakes = []
+
+    def make(name="microsoft_graph", **options):
+        fakes.append(FakeProvider(name, clock=time.now, **options))
+        fakes[-1].on("*/me/messages/*", lambda seen: {"path": seen.path})
+        fakes[-1].start()
+        return fakes[-1]
+
+    yield make
+    for fake in fakes:
+        fake.close()
+
+
+def batching(parts, seen, kind="async"):
+    if kind == "async":
+
+        @handler("b", retry=Retry(max_attempts=1))
+        async def b(job: Job[None]) -> None:
+            seen.extend(await job.client.batch(parts))
+    else:
+
+        @handler("b", retry=Retry(max_attempts=1))
+        def b(job: SyncJob[None]) -> None:
+            seen.extend(job.client.batch(parts))
+
+    return b
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_each_part_is_answered_and_a_throttled_one_fails_alone(run, make, kind):
+    fake, seen = make(), []
+    fake.fail_next(FailureKind.THROTTLED, on=lambda one: one.what == "part" and one.path.endswith("/1"), wait=30)
+    found = await run(fake, batching(READS, seen, kind))
+    assert found.state.value == "succeeded", found.last_error
+    assert [(one.status, one.failure and one.failure.kind) for one in seen] == [
+        (200, None), (429, FailureKind.THROTTLED), (200, None),
+    ]  # fmt: skip
+    assert seen[0].body == {"path": "/v1.0/me/messages/0"}
+    assert seen[1].failure.retry_in == pytest.approx(30, abs=1)
+    assert [one.what for one in fake.log] == ["api", "part", "part", "part"]
+    with pytest.raises(Exception, match="snoozed") as waits:
+        seen[1].raise_for_failure()
+    assert waits.value.delay == pytest.approx(30, abs=1)
+    seen[0].raise_for_failure()
+
+
+async def test_a_throttled_part_stops_no_later_request(run, make):
+    fake, seen = make(), []
+    fake.fail_next(FailureKind.THROTTLED, on="part", wait=30)
+
+    @handler("b", retry=Retry(max_attempts=1))
+    async def b(job: Job[None]) -> None:
+        seen.extend(await job.client.batch(READS[:2]))
+        (await job.client.get("/me/messages/9")).raise_for_status()
+
+    assert (await run(fake, b)).state.value == "succeeded"
+    assert [one.status for one in seen] == [429, 200]
+
+
+async def test_a_batch_costs_as_much_as_its_parts(run, make):
+    """Each by its own limits: the provider counts them the same way, and none is over."""
+    limits = {"account/outlook": [Limit(2, per="1h", burst=2, name="outlook")]}
+    fake, seen = make(limits=limits), []
+    assert (await run(fake, batching(READS, seen))).state.value == "succeeded"
+    assert [one.status for one in seen] == [200, 200, None]
+    assert seen[2].failure.code == "stopped_limit"
+    assert (fake.over_admitted, len(fake.log.where(what="part"))) == (0, 2)
+
+
+async def test_more_parts_than_fit_go_in_several(run, make):
+    fake, seen = make(), []
+    parts = [Part("GET", f"/me/messages/{n}") for n in range(45)]
+    assert (await run(fake, batching(parts, seen))).state.value == "succeeded"
+    assert [one.body["path"].rpartition("/")[2] for one in seen] == [str(n) for n in range(45)]
+    assert len(fake.log.where(what="api")) == 3
+
+
+async def test_a_batch_that_is_throttled_as_a_whole_makes_the_job_wait(run, make):
+    fake, seen = make(), []
+    fake.fail_next(FailureKind.THROTTLED, on="POST */$batch", wait=60)
+    found = await run(fake, batching(READS, seen))
+    assert (found.finished_at, found.attempts, found.last_error_kind) == (None, 0, FailureKind.THROTTLED)
+    assert seen == []
+
+
+async def test_other_failures_of_a_part(run, make):
+    fake, seen = make(), []
+    fake.on("POST */me/messages/1", lambda _: {"made": True})
+    parts = [Part("POST", "/me/messages/1", {"a": 1}), Part("GET", "/nothing")]
+    assert (await run(fake, batching(parts, seen))).state.value == "succeeded"
+    assert [one.status for one in seen] == [200, 404]
+    assert fake.performed[0].json == {"a": 1}
+    with pytest.raises(Exception, match="GET /nothing within a batch answered 404: permanent"):
+        seen[1].raise_for_failure()
+
+
+async def test_who_has_no_batches(run, make):
+    seen = []
+    found = await run(make("hubspot"), batching(READS, seen))
+    assert "declares no batch endpoint" in found.last_error
+    assert issubclass(InvalidInput, ValueError)
