@@ -40,7 +40,7 @@ def connect(
     ctx: typer.Context,
     provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="A provider of the app, such as github.")],
     key: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="The account; PROVIDER/me without it.", show_default=False)
+        str, typer.Argument(metavar="KEY", help="The account; PROVIDER/me without it.", show_default=False)
     ] = "",
     kind: Annotated[
         str, typer.Option(help=f"Instead of the provider's usual way: {', '.join(KINDS)}.", show_default=False)

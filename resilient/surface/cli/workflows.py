@@ -70,7 +70,10 @@ def show(ctx: typer.Context, workflow_id: Id) -> None:
 
 @workflows.command("cancel")
 def cancel(ctx: typer.Context, workflow_id: Id, *, yes: Yes = False) -> None:
-    """Turn a workflow around: cancel unfinished steps and undo the others."""
+    """Turn a workflow around: undo its finished steps.
+
+    The unfinished ones are cancelled.
+    """
     run: Context = ctx.obj
     found = run.app.sync.workflows.get(workflow_id)
     if found.finished_at is None and not run.out.confirm(f"Cancel workflow {found.name} and undo its steps?", yes=yes):
