@@ -201,8 +201,8 @@ def test_old_notes(database, clock, left):
         for n, resolved in enumerate((None, clock.now(), clock.now() + 9 * DAY)):
             d.run(
                 c,
-                "INSERT INTO {alert} (fingerprint, name, subject, count, first_at, last_at, resolved_at)"
-                " VALUES (:f, 'n', 's', 1, :now, :now, :resolved_at)",
+                "INSERT INTO {alert} (fingerprint, name, subject, cause, count, first_at, last_at, resolved_at)"
+                " VALUES (:f, 'n', 's', 'c', 1, :now, :now, :resolved_at)",
                 {"f": str(n), "now": clock.now(), "resolved_at": resolved},
             )
             d.run(
