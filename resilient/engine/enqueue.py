@@ -173,7 +173,7 @@ class Encoder:
             trace=self._trace(),
             ordering_key=_name("ordering_key", ordering_key),
             ordering_policy=ordering_policy if ordering_key is not None else None,
-            followed=ordering_key is not None or bool(blockers),
+            followed=bool(blockers),
             waits=len(blockers),
         )
         return Ordered(row, on_conflict, while_running, blockers, on_dead)

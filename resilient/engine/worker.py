@@ -329,7 +329,7 @@ class Worker:
     def _written(self, ids: Sequence[UUID]) -> None:
         for id_ in ids:
             execution = self._unwritten.pop(id_.int, None)
-            if execution is not None and execution.row.followed and execution.row.ordering_key is None:
+            if execution is not None and execution.row.followed:
                 self.sweeper.nudge()  # it may be a step of a workflow
         self._wake.set()  # what waited for them may be ready now
 

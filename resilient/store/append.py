@@ -23,7 +23,7 @@ _APPEND: Final = (
     " new AS (INSERT INTO {job} (id, kind, resource_key, payload, payload_version, state, waits, followed, priority,"
     " run_at, max_attempts, idempotency_key, tags, trace, ordering_key, ordering_policy, order_no, created_at,"
     " updated_at) SELECT CAST(:id AS uuid), :kind, :key, CAST(:payload AS json), CAST(:version AS int),"
-    " CASE WHEN is_head THEN 'ready' ELSE 'blocked' END, CASE WHEN is_head THEN 0 ELSE 1 END, true, 0,"
+    " CASE WHEN is_head THEN 'ready' ELSE 'blocked' END, CASE WHEN is_head THEN 0 ELSE 1 END, false, 0,"
     " clock_timestamp(), CAST(:max_attempts AS int), :idempotency_key, CAST(:tags AS jsonb), CAST(:trace AS json),"
     " :ordering_key, :ordering_policy, last_no, clock_timestamp(), clock_timestamp() FROM lane)"
     " INSERT INTO {turn} (resource_key, priority) SELECT :key, 0 FROM lane WHERE is_head"

@@ -146,9 +146,10 @@ def _ids(rows: Iterable[Row[Any]]) -> list[UUID]:
     return [row.id for row in rows]
 
 
-def followed(rows: Iterable[Row[Any]]) -> list[UUID]:
-    """Those for which others may wait."""
-    return [row.id for row in rows if row.followed]
+def release(c: Connection, d: Dialect, rows: Sequence[Row[Any]], now: datetime, *, gone: bool = False) -> None:
+    """These jobs are over: see `release_followers`."""
+    followed, in_lanes = [r.id for r in rows if r.followed], [r.id for r in rows if r.ordering_key is not None]
+    release_followers(c, d, followed, in_lanes, now, gone=gone)
 
 
 def write_all(c: Connection, d: Dialect, rows: Sequence[Row[Any]], **values: Any) -> None:
@@ -186,7 +187,7 @@ class Cancel:
             unique_lock=None, waiting_for=None, version=JOB.c.version + 1,
         )  # fmt: skip
         write_all(c, d, found.get("requested", ()), cancel_requested=True, updated_at=now)
-        release_followers(c, d, followed(found.get("cancelled", ())), now)
+        release(c, d, found.get("cancelled", ()), now)
         return Counter()
 
 
@@ -208,7 +209,7 @@ class Discard:
             c, d, found.get("discarded", ()), state=JobState.CANCELLED.value, finished_at=now, updated_at=now,
             version=JOB.c.version + 1,
         )  # fmt: skip
-        release_followers(c, d, followed(found.get("discarded", ())), now)
+        release(c, d, found.get("discarded", ()), now)
         return Counter()
 
 
@@ -226,7 +227,7 @@ class Delete:
 
     def write(self, c: Connection, d: Dialect, found: Sorted, now: datetime) -> Counter[str]:
         """History first: nothing else would ever find it."""
-        release_followers(c, d, followed(found.get("deleted", ())), now, gone=True)
+        release(c, d, found.get("deleted", ()), now, gone=True)
         if gone := _ids(found.get("deleted", ())):
             d.execute(c, sa.delete(ATTEMPT).where(ATTEMPT.c.job_id.in_(gone)))
             d.execute(c, sa.delete(JOB).where(JOB.c.id.in_(gone)))

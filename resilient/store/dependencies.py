@@ -175,7 +175,7 @@ def _cancel(c: Connection, d: Dialect, doomed: Mapping[UUID, tuple[str, str]], n
         "UPDATE {job} SET state = 'cancelled', waits = 0, version = {job}.version + 1, unique_lock = NULL,"
         " last_error = p.error, last_error_code = p.code, finished_at = :now, updated_at = :now"
         f" FROM {d.records('doc', {'id': 'uuid', 'error': 'text', 'code': 'text'})} AS p"
-        " WHERE {job}.id = p.id AND {job}.state = 'blocked' RETURNING {job}.id",
+        " WHERE {job}.id = p.id AND {is_blocked} RETURNING {job}.id",
         {"doc": json.dumps(doc), "now": now},
         id=ID,
     ).all()

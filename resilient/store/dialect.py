@@ -79,7 +79,7 @@ class Dialect:
         # A guard beside the fence. As a CASE the planner takes it for a coin toss; as `=` it would, without fresh
         # statistics, expect two such rows and walk the whole table or partial index for each batch.
         state = f"{self._words['job']}.state"
-        for word in ("ready", "running"):
+        for word in ("ready", "running", "blocked"):
             plain = f"{state} = '{word}'"
             guard = f"CASE WHEN {plain} THEN true ELSE false END" if self.is_postgresql else plain
             self._words[f"is_{word}"] = guard

@@ -72,10 +72,12 @@ def succeed_if_held(
         " cancel_requested = false, last_error = NULL, last_error_kind = NULL, last_error_code = NULL"
     ).replace("{stamp}", "CAST(:now AS {timestamp})")
     where = " WHERE {job}.id = p.id AND {job}.version = p.version AND {is_running}"
-    tail = " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority, {job}.followed"
+    tail = " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority, {job}.followed,"
+    tail += " {job}.ordering_key IS NOT NULL"
     effective: set[UUID] = set()
     again: list[tuple[str, int]] = []
     followed: list[UUID] = []
+    in_lanes: list[UUID] = []
     plain = [x for x in done if x[2] is None]
     told = [x for x in done if x[2] is not None]
     for batch, with_result in ((plain, False), (told, True)):
@@ -84,14 +86,17 @@ def succeed_if_held(
         source, params = fences(d, batch, with_result=with_result)
         result = ", result = p.result" if with_result else ""
         rows = d.run(c, "UPDATE {job}" + sets + result + source + where + tail, {**params, "now": now}, id=ID).all()
-        for id_, state, key, priority, has_followers in rows:
+        for id_, state, key, priority, has_followers, in_lane in rows:
             effective.add(id_)
             if state == "ready":
                 again.append((key, priority))
-            elif has_followers:
+                continue
+            if has_followers:
                 followed.append(id_)
+            if in_lane:
+                in_lanes.append(id_)
     turns.insert(c, d, best_of(again))
-    release_followers(c, d, followed, now)
+    release_followers(c, d, followed, in_lanes, now)
     return effective
 
 
@@ -160,14 +165,16 @@ def finish_if_held(c: Connection, d: Dialect, finishes: Sequence[Finish], now: d
         " locked_by = NULL, lease_until = NULL, cancel_requested = false, updated_at = :now"
         f" FROM {d.records('doc', _FINISH_FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version AND {is_running}"
-        " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority, {job}.followed",
+        " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority, {job}.followed,"
+        " {job}.ordering_key IS NOT NULL",
         {"doc": doc, "now": now},
         id=ID,
     ).all()
     states = {r[0]: r[1] for r in rows}
     turns.insert(c, d, best_of((r[2], r[3]) for r in rows if r[1] == "ready"))
     record_attempts(c, d, [_as_written(f, states[f.id]) for f in finishes if f.id in states], now)
-    release_followers(c, d, [r[0] for r in rows if r[4] and r[1] in TERMINAL], now)
+    over = [r for r in rows if r[1] in TERMINAL]
+    release_followers(c, d, [r[0] for r in over if r[4]], [r[0] for r in over if r[5]], now)
     return set(states)
 
 
@@ -310,11 +317,11 @@ def bury_if_waiting(c: Connection, d: Dialect, finishes: Sequence[Finish], now: 
         " last_error_kind = p.error_kind, last_error_code = p.error_code, unique_lock = NULL, finished_at = :now,"
         f" updated_at = :now FROM {d.records('doc', _FINISH_FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version AND {job}.state IN ('scheduled', 'ready', 'blocked')"
-        " RETURNING {job}.id, {job}.followed",
+        " RETURNING {job}.id, {job}.followed, {job}.ordering_key IS NOT NULL",
         {"doc": doc, "now": now},
         id=ID,
     ).all()
     effective = {r[0] for r in rows}
     record_attempts(c, d, [f for f in finishes if f.id in effective], now)
-    release_followers(c, d, [r[0] for r in rows if r[1]], now)
+    release_followers(c, d, [r[0] for r in rows if r[1]], [r[0] for r in rows if r[2]], now)
     return effective

@@ -46,7 +46,7 @@ class NewJob(NamedTuple):
     trace: str | None = None  # JSON text
     ordering_key: str | None = None
     ordering_policy: str | None = None
-    followed: bool = False  # its end moves others: see `followers.release_followers`
+    followed: bool = False  # it waits for others, or is a step: see `followers.release_followers`
     waits: int = 0  # how many things it waits for; more than none: blocked
     order_no: int | None = None
 
@@ -141,7 +141,7 @@ def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str)
 
 
 def _plain(j: NewJob) -> bool:
-    return j.run_at is None and j.delay is None and j.expires_at is None and not j.followed
+    return j.run_at is None and j.delay is None and j.expires_at is None and j.ordering_key is None and not j.followed
 
 
 def _insert_one(c: Connection, d: Dialect, j: NewJob) -> None:
@@ -352,7 +352,7 @@ def unblock(c: Connection, d: Dialect, fewer: Mapping[UUID, int], now: datetime)
         "state = CASE WHEN {job}.waits > p.n THEN 'blocked' WHEN {job}.run_at > :now THEN 'scheduled' ELSE 'ready' END,"
         " waits = CASE WHEN {job}.waits > p.n THEN {job}.waits - p.n ELSE 0 END,"
         " version = {job}.version + 1, updated_at = :now",
-        "{job}.id = p.id AND {job}.state = 'blocked'",
+        "{job}.id = p.id AND {is_blocked}",
         {"doc": doc, "now": now},
         source=f" FROM {d.records('doc', {'id': 'uuid', 'n': 'int'})} AS p",
     )

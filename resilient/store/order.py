@@ -173,13 +173,16 @@ def _next(c: Connection, d: Dialect, lanes: Mapping[Lane, int]) -> dict[Lane, tu
     """The blocked job with the smallest number of each lane, looked for from its `seek_no` on."""
     doc = [{"resource_key": key, "ordering_key": name, "n": n} for (key, name), n in sorted(lanes.items())]
     first = (
-        "SELECT j.id FROM {job} j WHERE j.state = 'blocked' AND j.resource_key = p.resource_key"
+        "SELECT j.id, j.order_no FROM {job} j WHERE j.state = 'blocked' AND j.resource_key = p.resource_key"
         " AND j.ordering_key = p.ordering_key AND j.order_no >= p.n ORDER BY j.order_no LIMIT 1"
     )
+    source = f"{d.records('doc', {**_LANE, 'n': 'bigint'})} AS p"
     rows = d.run(
         c,
-        "SELECT f.resource_key, f.ordering_key, f.id, f.order_no FROM {job} f WHERE f.id IN"
-        f" (SELECT ({first}) FROM {d.records('doc', {**_LANE, 'n': 'bigint'})} AS p)",
+        f"SELECT p.resource_key, p.ordering_key, f.id, f.order_no FROM {source} CROSS JOIN LATERAL ({first}) f"
+        if d.is_postgresql
+        else "SELECT f.resource_key, f.ordering_key, f.id, f.order_no FROM {job} f WHERE f.id IN"
+        f" (SELECT ({first.replace('j.id, j.order_no', 'j.id')}) FROM {source})",
         {"doc": json.dumps(doc)},
         resource_key=None,
         ordering_key=None,

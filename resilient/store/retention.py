@@ -35,7 +35,8 @@ def prune_finished(
     """
     rows = d.run(
         c,
-        f"SELECT id, finished_at, followed FROM {{job}} WHERE {_finished(state, since)}{_not_awaited(state)}"
+        "SELECT id, finished_at, followed, ordering_key IS NOT NULL AS in_lane FROM {job} WHERE "
+        f"{_finished(state, since)}{_not_awaited(state)}"
         " ORDER BY finished_at LIMIT :limit {skip_locked}",
         {"before": before, "limit": limit} | ({} if since is None else {"since": since}),
         id=ID,
@@ -43,7 +44,8 @@ def prune_finished(
     ).all()
     if rows:
         ids = {"ids": d.pack_ids([r.id for r in rows])}
-        release_followers(c, d, [r.id for r in rows if r.followed], d.now(c), gone=True)
+        followed, in_lanes = [r.id for r in rows if r.followed], [r.id for r in rows if r.in_lane]
+        release_followers(c, d, followed, in_lanes, d.now(c), gone=True)
         d.run(c, f"DELETE FROM {{attempt}} WHERE job_id {d.among('ids', 'uuid')}", ids)
         d.run(c, f"DELETE FROM {{job}} WHERE id {d.among('ids', 'uuid')}", ids)
     return len(rows), rows[-1].finished_at if len(rows) == limit else None
@@ -59,7 +61,7 @@ def _not_awaited(state: str) -> str:
         return of_workflow
     return of_workflow + (
         " AND NOT (followed AND EXISTS (SELECT 1 FROM {dependency} e WHERE e.blocker_id = {job}.id))"
-        " AND NOT (followed AND state = 'dead' AND ordering_policy = 'block' AND EXISTS (SELECT 1 FROM {order} o WHERE"
+        " AND NOT (state = 'dead' AND ordering_policy = 'block' AND EXISTS (SELECT 1 FROM {order} o WHERE"
         " o.resource_key = {job}.resource_key AND o.ordering_key = {job}.ordering_key AND o.head_id = {job}.id"
         " AND o.last_no > {job}.order_no))"
     )

@@ -419,7 +419,7 @@ class TestRaces:
         two = Connected(pg)
         thread = in_thread(lambda: (two.succeed(a), two.commit()))
         waits_for_lock(pg, thread)
-        followers.release_followers(one.c, one.d, [child], one.d.now(one.c))
+        followers.release_followers(one.c, one.d, [child], [], one.d.now(one.c))
         one.commit()
         thread.join(30)
         assert (states(pg, a, child), edges(pg)) == ("succeeded cancelled", 0)
