@@ -19,13 +19,16 @@ from resilient import (
     Event,
     FailureKind,
     InvalidInput,
+    Job,
     Limit,
     MissingExtra,
     Permanent,
     RabbitMQ,
     Resilient,
+    Retry,
     SetupError,
     Transient,
+    handler,
 )
 
 
@@ -447,3 +450,28 @@ class TestOrder:
                 for m in (sink.seen[0], sink.seen[2], sink.seen[1], sink.seen[2], sink.seen[0])
             ]
         assert found == ["first", "early", "first", "first", "duplicate"]
+
+
+class TestFromAHandler:
+    @pytest.fixture
+    def app(self, sqlite_url, sink):
+        """Its jobs publish, in the transaction that completes them."""
+
+        @handler("order.place", retry=Retry(max_attempts=1))
+        async def place(job: Job[dict]) -> None:
+            async with job.complete() as session:
+                job.app.outbox.publish(session, OrderPlaced(number=job.payload["number"]), key="a")
+            if job.payload.get("fails"):
+                raise ValueError("after complete")
+
+        return Resilient(sqlite_url, handlers=[place], destinations={"orders": sink}, routes={OrderPlaced: ["orders"]})
+
+    async def test_with_the_completion_or_not_at_all(self, app, sink):
+        await app.enqueue("order.place", {"number": 1}, resource_key="shop")
+        await app.enqueue("order.place", {"number": 2, "fails": True}, resource_key="shop")
+        await relayed(app)
+        assert sink.numbers == [1]
+        states = {job.payload["number"]: job.state for job in await app.jobs.list(kind="order.place")}
+        assert states == {1: "succeeded", 2: "dead"}
+        assert sink.seen[0].sequence == 1  # what was rolled back took no number
+        await app.close()
