@@ -1,0 +1,148 @@
+"""Lists of the scriptable provider: read by the engine's own streams, over passes, changes, deletions and loops."""
+
+import httpx
+import pytest
+
+from resilient import Incremental, Job, OnePage, PageRequest, Provider, Resilient, Retry, Stream, handler
+from resilient.core.budgets import Fields
+from resilient.core.exchange import AnswerFacts
+from resilient.testing import FakeClock, FakeProvider
+
+ROWS = [{"id": str(n), "updated_at": f"2030-01-0{n}T00:00:00Z"} for n in range(1, 6)]
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+async def sync(clock, sqlite_url):
+    """``await sync(fake, stream)`` runs one pass; what it saw: (full, ids, deleted) of each page."""
+    apps = []
+
+    async def sync(fake, stream):
+        seen = []
+
+        @handler("sync", retry=Retry(max_attempts=1))
+        async def run(job: Job[None]) -> None:
+            async for page in job.pages(stream):
+                seen.append((page.full, [one["id"] for one in page.items], page.deleted))
+                async with job.checkpoint(page):
+                    pass
+
+        app = Resilient(
+            sqlite_url, handlers=[run], providers=[fake.provider], clock=clock.now, upgrade=False, secrets=[]
+        )
+        apps.append(app)
+        done = await app.enqueue(run, resource_key=f"{fake.provider.name}/one")
+        await app.worker().drain()
+        return (await app.jobs.get(done.id)), seen
+
+    yield sync
+    for app in apps:
+        await app.close()
+
+
+async def test_changes_deletions_and_a_refused_cursor(clock, sync):
+    with FakeProvider("google", clock=clock.now) as fake:
+        listed = fake.records("/calendar/v3/events", ROWS, pages="calendar", incremental="calendar", size=2)
+        facts = fake.provider
+        stream = Stream(
+            "events", request=lambda: PageRequest("/calendar/v3/events"), paginator=facts.pagination["calendar"],
+            incremental=facts.incremental["calendar"],
+        )  # fmt: skip
+        assert (await sync(fake, stream))[1] == [(True, ["1", "2"], []), (True, ["3", "4"], []), (True, ["5"], [])]
+        listed.put({"id": "2", "changed": True}, {"id": "6"})
+        listed.delete("1")
+        assert (await sync(fake, stream))[1] == [(False, ["2", "6"], []), (False, [], ["1"])]
+        assert (await sync(fake, stream))[1] == [(False, [], [])]
+        listed.refuse_cursors()
+        job, seen = await sync(fake, stream)
+        assert job.state.value == "succeeded"
+        assert [one[0] for one in seen] == [True, True, True]
+        assert sorted(id_ for one in seen for id_ in one[1]) == ["2", "3", "4", "5", "6"]
+
+
+async def test_pages_that_go_round_are_noticed(clock, sync):
+    with FakeProvider("hubspot", clock=clock.now) as fake:
+        fake.records("/contacts", ROWS, size=2).loops = True
+        stream = Stream("c", request=lambda: PageRequest("/contacts"), paginator=fake.provider.pagination["list"])
+        job, seen = await sync(fake, stream)
+    assert job.finished_at is None or job.state.value == "dead"
+    assert 0 < len(seen) < 20
+    assert "page" in job.last_error or "records" in job.last_error
+
+
+async def test_changes_since_a_time(clock, sync):
+    with FakeProvider("gitlab", clock=clock.now) as fake:
+        listed = fake.records("/issues", ROWS, incremental="updated")
+        facts = fake.provider
+        stream = Stream(
+            "issues", request=lambda: PageRequest("/issues"), paginator=facts.pagination["list"],
+            incremental=facts.incremental["updated"],
+        )  # fmt: skip
+        assert [one[1] for one in (await sync(fake, stream))[1]] == [["1", "2", "3", "4", "5"]]
+        listed.put({"id": "6", "updated_at": "2030-01-09T00:00:00Z"})
+        assert [one[1] for one in (await sync(fake, stream))[1]] == [["6"]]
+        assert "updated_after" in fake.log[-1].query
+
+
+def pages(fake, listed, request):
+    """Every page by the list's own paginator."""
+    client, found = httpx.Client(transport=fake.transport), []
+    request = listed.paginator.first(request)
+    while request is not None and len(found) < 20:
+        answer = client.request(request.method, request.url, json=request.body)
+        body = answer.json() if answer.content else None
+        turn = listed.paginator.turn(request, AnswerFacts(answer.status_code, Fields.of(answer.headers), body=body))
+        found.append([one["id"] for one in turn.items])
+        request = turn.next
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "ask", "expected"),
+    [
+        ("github", "rest", "?per_page=2", [["1", "2"], ["3", "4"], ["5"]]),
+        ("stripe", "list", "?limit=2", [["1", "2"], ["3", "4"], ["5"]]),
+        ("stripe", "search", "?limit=3", [["1", "2", "3"], ["4", "5"]]),
+        ("gitlab", "numbered", "?per_page=2", [["1", "2"], ["3", "4"], ["5"]]),
+        ("jira", "list", "?maxResults=2", [["1", "2"], ["3", "4"], ["5"]]),
+        ("box", "offset", "?limit=4", [["1", "2", "3", "4"], ["5"]]),
+        ("salesforce", "query", "", [["1", "2", "3", "4", "5"]]),
+        ("dropbox", "list_folder", "", [["1", "2", "3", "4", "5"]]),
+        ("xero", "list", "?pageSize=2", [["1", "2"], ["3", "4"], ["5"]]),
+    ],
+)
+def test_each_way_to_page(name, way, ask, expected):
+    fake = FakeProvider(name, port=False)
+    listed = fake.records("/things", ROWS, pages=way)
+    method = "POST" if getattr(listed.paginator, "body", "") else "GET"
+    body = {} if method == "POST" else None
+    assert pages(fake, listed, PageRequest(f"{fake.url}{listed.path}{ask}", method, body)) == expected
+
+
+def test_a_conditional_request():
+    facts = Provider(
+        name="a", base_url="https://a.example", pagination={"all": OnePage()},
+        incremental={"etag": Incremental(style="conditional", header="If-None-Match")},
+    )  # fmt: skip
+    fake = FakeProvider(facts, port=False)
+    listed = fake.records("/x", ROWS, incremental="etag")
+    client = httpx.Client(transport=fake.transport, base_url=fake.url)
+    tag = client.get("/x").headers["etag"]
+    assert client.get("/x", headers={"If-None-Match": tag}).status_code == 304
+    listed.delete("1")
+    assert len(client.get("/x", headers={"If-None-Match": tag}).json()) == 4
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "g7--0"])
+def test_a_cursor_that_was_never_given_out_is_refused(cursor):
+    fake = FakeProvider("dropbox", port=False)
+    fake.records("/files", ROWS)
+    answer = httpx.Client(transport=fake.transport).post(
+        f"{fake.provider.base_url}/files/continue", json={"cursor": cursor}
+    )
+    assert answer.status_code == 409
+    assert fake.log[0].kind == "reset_cursor"
