@@ -116,6 +116,11 @@ class Executor:
                 return
 
     @property
+    def closed(self) -> bool:
+        """Whether its slots are gone for good."""
+        return self._closing
+
+    @property
     def wants_quiet(self) -> bool:
         """Whether nothing more should be claimed: a suspect waits for its time or runs, or all slots are stuck."""
         return self._alone is not None or bool(self._solo) or len(self.stuck) >= self.concurrency

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from resilient.core.errors import SetupError
 from resilient.engine.heartbeat import Heartbeat
 from resilient.store.wake import Listener
 
@@ -28,6 +29,8 @@ class Services:
 
     async def __aenter__(self) -> None:
         w = self._worker
+        if w.executor.closed:
+            raise SetupError(f"worker {w.id} has run and ended: make another one with app.worker(...)")
         w.loop = asyncio.get_running_loop()
         self._heartbeat = Heartbeat(w)
         await self._heartbeat.start()  # first: if the database does not answer, there is nothing to close yet

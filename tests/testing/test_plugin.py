@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 pytest_plugins = ["pytester"]
 
 USES = """
@@ -52,3 +54,18 @@ def test_it_is_installed_with_the_package():
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"resilient": "resilient.testing.plugin"}
+
+
+async def test_a_worker_that_ended_says_so_instead_of_waiting_for_ever(sqlite_url):
+    from resilient import Job, Resilient, SetupError, handler
+
+    @handler("nothing")
+    async def nothing(job: Job[None]) -> None:
+        pass
+
+    app = Resilient(sqlite_url, handlers=[nothing], upgrade=False)
+    worker = app.worker()
+    await worker.drain()
+    with pytest.raises(SetupError, match="make another"):
+        await worker.drain()
+    await app.close()
