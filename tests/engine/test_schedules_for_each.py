@@ -108,7 +108,7 @@ class TestDeclaration:
 
     async def test_a_pattern_cannot_see_the_programs_own_table(self, make):
         with pytest.raises(SetupError, match="give for_each a function that tells their resource keys"):
-            make(hourly(), credentials=object())
+            make(hourly(), credentials=Table())
 
 
 class TestTicks:
