@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["CancelledByHandler", "Decision", "Deferred", "Expired", "Failed", "HandedBack", "JobFacts"]
 __all__ += ["SUCCEEDED", "Outcome", "Reconciled", "Rescued", "Snoozed", "Succeeded", "Transition", "decide"]
 
+REFUSALS: Final = 3  # refused credentials after which an open gate is not believed
 RECHECK: Final = 60.0  # seconds until a job asks again for a resource that is not on its path
 LONGEST_ERROR: Final = 8_000  # characters
 _DEAD_AT_ONCE: Final = frozenset(
@@ -202,6 +203,12 @@ def _uncharged(job: JobFacts, about: dict[str, Any], told: datetime | None, now:
         step = _step(job, JobState.READY, "reset_cursor", **about)
     else:
         step = _wait_for(job, about["resource_key"], told, now, roll)._replace(**about)
+        if about["error_kind"] is FailureKind.AUTH and job.deferrals >= REFUSALS and step.state == JobState.READY:
+            # Its gate is open and yet it is refused again and again: nobody is hammered, not even uncharged.
+            pause = min(RECHECK, 2.0 ** min(job.deferrals - REFUSALS, 10)) * (1 - roll / 2)
+            later = add_seconds(now, pause)
+            later = later if told is None else max(later, resume_at(told, now, roll))
+            step = step._replace(state=JobState.SCHEDULED, run_at=later)
     return step._replace(deferrals=job.deferrals + 1)
 
 
