@@ -302,7 +302,7 @@ class Grants:
         try:
             if own:
                 new = self.accounts.sealed(mine.id, fresh)
-            elif self._store is not None and await self._store.save(key, old.version, fresh):
+            elif self._store is not None and await self._saved(key, old, fresh, last=last):
                 new = grants.NewSecrets(None, None, fresh.expires_at, fresh.refresh_at)
             else:
                 await self._run(grants.let_go, mine)
@@ -316,6 +316,17 @@ class Grants:
             log.info("the token of %s was refreshed (version %d)", key, mine.version + 1)
             await self._run(_app_is_well, key.partition("/")[0])
         return True
+
+    async def _saved(self, key: str, old: Credentials, fresh: Credentials, *, last: bool) -> bool:
+        """Whether the app's table took them. Its troubles are not ours, but the old token may be used up."""
+        assert self._store is not None  # noqa: S101 - callers looked
+        try:
+            return await self._store.save(key, old.version, fresh)
+        except Exception as error:
+            if last or isinstance(error, DatabaseUnreachable):
+                raise
+            log.warning("credentials.save() of %s failed (%s): it is tried again", key, type(error).__name__)
+            raise DatabaseUnreachable(f"credentials.save() of {key} failed: see the log") from error
 
     async def _failed(self, held: Held, mine: Grant, failure: Failure) -> None:
         """Write down what a failed refresh means; raises `ResourceStopped` unless somebody else was faster."""

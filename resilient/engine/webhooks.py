@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import BaseModel, Field
 
 from resilient.core.budgets import Fields
-from resilient.core.errors import DatabaseUnreachable, InvalidInput, PayloadTooLarge, SetupError
+from resilient.core.errors import BadPayload, DatabaseUnreachable, InvalidInput, PayloadTooLarge, SetupError
 from resilient.core.webhook import challenge, identity, value_at, verify, without_token
 from resilient.engine import writing
 from resilient.engine.handler import Kind
@@ -58,7 +58,8 @@ class WebhookEvent(BaseModel):
 
     ``event``: what happened, in the provider's word; ``delivery``: the id that a repeat carries again (each "" where
     the provider says nothing of the kind). ``account``: the last part of the address that was called. ``body``: the
-    decoded JSON, the fields of a form, or the text. ``headers``: in small letters, without signatures and
+    decoded JSON (its text, if it holds what no payload can: half a character, too many levels), the fields of a form,
+    or the text. ``headers``: in small letters, without signatures and
     credentials.
     """
 
@@ -211,10 +212,14 @@ class Webhooks:
         return one.resource_key or f"{one.provider}/{event.account or 'webhooks'}"
 
     def _ordered(self, kind: Kind[Any], event: WebhookEvent, key: str, webhook: Webhook, read: _Read) -> Ordered:
+        merged = webhook.ping and not event.delivery
+        unique_key = f"webhook:{event.provider}:{key}:{_hashed(read.delivery.body)}" if merged else None
         encode = self._app._encoder.encode  # noqa: SLF001 - of this app
-        if webhook.ping and not event.delivery:
-            return encode(kind, event, key, unique_key=f"webhook:{event.provider}:{key}:{_hashed(read.delivery.body)}")
-        return encode(kind, event, key)
+        try:
+            return encode(kind, event, key, unique_key=unique_key)
+        except BadPayload:  # refused, it would come again for ever
+            as_text = event.model_copy(update={"body": json.dumps(event.body)})
+            return encode(kind, as_text, key, unique_key=unique_key)
 
     async def _handshake(self, one: Inbound, asked: Challenge, account: str) -> WebhookAnswer:
         if one.handshake is None or not await self._got(one.handshake(account, asked.text)):

@@ -441,6 +441,24 @@ async def test_the_app_keeps_its_tokens_and_we_refresh_them_once(make, idp, read
         await apps[0].credentials("idp/nobody")
 
 
+async def test_a_table_of_theirs_that_fails_once_loses_no_token(make, idp):
+    access, refresh = idp.issue()
+    own, troubles = Own(Credentials(token=access, refresh_token=refresh, version=7)), [OSError("canary-away")]
+    save = own.save
+
+    async def fails_once(key, expected, new):
+        if troubles:
+            raise troubles.pop()
+        return await save(key, expected, new)
+
+    own.save = fails_once
+    app = make(credentials=own, secrets=[])
+    seen = await app.credentials(A)
+    idp.expire()
+    assert await app.grants.renew(A, seen)
+    assert (len(idp.asked), own.saves, own.credentials.version) == (1, 1, 8)
+
+
 async def test_an_own_grant_that_died_goes_on_after_the_app_says_so(make, idp):
     access, refresh = idp.issue()
     own = Own(Credentials(token=access, refresh_token="canary-gone"))

@@ -300,6 +300,15 @@ async def test_what_no_job_can_hold(make, caplog):
     assert await statuses(app, signed(b"1")) == [200]  # the id was not used up
 
 
+@pytest.mark.parametrize("body", [b'{"n": "\\ud83d"}', b'{"n":' * 300 + b"1" + b"}" * 300, b'{"n": "\\u0000"}'])
+async def test_what_a_payload_cannot_hold_decoded_comes_as_text(app, body):
+    assert await statuses(app, signed(body), signed(body)) == [200, 200]
+    (payload,) = await payloads(app)
+    found = payload["body"]
+    assert (json.loads(found) if isinstance(found, str) else found) == json.loads(body)
+    assert payload["event"] == "thing.made"
+
+
 # -- is the address yours? -------------------------------------------------------------------------------------
 
 
