@@ -14,7 +14,7 @@ demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
 
 test: lint types
-	$(BIN)/pytest -q $(TESTS)
+	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile)
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check --quiet .
