@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("resilient.schedules")
 BATCH: Final = 100
 LOOK_EVERY: Final = 0.8  # seconds; a worker's staging loop may turn much faster
+REST: Final = 60.0  # seconds without a schedule that failed: what was wrong may pass
 
 
 class Schedules:
@@ -50,7 +51,7 @@ class Schedules:
         self._check_sources(app.grants.accounts.store is not None)
         self._written = False
         self._looked_at = -LOOK_EVERY
-        self._broken: set[str] = set()
+        self._broken: dict[str, float] = {}  # until when they are left alone
         self._db = Transactions(app)
 
     def _check_sources(self, theirs: bool) -> None:  # noqa: FBT001 - of this class
@@ -76,7 +77,7 @@ class Schedules:
             return 0
         await self.declare()
         enqueued = 0
-        while names := await self._app.database.transaction(store.due, self._specs.keys() - self._broken, BATCH):
+        while names := await self._app.database.transaction(store.due, self._well(), BATCH):
             enqueued += sum([await self._serve(name) for name in names])
             if len(names) < BATCH:
                 break
@@ -99,9 +100,13 @@ class Schedules:
         except DatabaseUnreachable:
             raise
         except Exception:
-            self._broken.add(name)
-            log.exception("schedule %s cannot tick and is left out until this worker starts again", name)
+            self._broken[name] = time.monotonic() + REST
+            log.exception("schedule %s cannot tick: this worker leaves it alone for %.0f seconds", name, REST)
             return 0
+
+    def _well(self) -> builtins.set[str]:
+        now = time.monotonic()
+        return {name for name in self._specs if self._broken.get(name, now) <= now}
 
     # -- people ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -178,6 +179,17 @@ class TestTick:
         assert caplog.text.count("schedule s cannot tick") == 1
         assert [one.timing for one in await app.schedules.list()] == ["not readable by this version", "every 1:00:00"]
         await app.alerts.keep_house()
+
+    async def test_one_that_could_not_tick_is_tried_again_after_a_rest(self, make, clock, monkeypatch):
+        app = make(hourly())
+        await app.schedules.tick()
+        clock.advance(hours=1)
+        with monkeypatch.context() as patch:
+            patch.setattr("resilient.engine.schedules.job_of", None)  # a trouble that passes
+            assert await app.schedules.tick() == 0
+        assert await app.schedules.tick() == 0
+        monkeypatch.setattr(app.schedules, "_broken", {"s": time.monotonic() - 1})
+        assert await app.schedules.tick() == 1
 
     async def test_jitter_starts_it_later_and_keeps_the_tick(self, make, clock):
         app = make(hourly(jitter="10m"))
