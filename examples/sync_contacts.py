@@ -24,6 +24,7 @@ from resilient.testing import FakeProvider
 class Contact(SQLModel, table=True):
     """A table of the application's own."""
 
+    account: str = Field(primary_key=True)
     id: str = Field(primary_key=True)
     email: str
     seen: int = 0  # the pass that saw it last
@@ -50,10 +51,13 @@ def sync_contacts(job: SyncJob[None]) -> None:
     for page in job.pages(contacts):
         with job.checkpoint(page) as session:
             for record in page.items:
-                session.merge(Contact(id=record.id, email=record.properties["email"], seen=page.pass_id))
+                session.merge(
+                    Contact(account=job.resource_key, id=record.id, email=record.properties["email"], seen=page.pass_id)
+                )
     with job.sweep(contacts) as sweep:  # only after a complete full pass
         if sweep is not None:
-            for gone in sweep.session.scalars(select(Contact).where(Contact.seen < sweep.pass_id)):
+            mine = select(Contact).where(Contact.account == job.resource_key, Contact.seen < sweep.pass_id)
+            for gone in sweep.session.scalars(mine):
                 sweep.session.delete(gone)
 
 
@@ -72,7 +76,7 @@ async def run(folder: str, hubspot: FakeProvider) -> None:
             await app.worker().drain()
             with Session(engine) as session:
                 count = session.exec(select(func.count()).select_from(Contact)).one()
-                known = session.get(Contact, "7") is not None
+                known = session.get(Contact, ("hubspot/acct-7", "7")) is not None
             print(f"{count} contacts; number 7 is there: {known}; requests so far: {len(hubspot.log.api)}")
     engine.dispose()
 

@@ -231,11 +231,15 @@ PRUNE_LIMIT: Final = 20_000
 
 
 def prune(c: Connection, d: Dialect, before: datetime, limit: int = PRUNE_LIMIT) -> int:
-    """Forget lanes that are empty since before a time; if one is used again, its numbers begin with 1."""
+    """Forget lanes that are empty since before a time; if one is used again, its numbers begin with 1.
+
+    Lanes of events stay: consumers have seen their numbers, and would take a second 1 for an old event.
+    """
     gone = d.run(
         c,
         "DELETE FROM {order} WHERE (resource_key, ordering_key) IN (SELECT resource_key, ordering_key FROM {order}"
-        " WHERE head_id IS NULL AND updated_at < :before LIMIT :limit {leaf_lock})",
+        " WHERE head_id IS NULL AND updated_at < :before AND resource_key NOT LIKE 'outbox/%'"
+        " LIMIT :limit {leaf_lock})",
         {"before": before, "limit": limit},
     ).rowcount
     return int(gone)

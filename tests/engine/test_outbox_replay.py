@@ -1,11 +1,13 @@
 """What was published is published once more, with the ids and numbers it had."""
 
+import asyncio
 from datetime import timedelta
 
 import pytest
 from sqlmodel import Session
 
 from resilient import Event, InvalidInput, Resilient
+from resilient.store import order
 
 HOUR = timedelta(hours=1)
 
@@ -114,3 +116,22 @@ async def test_what_was_not_published_is_not_replayed(app, database, seen, clock
         app.outbox.publish(s, Paid(number=1))
         s.commit()
     assert (await app.outbox.replay(since=HOUR)).events == 0
+
+
+async def test_the_numbers_of_a_key_go_on_however_long_it_was_quiet(app, database, seen):
+    """Consumers remember the highest: beginning with 1 again, a new event would be taken for an old one."""
+
+    async def publish(number):
+        def write():
+            with Session(database.sync_engine) as session:
+                app.outbox.publish(session, Paid(number=number), key="k")
+                session.commit()
+
+        await asyncio.to_thread(write)
+        await app.worker().drain()
+
+    await publish(1)
+    await publish(2)
+    await database.transaction(lambda c, d: order.prune(c, d, d.now(c) + HOUR))
+    await publish(3)
+    assert [message.sequence for message in seen] == [1, 2, 3]

@@ -90,8 +90,9 @@ async def test_one_of_them_probes_and_an_answer_lets_all_go_on(app, idp):
     await due(app)
     idp.script, idp.hold, before = [], type(idp.hold)(), len(idp.asked)
     probing = asyncio.create_task(ask(app, names[29:]))
-    while len(idp.asked) == before:  # noqa: ASYNC110 - the server is in another thread
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        while len(idp.asked) == before:  # noqa: ASYNC110 - the server is in another thread
+            await asyncio.sleep(0.01)
     assert set(await ask(app, names[22:27])) == {(TOKEN, "breaker")}
     assert len(idp.asked) == before + 1
     idp.hold.set()

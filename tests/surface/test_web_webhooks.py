@@ -114,6 +114,7 @@ async def test_a_question_with_get(app):
         assert (await client.put("/dropbox")).status_code == 405
         assert (await client.post("/nobody")).status_code == 404
         assert (await client.post("/github/a/b")).status_code == 404
+        assert (await client.post("/github/a%20b")).status_code == 404
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "streamed"])

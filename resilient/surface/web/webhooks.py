@@ -10,7 +10,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.errors import BadResourceKey
 from resilient.core.hosts import origin_of
+from resilient.core.resource_key import check
 from resilient.core.webhook import Delivery
 from resilient.surface.web.pages import QUIET, plain
 
@@ -35,7 +37,7 @@ class _Webhooks:
     async def receive(self, request: Request) -> Response:
         """One delivery."""
         provider, account = request.path_params["provider"], request.path_params.get("account", "")
-        if provider not in self._app.webhooks.declared:
+        if provider not in self._app.webhooks.declared or not _is_account(provider, account):
             return plain(404)
         try:
             async with asyncio.timeout(PATIENCE):
@@ -52,6 +54,15 @@ class _Webhooks:
         delivery = Delivery(dict(request.headers), body, f"{url}?{query}" if query else url, request.method)
         answer = await self._app.webhooks.receive(provider, delivery, account=account)
         return Response(answer.body, answer.status, {**QUIET, **answer.headers})
+
+
+def _is_account(provider: str, account: str) -> bool:
+    """Whether the last part of the address can name an account at all."""
+    try:
+        check(f"{provider}/{account}" if account else provider)
+    except BadResourceKey:
+        return False
+    return True
 
 
 def webhook_routes(app: Resilient, *, base_url: str, max_body: int = MAX_BODY) -> Router:
