@@ -48,6 +48,21 @@ class Step(Generic[R_co]):
     kind: Kind[Any] = field(repr=False)
 
 
+def require_going(c: Connection, d: Dialect, id_: UUID, *, lock: bool) -> tuple[str, int]:
+    """Name and number of steps of a workflow that takes more. Raises `WorkflowOver`.
+
+    Locks are taken on jobs first, then on workflows. A completion has its jobs still to come, so there the workflow is
+    looked at without a lock, and once more with one as the last thing before the commit.
+    """
+    found = workflows.find(c, d, id_, lock=lock)
+    if found is None:
+        raise WorkflowOver(f"workflow {id_} does not exist any more")
+    name, state, count = found
+    if state != WorkflowState.RUNNING:
+        raise WorkflowOver(f"workflow {id_} ({name}) is {state}: it takes no more steps")
+    return name, count
+
+
 class BaseWorkflow:
     """What is the same for async and synchronous programs."""
 
@@ -56,6 +71,7 @@ class BaseWorkflow:
     ) -> None:
         self._app, self._session, self._resource_key, self._within = app, session, resource_key, within
         self.name = name
+        self.checked_later: list[UUID] | None = None  # of the completion it is written with
         self.id: UUID = uuid7()
         self.steps: list[Step[Any]] = []
         self._new: list[tuple[workflows.NewStep, Ordered]] = []
@@ -168,12 +184,10 @@ class BaseWorkflow:
         return self._kept(c, d, inserted)
 
     def _require_going(self, c: Connection, d: Dialect) -> int:
-        found = workflows.lock(c, d, self.id)
-        if found is None:
-            raise WorkflowOver(f"workflow {self.id} does not exist any more")
-        self.name, state, count = found
-        if state != WorkflowState.RUNNING:
-            raise WorkflowOver(f"workflow {self.id} ({self.name}) is {state}: it takes no more steps")
+        """How many steps it has. Within a completion it is not locked yet: see `require_going`."""
+        self.name, count = require_going(c, d, self.id, lock=self.checked_later is None)
+        if self.checked_later is not None:
+            self.checked_later.append(self.id)
         return count
 
     def _kept(self, c: Connection, d: Dialect, inserted: set[str]) -> list[Ordered]:

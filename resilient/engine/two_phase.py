@@ -25,10 +25,12 @@ from resilient.core.outcomes import Outcome, Reconciled, Succeeded
 from resilient.engine import completer, user_sessions
 from resilient.engine.endings import raised
 from resilient.engine.sessions import BROKEN_OFF
+from resilient.engine.steps import require_going
 from resilient.store import leases
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from uuid import UUID
 
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
@@ -44,7 +46,7 @@ AFTER_COMMIT_PATIENCE: Final = 10.0
 class Work:
     """The transactions of one execution's handler."""
 
-    __slots__ = ("after", "committing", "completed", "opened", "stack")
+    __slots__ = ("after", "committing", "completed", "opened", "stack", "workflows")
 
     def __init__(self) -> None:
         self.opened: Opened | None = None  # a transaction that outlives its block
@@ -52,6 +54,7 @@ class Work:
         self.completed = False  # a complete block was left in peace: the job's end belongs into the transaction
         self.committing = False
         self.after: list[Callable[[], Any]] = []
+        self.workflows: list[UUID] = []  # that got more steps
 
 
 def _work(execution: Execution, word: str) -> Work:
@@ -259,8 +262,11 @@ def _complete(session: Session, execution: Execution, result: Succeeded) -> None
     done = [(execution.id, execution.fence, result.result)]
     follow_ups = {execution.id: execution.follow_ups or ()}
     d = execution.app.database.dialect
-    written = completer.write(session.connection(), d, done, [], freed, follow_ups=follow_ups)
+    c = session.connection()
+    written = completer.write(c, d, done, [], freed, follow_ups=follow_ups)
     execution.require_held(execution.id in written)
+    for id_ in sorted(set(execution.work.workflows if execution.work is not None else ())):
+        require_going(c, d, id_, lock=True)
 
 
 def named(error: BaseException) -> BaseException:
@@ -295,7 +301,7 @@ async def roll_back(execution: Execution) -> None:
     """Undo what is open, if anything is."""
     if (work := execution.work) is not None and work.opened is not None:
         _, stack = _taken(work)
-        work.after = []
+        work.after, work.workflows = [], []
         with _logged(execution):
             await _undisturbed(stack.aclose())
 
@@ -304,7 +310,7 @@ def roll_back_sync(execution: Execution) -> None:
     """`roll_back` for threads."""
     if (work := execution.work) is not None and work.opened is not None:
         _, stack = _taken(work)
-        work.after = []
+        work.after, work.workflows = [], []
         with _logged(execution):
             stack.close()
 

@@ -48,7 +48,12 @@ def _given(job: BaseJob[Any], step: Any) -> list[Any] | None:
 
 def begin(job: BaseJob[Any], kind: type[W], name: str | None, session: Any, resource_key: str | None) -> W:
     """See `Job.workflow`."""
-    return kind(job.app, name or job.kind, session or _open_session(job), resource_key or job.resource_key, job.id)
+    ours = _open_session(job)
+    wf = kind(job.app, name or job.kind, session or ours, resource_key or job.resource_key, job.id)
+    if ours is not None and (session is None or session is ours):
+        side: Any = job._side  # noqa: SLF001 - the job's other half
+        wf.checked_later = side.work.workflows
+    return wf
 
 
 def _open_session(job: BaseJob[Any]) -> Any:

@@ -91,7 +91,7 @@ def _require(c: Connection, d: Dialect, id_: UUID) -> WorkflowInfo:
 
 
 def _cancel(c: Connection, d: Dialect, id_: UUID) -> WorkflowInfo:
-    found = workflows.lock(c, d, id_)
+    found = workflows.find(c, d, id_, lock=True)
     if found is not None and found[1] == WorkflowState.RUNNING:
         state, reason = WorkflowState.UNDOING, "it was cancelled"
         workflows.write(c, d, id_, state, reason, d.now(c), over=False, attention=True)

@@ -93,9 +93,10 @@ def of_job(c: Connection, d: Dialect, job_id: UUID) -> UUID | None:
     return None
 
 
-def lock(c: Connection, d: Dialect, id_: UUID) -> tuple[str, str, int] | None:
-    """Name, state and number of steps of a workflow, locked."""
-    row = d.run(c, "SELECT name, state FROM {workflow} WHERE id = :id {row_lock}", {"id": d.id(id_)}).one_or_none()
+def find(c: Connection, d: Dialect, id_: UUID, *, lock: bool) -> tuple[str, str, int] | None:
+    """Name, state and number of steps of a workflow; with ``lock`` it stays so until the commit."""
+    how = " {row_lock}" if lock else ""
+    row = d.run(c, "SELECT name, state FROM {workflow} WHERE id = :id" + how, {"id": d.id(id_)}).one_or_none()
     if row is None:
         return None
     count: int = d.run(c, "SELECT count(*) FROM {step} WHERE workflow_id = :id", {"id": d.id(id_)}).scalar_one()

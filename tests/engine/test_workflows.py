@@ -452,6 +452,57 @@ class TestMoreSteps:
         assert LOG[1] == [Receipt(charge="ch_3", cents=995)]
         await app.close()
 
+    async def test_steps_added_in_a_completion_and_a_sibling_that_ends_do_not_block_each_other(self, postgres_database):
+        """Both want their common follower and the workflow: jobs first, then workflows, whoever comes first."""
+        added, attempts = asyncio.Event(), []
+
+        @handler("quick")
+        async def quick(job: Job[None]) -> None:
+            attempts.append(("quick", job.attempt))
+            await added.wait()
+
+        @handler("adds")
+        async def adds(job: Job[None]) -> None:
+            attempts.append(("adds", job.attempt))
+            async with job.complete():
+                async with job.workflow() as wf:
+                    wf.step(last, None, name="more")
+                added.set()
+                await asyncio.sleep(0.5)  # the sibling's end is on its way to the workflow meanwhile
+
+        @handler("last")
+        async def last(job: Job[None]) -> None:
+            attempts.append(("last", job.attempt))
+
+        app = Resilient(postgres_database, handlers=[quick, adds, last], upgrade=False)
+        async with app.workflow("w", resource_key="shop/1") as wf:
+            wf.step(last, None, after=[wf.step(quick, None), wf.step(adds, None)])
+        await app.worker().drain(timeout=30)
+        await app.worker().drain(timeout=30)
+        assert sorted(attempts) == [("adds", 1), ("last", 1), ("last", 1), ("quick", 1)]
+        assert (await app.workflows.get(wf.id)).state == "succeeded"
+        await app.close()
+
+    async def test_steps_are_not_added_to_a_workflow_that_turned_around_meanwhile(self, postgres_database):
+        cancelled = []
+
+        @handler("adds")
+        async def adds(job: Job[None]) -> None:
+            async with job.complete():
+                async with job.workflow() as more:
+                    more.step(adds, None, name="more")
+                if not cancelled:
+                    cancelled.append(await job.app.workflows.cancel(wf.id))
+
+        app = Resilient(postgres_database, handlers=[adds], upgrade=False)
+        async with app.workflow("w", resource_key="shop/1") as wf:
+            wf.step(adds, None)
+        await app.worker().drain(timeout=30)
+        info = await app.workflows.get(wf.id)
+        assert len(info.steps) == 1
+        assert cancelled
+        await app.close()
+
     async def test_an_ordinary_job_begins_one(self, app):
         @handler("start")
         async def start(job: Job[int]) -> None:
