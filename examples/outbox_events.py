@@ -87,6 +87,9 @@ async def run(webhook: str, amqp: str | None) -> None:
                 await asyncio.sleep(0.05)
             worker.stop()
             await running
+            if amqp is not None:
+                confirmed = await app.outbox.list(destination="broker", state="succeeded")
+                print(f"{len(confirmed)} events confirmed by RabbitMQ")
         await engine.dispose()
 
 

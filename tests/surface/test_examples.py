@@ -1,5 +1,6 @@
 """Every example runs, offline, as a user would run it."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,15 @@ def test_example(name):
     ran = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     assert SAYS[name] in ran.stdout
+
+
+@pytest.mark.slow
+def test_the_outbox_with_a_broker():
+    address = "amqp://guest:guest@127.0.0.1:5672/"
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 5672)):
+            pytest.skip("no RabbitMQ at 127.0.0.1:5672")
+    command = [sys.executable, EXAMPLES / "outbox_events.py", address]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "3 events confirmed by RabbitMQ" in ran.stdout
