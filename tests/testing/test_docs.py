@@ -12,7 +12,7 @@ def test_the_guides_examples_pass(pytester):
     pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n")
     blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     pytester.makepyfile("\n".join(blocks))
-    ran = pytester.runpytest_subprocess("-p", "resilient.testing.plugin", "-W", "error")
+    ran = pytester.runpytest_subprocess("-W", "error")
     ran.assert_outcomes(passed=2)
 
 

@@ -38,7 +38,7 @@ def test_without_a_loop(resilient_app, drain_sync):
 def test_its_fixtures(pytester):
     pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n")
     pytester.makepyfile(USES)
-    ran = pytester.runpytest_subprocess("-p", "resilient.testing.plugin", "-W", "error")
+    ran = pytester.runpytest_subprocess("-W", "error")
     ran.assert_outcomes(passed=2)
 
 
