@@ -169,20 +169,22 @@ class Gate:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    async def check(self, key: str, *, probes: Collection[str] = (), own: str = "") -> bool:
+    async def check(self, key: str, *, probes: Collection[str] = (), own: str | None = None) -> bool:
         """Raise `ResourceStopped` if a gate of the path is shut; facts are fresh.
 
-        ``own``: the job's key. The claim elects the probes of its path; for other resources a request may try out a
-        circuit that is due (True then), or nobody ever would.
+        ``own``: the job's key, whose path the claim elects the probes of; "" if there is no job. A circuit of any other
+        resource that is due may be tried out by a request (True then), or nobody ever would.
         """
         await self._snapshot.refresh(path(key))
         if (stop := self.stop(key, probes=probes)) is None:
             return False
-        if own and stop.gate == "breaker" and self._probing.due(key, own, probes):
+        if own is not None and stop.gate == "breaker" and self._probing.due(key, own, probes):
             return True
         raise ResourceStopped(stop.resource, stop.gate, stop.until)
 
-    async def admit(self, key: str, cost: float = 1.0, *, probes: Collection[str] = (), own: str = "") -> Ticket:
+    async def admit(
+        self, key: str, cost: float = 1.0, *, probes: Collection[str] = (), own: str | None = None
+    ) -> Ticket:
         """Check the gates and draw the request limits, waiting up to two seconds; raises `ResourceStopped`.
 
         Exactly one of `answered`, `failed` and `abandoned` takes the ticket back. See `check` for ``own``.
@@ -198,7 +200,7 @@ class Gate:
                 if wait > 0:
                     await asyncio.sleep(wait)
             if await self.check(key, probes=probes, own=own):  # both the wait and the draw took time
-                elected = await self._probing.elect(key, own)
+                elected = await self._probing.elect(key, own or "")
                 probes = (*probes, *(level for level, _ in elected))
                 await self.check(key, probes=probes)
         except BaseException:

@@ -264,6 +264,7 @@ class Grants:
         try:
             answer = await self._ask(oauth, mine, credentials, begun.now)
         except SetupError:  # nothing was sent: a key that is none
+            await self._endpoints.unsent(ticket)
             await self._run(grants.let_go, mine)
             raise
         await self._endpoints.answered(ticket, answer.failure)

@@ -1,7 +1,8 @@
 """Probes that requests elect: for circuits off their job's own path, which no claim ever looks at.
 
-A request may go to an endpoint below its job's key, or through another resource altogether. When a circuit there is
-due, the request that comes first becomes its probe, in a short transaction of its own; the others are refused as ever.
+A request may go to an endpoint below its job's key, through another resource altogether, or (a token's refresh) have no
+job. When a circuit there is due, the request that comes first becomes its probe, in a short transaction of its own; the
+others are refused as ever.
 """
 
 from __future__ import annotations
@@ -59,15 +60,10 @@ class Probing:
     async def elect(self, key: str, own: str) -> Elected:
         """Become the probe of the circuits off the job's own path; nothing if somebody else was faster."""
         levels = [level for level in path(key) if not is_below(own, level)]
-        found = await self._database.transaction(circuits.elect_for_request, levels, self._owner, self._policies)
+        found, mine = await self._database.transaction(circuits.elect_for_request, levels, self._owner, self._policies)
         for facts in found:
             self._snapshot.put(facts)
-        breakers = {facts.key: facts.breaker for facts in found}
-        return tuple(
-            (level, b.generation)
-            for level, b in breakers.items()
-            if b.state == "half_open" and b.probe_owner == self._owner
-        )
+        return tuple((facts.key, facts.breaker.generation) for facts in found if facts.key in mine)
 
     def give_back(self, key: str, generation: int) -> None:
         """Its request or its job is over; if it has decided nothing, somebody else may try."""

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from uuid_utils.compat import uuid7
 
-from resilient.core.errors import ResourceStopped
 from resilient.core.evidence import counts
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import FailureKind
 from resilient.engine.gate import Gate
-from resilient.store import circuits
 
 if TYPE_CHECKING:
     from resilient.core.failure import Failure
@@ -57,11 +55,7 @@ class TokenEndpoints:
     async def check(self, key: str) -> None:
         """Raise `ResourceStopped` if nothing may be sent now; a circuit that is due does not stop the one who asks."""
         gate = await self._opened()
-        try:
-            await gate.check(key)
-        except ResourceStopped as stopped:
-            if stopped.gate != "breaker" or (stopped.until is not None and stopped.until > gate.now()):
-                raise
+        await gate.check(key, own="")
 
     async def room(self, key: str) -> asyncio.Semaphore:
         """Enter it to send."""
@@ -71,18 +65,13 @@ class TokenEndpoints:
     async def admit(self, key: str) -> Ticket:
         """Leave to send one request, perhaps as the probe. Raises `ResourceStopped`."""
         gate = await self._opened()
-        try:
-            return await gate.admit(key)
-        except ResourceStopped as stopped:
-            if stopped.gate != "breaker":
-                raise
-            elected, now = await self._app.database.transaction(
-                circuits.elect_if_due, key, self._owner, self._app.policies
-            )
-            if elected is None:
-                raise
-        gate.learn({key: elected}, now)
-        return await gate.admit(key, probes=(key,))
+        return await gate.admit(key, own="")
+
+    async def unsent(self, ticket: Ticket) -> None:
+        """Nothing was sent after all: if it was the probe, the next one need not wait for its lease."""
+        gate = await self._opened()
+        for key, generation in ticket.elected:
+            gate.give_back(key, generation)
 
     async def answered(self, ticket: Ticket, failure: Failure | None) -> None:
         """What came of it."""
@@ -96,7 +85,8 @@ class TokenEndpoints:
         loop = asyncio.get_running_loop()
         if self._gate is None or self._loop is not loop:
             self._rooms = {}
-            gate = Gate(self._app.database, self._app.policies, on_change=self._app.circuit_changed)
+            told = self._app.circuit_changed
+            gate = Gate(self._app.database, self._app.policies, owner=self._owner, on_change=told)
             self._gate, self._loop = gate, loop
             await gate.start()
         return self._gate

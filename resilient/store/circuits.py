@@ -80,23 +80,23 @@ def report_if_current(
 
 def elect_for_request(
     c: Connection, d: Dialect, keys: Sequence[str], owner: str, policies: Policies
-) -> list[ResourceFacts]:
-    """Make a request the probe of the circuits among ``keys`` that are due; returns the rows as they are then.
+) -> tuple[list[ResourceFacts], list[str]]:
+    """Make a request the probe of the circuits among ``keys`` that are due; (the rows as they are then, its circuits).
 
     All or none: if some gate of them is shut, nothing changes. For resources that no job has as its own, whose probes
-    the claim therefore never elects.
+    the claim therefore never elects. ``owner`` is a process: another request of it may have been faster.
     """
     rows = lock(c, d, keys)
     now = d.now(c)
     due = [facts for facts in rows.values() if facts.breaker.state != "closed"]
     if not due or any(stop_of(facts, now) is not None for facts in rows.values()):
-        return list(rows.values())
+        return list(rows.values()), []
     for facts in due:
         policy = policies.for_key(facts.key, facts.policy_override).breaker
         b = breaker.elect(facts.breaker, owner, policy, now)
         rows[facts.key] = replace(facts, breaker=b, revision=facts.revision + 1)
     write_breakers(c, d, [(f.key, rows[f.key].breaker) for f in due], now)
-    return list(rows.values())
+    return list(rows.values()), [f.key for f in due]
 
 
 def _rested(r: Report, facts: ResourceFacts, now: datetime) -> Report:
@@ -116,19 +116,6 @@ def _after_change(c: Connection, d: Dialect, change: Change, policies: Policies,
         turns.release(c, d, key, count, now)
     elif b.open_until is not None:
         turns.arm(c, d, key, b.open_until)
-
-
-def elect_if_due(
-    c: Connection, d: Dialect, key: str, owner: str, policies: Policies
-) -> tuple[ResourceFacts | None, datetime]:
-    """Be the probe of a circuit that no job is claimed through, if one may be sent now; (its row then, now)."""
-    facts, now = lock(c, d, [key]).get(key), d.now(c)
-    if facts is None or not breaker.electable(facts.breaker, now):
-        return None, now
-    policy = policies.for_key(key, facts.policy_override).breaker
-    facts = replace(facts, breaker=breaker.elect(facts.breaker, owner, policy, now), revision=facts.revision + 1)
-    write_breakers(c, d, [(key, facts.breaker)], now)
-    return facts, now
 
 
 def give_up_probes(c: Connection, d: Dialect, lost: Mapping[str, Collection[str]], now: datetime) -> list[str]:

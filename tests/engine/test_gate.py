@@ -311,6 +311,26 @@ async def test_a_throttled_probe_is_life_of_the_provider_and_says_nothing_of_the
     assert facts(database, "p").breaker.state == "closed"
 
 
+async def test_without_a_job_one_of_many_requests_elects_itself(clock, database, gate, make):
+    await fails(gate, "p/a")
+    clock.advance(30)
+    gates = [gate, await make("w2")]
+    found = await asyncio.gather(*(gates[n % 2].admit("p/a", own="") for n in range(8)), return_exceptions=True)
+    (ticket,) = [one for one in found if not isinstance(one, ResourceStopped)]
+    assert {level for level, _ in ticket.elected} == {"p/a", "p"}
+    assert {one.gate for one in found if one is not ticket} == {"breaker"}
+    assert facts(database, "p/a").breaker.state == "half_open"
+
+
+async def test_without_a_job_a_paused_resource_is_not_probed(clock, database, gate):
+    await fails(gate, "p/a")
+    database.transaction_sync(gates.pause, "p", reason="unpaid")
+    clock.advance(30)
+    with pytest.raises(ResourceStopped):
+        await gate.admit("p/a", own="")
+    assert facts(database, "p/a").breaker.state == "open"
+
+
 @pytest.mark.parametrize("outcome", [HandedBack("stop"), Deferred("x"), Failed(Failure(FailureKind.BUG))])
 async def test_a_probe_that_decides_nothing_is_given_back(clock, database, gate, outcome):
     probes = await open_and_elect(clock, database, gate)

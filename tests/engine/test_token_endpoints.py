@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient import Resilient, ResourceStopped, handler
+from resilient import Resilient, ResourceStopped, SetupError, handler
 from resilient.engine.job import Job
 from resilient.store.secrets import new_key
 
@@ -110,6 +110,18 @@ async def test_a_probe_that_fails_shuts_it_for_longer(app, idp):
     await settled(app)
     info = await app.resources.get(TOKEN)
     assert (info.breaker, info.reopens, len(idp.asked)) == ("open", 1, before + 1)
+
+
+async def test_a_probe_that_could_not_be_sent_is_given_back(app, database_url, idp):
+    names, _ = await break_it(app, idp)
+    await due(app)
+    asked, no_key = len(idp.asked), idp.provider(client_auth="jwt", client_secret="no key")
+    async with Resilient(database_url, handlers=[me], providers=[no_key], secrets=[KEY]) as wrong:
+        with pytest.raises(SetupError, match="no private key"):
+            await wrong.credentials(names[29])
+        await settled(wrong)
+    info = await app.resources.get(TOKEN)
+    assert (info.breaker, info.reopens, len(idp.asked)) == ("open", 0, asked)
 
 
 async def test_jobs_wait_for_it_and_are_charged_nothing(app, idp):
