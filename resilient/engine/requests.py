@@ -1,19 +1,24 @@
 """How a handler sends requests: through its job's resource, or through another one (`Through`).
 
-The two classes at the top are what `Job`, `SyncJob` and the objects of ``job.through(...)`` share.
+`Requests` and `SyncRequests` are what `Job`, `SyncJob` and the objects of ``job.through(...)`` have in common.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import httpx
+
+from resilient.wire.call import AsyncCall, SyncCall
+from resilient.wire.client import AsyncClient, Client
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import httpx
 
-    from resilient.wire.call import AsyncCall, SyncCall
-    from resilient.wire.client import AsyncClient, Client
+ClientT = TypeVar("ClientT")
+TransportT = TypeVar("TransportT")
+CallT = TypeVar("CallT")
 
 
 class Sender(Protocol):
@@ -32,25 +37,35 @@ class Sender(Protocol):
         """The same for threads."""
 
 
-class Requests:
-    """Requests from coroutines."""
+class _Requests(Generic[ClientT, TransportT, CallT]):
+    """Requests through the resource of ``_side``, by the client and the calls of coroutines or of threads."""
 
     __slots__ = ()
     _side: Any
 
+    def _client(self) -> Any:
+        raise NotImplementedError
+
+    def _call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
     @property
-    def client(self) -> AsyncClient:
-        """An ``httpx.AsyncClient`` that keeps the resource's limits, gate, keys and classification."""
-        client: AsyncClient = self._side.async_client()
+    def client(self) -> ClientT:
+        """An ``httpx.AsyncClient`` (in plain handlers an ``httpx.Client``) that keeps the resource's rules.
+
+        Its limits, gate, keys and classification.
+        """
+        client: ClientT = self._client()
         return client
 
     @property
-    def transport(self) -> httpx.AsyncBaseTransport:
+    def transport(self) -> TransportT:
         """The client's transport, for an SDK that builds its own: ``httpx.AsyncClient(transport=job.transport)``.
 
         Closing such a client closes nothing.
         """
-        return self.client._transport  # noqa: SLF001 - httpx has no name for it
+        transport: TransportT = self._client()._transport  # noqa: SLF001 - httpx has no name for it
+        return transport
 
     def call(
         self,
@@ -64,59 +79,46 @@ class Requests:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         trusted: bool = True,
-    ) -> AsyncCall:
+    ) -> CallT:
         """Admit one request that somebody else's client makes: ``async with job.call("POST", url) as call:``.
 
-        Entering admits or raises, before any I/O; send ``call.headers`` (to ``call.url``, if the provider takes its key
-        in the URL), then say ``call.report(status, headers, body)``. ``cost`` is in units of the limits. ``op`` names
-        the request (its key and mark), ``idempotent`` says that repeating it is harmless. ``headers``: what the client
+        In plain handlers ``with job.call(...)``. Entering admits or raises, before any I/O; send ``call.headers`` (to
+        ``call.url``, if the provider takes its key in the URL), then say ``call.report(status, headers, body)``.
+        ``cost`` is in units of the limits. ``op`` names the request (its key and mark), ``idempotent`` says that
+        repeating it is harmless. ``body``, if given, tells requests of one name apart. ``headers``: what the client
         would send by itself, so that an idempotency key of the caller's is used, and one an SDK made up is not.
         ``trusted=False``: no credentials, wherever it goes. `resilient.adapters` do all this for requests and aiohttp.
         """
         words: dict[str, Any] = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key}
-        words |= {"body": body, "headers": headers, "trusted": trusted}
-        made: AsyncCall = self._side.async_call(method, url, words)
+        made: CallT = self._call(method, url, words | {"body": body, "headers": headers, "trusted": trusted})
         return made
 
 
-class SyncRequests:
+class Requests(_Requests[AsyncClient, httpx.AsyncBaseTransport, AsyncCall]):
+    """Requests from coroutines."""
+
+    __slots__ = ()
+
+    def _client(self) -> Any:
+        return self._side.async_client()
+
+    def _call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        return self._side.async_call(method, url, words)
+
+
+class SyncRequests(_Requests[Client, httpx.BaseTransport, SyncCall]):
     """Requests from a thread."""
 
     __slots__ = ()
-    _side: Any
 
-    @property
-    def client(self) -> Client:
-        """An ``httpx.Client`` that keeps the resource's limits, gate, keys and classification."""
-        client: Client = self._side.sync_client()
-        return client
+    def _client(self) -> Any:
+        return self._side.sync_client()
 
-    @property
-    def transport(self) -> httpx.BaseTransport:
-        """See `Requests.transport`: ``httpx.Client(transport=job.transport)``."""
-        return self.client._transport  # noqa: SLF001
-
-    def call(
-        self,
-        method: str,
-        url: str,
-        *,
-        cost: float | None = None,
-        op: str | None = None,
-        idempotent: bool | None = None,
-        idempotency_key: str | None = None,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        trusted: bool = True,
-    ) -> SyncCall:
-        """See `Requests.call`: ``with job.call("POST", url) as call:``."""
-        words: dict[str, Any] = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key}
-        words |= {"body": body, "headers": headers, "trusted": trusted}
-        made: SyncCall = self._side.sync_call(method, url, words)
-        return made
+    def _call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+        return self._side.sync_call(method, url, words)
 
 
-class Through(Requests):
+class _Elsewhere:
     """Another resource than the job's: its own address, credentials, gate and limits."""
 
     __slots__ = ("_side", "resource_key")
@@ -128,13 +130,13 @@ class Through(Requests):
         return f"<{type(self).__name__} {self.resource_key}>"
 
 
-class SyncThrough(SyncRequests):
-    """`Through`, for plain handlers."""
+class Through(_Elsewhere, Requests):
+    """What ``await job.through(...)`` gives."""
 
-    __slots__ = ("_side", "resource_key")
+    __slots__ = ()
 
-    def __init__(self, resource_key: str, side: Sender) -> None:
-        self.resource_key, self._side = resource_key, side
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.resource_key}>"
+class SyncThrough(_Elsewhere, SyncRequests):
+    """What ``job.through(...)`` gives a plain handler."""
+
+    __slots__ = ()

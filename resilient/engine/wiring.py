@@ -16,7 +16,7 @@ from resilient.core.provider import GENERIC
 from resilient.core.resource_key import check
 from resilient.engine.publishers import Publishers
 from resilient.engine.relay import require
-from resilient.wire.call import AsyncCall, SyncCall, call, call_sync
+from resilient.wire.call import AsyncCall, SyncCall
 from resilient.wire.client import AsyncClient, Client, build_async_client, build_client
 from resilient.wire.conduct import Permit
 from resilient.wire.explain import Explained, explain
@@ -100,11 +100,11 @@ class Wire:
 
     def call(self, trail: Trail, method: str, url: str, words: Mapping[str, Any]) -> AsyncCall:
         """Admit one request of somebody else's client, for an ``async def`` handler."""
-        return call(trail, method, url, **words)
+        return AsyncCall(trail, method, url, **words)
 
     def sync_call(self, trail: Trail, method: str, url: str, words: Mapping[str, Any]) -> SyncCall:
         """The same for a plain handler."""
-        return call_sync(trail, self._worker.from_thread, method, url, **words)
+        return SyncCall(trail, self._worker.from_thread, method, url, **words)
 
     def explain(self, execution: Execution, error: BaseException) -> Explained:
         """What an exception that left a handler means."""

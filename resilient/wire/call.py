@@ -43,9 +43,9 @@ _LONGEST_TEXT = 64 * 1024
 class Call:
     """What the block sees.
 
-    ``headers``: credentials and key to send; ``params``: those that belong into the URL, ``url`` has them already;
-    ``failure``: what `report` found; ``renewed``: after the block, whether there are newer credentials after refused
-    ones, so that the request is worth a repeat, in a new call.
+    ``words`` are those of `Trail.facts`. ``headers``: credentials and key to send; ``params``: those that belong into
+    the URL, ``url`` has them already; ``failure``: what `report` found; ``renewed``: after the block, whether there are
+    newer credentials after refused ones, so that the request is worth a repeat, in a new call.
     """
 
     def __init__(
@@ -53,9 +53,11 @@ class Call:
         trail: Trail,
         method: str,
         url: str,
-        words: Mapping[str, Any],
-        body: bytes | None,
+        *,
+        body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        trusted: bool = True,
+        **words: Any,
     ) -> None:
         if trail.base_url and "://" not in url:
             url = f"{trail.base_url.rstrip('/')}/{url.lstrip('/')}"
@@ -68,8 +70,7 @@ class Call:
         target = Target(url, parts.scheme, parts.hostname, parts.port, parts.path or "/")
         self._trail = trail
         said = {k: v for k, v in words.items() if v is not None}
-        trust = said.pop("trusted", True)
-        self._asked = trail.facts(method.upper(), target, headers or {}, body, said, trust=trust)
+        self._asked = trail.facts(method.upper(), target, headers or {}, body, said, trust=trusted)
         self._permit: Permit | None = None
         self._answer: AnswerFacts | None = None
         self.headers: dict[str, str] = {}
@@ -196,17 +197,8 @@ class AsyncCall(Call):
 class SyncCall(Call):
     """``with job.call(...)``, in a thread."""
 
-    def __init__(
-        self,
-        trail: Trail,
-        method: str,
-        url: str,
-        words: Mapping[str, Any],
-        body: bytes | None,
-        headers: Mapping[str, str] | None,
-        bridge: Bridge[Any],
-    ) -> None:
-        super().__init__(trail, method, url, words, body, headers)
+    def __init__(self, trail: Trail, bridge: Bridge[Any], method: str, url: str, **words: Any) -> None:
+        super().__init__(trail, method, url, **words)
         self._bridge = bridge
 
     def __enter__(self) -> Self:
@@ -217,26 +209,6 @@ class SyncCall(Call):
         self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         drive_sync(self._exit(error), None, self._bridge)
-
-
-def call(
-    trail: Trail, method: str, url: str, *, cost: float | None = None, op: str | None = None,
-    idempotent: bool | None = None, idempotency_key: str | None = None, body: bytes | None = None,
-    headers: Mapping[str, str] | None = None, trusted: bool = True,
-) -> AsyncCall:  # fmt: skip
-    """Admit one foreign request from a coroutine. ``body``, if given, tells requests of one name apart."""
-    words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "trusted": trusted}
-    return AsyncCall(trail, method, url, words, body, headers)
-
-
-def call_sync(
-    trail: Trail, bridge: Bridge[Any], method: str, url: str, *, cost: float | None = None,
-    op: str | None = None, idempotent: bool | None = None, idempotency_key: str | None = None,
-    body: bytes | None = None, headers: Mapping[str, str] | None = None, trusted: bool = True,
-) -> SyncCall:  # fmt: skip
-    """Admit one foreign request from a thread."""
-    words = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key, "trusted": trusted}
-    return SyncCall(trail, method, url, words, body, headers, bridge)
 
 
 def _body(body: Any) -> tuple[str, Any]:

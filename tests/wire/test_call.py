@@ -10,7 +10,7 @@ import pytest
 from resilient.core.errors import InvalidInput, JobFailure, LostLease, ResourceStopped
 from resilient.core.failure import FailureKind as K
 from resilient.core.provider import GENERIC, Errors, Idempotency, Provider, Rule
-from resilient.wire.call import call, call_sync
+from resilient.wire.call import AsyncCall, SyncCall
 from resilient.wire.client import build_client
 from resilient.wire.names import derive
 from resilient.wire.trail import Trail
@@ -26,7 +26,7 @@ DECLARED = Provider(
 
 async def test_a_reported_answer(conduct):
     trail = Trail(conduct)
-    async with call(trail, "get", URL, cost=3) as one:
+    async with AsyncCall(trail, "get", URL, cost=3) as one:
         assert one.headers == {}
         assert one.report(200, {"X-RateLimit-Remaining": "4"}, b"{}") is None
         one.raise_for_failure()
@@ -37,19 +37,19 @@ async def test_a_reported_answer(conduct):
 async def test_a_refusal_comes_before_the_block(conduct):
     conduct.stop_from = 1
     with pytest.raises(ResourceStopped):
-        async with call(Trail(conduct), "GET", URL):
+        async with AsyncCall(Trail(conduct), "GET", URL):
             pytest.fail("not admitted")
 
 
 async def test_credentials_and_key_are_the_blocks_to_send(conduct):
     conduct.credentials = {"Authorization": "Bearer canary"}
     trail = Trail(conduct, DECLARED)
-    async with call(trail, "POST", URL) as one:
+    async with AsyncCall(trail, "POST", URL) as one:
         assert one.headers == {
             "Authorization": "Bearer canary", "Idempotency-Key": derive("job-1", "POST /v1/things #1"),
         }  # fmt: skip
         one.report(201)
-    async with call(trail, "POST", "https://evil.test/v1/things") as one:
+    async with AsyncCall(trail, "POST", "https://evil.test/v1/things") as one:
         assert one.headers == {}
         one.report(201)
     assert conduct.steps == ["admit", "answered", "admit", "mark", "clear"]
@@ -57,7 +57,7 @@ async def test_credentials_and_key_are_the_blocks_to_send(conduct):
 
 async def test_a_key_as_a_parameter(conduct):
     provider = Provider(name="api", base_url="https://api.example.com", idempotency=Idempotency(query="requestid"))
-    async with call(Trail(conduct, provider), "POST", URL + "?a=1", op="bill") as one:
+    async with AsyncCall(Trail(conduct, provider), "POST", URL + "?a=1", op="bill") as one:
         assert one.url == f"{URL}?a=1&requestid={derive('job-1', 'bill')}"
         assert one.headers == {}
         one.report(200)
@@ -68,7 +68,7 @@ async def test_a_key_as_a_parameter(conduct):
 )
 async def test_a_dialect_reads_the_reported_body(conduct, body):
     trail = Trail(conduct, DECLARED)
-    async with call(trail, "POST", URL) as one:
+    async with AsyncCall(trail, "POST", URL) as one:
         failure = one.report(200, (), body)
         assert (failure.kind, failure.code) == (K.PERMANENT, "nope")
         with pytest.raises(JobFailure, match="permanent"):
@@ -79,18 +79,18 @@ async def test_a_dialect_reads_the_reported_body(conduct, body):
 
 @pytest.mark.parametrize("body", [None, "", "<html>", b"\xff\xfe", "{", 5, "[" * 100_000])
 async def test_any_body_may_be_reported(conduct, body):
-    async with call(Trail(conduct, DECLARED), "GET", URL) as one:
+    async with AsyncCall(Trail(conduct, DECLARED), "GET", URL) as one:
         assert one.report(500, {}, body).kind is K.TRANSIENT
 
 
 async def test_marks_around_the_block(conduct):
-    async with call(Trail(conduct), "POST", URL, op="create") as one:
+    async with AsyncCall(Trail(conduct), "POST", URL, op="create") as one:
         assert conduct.marks == {"create": None}
         one.report(201)
     assert conduct.steps == ["admit", "mark", "answered", "clear"]
     conduct.on_mark = LostLease("gone")
     with pytest.raises(LostLease):
-        async with call(Trail(conduct), "POST", URL):
+        async with AsyncCall(Trail(conduct), "POST", URL):
             pytest.fail("not marked")
     assert conduct.steps[-1] == "abandoned"
 
@@ -101,19 +101,19 @@ async def test_an_exception_of_a_client_is_its_outcome(conduct):
 
     ReadTimeout.__module__ = "requests.exceptions"
     with pytest.raises(ReadTimeout):
-        async with call(Trail(conduct), "POST", URL):
+        async with AsyncCall(Trail(conduct), "POST", URL):
             raise ReadTimeout
     assert conduct.log[-1] == ("failed", K.AMBIGUOUS, "read_timeout")
     assert len(conduct.marks) == 1
     with pytest.raises(TimeoutError):
-        async with call(Trail(conduct), "GET", URL):
+        async with AsyncCall(Trail(conduct), "GET", URL):
             raise TimeoutError
     assert conduct.log[-1] == ("failed", K.TRANSIENT, "no_answer")
 
 
 async def test_the_users_own_mistake_in_the_block_is_neutral_and_the_mark_stands(conduct):
     with pytest.raises(KeyError):
-        async with call(Trail(conduct), "POST", URL):
+        async with AsyncCall(Trail(conduct), "POST", URL):
             raise KeyError("x")
     assert conduct.steps == ["admit", "mark", "abandoned"]
     assert len(conduct.marks) == 1
@@ -123,7 +123,7 @@ async def test_a_call_nobody_knows_the_outcome_of_keeps_its_key_when_it_is_made_
     trail, keys = Trail(conduct, DECLARED), []
     for error in (KeyError, None):
         with contextlib.suppress(KeyError):
-            async with call(trail, "POST", URL) as one:
+            async with AsyncCall(trail, "POST", URL) as one:
                 keys.append(one.headers["Idempotency-Key"])
                 if error is not None:
                     raise error
@@ -133,14 +133,14 @@ async def test_a_call_nobody_knows_the_outcome_of_keeps_its_key_when_it_is_made_
 
 async def test_a_block_that_reports_nothing_is_refused(conduct):
     with pytest.raises(InvalidInput, match=r"call\.report"):
-        async with call(Trail(conduct), "GET", URL + "?key=canary"):
+        async with AsyncCall(Trail(conduct), "GET", URL + "?key=canary"):
             pass
     assert conduct.steps == ["admit", "abandoned"]
 
 
 async def test_a_cancelled_block_is_abandoned(conduct):
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05), call(Trail(conduct), "POST", URL):
+        async with asyncio.timeout(0.05), AsyncCall(Trail(conduct), "POST", URL):
             await asyncio.sleep(1)
     assert conduct.steps == ["admit", "mark", "abandoned"]
 
@@ -149,10 +149,10 @@ async def test_refused_credentials_are_refreshed_for_the_next_call(conduct):
     conduct.credentials = {"Authorization": "Bearer stale"}
     conduct.refreshes = [{"Authorization": "Bearer fresh"}]
     trail = Trail(conduct, DECLARED)
-    async with call(trail, "GET", URL) as one:
+    async with AsyncCall(trail, "GET", URL) as one:
         one.report(401)
     assert conduct.log[-1] == ("answered", 401, None)
-    async with call(trail, "GET", URL) as one:
+    async with AsyncCall(trail, "GET", URL) as one:
         assert one.headers["Authorization"] == "Bearer fresh"
         one.report(401)
     assert conduct.log[-1] == ("answered", 401, K.AUTH)
@@ -161,7 +161,7 @@ async def test_refused_credentials_are_refreshed_for_the_next_call(conduct):
 @pytest.mark.parametrize("url", ["/relative", "ftp://x/y", "https://"])
 async def test_a_url_has_to_be_absolute(conduct, url):
     with pytest.raises(InvalidInput, match="absolute"):
-        call(Trail(conduct), "GET", url)
+        AsyncCall(Trail(conduct), "GET", url)
 
 
 # -- threads -------------------------------------------------------------------------------------------------
@@ -189,10 +189,10 @@ def sync_client(conduct, server, bridge):
 
 
 def test_a_call_in_a_thread(conduct, bridge):
-    with call_sync(Trail(conduct), bridge, "POST", URL) as one:
+    with SyncCall(Trail(conduct), bridge, "POST", URL) as one:
         one.report(429, {"Retry-After": "9"})
     assert conduct.steps == ["admit", "mark", "answered", "clear"]
-    with pytest.raises(InvalidInput), call_sync(Trail(conduct), bridge, "GET", URL):
+    with pytest.raises(InvalidInput), SyncCall(Trail(conduct), bridge, "GET", URL):
         pass
 
 
