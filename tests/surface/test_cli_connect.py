@@ -19,7 +19,6 @@ from joserfc.jwk import import_key
 from resilient.store.secrets import new_key
 from resilient.surface.cli import connect as connect_command
 from resilient.surface.cli import main
-from tests.engine.conftest import Idp, Server
 
 KEY = new_key()
 PROGRAM = """
@@ -48,21 +47,6 @@ app = Resilient({url!r}, handlers=[me], providers=[
     provider("signed"),
 ])
 """
-
-
-@pytest.fixture
-def idp():
-    found = Idp()
-    with Server(found) as url:
-        found.url = url
-        yield found
-
-
-@pytest.fixture
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from starlette.routing import Mount, Route
 from resilient import GrantState, InvalidInput, Resilient, SetupError, handler, web
 from resilient.engine.job import Job
 from resilient.store.secrets import new_key
-from tests.engine.conftest import Idp, Server
 
 KEY = new_key()
 
@@ -29,23 +28,6 @@ async def me(job: Job[None]) -> int:
     response = await job.client.get("/me")
     response.raise_for_status()
     return response.status_code
-
-
-@pytest.fixture
-def idp():
-    found = Idp()
-    with Server(found) as url:
-        found.url = url
-        yield found
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture
