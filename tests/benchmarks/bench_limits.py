@@ -11,15 +11,11 @@ are on their way for as long as a process takes to start), ``over``, by how many
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from bench_outage import Sick, crew, measured, run_worker, until
+from bench_outage import Sick
+from crew import crew, main, run_worker, until
 
 from resilient import Job, Limit, Provider, Resilient, handler
 
@@ -46,7 +42,14 @@ async def send(job: Job[int]) -> None:
 def program(options, port):
     limits = {"p/*": [Limit(options.rate, per=options.per)]}
     providers = [Provider(name="p", base_url=f"http://127.0.0.1:{port}")]
-    return Resilient(options.database, handlers=[send], providers=providers, limits=limits, upgrade=False)
+    return Resilient(
+        options.database, schema=options.schema, handlers=[send], providers=providers, limits=limits, upgrade=False
+    )
+
+
+async def work(options):
+    """A worker process; it ends when the standard input closes."""
+    await run_worker(program(options, options.work), concurrency=options.concurrency)
 
 
 async def limited(options):
@@ -83,22 +86,13 @@ def busiest(arrivals, seconds):
     return most
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--database")
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--concurrency", type=int, default=10)
-    parser.add_argument("--rate", type=int, default=200)
-    parser.add_argument("--per", type=float, default=5.0)
-    parser.add_argument("--seconds", type=float, default=12)
-    parser.add_argument("--patience", type=float, default=120.0)
-    parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
-        asyncio.run(run_worker(program(options, options.work), options))
-    else:
-        measured(limited, options, "limits")
+def declare(option):
+    option("--workers", type=int, default=8)
+    option("--concurrency", type=int, default=10)
+    option("--rate", type=int, default=200)
+    option("--per", type=float, default=5.0)
+    option("--seconds", type=float, default=12)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "limits", declare, work=work, scenario=limited)

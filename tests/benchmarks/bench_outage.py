@@ -14,24 +14,15 @@ account. After ``--down`` seconds it is well again. Prints one JSON object; ever
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
-import json
-import os
 import socket
 import struct
-import sys
-import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from crew import crew, main, run_worker, until
 
 from resilient import BreakerPolicy, Fixed, Item, Job, Provider, Resilient, Retry, handler
-from resilient.store.database import Database
-from resilient.store.schema import upgrade_sync
 
 QUIET = 0.7  # of the first open interval without a request: everything stands still
 NUMBER_OF_TENTHS = 10
@@ -83,23 +74,14 @@ async def call(job: Job[int]) -> None:
 def program(options, port):
     policy = BreakerPolicy(first_open=options.first_open, longest_open=options.first_open * 2, ramp=options.ramp)
     return Resilient(
-        options.database, handlers=[call], providers=[Provider(name="p", base_url=f"http://127.0.0.1:{port}")],
+        options.database, schema=options.schema, handlers=[call], providers=[Provider(name="p", base_url=f"http://127.0.0.1:{port}")],
         breakers={"p": policy, "p/*": policy}, upgrade=False,
     )  # fmt: skip
 
 
 async def work(options):
     """A worker process; it ends when the standard input closes."""
-    await run_worker(program(options, options.work), options)
-
-
-async def run_worker(app, options):
-    """Until the parent closes the pipe."""
-    worker = app.worker(concurrency=options.concurrency)
-    loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), worker.stop)
-    await worker.run(signals=False)
-    await app.close()
+    await run_worker(program(options, options.work), concurrency=options.concurrency)
 
 
 async def outage(options):
@@ -123,32 +105,6 @@ async def outage(options):
     return figures(options, sick, well, last) | {"lost": total - done, "clean_exits": clean}
 
 
-@contextlib.asynccontextmanager
-async def crew(script, options, port):
-    """Worker processes of a script, ended at the end."""
-    command = [sys.executable, script, *sys.argv[1:], "--database", options.database, "--work", str(port)]
-    pipe = asyncio.subprocess.PIPE
-    workers = [await asyncio.create_subprocess_exec(*command, stdin=pipe) for _ in range(options.workers)]
-    try:
-        yield workers
-        for one in workers:
-            one.stdin.close()
-            await asyncio.wait_for(one.wait(), 60)
-    finally:
-        for one in workers:
-            if one.returncode is None:
-                one.kill()
-                await one.wait()
-
-
-async def until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        await asyncio.sleep(0.02)
-
-
 def figures(options, sick, well, last):
     sent = [at for at in sick.arrivals if at < well]
     gaps = [n for n in range(1, len(sent)) if sent[n] - sent[n - 1] > QUIET * options.first_open]
@@ -170,36 +126,17 @@ def figures(options, sick, well, last):
     }  # fmt: skip
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--database")
-    parser.add_argument("--accounts", type=int, default=1000)
-    parser.add_argument("--jobs", type=int, default=2, help="of each account")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--concurrency", type=int, default=25)
-    parser.add_argument("--how", choices=("503", "reset"), default="503")
-    parser.add_argument("--down", type=float, default=12.0)
-    parser.add_argument("--first-open", type=float, default=2.0)
-    parser.add_argument("--ramp", type=float, default=6.0)
-    parser.add_argument("--latency", type=float, default=0.02)
-    parser.add_argument("--patience", type=float, default=120.0)
-    parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
-        asyncio.run(work(options))
-        return
-    measured(outage, options, "outage")
-
-
-def measured(scenario, options, name):
-    """Run it on a database with tables; print its figures."""
-    with tempfile.TemporaryDirectory() as home:
-        options.database = options.database or f"sqlite:///{os.fspath(Path(home) / name)}.db"
-        database = Database(options.database)
-        upgrade_sync(database)
-        database.close_sync()
-        print(json.dumps(asyncio.run(scenario(options))))  # noqa: T201
+def declare(option):
+    option("--accounts", type=int, default=1000)
+    option("--jobs", type=int, default=2, help="of each account")
+    option("--workers", type=int, default=2)
+    option("--concurrency", type=int, default=25)
+    option("--how", choices=("503", "reset"), default="503")
+    option("--down", type=float, default=12.0)
+    option("--first-open", type=float, default=2.0)
+    option("--ramp", type=float, default=6.0)
+    option("--latency", type=float, default=0.02)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "outage", declare, work=work, scenario=outage)

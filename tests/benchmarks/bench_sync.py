@@ -12,30 +12,22 @@ ones' leases).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
-import sys
-import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import sqlalchemy as sa
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from crew import main, run_worker, until, worker_process
 
 from resilient import Job, Limit, NextCursor, PageRequest, Provider, Resilient, Retry, Stream, handler
-from resilient.store.database import Database
-from resilient.store.schema import upgrade_sync
 
-ITEMS = sa.Table("copied", sa.MetaData(), sa.Column("id", sa.Integer), sa.Column("name", sa.String(40)))
 STREAM = Stream(
     "items", request=lambda: PageRequest("/items"), paginator=NextCursor(items="items", found="next", query="after")
 )  # fmt: skip
 LEASE = 2.0  # seconds until a killed worker's job goes on
+TICK = 0.002  # seconds
 
 
 class Source:
@@ -69,23 +61,25 @@ class Source:
 async def copy(job: Job[None]) -> None:
     async for page in job.pages(STREAM):
         async with job.checkpoint(page) as session:
-            await session.execute(sa.insert(ITEMS), page.items)
+            await session.execute(sa.insert(job.deps), page.items)
+
+
+def copied(schema):
+    """Where the records go; nothing but the checkpoint keeps them single."""
+    return sa.Table("copied", sa.MetaData(schema), sa.Column("id", sa.Integer), sa.Column("name", sa.String(40)))
 
 
 def program(options, port):
     return Resilient(
-        options.database, handlers=[copy], providers=[Provider(name="p", base_url=f"http://127.0.0.1:{port}")],
-        limits={"p/*": [Limit(options.rate, per=1, burst=max(1, options.rate // 10))]}, upgrade=False,
+        options.database, schema=options.schema, handlers=[copy], deps=copied(options.schema), upgrade=False,
+        providers=[Provider(name="p", base_url=f"http://127.0.0.1:{port}")],
+        limits={"p/*": [Limit(options.rate, per=1, burst=max(1, options.rate // 10))]},
     )  # fmt: skip
 
 
 async def work(options):
     """A worker process; it ends when the standard input closes."""
-    app = program(options, options.work)
-    worker = app.worker(concurrency=2, lease=LEASE)
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), worker.stop)
-    await worker.run(signals=False)
-    await app.close()
+    await run_worker(program(options, options.work), concurrency=2, lease=LEASE)
 
 
 async def synced(options):
@@ -94,17 +88,17 @@ async def synced(options):
     server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     app = program(options, port)
-    await app.database.transaction(lambda c, _d: ITEMS.create(c))
+    items = copied(options.schema)
+    await app.database.transaction(lambda c, _d: items.create(c))
     job = await app.enqueue(copy, resource_key="p/1")
     pages = -(-options.records // options.page)
-    command = [sys.executable, __file__, *sys.argv[1:], "--database", options.database, "--work", str(port)]
     began, idle, killed = time.monotonic(), 0.0, 0
     while True:
         asked = len(source.at)
-        child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+        child = await worker_process(__file__, options, port)
         try:
             started = time.monotonic()
-            await until(lambda seen=asked: len(source.at) > seen, options.patience)
+            await until(lambda seen=asked: len(source.at) > seen, options.patience, TICK)
             idle += time.monotonic() - started
             if killed == options.kills:
                 await finished(app, job.id, options.patience)
@@ -112,7 +106,7 @@ async def synced(options):
                 await child.wait()
                 break
             goal = pages * (killed + 1) // (options.kills + 1)
-            await until(lambda goal=goal: len(source.asked) >= goal, options.patience)
+            await until(lambda goal=goal: len(source.asked) >= goal, options.patience, TICK)
         finally:
             if child.returncode is None:
                 child.kill()
@@ -120,7 +114,7 @@ async def synced(options):
         killed += 1
     lasted = source.at[-1] - began
     server.close()
-    found = await app.database.transaction(lambda c, _d: Counter(c.execute(sa.select(ITEMS.c.id)).scalars().all()))
+    found = await app.database.transaction(lambda c, _d: Counter(c.execute(sa.select(items.c.id)).scalars().all()))
     state = (await app.jobs.get(job.id)).state.value
     await app.close()
     return {
@@ -141,34 +135,12 @@ async def finished(app, job, seconds):
         await asyncio.sleep(0.1)
 
 
-async def until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        await asyncio.sleep(0.002)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--database")
-    parser.add_argument("--records", type=int, default=100_000)
-    parser.add_argument("--page", type=int, default=100)
-    parser.add_argument("--rate", type=int, default=50)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--patience", type=float, default=300.0)
-    parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
-        asyncio.run(work(options))
-        return
-    with tempfile.TemporaryDirectory() as home:
-        options.database = options.database or f"sqlite:///{os.fspath(Path(home) / 'sync.db')}"
-        database = Database(options.database)
-        upgrade_sync(database)
-        database.close_sync()
-        print(json.dumps(asyncio.run(synced(options))))  # noqa: T201
+def declare(option):
+    option("--records", type=int, default=100_000)
+    option("--page", type=int, default=100)
+    option("--rate", type=int, default=50)
+    option("--kills", type=int, default=10)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "sync", declare, work=work, scenario=synced, patience=300.0)
