@@ -39,6 +39,7 @@ from resilient.core.outcomes import (
     Succeeded,
     Transition,
 )
+from resilient.core.phrases import moment
 from resilient.core.plain_text import plain
 from resilient.core.resource_key import is_below
 from resilient.core.retry_after import resume_at
@@ -125,7 +126,7 @@ def _charged(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: 
         return _dead(job, kind, message, charged=True)._replace(**_origin(_about(job, outcome)))
     run_at, remark = _next_try(job, outcome.failure, retry, now, roll)
     if job.safe_until is not None and run_at >= job.safe_until:
-        late = f"its key is safe to repeat until {job.safe_until.isoformat()}, and the next try would come later"
+        late = f"its key is safe to repeat until {moment(job.safe_until)}, and the next try would come later"
         return _in_doubt(job, replace(outcome, message=f"{late}; {outcome.message}"), retry, now, roll)
     about = _about(job, outcome, outcome.message + remark)
     return _go_on(job, _at(_step(job, JobState.SCHEDULED, "retry", charged=True, **about), run_at, now), now)
@@ -257,7 +258,7 @@ def _expired(job: JobFacts, step: Transition, next_try: datetime) -> Transition:
     if job.expires_at is None:
         reason = "expired"
     else:
-        reason = f"expires at {job.expires_at.isoformat()}, could not run before {next_try.isoformat()}"
+        reason = f"expires at {moment(job.expires_at)}, could not run before {moment(next_try)}"
     return step._replace(
         state=JobState.DEAD, decision="expired", run_at=None, waiting_for=None,
         error_kind=FailureKind.EXPIRED, error=_clip(f"{reason}; {step.error}" if step.error else reason),

@@ -36,7 +36,9 @@ Messages say what happened, to which job or resource, and what to do. They never
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from resilient.core.phrases import moment
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -137,8 +139,12 @@ class ResourceStopped(ResilientError):
 
     def __init__(self, resource: str, gate: str, until: datetime | None = None) -> None:
         self.resource, self.gate, self.until = resource, gate, until
-        when = f" until {until.isoformat()}" if until else ""
-        super().__init__(f"resource {resource!r} is stopped by its {gate}{when}; the job waits and goes on by itself")
+        when = f" until {moment(until)}" if until else ""
+        by = _SHUT.get(gate, f"its {gate}")
+        super().__init__(f"resource {resource!r} is stopped by {by}{when}; the job waits and goes on by itself")
+
+
+_SHUT: Final = {"breaker": "its circuit", "auth": "its credentials", "database": "our database, which is away"}
 
 
 class JobFailure(ResilientError):

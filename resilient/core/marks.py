@@ -11,6 +11,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.phrases import moment
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -21,10 +23,10 @@ MARGIN: Final = 60.0  # seconds a repeat may be on its way, and clocks may diffe
 
 def made(asked: RequestFacts, now: datetime) -> dict[str, Any]:
     """The mark of a request that is about to be sent for the first time."""
-    mark: dict[str, Any] = {"hash": asked.body_hash, "at": now.isoformat()}
+    mark: dict[str, Any] = {"hash": asked.body_hash, "at": _text(now)}
     if asked.idempotency_key and asked.key_life is not None:
         safe = asked.key_life - min(MARGIN, asked.key_life / 10)
-        mark |= {"key": asked.idempotency_key, "until": (now + timedelta(seconds=safe)).isoformat()}
+        mark |= {"key": asked.idempotency_key, "until": _text(now + timedelta(seconds=safe))}
     return mark
 
 
@@ -39,11 +41,7 @@ def readable(found: Any) -> Mapping[str, Mapping[str, Any]]:
 
 def until_of(mark: Mapping[str, Any]) -> datetime | None:
     """Until when the request may be repeated; None if never."""
-    text = mark.get("until")
-    try:
-        return datetime.fromisoformat(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
+    return _time(mark.get("until"))
 
 
 def in_doubt(marks: Mapping[str, Mapping[str, Any]] | None, now: datetime) -> bool:
@@ -64,8 +62,25 @@ def safe_until(marks: Mapping[str, Mapping[str, Any]] | None) -> datetime | None
 def forgotten(marks: Mapping[str, Mapping[str, Any]] | None, now: datetime) -> str:
     """What to tell a person about the requests in doubt whose key is too old; "" if there is none."""
     old = [
-        f"{name} was first sent at {mark.get('at')}, and the provider remembers its key only until {mark['until']}"
+        f"{name} was first sent at {_told(mark.get('at'))}, and the provider remembers its key only until"
+        f" {moment(until)}"
         for name, mark in sorted(readable(marks).items())
         if (until := until_of(mark)) is not None and until <= now
     ]
     return "; ".join(old)
+
+
+def _text(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds")
+
+
+def _time(text: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+
+
+def _told(text: Any) -> str:
+    at = _time(text)
+    return "a time nobody knows" if at is None else moment(at)

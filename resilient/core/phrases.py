@@ -33,6 +33,19 @@ def span(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
+def length(seconds: float) -> str:
+    """A length of time as it was declared, in the largest unit that leaves nothing over: ``90 s``, ``1 min``."""
+    for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
+        if seconds >= size and not seconds % size:
+            return f"{figure(seconds / size)} {unit}"
+    return f"{figure(seconds)} s"
+
+
+def figure(number: float) -> str:
+    """A number without needless digits: ``5,000``, ``0.5``."""
+    return f"{number:,.6f}".rstrip("0").rstrip(".")
+
+
 def rough(seconds: float) -> str:
     """A length of time in one unit, for narrow columns: ``45 s``, ``3 min``, ``2 h``, ``3 d``."""
     whole = max(0, round(seconds))
@@ -42,10 +55,11 @@ def rough(seconds: float) -> str:
     return f"{whole} s"
 
 
-def moment(at: datetime, now: datetime) -> str:
-    """A point in time, with its date only if that is not today's."""
-    at, now = at.astimezone(UTC), now.astimezone(UTC)
-    return f"{at:%H:%M:%S} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S} UTC"
+def moment(at: datetime, now: datetime | None = None) -> str:
+    """A point in time to the second; without its date if that is today's and the text is read ``now``, not later."""
+    at = at.astimezone(UTC)
+    today = now is not None and at.date() == now.astimezone(UTC).date()
+    return f"{at:%H:%M:%S} UTC" if today else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def when(at: datetime, now: datetime) -> str:

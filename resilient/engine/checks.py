@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from resilient.core.phrases import span
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -58,7 +60,7 @@ def _check_clock(skew: tuple[float, float]) -> Finding:
     return Finding(
         "clock",
         "warn",
-        f"this host's clock is {off:.0f} s {'behind' if low > 0 else 'ahead of'} the database's",
+        f"this host's clock is {span(off)} {'behind' if low > 0 else 'ahead of'} the database's",
         "set it (NTP): jobs go by the database's clock, what this host logs and signs does not",
     )
 
@@ -220,7 +222,7 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
             yield Finding(
                 "lost_worker",
                 "warn",
-                f"worker {worker.id} (process {worker.pid} on {worker.host}) has been silent for {worker.silent:.0f} s",
+                f"worker {worker.id} (process {worker.pid} on {worker.host}) has been silent for {span(worker.silent)}",
                 "look why it died; other workers take its jobs over when their lease ends",
             )
     kinds = {kind for worker in alive if not worker.stopping for kind in worker.kinds}

@@ -25,6 +25,7 @@ from resilient.core.errors import ResourceStopped
 from resilient.core.evidence import child_of, judge
 from resilient.core.failure import WAITS_FOR_RESOURCE, at_scope
 from resilient.core.outcomes import Failed, Succeeded
+from resilient.core.phrases import moment
 from resilient.core.resource_key import path
 from resilient.core.retry_after import HORIZON
 from resilient.engine.budgets import spent, told_of
@@ -281,8 +282,7 @@ class Gate:
             self._resting.pop(key, None)
         if news and cooled.blocked_until is not None:
             level = logging.WARNING if cooled.blocked_until - self.now() > HORIZON else logging.INFO
-            when = cooled.blocked_until.isoformat(timespec="seconds")
-            log.log(level, "%s is throttled until %s (%s)", key, when, code or "no code")
+            log.log(level, "%s is throttled until %s (%s)", key, moment(cooled.blocked_until), code or "no code")
             if self._on_cooldown is not None:
                 self._on_cooldown(cooled)
 

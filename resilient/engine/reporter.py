@@ -10,12 +10,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.phrases import moment
 from resilient.engine.tally import Tally
 from resilient.store import circuits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from resilient.core.policy import Policies
     from resilient.engine.drawing import Drawing
@@ -94,7 +94,7 @@ class Reporter:
             why = f"{after.streak} failures in a row" if before.state == "closed" else "its probe"
             log.warning(
                 "%s: circuit open until %s after %s, latest %s; its jobs wait",
-                change.after.key, _clock(after.open_until), why, code or "without an answer",
+                change.after.key, moment(after.open_until), why, code or "without an answer",
             )  # fmt: skip
         elif after.state == "closed":
             log.info("%s: circuit closed, load comes back step by step", change.after.key)
@@ -137,7 +137,3 @@ class Reporter:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("gate: %s: %s", type(error).__name__, error)
-
-
-def _clock(at: datetime) -> str:
-    return at.isoformat(timespec="seconds")

@@ -18,6 +18,7 @@ from resilient.core import resource_key
 from resilient.core.changed import Changed
 from resilient.core.errors import InvalidInput, NaiveDatetime
 from resilient.core.limit import Limit
+from resilient.core.phrases import moment
 from resilient.core.policy import BreakerPolicy
 from resilient.core.why import Why, why_resource
 from resilient.engine.bulk import spacing_of
@@ -300,7 +301,7 @@ def _ahead(c: Connection, d: Dialect, until: datetime | timedelta | None) -> dat
     if at.tzinfo is None:
         raise NaiveDatetime(f"until={at.isoformat()} has no time zone: use datetime.now(UTC) or a timedelta")
     if at <= now:
-        raise InvalidInput(f"until={at.isoformat()} has passed")
+        raise InvalidInput(f"until={moment(at)} has passed")
     return at
 
 

@@ -18,6 +18,7 @@ from resilient.core import alerts, marks
 from resilient.core import decide as decisions
 from resilient.core.admission import needs_count, releasable, stop_of
 from resilient.core.breaker import orphaned
+from resilient.core.phrases import moment
 from resilient.core.resource_key import path
 from resilient.engine import workflows
 from resilient.engine.completer import free_slots
@@ -297,7 +298,7 @@ def _expire(c: Connection, d: Dialect) -> int:
 
 
 def _expired_text(at: datetime) -> str:
-    return f"expired at {at.isoformat(timespec='seconds')} before it could run"
+    return f"expired at {moment(at)} before it could run"
 
 
 def _repair(c: Connection, d: Dialect) -> int:

@@ -21,6 +21,7 @@ import httpx
 from resilient.core.errors import Ambiguous, JobFailure, Permanent, Throttled, Transient
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.hosts import without_secrets
+from resilient.core.phrases import span
 from resilient.wire import redact
 
 if TYPE_CHECKING:
@@ -81,6 +82,6 @@ def failed_answer(
     if said:
         parts.append(redact.scrub(said, secrets))
     if failure.retry_in is not None:
-        parts.append(f"told to wait {failure.retry_in:.0f} s")
+        parts.append(f"told to wait {span(failure.retry_in)}")
     found = _CLASSES.get(failure.kind, FailedAnswer)
     return found(": ".join(parts), request=request, response=response, failure=failure)

@@ -23,6 +23,7 @@ from resilient.core.decide import (
     decide,
 )
 from resilient.core.failure import UNCHARGED, Failure, FailureKind, Scope
+from resilient.core.phrases import moment
 from resilient.core.states import TERMINAL, JobState, permitted
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -369,12 +370,12 @@ def test_what_cannot_run_before_its_expiry_is_dead_at_once(outcome, expires_in, 
     assert (t.state is DEAD) == dead
     if dead:
         assert (t.decision, t.error_kind, t.run_at) == ("expired", FailureKind.EXPIRED, None)
-        assert t.error.startswith(f"expires at {in_(expires_in).isoformat()}, could not run before ")
+        assert t.error.startswith(f"expires at {moment(in_(expires_in))}, could not run before ")
 
 
 def test_an_expiry_says_what_went_wrong_last():
     t = step(fail("transient", "down"), expires_at=in_(5))
-    assert t.error == f"expires at {in_(5).isoformat()}, could not run before {in_(20).isoformat()}; down"
+    assert t.error == f"expires at {moment(in_(5))}, could not run before {moment(in_(20))}; down"
     assert (t.attempts, t.charged) == (2, True)
     assert step(Expired("too late"), expires_at=in_(-5)).error.endswith("; too late")
     assert step(Expired()).error == "expired"

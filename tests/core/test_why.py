@@ -305,6 +305,24 @@ def test_spans(seconds, text):
     assert phrases.span(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "0.5 s"), (1, "1 s"), (60, "1 min"), (90, "90 s"), (600, "10 min"), (5400, "90 min"), (604800, "7 d")],
+)
+def test_lengths_as_they_were_declared(seconds, text):
+    assert phrases.length(seconds) == text
+
+
+def test_figures():
+    assert [phrases.figure(n) for n in (5, 0.5, 2500000, 1 / 3, 0.25)] == ["5", "0.5", "2,500,000", "0.333333", "0.25"]
+
+
+def test_moments_are_told_to_the_second():
+    at = NOW.replace(microsecond=123456)
+    assert phrases.moment(at, NOW) == f"{NOW:%H:%M:%S} UTC"
+    assert phrases.moment(at) == f"{NOW:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def test_counts_and_brief():
     counts = [phrases.counted(n, "job") for n in (0, 1, 1204, Count(10000, more=True), Count(1, more=True))]
     assert counts == ["0 jobs", "1 job", "1,204 jobs", "10,000+ jobs", "1+ jobs"]

@@ -82,7 +82,7 @@ async def test_workers(database):
     await database.transaction(lambda c, d: workers.beat(c, d, replace(BEAT, id="w2"), d.now(c)))
     found = await findings(database)
     assert found["workers"].message == "1 alive"
-    assert "worker w1 (process 1 on here) has been silent for 12" in found["lost_worker"].message
+    assert "worker w1 (process 1 on here) has been silent for 2 min" in found["lost_worker"].message
 
 
 async def test_other_sessions(postgres_database, postgres_url, open_database):
@@ -142,7 +142,7 @@ async def test_in_a_schema(postgres_server, open_database):
 
 async def test_a_clock_that_is_wrong(postgres_database):
     found = await findings(postgres_database, host_now=lambda: datetime.now(UTC) - timedelta(hours=1))
-    assert "this host's clock is 3600 s behind the database's" in found["clock"].message
+    assert "this host's clock is 1 h behind the database's" in found["clock"].message
 
 
 async def test_notifications(postgres_database, monkeypatch):

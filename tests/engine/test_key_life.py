@@ -88,7 +88,7 @@ async def test_key_and_time_are_committed_before_the_first_sending(make, api, cl
     task = asyncio.create_task(drain(app))
     assert await asyncio.to_thread(api.arrived.wait, 20)
     (mark,) = (await sent(app)).values()
-    assert (mark["key"], mark["at"]) == (api.keys[0], clock.now().isoformat())
+    assert (mark["key"], mark["at"]) == (api.keys[0], clock.now().isoformat(timespec="milliseconds"))
     api.go.set()
     await task
     assert await sent(app) is None
@@ -106,7 +106,7 @@ async def test_within_the_life_the_same_key_is_sent_again(make, api, clock):
     await drain(app)
     assert (await app.jobs.get(done.id)).state == "succeeded"
     assert len(set(api.keys)) == 1
-    assert first == (clock.now().replace(hour=12, minute=0)).isoformat()
+    assert first == (clock.now().replace(hour=12, minute=0)).isoformat(timespec="milliseconds")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_after_the_life_without_a_look_up_it_is_shown_to_a_person(make, ap
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_kind, len(api.keys)) == ("dead", "ambiguous", before)
     assert "unknown outcome" in job.last_error
-    assert "POST /charges #1 was first sent at 2030-01-01T12:00:00+00:00" in job.last_error
+    assert "POST /charges #1 was first sent at 2030-01-01 12:00:00 UTC" in job.last_error
     again = await app.jobs.retry(done.id)
     assert again.ambiguous == 1  # a person has to say that it may be done twice
 
@@ -154,7 +154,7 @@ async def test_a_next_try_that_would_come_too_late_is_decided_at_once(make, api,
     await drain(app)
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_kind) == ("dead", "ambiguous")
-    assert "safe to repeat until 2030-01-01T12:59:00+00:00" in job.last_error
+    assert "safe to repeat until 2030-01-01 12:59:00 UTC" in job.last_error
 
 
 async def test_a_handler_that_repeats_too_late_sends_nothing(make, api, clock):

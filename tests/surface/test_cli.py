@@ -272,15 +272,15 @@ def test_resources_by_pattern(ok, run, read, database):
 
 def test_limits(ok, read, run):
     out = ok("resources", "limit", "github/a", "--limit", "100/min", "--concurrency", "4", "--breaker", "streak=9")
-    assert out == "github/a is limited anew.\n  rate limits: 100 requests per 60 s; concurrency: 4 at once\n"
+    assert out == "github/a is limited anew.\n  rate limits: 100 requests per 1 min; concurrency: 4 at once\n"
     shown = ok("resources", "show", "github/a")
-    assert "100 requests per 60 s (set at runtime)" in shown
+    assert "100 requests per 1 min (set at runtime)" in shown
     assert read("resources", "show", "github/a")["policy"]["breaker"]["streak"] == 9
     ok("resources", "limit", "github/a", "--no-limits", "--no-concurrency", "--breaker", "ratio=none")
     policy = read("resources", "show", "github/a")["policy"]
     assert (policy["limits"], policy["concurrency"], policy["breaker"]["ratio"]) == ([], None, None)
     ok("resources", "limit", "github/a", "--clear", "all")
-    assert "60 requests per 60 s" in ok("resources", "show", "github/a")
+    assert "60 requests per 1 min" in ok("resources", "show", "github/a")
     assert run("resources", "limit", "github/a")[0] == 2
     assert run("resources", "limit", "github/a", "--breaker", "streak")[2].startswith("error: --breaker 'streak'")
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.auth import OAuth2, Rotation
-from resilient.core.phrases import span
+from resilient.core.phrases import figure, length, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,7 +101,8 @@ def _limits(provider: Provider) -> Iterator[str]:
 
 
 def _limit(limit: Limit) -> str:
-    return f"{limit.rate:,g} per {span(limit.per)}" + (f" (burst {limit.burst:g})" if limit.burst else "")
+    burst = f" (burst {figure(limit.burst)})" if limit.burst else ""
+    return f"{figure(limit.rate)} per {length(limit.per)}{burst}"
 
 
 def _rule(rule: Rule) -> str:

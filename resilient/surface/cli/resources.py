@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.core.errors import InvalidInput
-from resilient.core.phrases import counted, span, when
+from resilient.core.phrases import counted, figure, length, span, when
 from resilient.surface.cli import views
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.filters import bulk, until
@@ -108,8 +108,8 @@ def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
 def limits_of(policy: dict[str, Any]) -> str:
     """The rate limits of a policy in words."""
     told = (
-        f"{one['rate']:g} {one['counts']} per {one['per']:g} s"
-        + (f", burst {one['burst']:g}" if "burst" in one else "")
+        f"{figure(one['rate'])} {one['counts']} per {length(one['per'])}"
+        + (f", burst {figure(one['burst'])}" if "burst" in one else "")
         for one in policy["limits"]
     )
     return "; ".join(told) or "none"
