@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from resilient.core.facts_age import warning
 from resilient.core.phrases import span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from datetime import date
     from pathlib import Path
 
+    from resilient.core.provider import Provider
     from resilient.store.health import Contents, Server
 
 Level = Literal["ok", "warn", "fail"]
@@ -285,3 +288,16 @@ def _check_neighbours(contents: Contents) -> Iterator[Finding]:
             "an application's Alembic shares the schema: its env.py must pass"
             " include_name=resilient.alembic.include_name, or autogenerate proposes to drop these tables",
         )
+
+
+# -- providers -----------------------------------------------------------------------------------------------
+
+
+def check_facts(providers: Iterable[Provider], today: date) -> list[Finding]:
+    """Which providers' facts are so old that somebody should compare them with the documentation."""
+    remedy = "compare `resilient providers show {}` with its sources, override what has changed, and tell us"
+    return [
+        Finding("facts", "warn", found, remedy.format(provider.name))
+        for provider in sorted(providers, key=lambda one: one.name)
+        if (found := warning(provider, today))
+    ]

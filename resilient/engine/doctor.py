@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.core.errors import DatabaseUnreachable, SchemaOutdated, SetupError
-from resilient.engine.checks import Finding, check_contents, check_disk, check_server, filesystem_of
+from resilient.engine.checks import Finding, check_contents, check_disk, check_facts, check_server, filesystem_of
 from resilient.store import health, schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from resilient.core.provider import Provider
     from resilient.store.database import Database
     from resilient.store.health import Server
 
@@ -28,14 +29,19 @@ async def examine(
     database: Database,
     *,
     listen_url: str | None = None,
+    providers: Iterable[Provider] = (),
     host_now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> list[Finding]:
-    """Look at everything. Never raises for a database that is away, outdated or not ours to look into."""
+    """Look at everything. Never raises for a database that is away, outdated or not ours to look into.
+
+    ``providers``: those of the program, whose facts may be old.
+    """
+    facts = check_facts(providers, host_now().date())
     try:
         await schema.check(database)
         outdated = None
     except DatabaseUnreachable as error:
-        return [Finding("database", "fail", str(error), "start it, or correct the address")]
+        return [Finding("database", "fail", str(error), "start it, or correct the address"), *facts]
     except SetupError as error:
         outdated = error
     before = host_now()
@@ -48,9 +54,9 @@ async def examine(
         found.append(await asyncio.to_thread(_check_notify, database, listen_url))
     if outdated is not None:
         remedy = "resilient db upgrade" if isinstance(outdated, SchemaOutdated) else "deploy what fits"
-        return [*found, Finding("schema", "fail", str(outdated), remedy)]
+        return [*found, Finding("schema", "fail", str(outdated), remedy), *facts]
     contents = await database.transaction(health.contents)
-    return [*found, Finding("schema", "ok", f"revision {schema.head()}"), *check_contents(contents)]
+    return [*found, Finding("schema", "ok", f"revision {schema.head()}"), *check_contents(contents), *facts]
 
 
 def _database(database: Database, server: Server) -> Finding:

@@ -1,13 +1,14 @@
 """What the doctor finds: real faults on real databases, and the judgement of facts."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 
+from resilient.core.provider import Provider
 from resilient.engine import checks, doctor
 from resilient.store import health, schema, workers
 from resilient.store.health import Contents, Server, Session, WorkerSeen
@@ -83,6 +84,16 @@ async def test_workers(database):
     found = await findings(database)
     assert found["workers"].message == "1 alive"
     assert "worker w1 (process 1 on here) has been silent for 2 min" in found["lost_worker"].message
+
+
+async def test_facts_that_grew_old(database):
+    told = [Provider(name="acme", verified_on=date(2026, 11, 1)), Provider(name="own")]
+    assert "facts" not in await findings(database, providers=told, host_now=lambda: datetime(2027, 1, 1, tzinfo=UTC))
+    found = await findings(database, providers=told, host_now=lambda: datetime(2028, 1, 1, tzinfo=UTC))
+    assert (found["facts"].level, found["facts"].message) == (
+        "warn", "the facts of acme were last checked on 2026-11-01, more than a year ago"
+    )  # fmt: skip
+    assert "resilient providers show acme" in found["facts"].remedy
 
 
 async def test_other_sessions(postgres_database, postgres_url, open_database):

@@ -5,12 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields, replace
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-from resilient import providers_by_name
+from resilient import (
+    ApiKey,
+    Basic,
+    BatchEndpoint,
+    Errors,
+    FailureKind,
+    Idempotency,
+    Incremental,
+    Limit,
+    LinkHeader,
+    Provider,
+    WaitDialect,
+    Webhook,
+    Word,
+    providers_by_name,
+)
+from resilient.engine import catalogue
 from resilient.surface.cli import main
+from resilient.surface.cli import providers as command
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "providers").glob("[a-z]*.py"))
 
@@ -44,6 +63,57 @@ def test_show(run, name):
     status, out, _ = run("providers", "show", name, "--json")
     assert json.loads(out)["name"] == made.name
     assert '"client_secret"' not in out
+
+
+A = Provider(name="acme", title="Acme", base_url="https://api.acme.example")
+OTHER = {
+    "name": "acme2", "title": "Acme Two", "base_url": "https://api2.acme.example", "hosts": ("up.acme.example",),
+    "limits": {"account": [Limit(7, per=60)]}, "concurrency": {"account": 3},
+    "waits": WaitDialect(retry_after=Word.ISO8601), "errors": Errors(code=("oops",)), "idempotency": Idempotency(),
+    "reads": ("POST /find",), "graphql": "/gql", "route": lambda _: ("", 1.0), "cost": lambda _: None,
+    "exceptions": {"acme.Error": FailureKind.PERMANENT}, "auth": (ApiKey(),), "headers": {"X-Version": "3"},
+    "pagination": {"list": LinkHeader(most=50)}, "incremental": {"new": Incremental(style="key", field="id")},
+    "webhook": Webhook(token="x-token"), "batch": BatchEndpoint(path="/many", most=9),
+    "verified_on": date(2026, 1, 2), "sources": ("acme.example/docs",), "unverified": ("limits",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Provider) if one.init])
+def test_every_fact_is_shown(run, monkeypatch, name):
+    def shown(made):
+        monkeypatch.setattr(catalogue, "providers_by_name", lambda: {"acme": lambda: made})
+        status, out, _ = run("providers", "show", "acme")
+        assert status == 0
+        return out
+
+    assert shown(replace(A, **{name: OTHER[name]})) != shown(A)
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"batch": OTHER["batch"]}, "POST /many: up to 9 requests, in requests; answers in responses"),
+        ({"auth": (ApiKey(query="key"),)}, "api key, as the parameter key of the URL"),
+        ({"auth": (Basic(user="mail", password="app password"),)}, "basic: mail and app password"),
+        ({"waits": OTHER["waits"]}, "retry-after: an HTTP date, or a date and time"),
+        ({"webhook": Webhook(token="t", answer_within=5, repeats=False)}, "wants 200 within 5 s"),
+        ({"exceptions": {"a.B": FailureKind.CONFLICT}}, "the SDK's a.B: conflict"),
+        ({"incremental": {"d": Incremental(style="token", found="c", life=86400)}}, "a cursor lasts 1 d"),
+    ],
+)
+def test_what_it_says(run, monkeypatch, facts, line):
+    monkeypatch.setattr(catalogue, "providers_by_name", lambda: {"acme": lambda: replace(A, **facts)})
+    assert line in run("providers", "show", "acme")[1]
+
+
+def test_old_facts_are_said_to_be_old(run, monkeypatch):
+    warning = "read more than a year ago: compare it with what its sources say now"
+    monkeypatch.setattr(command, "today", lambda: date(2026, 12, 1))
+    assert warning not in run("providers", "list")[1]
+    assert warning not in run("providers", "show", "github")[1]
+    monkeypatch.setattr(command, "today", lambda: date(2028, 11, 1))
+    assert run("providers", "list")[1].count(warning) == len(NAMES)
+    assert f"Warning: {warning}" in run("providers", "show", "github")[1]
 
 
 def test_show_what_does_not_exist(run):

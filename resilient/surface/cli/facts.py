@@ -7,16 +7,44 @@ from datetime import date
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.auth import OAuth2, Rotation
+from resilient.core.auth import ApiKey, Basic, OAuth2, Rotation
+from resilient.core.budgets import GENERIC
+from resilient.core.instants import Word
+from resilient.core.paginators import GraphQLPages
 from resilient.core.phrases import figure, length, span
+from resilient.core.provider import GENERIC as UNKNOWN
+from resilient.core.provider import MESSAGES
+from resilient.core.webhook import Webhook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from resilient.core.auth import Auth
+    from resilient.core.incremental import Incremental
     from resilient.core.limit import Limit
+    from resilient.core.paging import Paginator
     from resilient.core.provider import Provider, Rule
+    from resilient.core.retry_after import WaitDialect
 
 _SECRET: Final = frozenset({"client_secret"})
+_CHALLENGES: Final = {
+    "echo": "by sending a value back",
+    "hmac": "by signing a value",
+    "status": "by refusing bad signatures",
+}
+_TIMES: Final = {
+    Word.DELTA_S: "whole seconds",
+    Word.DELTA_S_FLOAT: "seconds",
+    Word.DELTA_MS: "milliseconds",
+    Word.EPOCH_S: "seconds since 1970",
+    Word.EPOCH_S_FLOAT: "seconds since 1970, with a fraction",
+    Word.EPOCH_MS: "milliseconds since 1970",
+    Word.ISO8601: "a date and time",
+    Word.HTTP_DATE: "an HTTP date",
+    Word.DURATION: "such as 1m30s",
+    Word.AUTO: "any of the usual forms",
+    Word.NONE: "nothing of use",
+}
 _ROTATION: Final = {
     Rotation.NONE: "the refresh token stays the same",
     Rotation.OLD_KEPT: "a refresh gives a new refresh token, the old one goes on working",
@@ -61,9 +89,13 @@ def facts_of(provider: Provider) -> Iterator[tuple[str, list[str]]]:
     yield "Addresses", [provider.base_url, *(f"also {host}" for host in provider.hosts), *_headers(provider)]
     yield "Credentials", [line for auth in provider.auth for line in _auth(auth)] or ["signed by the vendor's SDK"]
     yield "Limits", list(_limits(provider)) or ["not published"]
-    yield "Errors", [*(_rule(rule) for rule in provider.errors.rules), "everything else by its status"]
-    yield "Repeats", [_idempotency(provider)]
-    yield "Pages", _kinds(provider.pagination) or ["none"]
+    yield "Waiting", list(_waits(provider.waits))
+    yield "Errors", list(_errors(provider))
+    yield "Repeats", list(_repeats(provider))
+    if batch := provider.batch:
+        parts = f"up to {batch.most} requests, in {batch.requests}; answers in {batch.responses}"
+        yield "Batches", [f"POST {batch.path}: {parts}"]
+    yield "Pages", [_pages(name, one) for name, one in provider.pagination.items()] or ["none"]
     yield "Changes", [_change(name, one) for name, one in provider.incremental.items()] or ["none"]
     yield "Webhooks", list(_webhook(provider)) or ["none"]
     yield "Read in", list(provider.sources)
@@ -71,15 +103,32 @@ def facts_of(provider: Provider) -> Iterator[tuple[str, list[str]]]:
         yield "Not verified", list(provider.unverified)
 
 
-def _headers(provider: Provider) -> list[str]:
-    return [f"every request carries {name}: {value}" for name, value in provider.headers.items()]
+def _headers(provider: Provider) -> Iterator[str]:
+    for name, value in provider.headers.items():
+        yield f"every request carries {name}: {value}"
+    pages = provider.pagination.values()
+    if provider.graphql != UNKNOWN.graphql or any(isinstance(one, GraphQLPages) for one in pages):
+        yield f"GraphQL: {provider.graphql}"
 
 
-def _auth(auth: Any) -> Iterator[str]:
-    if not isinstance(auth, OAuth2):
-        yield auth.kind.replace("_", " ")
-        return
+def _auth(auth: Auth) -> Iterator[str]:
+    match auth:
+        case OAuth2():
+            yield from _oauth(auth)
+        case ApiKey(query=query) if query:
+            yield f"api key, as the parameter {query} of the URL"
+        case ApiKey():
+            yield f"api key, as {auth.header}: {auth.prefix}..."
+        case Basic():
+            yield f"basic: {auth.user} and {auth.password}"
+        case _:
+            yield f"bearer, as {auth.header}: {auth.prefix}..."
+
+
+def _oauth(auth: OAuth2) -> Iterator[str]:
     yield f"oauth2, {' or '.join(auth.flows) or 'a refresh token of its own login'}"
+    if auth.authorize_url:
+        yield f"people consent at {auth.authorize_url}"
     yield f"tokens from {auth.token_url}; the client says who it is by {auth.client_auth}; PKCE: {auth.pkce}"
     if auth.refreshes:
         lasts = span(auth.lifetime) if auth.lifetime else "as long as the answer says"
@@ -87,6 +136,18 @@ def _auth(auth: Any) -> Iterator[str]:
         yield f"access tokens last {lasts}; {_ROTATION[auth.rotation]}{grace}"
     else:
         yield "tokens do not expire, and there is nothing to refresh"
+    if auth.refresh_lifetime:
+        yield f"refresh tokens last {span(auth.refresh_lifetime)}"
+    if auth.offline_scopes:
+        yield f"no refresh token without the scope {' '.join(auth.offline_scopes)}"
+    if auth.revoke_url:
+        yield f"revoked at {auth.revoke_url}"
+    if auth.keep or auth.keep_callback:
+        yield f"an account is told by {', '.join((*auth.keep, *auth.keep_callback))}"
+    if auth.shared:
+        yield "one grant may serve several accounts"
+    if auth.limits:
+        yield f"its token endpoint: {', '.join(_limit(limit) for limit in auth.limits)}"
 
 
 def _limits(provider: Provider) -> Iterator[str]:
@@ -94,10 +155,42 @@ def _limits(provider: Provider) -> Iterator[str]:
         yield f"{level}: {', '.join(_limit(limit) for limit in found)}"
     for level, cap in provider.concurrency.items():
         yield f"{level}: {cap} at once"
-    for budget in provider.waits.budgets:
+    if provider.route is not None:
+        yield f"which endpoint a request goes to, and what it costs: {described(provider.route)}"
+    if provider.cost is not None:
+        yield f"what it cost after all, by its answer: {described(provider.cost)}"
+
+
+def _waits(waits: WaitDialect) -> Iterator[str]:
+    for name, word in waits.hints:
+        yield f"{name} ({_TIMES[word]}), asked first"
+    yield f"retry-after: an HTTP date, or {_TIMES[waits.retry_after]}"
+    if waits.budgets == GENERIC:
+        yield "what is left is told in the usual fields, where it is told: ratelimit-*, x-ratelimit-*, x-rate-limit-*"
+        return
+    for budget in waits.budgets:
         read = [name for name in (budget.remaining, budget.used, budget.combined) if name]
         if read:
             yield f"what is left is told in {', '.join(read)}"
+
+
+def _errors(provider: Provider) -> Iterator[str]:
+    errors = provider.errors
+    if places := [*errors.code, *([f"the header {errors.code_header}"] if errors.code_header else [])]:
+        yield f"a code stands in {', '.join(places)}"
+    for pattern in (errors.code_text, errors.code_form):
+        if pattern:
+            yield f"a code is what fits {pattern}"
+    if errors.message != MESSAGES:
+        yield f"a message stands in {', '.join(errors.message)}"
+    yield from map(_rule, errors.rules)
+    for name, meaning in provider.exceptions.items():
+        yield f"the SDK's {_dotted(name)}: {described(meaning)}"
+    yield "everything else by its status"
+
+
+def _dotted(name: str | type[BaseException]) -> str:
+    return name if isinstance(name, str) else f"{name.__module__}.{name.__qualname__}"
 
 
 def _limit(limit: Limit) -> str:
@@ -122,23 +215,28 @@ def _rule(rule: Rule) -> str:
     return f"{said}{' with ' if parts else ''}{', '.join(parts)}: {rule.kind or 'success'}{scope}"
 
 
-def _idempotency(provider: Provider) -> str:
+def _repeats(provider: Provider) -> Iterator[str]:
     found = provider.idempotency
     if found is None:
-        return "it takes no idempotency key"
-    place = f"parameter {found.query}" if found.query else found.header
-    life = f"for {span(found.life)}" if found.life else "for a time that is not documented"
-    return f"{place} on {', '.join(sorted(found.methods))} {', '.join(found.paths)}, remembered {life}"
+        yield "it takes no idempotency key"
+    else:
+        place = f"parameter {found.query}" if found.query else found.header
+        life = f"for {span(found.life)}" if found.life else "for a time that is not documented"
+        yield f"{place} on {', '.join(sorted(found.methods))} {', '.join(found.paths)}, remembered {life}"
+    if provider.reads:
+        yield f"changes nothing, whatever its method says: {', '.join(provider.reads)}"
 
 
-def _kinds(found: Mapping[str, Any]) -> list[str]:
-    return [f"{name}: {type(one).__name__}" for name, one in found.items()]
+def _pages(name: str, one: Paginator) -> str:
+    most = getattr(one, "most", None)
+    return f"{name}: {type(one).__name__}" + (f", up to {most:,} a page" if most else "")
 
 
-def _change(name: str, one: Any) -> str:
+def _change(name: str, one: Incremental) -> str:
     place = one.query or one.body or one.header or "its address"
     deleted = {"never": "not told", "marked": f"marked by {one.deleted}"}.get(one.deletions, one.deletions)
-    return f"{name}: {one.style}, sent in {place}; deletions: {deleted}"
+    life = f"; a cursor lasts {span(one.life)}" if one.life else ""
+    return f"{name}: {one.style}, sent in {place}; deletions: {deleted}{life}"
 
 
 def _webhook(provider: Provider) -> Iterator[str]:
@@ -149,5 +247,24 @@ def _webhook(provider: Provider) -> Iterator[str]:
         yield f"{one.header}: {one.scheme} of {one.signed}, {one.encoding}"
     if not found.signatures:
         yield f"not signed; the agreed token stands in {found.token}"
+    if found.event:
+        yield f"what happened stands in {found.event}"
+    if found.ping:
+        yield "it says that something changed, not what"
     if found.delivery:
         yield f"a repeat carries the same {found.delivery}"
+    if not found.repeats:
+        yield "a failed delivery does not come again by itself"
+    yield from _answer(found)
+
+
+def _answer(found: Webhook) -> Iterator[str]:
+    """What it wants of us."""
+    if found.challenge:
+        place = f" ({found.challenge_field})" if found.challenge_field else ""
+        yield f"its address is proved {_CHALLENGES[found.challenge]}{place}"
+    if found.answer_within or found.status != Webhook().status:
+        within = f" within {span(found.answer_within)}" if found.answer_within else ""
+        yield f"wants {found.status}{within}"
+    if found.life:
+        yield f"ends after {span(found.life)} unless it is renewed"

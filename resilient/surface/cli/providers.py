@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from datetime import UTC, date, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from resilient.core.errors import InvalidInput
+from resilient.core.facts_age import is_old
 from resilient.surface.cli.exits import NotFound
 from resilient.surface.cli.facts import described, facts_of, limits_in_words
 from resilient.surface.cli.output import Row
@@ -23,6 +25,12 @@ providers = typer.Typer(help="Known third-party APIs: see their facts, write a n
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A provider's name, such as github.")]
 TEMPLATES: Final = "resilient.surface"
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_OLD: Final = "read more than a year ago: compare it with what its sources say now"
+
+
+def today() -> date:
+    """The day by which facts are old."""
+    return datetime.now(UTC).date()
 
 
 @providers.command("list")
@@ -42,6 +50,7 @@ def list_providers(ctx: typer.Context) -> None:
             ", ".join(dict.fromkeys(auth.kind for auth in one.auth)) or "by its SDK",
             limits_in_words(one),
             one.verified_on,
+            remark=_OLD if is_old(one.verified_on, today()) else "",
         )
         for name, one in found.items()
     ]
@@ -64,6 +73,8 @@ def show_provider(ctx: typer.Context, name: Name) -> None:
         run.out.json(described(found))
         return
     run.out.fields([("provider", f"{found.title} ({found.name})"), ("verified on", found.verified_on)])
+    if is_old(found.verified_on, today()):
+        run.out.paragraph(f"Warning: {_OLD}", style="yellow")
     for heading, lines in facts_of(found):
         run.out.heading(heading)
         for line in lines:
