@@ -1,6 +1,7 @@
 """The scriptable provider: what it is told to do, it does, in its provider's dialect, and it counts truly."""
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import httpx
@@ -108,6 +109,17 @@ def test_tokens_expire_and_are_revoked(make, time):
     assert codes() == [401, 401]
 
 
+def test_what_was_revoked_stays_so_after_a_new_consent(make):
+    fake, client = make(refreshing(Rotation.NONE))
+    fake.on("*", {})
+    old = fake.account("one").tokens
+    fake.revoke("one")
+    fake.authorize("one")
+    assert client.get("/x", headers={"Authorization": f"Bearer {old['access_token']}"}).status_code == 401
+    assert ask(client, fake, grant_type="refresh_token", refresh_token=old["refresh_token"]).status_code == 400
+    assert client.get("/x", headers=bearer(fake.account("one"))).status_code == 200
+
+
 def test_a_key_of_an_account_that_has_no_oauth(make):
     fake, client = make("twilio")
     fake.on("*", {})
@@ -146,6 +158,58 @@ def test_a_refresh_token_used_again(make, time, rotation, grace, codes):
     assert answers[-1].json().get("error") == ("invalid_grant" if codes[-1] == 400 else None)
     assert (account.refresh_token == old) is (rotation is Rotation.NONE)
     assert account.refreshes == codes.count(200)
+
+
+@pytest.mark.parametrize(
+    ("rotation", "grace", "killed"),
+    [
+        (Rotation.NONE, None, False),
+        (Rotation.OLD_KEPT, None, False),
+        (Rotation.SINGLE_USE, None, True),
+        (Rotation.GRACE, 600, True),  # once the grace is over
+    ],
+)
+def test_a_rotated_refresh_token_that_comes_again_ends_its_family(make, time, rotation, grace, killed):
+    fake, client = make(refreshing(rotation, grace))
+    fake.on("*", {})
+    account, other = fake.account("one"), fake.account("other")
+    stolen = account.refresh_token
+    assert ask(client, fake, grant_type="refresh_token", refresh_token=stolen).status_code == 200
+    time.advance(seconds=601)
+    good = account.refresh_token
+    assert (ask(client, fake, grant_type="refresh_token", refresh_token=stolen).status_code == 400) is killed
+    assert (client.get("/x", headers=bearer(account)).status_code == 401) is killed
+    assert (ask(client, fake, grant_type="refresh_token", refresh_token=good).status_code == 400) is killed
+    assert account.revoked is killed
+    assert client.get("/x", headers=bearer(other)).status_code == 200
+    fake.authorize("one")
+    assert client.get("/x", headers=bearer(account)).status_code == 200
+
+
+def revoking(client, fake, **fields):
+    oauth = fake.provider.oauth
+    return client.post(oauth.revoke_url, data={"client_id": "client", "client_secret": "secret", **fields})
+
+
+@pytest.mark.parametrize("which", ["access_token", "refresh_token"])
+def test_a_client_revokes_what_came_of_one_consent(make, which):
+    provider = refreshing(Rotation.SINGLE_USE)
+    oauth = replace(provider.oauth, revoke_url="https://t.example.com/revoke")
+    fake, client = make(replace(provider, auth=(oauth,)))
+    fake.on("*", {})
+    account, other = fake.account("one"), fake.account("other")
+    refused = client.post(fake.provider.oauth.revoke_url, data={"client_id": "client", "token": account.access_token})
+    assert refused.json() == {"error": "invalid_client"}
+    assert revoking(client, fake, token="never issued").status_code == 200  # RFC 7009, 2.2
+    assert not account.revoked
+    assert revoking(client, fake, token=account.tokens[which]).status_code == 200
+    assert account.revoked
+    assert client.get("/x", headers=bearer(account)).status_code == 401
+    assert ask(client, fake, grant_type="refresh_token", refresh_token=account.refresh_token).status_code == 400
+    assert client.get("/x", headers=bearer(other)).status_code == 200
+    assert [one.what for one in fake.log][:3] == ["revoke"] * 3
+    fake.authorize("one")
+    assert client.get("/x", headers=bearer(account)).status_code == 200
 
 
 def test_a_grace_without_end_lasts_until_the_successor_is_used(make):

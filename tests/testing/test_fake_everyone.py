@@ -120,3 +120,14 @@ async def test_a_refused_cursor_starts_over(world):
     assert world.seen[-5:] == ["1", "2", "3", "4", "5"]
     assert len(set(world.passes)) == 2
     assert [one.kind for one in world.fake.log.api].count(FailureKind.RESET_CURSOR) == 1
+
+
+REVOKING = [n for n in NAMES if (oauth := providers_by_name()[n]().oauth) is not None and oauth.revoke_url]
+
+
+@pytest.mark.parametrize("world", REVOKING, indirect=True)
+async def test_disconnecting_tells_the_provider(world):
+    account = await world.connect()
+    assert await world.app.connections.disconnect(world.key)
+    assert account.revoked
+    assert [(one.what, one.status) for one in world.fake.log] == [("revoke", 200)]

@@ -17,22 +17,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
+class Family:
+    """All tokens that came of one consent, by refreshing it."""
+
+    revoked: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Token:
     """One token. ``used_at``: a refresh token's first use; ``successor``: the one that came of it."""
 
     text: str = field(repr=False)
     account: Account = field(repr=False)
+    family: Family
     expires_at: datetime | None = None
-    dead: bool = False
     used_at: datetime | None = None
     successor: Token | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One customer's account. ``refreshes``: how often its tokens were renewed; ``kept``: see `OAuth2.keep`."""
+    """One customer's account. ``refreshes``: how often its tokens were renewed; ``kept``: see `OAuth2.keep`.
+
+    ``family``: of its latest consent; ``revoked``: it has nothing that is good.
+    """
 
     name: str
+    family: Family = field(default_factory=Family, repr=False)
     access: Token | None = field(default=None, repr=False)
     refresh: Token | None = field(default=None, repr=False)
     user: str = ""
@@ -90,9 +101,10 @@ class Accounts:
     def issue(self, account: Account, now: datetime, *, refreshes: bool = True) -> None:
         """New tokens, as after a consent."""
         oauth = self.provider.oauth
-        account.access = self._token("access", account, self._end(account, now))
+        account.family = Family()
+        account.access = self._token("access", account, account.family, self._end(account, now))
         if refreshes and oauth is not None and oauth.refreshes:
-            account.refresh = self._token("refresh", account, None)
+            account.refresh = self._token("refresh", account, account.family, None)
         account.revoked = False
 
     def renew(self, account: Account, old: Token, now: datetime) -> None:
@@ -102,39 +114,57 @@ class Accounts:
         first = old.used_at is None
         old.used_at = old.used_at or now
         account.refreshes += 1
-        account.access = self._token("access", account, self._end(account, now))
+        account.access = self._token("access", account, old.family, self._end(account, now))
         if oauth.rotation is Rotation.NONE:
             return
-        if oauth.rotation is Rotation.SINGLE_USE:
-            old.dead = True
         if first or old.successor is None:
-            old.successor = self._token("refresh", account, None)
+            old.successor = self._token("refresh", account, old.family, None)
         account.refresh = old.successor
 
     def usable(self, token: Token, now: datetime) -> bool:
-        """Whether a refresh token still gives tokens."""
-        oauth = self.provider.oauth
-        if oauth is None or token.dead or token.account.revoked:
+        """Whether a refresh token still gives tokens.
+
+        One that was rotated away and comes again was stolen, or its thief rotated it: nobody can tell which, so nothing
+        of its consent is good any more (RFC 9700, 4.14.2).
+        """
+        if token.family.revoked:
             return False
-        if oauth.rotation is not Rotation.GRACE or token.used_at is None:
+        if token.used_at is None or self._replayable(token, token.used_at, now):
+            return True
+        self._end_family(token)
+        return False
+
+    def _replayable(self, token: Token, used_at: datetime, now: datetime) -> bool:
+        oauth = self.provider.oauth
+        if oauth is None or oauth.rotation is Rotation.SINGLE_USE:
+            return False
+        if oauth.rotation is not Rotation.GRACE:
             return True
         if oauth.grace is None:  # until its successor is used
             return token.successor is None or token.successor.used_at is None
-        return now <= token.used_at + timedelta(seconds=oauth.grace)
+        return now <= used_at + timedelta(seconds=oauth.grace)
 
     def refresh_token(self, text: str) -> Token | None:
         """One that was issued."""
         return self._tokens.get(f"refresh:{text}")
 
     def revoke_token(self, text: str) -> None:
-        """By the client itself (RFC 7009): everything of its account."""
+        """By the client itself (RFC 7009): everything that came of the same consent."""
         token = self._tokens.get(f"refresh:{text}") or self._tokens.get(f"access:{text}")
         if token is not None:
-            self.revoke(token.account)
+            self._end_family(token)
 
     def revoke(self, account: Account) -> None:
-        """Its grant is gone."""
+        """Its grants are gone, and stay so whatever is consented to later."""
         account.revoked = True
+        for token in self._tokens.values():
+            if token.account is account:
+                token.family.revoked = True
+
+    def _end_family(self, token: Token) -> None:
+        token.family.revoked = True
+        if token.family is token.account.family:
+            token.account.revoked = True
 
     def expire(self, account: Account, now: datetime) -> None:
         """Its access tokens are over, its refresh token is well."""
@@ -151,7 +181,7 @@ class Accounts:
             token = self._tokens.get(f"access:{text}")
             if token is not None:
                 known = token.account
-                if not token.account.revoked and (token.expires_at is None or now < token.expires_at):
+                if not token.family.revoked and (token.expires_at is None or now < token.expires_at):
                     return known, True
             for account in self.by_name.values():
                 if account.secret and text in (account.secret, f"{account.user}\0{account.secret}"):
@@ -160,8 +190,8 @@ class Accounts:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _token(self, what: str, account: Account, expires_at: datetime | None) -> Token:
-        token = Token(f"{what}-{next(self._serial)}-of-{account.name}", account, expires_at)
+    def _token(self, what: str, account: Account, family: Family, expires_at: datetime | None) -> Token:
+        token = Token(f"{what}-{next(self._serial)}-of-{account.name}", account, family, expires_at)
         self._tokens[f"{what}:{token.text}"] = token
         return token
 
