@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from resilient.store.grants import Grant
 
 MAX_AGE: Final = 2.0  # seconds for which credentials are used without looking again
+MOST: Final = 10_000  # accounts that are remembered; beyond that all are read again
 TABLE: Final = "resilient_grant"
 
 
@@ -152,6 +153,9 @@ class Accounts:
         held = self._known.get(key)
         if at - self._looked.get(key, -1e9) > MAX_AGE:
             held = await self._load(key, at)
+            if len(self._known) >= MOST and key not in self._known:
+                self._known.clear()
+                self._looked.clear()
             self._known[key], self._looked[key] = held, at
         return held
 

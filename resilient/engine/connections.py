@@ -350,28 +350,36 @@ def _put(
 ) -> None:
     """New credentials: of the grant the account has, else of a new one."""
     known = connections.find(c, d, key)
-    id_ = uuid7() if known is None else known.grant.id
-    new: NewSecrets = accounts.sealed(id_, credentials)
     if known is None:
-        now = d.now(c)
+        id_, now = uuid7(), d.now(c)
+        new: NewSecrets = accounts.sealed(id_, credentials)
         made = replace(
             grants.new(id_, key, kind, now, flow=flow),
             secrets=new.secrets, expires_at=new.expires_at, refresh_at=new.refresh_at,
         )  # fmt: skip
         grants.insert_if_new(c, d, made, new.key_id)
-    else:
-        grants.authorise(c, d, id_, new, kind=kind, flow=flow)
-        details = details or known.details
-    connections.bind(c, d, key, id_, details, "ok")
+        if connections.bind_if_new(c, d, key, id_, details):
+            return
+        grants.delete(c, d, id_)  # somebody else connected the account at the same moment
+        known = connections.find(c, d, key)
+        assert known is not None  # noqa: S101 - theirs is committed
+    id_ = known.grant.id
+    grants.authorise(c, d, id_, accounts.sealed(id_, credentials), kind=kind, flow=flow)
+    connections.bind(c, d, key, id_, details or known.details, "ok")
 
 
 def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str]) -> None:
     found = connections.find(c, d, other)
     if found is None:
         raise ConnectionNotFound(f"{other} has no connection whose grant {key} could share")
-    grant = grants.lock(c, d, found.grant.id) or found.grant
+    before = connections.find(c, d, key)
+    ids = {found.grant.id} if before is None else {found.grant.id, before.grant.id}
+    locked = {id_: grants.lock(c, d, id_) for id_ in sorted(ids)}
+    grant = locked.pop(found.grant.id) or found.grant
     auth = "ok" if grant.state in tokens.USABLE else grant.state.value
     connections.bind(c, d, key, grant.id, details, auth)
+    for left in locked:
+        grants.delete_if_unused(c, d, left)
 
 
 def _reseal(c: Connection, d: Dialect, accounts: Any) -> int:

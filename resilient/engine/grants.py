@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("resilient.grants")
 LEASE: Final = 2 * PATIENCE + 20.0  # seconds; two requests may be sent under one lease
 POLL: Final = 0.1
+MOST: Final = 10_000  # refused tokens that are remembered
 FRESH: Final = 60.0  # seconds; a token this young that is refused will not get better by another refresh
 _NO_TOKEN: Final = Failure(FailureKind.TRANSIENT, code="no_token", provider_wide=True)
 
@@ -71,7 +72,7 @@ class Grants:
         self._app, self.accounts, self._store = app, Accounts(app, keys, theirs), theirs
         self.client, self.fuse, self._kind = TokenClient(), Fuse(app, on_needs_reauth), on_needs_reauth
         self._endpoints = TokenEndpoints(app)
-        self._bad: dict[str, int] = {}  # versions that were refused
+        self._bad: dict[str, int] = {}  # versions that were refused, the latest last; see `_is_bad`
         self._flights: dict[UUID, asyncio.Task[Held]] = {}
         self._roll = random.Random().random  # noqa: S311 - jitter
 
@@ -95,7 +96,7 @@ class Grants:
         held = await self.accounts.held(key)
         if held is None:
             return None
-        bad = self._bad.get(key) == held.access.version
+        bad = self._is_bad(key, held.access.version)
         if held.oauth is not None and (bad or tokens.due(held.credentials, self.accounts.now())):
             try:
                 held = await self._renewed(held, refused=bad)
@@ -124,7 +125,7 @@ class Grants:
         if held is None or held.oauth is None:
             return False
         if held.access.version == seen.version:
-            self._bad[key] = seen.version
+            self._note_bad(key, seen.version)
             try:
                 held = await self._renewed(held, refused=True)
             except ResourceStopped:
@@ -135,7 +136,7 @@ class Grants:
         """A refusal nothing could be done about: the account waits for a person."""
         self.accounts.forget(key)
         held = await self.accounts.held(key)
-        if held is None or held.access.version != seen.version or self._bad.get(key) == seen.version:
+        if held is None or held.access.version != seen.version or self._is_bad(key, seen.version):
             return
         grant, at = held.bound.grant, held.bound.grant.refreshed_at
         if held.oauth is None or (at is not None and self.accounts.now() - at < timedelta(seconds=FRESH)):
@@ -361,6 +362,18 @@ class Grants:
         raise _Died(provider if doubted else key, "auth")
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _is_bad(self, key: str, version: int) -> bool:
+        """Whether the version in use was refused; what is known of an older one is forgotten."""
+        if self._bad.get(key, version) != version:
+            del self._bad[key]
+        return key in self._bad
+
+    def _note_bad(self, key: str, version: int) -> None:
+        self._bad.pop(key, None)
+        self._bad[key] = version
+        if len(self._bad) > MOST:  # the oldest would be refused once more, if it is ever used again
+            del self._bad[next(iter(self._bad))]
 
     async def _run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._app.database.transaction(fn, *args, **kwargs)

@@ -64,17 +64,31 @@ def _select(c: Connection, d: Dialect, wanted: str, params: Mapping[str, Any]) -
 
 def bind(c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mapping[str, str], auth: str) -> None:
     """This resource uses that grant from now on; ``auth`` is what its gate says then."""
+    _insert(
+        c, d, key, grant_id, details,
+        "UPDATE SET grant_id = excluded.grant_id, details = excluded.details, updated_at = excluded.updated_at",
+    )  # fmt: skip
+    gates.set_auth(c, d, key, auth)
+
+
+def bind_if_new(c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mapping[str, str]) -> bool:
+    """The same for a resource without a connection, whose gate opens; False if it has one, perhaps only just now."""
+    made = _insert(c, d, key, grant_id, details, "NOTHING")
+    if made:
+        gates.set_auth(c, d, key, "ok")
+    return made
+
+
+def _insert(c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mapping[str, str], otherwise: str) -> bool:
     check(key)
-    now = d.now(c)
     json_ = "CAST(:details AS json)" if d.is_postgresql else ":details"
-    d.run(
+    row = d.run(
         c,
         "INSERT INTO {connection} (resource_key, grant_id, details, created_at, updated_at)"
-        f" VALUES (:key, :grant_id, {json_}, :now, :now) ON CONFLICT (resource_key)"
-        " DO UPDATE SET grant_id = excluded.grant_id, details = excluded.details, updated_at = excluded.updated_at",
-        {"key": key, "grant_id": d.id(grant_id), "details": json.dumps(dict(details)), "now": now},
-    )
-    gates.set_auth(c, d, key, auth)
+        f" VALUES (:key, :grant_id, {json_}, :now, :now) ON CONFLICT (resource_key) DO {otherwise} RETURNING 1",
+        {"key": key, "grant_id": d.id(grant_id), "details": json.dumps(dict(details)), "now": d.now(c)},
+    ).first()
+    return row is not None
 
 
 def unbind(c: Connection, d: Dialect, key: str) -> bool:

@@ -284,6 +284,17 @@ def give_up(c: Connection, d: Dialect, id_: UUID) -> bool:
     return True
 
 
+def delete(c: Connection, d: Dialect, id_: UUID) -> None:
+    """A grant that no resource uses, with its secrets."""
+    d.run(c, "DELETE FROM {grant} WHERE id = :id", {"id": d.id(id_)})
+
+
+def delete_if_unused(c: Connection, d: Dialect, id_: UUID) -> None:
+    """A grant whose last resource went to another one; the caller holds it, so nobody shares it at this moment."""
+    if not keys_of(c, d, id_):
+        delete(c, d, id_)
+
+
 # -- keys ----------------------------------------------------------------------------------------------------
 
 

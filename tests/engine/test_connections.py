@@ -25,6 +25,8 @@ from resilient import (
     SetupError,
     handler,
 )
+from resilient.engine import access
+from resilient.engine import grants as engine_grants
 from resilient.engine.job import Job, SyncJob
 from resilient.store import grants
 from resilient.store.secrets import new_key
@@ -597,6 +599,57 @@ async def test_keys_are_changed_while_everything_runs(make, idp, read_all):
     assert (await make(secrets=[new]).credentials(A)).token == "canary-access-1"
     with pytest.raises(SetupError, match="not among"):
         await make(secrets=[KEY]).credentials(A)
+
+
+async def test_who_connects_an_account_at_the_same_moment_leaves_one_grant(make, read_all):
+    apps = [make() for _ in range(4)]
+    for n in range(8):
+        await asyncio.gather(*(app.connections.add(f"idp/acct-{n}", token=f"canary-{n}") for app in apps))
+    grants_, used = (read_all(f"SELECT {column} FROM {table}") for column, table in (
+        ("id", "{grant}"), ("grant_id AS id", "{connection}"),
+    ))  # fmt: skip
+    assert sorted(str(row["id"]) for row in grants_) == sorted(str(row["id"]) for row in used)
+    for n in range(8):
+        info = await apps[0].connections.get(f"idp/acct-{n}")
+        assert (info.version, info.state) == (4, GrantState.ACTIVE)
+        assert (await apps[n % 4].credentials(info.resource_key)).token == f"canary-{n}"
+
+
+async def test_a_grant_that_nobody_uses_any_more_is_gone_with_its_secrets(app, idp, read_all):
+    await connect(app, idp)
+    await connect(app, idp, "idp/acct-2")
+    await app.connections.add("idp/acct-3", grant_of="idp/acct-2")
+    await app.connections.add("idp/acct-2", grant_of=A)
+    assert len(read_all("SELECT id FROM {grant}")) == 2  # the third account still has it
+    await app.connections.add("idp/acct-3", grant_of=A)
+    (left,) = read_all("SELECT id FROM {grant}")
+    assert (await app.connections.get("idp/acct-3")).grant_id == (await app.connections.get(A)).grant_id
+    await app.connections.add("idp/acct-3", grant_of="idp/acct-3")
+    assert read_all("SELECT id FROM {grant}") == [left]
+
+
+async def test_what_was_refused_is_forgotten_with_the_next_token(app, idp, monkeypatch):
+    monkeypatch.setattr(engine_grants, "MOST", 3)
+    names = [f"idp/acct-{n}" for n in range(6)]
+    for key in names:
+        await connect(app, idp, key)
+    idp.expire()
+    for key in names:
+        await app.enqueue(me, resource_key=key)
+    await app.worker().drain()
+    assert await states(app) == ["succeeded"] * 6
+    assert len(app.grants._bad) <= 3
+    for key in names:
+        await app.credentials(key)
+    assert app.grants._bad == {}
+
+
+async def test_accounts_that_are_remembered_are_bounded(app, idp, monkeypatch):
+    monkeypatch.setattr(access, "MOST", 3)
+    for n in range(10):
+        await connect(app, idp, f"idp/acct-{n}")
+        assert (await app.credentials(f"idp/acct-{n}")).token == f"canary-access-{n + 1}"
+        assert len(app.grants.accounts._known) <= 3
 
 
 async def test_without_a_key_it_says_how_to_make_one(make, idp):
