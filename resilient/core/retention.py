@@ -52,8 +52,8 @@ def span(name: str, value: Any) -> timedelta | None:
     """A span of time, or None; raises `InvalidInput` with its name."""
     try:
         return None if value is None else timedelta(seconds=seconds(value))
-    except (InvalidInput, TypeError, ValueError, OverflowError) as error:
-        raise InvalidInput(f"{name}={value!r} is not a span of time, such as '7d', '12h' or 3600: {error}") from None
+    except (InvalidInput, TypeError, ValueError, OverflowError):
+        raise InvalidInput(f"{name}={value!r} is not a span of time: write '7d', '12h' or 3600, more than 0") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ async def examine(
         await schema.check(database)
         outdated = None
     except DatabaseUnreachable as error:
-        return [Finding("database", "fail", str(error), "start it, or correct the address"), *facts]
+        remedy = "" if database.is_sqlite else "start it, or correct the address"  # of a file the message says it
+        return [Finding("database", "fail", str(error), remedy), *facts]
     except SetupError as error:
         outdated = error
     before = host_now()

@@ -49,7 +49,7 @@ class Workflows:
 
     async def get(self, workflow_id: UUID | str, *, session: CallersSession = None) -> WorkflowInfo:
         """One workflow with its steps."""
-        return await self._db.read(session, _require, as_id(workflow_id))
+        return await self._db.read(session, _require, as_id(workflow_id, "workflow"))
 
     async def list(
         self,
@@ -65,7 +65,7 @@ class Workflows:
             raise InvalidInput(f"{state!r} is not a workflow state: use one of {', '.join(WorkflowState)}")
         if not 1 <= limit <= workflows.LIST_LIMIT:
             raise InvalidInput(f"limit={limit}: ask for 1 to {workflows.LIST_LIMIT:,} workflows at a time")
-        last = None if after is None else as_id(after)
+        last = None if after is None else as_id(after, "workflow")
         return await self._db.read(session, workflows.page, state=state, name=name, after=last, limit=limit)
 
     async def cancel(self, workflow_id: UUID | str, *, session: CallersSession = None) -> WorkflowInfo:
@@ -73,7 +73,7 @@ class Workflows:
 
         It begins within a second. Nothing happens to a workflow that is over.
         """
-        return await self._db.write(session, _cancel, as_id(workflow_id))
+        return await self._db.write(session, _cancel, as_id(workflow_id, "workflow"))
 
 
 class SyncWorkflows(Face[Workflows]):

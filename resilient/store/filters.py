@@ -150,14 +150,16 @@ _MOMENTS: Final = tuple(f.name for f in fields(JobFilter) if f.name.endswith(("_
 _TIMES: Final = {"created": "created_at", "finished": "finished_at", "run": "run_at"}
 
 
-def as_id(value: UUID | str) -> UUID:
-    """A job id; `InvalidInput` if it is none."""
+def as_id(value: UUID | str, what: str = "job") -> UUID:
+    """A job's id, or that of ``what``; `InvalidInput` if it is none."""
     if isinstance(value, UUID):
         return value
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):
-        raise InvalidInput(f"{value!r} is not a job id: ids look like 0195f3a2-7c1e-7d3a-9b0e-2f6f3c1a8e55") from None
+        raise InvalidInput(
+            f"{value!r} is not a {what} id: ids look like 0195f3a2-7c1e-7d3a-9b0e-2f6f3c1a8e55"
+        ) from None
 
 
 def _words(value: Words) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ def test_spans_in_every_notation():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"dead": "soon"}, "dead='soon' is not a span of time, such as '7d'"),
+        ({"dead": "soon"}, "dead='soon' is not a span of time: write '7d'"),
         ({"succeeded": 0}, "succeeded=0 is not a span of time"),
         ({"cancelled": -5}, "cancelled=-5 is not a span of time"),
         ({"attempts": "9" * 30 + "d"}, "attempts=.* is not a span of time"),

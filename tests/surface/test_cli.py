@@ -165,7 +165,7 @@ def test_one_job_by_id_needs_no_confirmation(enqueue, run, read):
     job = enqueue()
     assert run("jobs", "cancel", job)[:2] == (0, "1 cancelled.\n")
     status, out, _ = run("jobs", "cancel", job)
-    assert (status, out) == (1, "1 over already.\n")
+    assert (status, out) == (1, f"1 over already.\nWhere it stands: `resilient jobs show {job}`.\n")
     assert read("jobs", "retry", job) == {
         "retried": 1, "not_finished": 0, "ambiguous": 0, "duplicates": 0, "undone": 0, "dry_run": False
     }  # fmt: skip
@@ -234,7 +234,7 @@ def test_dead_letters(enqueue, ok, run, read, mark):
 
 
 def test_resources(enqueue, ok, run, read):
-    assert "No resource fits." in ok("resources", "list")
+    assert ok("resources", "list") == "No resource is in use yet.\n"
     enqueue()
     assert ok("resources", "pause", "github/a", "--reason", "incident 7", "--for", "10m") == "github/a is paused.\n"
     out = ok("resources", "list", "--stopped")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -110,8 +111,8 @@ def test_neither_or_both(run):
         (["jobs", "list", "--limit", "0"], 2, "Invalid value for"),
         (["jobs", "list", "--state", "failed"], 2, "'failed' is not a job state"),
         (["jobs", "list", "--resource", "a b"], 2, "'a b' is not a resource pattern"),
-        (["jobs", "list", "--since", "2030-01-01"], 2, "--created-after '2030-01-01' has no time zone"),
-        (["jobs", "list", "--since", "soon"], 2, "'soon' is not a span of time"),
+        (["jobs", "list", "--since", "2030-01-01"], 2, "--since '2030-01-01' has no time zone"),
+        (["jobs", "list", "--since", "soon"], 2, "--since 'soon' is not a time: write 1h (ago)"),
         (["jobs", "list", "--tag", "user"], 2, "--tag 'user': write name=value"),
         (["jobs", "show", "7"], 2, "'7' is not a job id"),
         (["jobs", "show", "01a1fda5-a9d3-71b4-9e78-fc26eaac1033"], 3, "there is no job 01a1fda5"),
@@ -121,10 +122,20 @@ def test_neither_or_both(run):
         (["resources", "pause", "a", "--for", "1h", "--until", "2199-01-01T00:00Z"], 2, "give --for or --until"),
         (["resources", "list", "--gate", "door"], 2, "'door' is not a gate"),
         (["enqueue", "nope", "-r", "a"], 2, "no handler is declared for kind 'nope'"),
-        (["enqueue", "nope", "{", "-r", "a"], 2, "that is not JSON"),
+        (["enqueue", "nope", "{", "-r", "a"], 2, "the payload is not JSON"),
         (["enqueue", "nope", "@nofile", "-r", "a"], 2, "cannot read nofile"),
-        (["prune", "--older-than", "long"], 2, "older_than='long' is not a span of time"),
+        (["prune", "--older-than", "long"], 2, "--older-than 'long' is not a length of time: write 90s"),
         (["worker", "--log-level", "loud"], 2, "--log-level 'loud'"),
+        (["enqueue", "nope", "-r", "a", "--delay", "10"], 2, "--delay '10' is not a length of time: write 90s"),
+        (["resources", "pause", "a", "--for", "soon"], 2, "--for 'soon' is not a length of time: write 90s"),
+        (["workflows", "show", "x"], 2, "'x' is not a workflow id"),
+        (["jobs", "edit", "01a1fda5-a9d3-71b4-9e78-fc26eaac1033"], 2, "nothing to edit: say --payload, --priority"),
+        (["resources", "limit", "a"], 2, "nothing to set: say --limit, --no-limits"),
+        (["jobs", "list", "--order", "up"], 2, "Invalid value for '--order': 'up' is not one of"),
+        (["schedules", "show", "nope"], 3, "there is no schedule 'nope'; known are: none"),
+        (["connections", "show", "a/b"], 3, "a/b has no connection: see `resilient connections list`"),
+        (["outbox", "show", "x"], 3, "there is no event x"),
+        (["sync", "reset", "x"], 3, "no stream 'x' was read there"),
     ],
 )
 def test_wrong_usage_is_one_line(shop, run, arguments, status, says):
@@ -132,6 +143,73 @@ def test_wrong_usage_is_one_line(shop, run, arguments, status, says):
     assert (found, out) == (status, "")
     assert err.startswith(f"error: {says}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["why", "7"], "Did you mean `resilient jobs why` or `resilient resources why`? (see `resilient --help`)"),
+        (["replay"], "Did you mean `resilient dead replay` or `resilient outbox replay`?"),
+        (["job", "list"], "Did you mean 'jobs'?"),
+        (["jobs", "list", "--database"], "--database needs a value, such as sqlite:///app.db or postgresql://"),
+        (["--app", "--json", "status"], "--app needs a value, such as shop.jobs:app"),
+    ],
+)
+def test_what_was_meant_is_said(run, arguments, says):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert says in err
+
+
+@pytest.mark.parametrize("command", ["show", "why"])
+def test_a_resource_that_nobody_used_is_more_likely_a_slip(shop, run, command):
+    status, _, err = run("--app", "shop:app", "resources", command, "githb/acct-7")
+    assert status == 3
+    assert err == (
+        "error: there is no job of githb/acct-7, and never was one: is the key right? `resilient resources list` shows"
+        " those in use\n"
+    )
+    assert "is the key right?" in run("--app", "shop:app", "resources", "pause", "githb/acct-7")[1]
+    assert run("--app", "shop:app", "resources", command, "githb/acct-7")[::2] == (0, "")  # somebody did
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["jobs", "list"], "There are no jobs."),
+        (["dead", "list"], "No job is dead."),
+        (["resources", "list"], "No resource is in use yet."),
+        (["resources", "list", "--stopped"], "No resource is stopped."),
+        (["resources", "list", "git*"], "No resource in use fits 'git*'; * stays within its segment, 'git*/**' is"),
+        (["resources", "pause", "github/*", "--yes"], "No resource in use fits 'github/*'; * stays within its segment"),
+        (["resources", "pause", "github/**", "--yes"], "No resource in use fits 'github/**'.\n"),
+        (["schedules", "list"], "There are no schedules."),
+        (["workflows", "list"], "There are no workflows."),
+        (["outbox", "list"], "There are no events."),
+        (["outbox", "list", "--type", "x"], "No event fits."),
+        (["sync", "status"], "No stream was read yet."),
+        (["connections", "list"], "There are no connections."),
+        (["connections", "list", "github"], "No connection fits."),
+        (["connections", "release", "github"], "No account of github is suspect."),
+        (["prune"], "Deleted nothing."),
+    ],
+)
+def test_an_empty_database(shop, run, arguments, says):
+    status, out, err = run("--app", "shop:app", *arguments)
+    assert (status, err) == (0, "")
+    assert out.startswith(says)
+
+
+def test_a_wrong_address_names_where_it_was_said(run, monkeypatch):
+    assert run("--database", "nonsense", "status")[2].startswith("error: --database: that is not a database address")
+    monkeypatch.setenv("RESILIENT_DATABASE", "nonsense")
+    assert run("status")[2].startswith("error: RESILIENT_DATABASE: that is not a database address")
+
+
+def test_the_doctor_says_once_what_a_missing_file_wants(run):
+    status, out, _ = run("--database", "sqlite:///none.db", "doctor")
+    assert (status, out.count("\n")) == (1, 1)
+    assert "none.db does not exist: `resilient db upgrade` creates it; or correct the address" in out
 
 
 @pytest.mark.parametrize(
@@ -185,6 +263,13 @@ def test_interrupted_and_a_closed_pipe(monkeypatch, run):
     assert (done.stdout.splitlines()[-1], done.stderr) == ("0", "")
 
 
+def test_a_reader_that_is_gone_is_no_failure():
+    script = "import sys; from resilient.surface.cli import main; sys.exit(main(['providers', 'list']))"
+    pipe = f'{sys.executable} -c "{script}" | true; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 # -- help ------------------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +292,7 @@ def test_every_command_has_help_that_fits_80_columns(run, monkeypatch):
         assert command.help
         assert max(map(len, out.splitlines())) <= 80
         assert "..." not in out.partition("Commands:")[2], f"{path}: a first sentence is too long"
+        assert not re.search(r"^  -.*<(str|int|float|list|path|dir)", out, re.MULTILINE), f"{path}: words of Python's"
         if not path:
             assert "Exit status: 0 done; 1 it could not be done" in " ".join(out.split())
         else:
@@ -234,7 +320,13 @@ def test_bench_and_demo_keep_their_own_options(run):
     assert root.hoisted(["enqueue", "k", "--", "--json"]) == ["enqueue", "k", "--", "--json"]
     status, _, err = run("demo", "--workers", "1")
     assert (status, "--workers" in err) == (2, True)
-    assert "Usage: resilient bench" in run("bench", "--help")[1]
+    for command in (["bench"], ["bench", "drain"], ["demo"]):
+        status, out, err = run(*command, "-h")
+        assert (status, err) == (0, "")
+        assert out.startswith(f"Usage: resilient {' '.join(command)} ")
+        assert not re.search(r"^  -.*(<[a-z]| TEXT )", out, re.MULTILINE)
+        assert "--app" not in out  # it takes none
+        assert "..." not in out.partition("Commands:")[2]
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

@@ -38,7 +38,10 @@ def floor(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """The bare limit of the database: a minimal loop that claims 100 and completes 100."""
+    """The bare limit of the database.
+
+    A minimal loop that claims 100 and completes 100.
+    """
     _run("floor", lambda: run_floor(database, jobs=jobs, resources=resources, workers=workers), as_json=as_json)
 
 
@@ -116,7 +119,7 @@ def http(
     alone: Annotated[bool, typer.Option("--alone", help="Without the bare loop.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Jobs of one 50 ms request, beside a bare loop over one httpx client."""
+    """Jobs of one 50 ms request, beside a bare loop over httpx."""
     from resilient.surface.bench.http import http as run_http  # noqa: PLC0415 - as above
 
     shape = {"jobs": jobs, "resources": resources, "workers": workers, "concurrency": concurrency}

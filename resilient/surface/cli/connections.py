@@ -49,6 +49,9 @@ def list_connections(
     if run.out.as_json:
         run.out.json({"connections": [one.to_json() for one in found], "next": more})
         return
+    if not found:
+        run.out.say("No connection fits." if provider or state or after else "There are no connections.")
+        return
     now = run.now
     rows = [
         Row(
@@ -154,11 +157,15 @@ def _decide(ctx: typer.Context, provider: str, verb: str, question: str, *, yes:
     api = run.program("deciding about suspects").sync.connections
     count = len(api.list(provider, state=GrantState.SUSPECT, limit=1000))
     more = "+" if count == 1000 else ""  # noqa: PLR2004 - the page above
+    if not count:  # nothing to lose: it may still be shut from before
+        yes, question = True, ""
     if not run.out.confirm(f"{count}{more} accounts of {provider} are suspect. {question}?", yes=yes):
         raise typer.Exit(FAILED)
     done = api.release(provider) if verb == "release" else api.confirm(provider)
     if run.out.as_json:
         run.out.json({verb: done})
+    elif not done:
+        run.out.say(f"No account of {provider} is suspect.")
     else:
         run.out.say(f"{counted(done, 'grant')} of {provider}: {verb.removesuffix('e')}ed.")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NEITHER = (
     "which app? Say --app module:app (or RESILIENT_APP=module:app); for looking at a database without the program's"
-    " code: --database sqlite:///app.db or postgresql://..."
+    " code: --database sqlite:///app.db or postgresql://... (or RESILIENT_DATABASE)"
 )
 
 
@@ -45,7 +45,11 @@ class Context:
             elif self.database is not None:
                 from resilient.engine.app import Resilient  # noqa: PLC0415 - a second of imports, only where needed
 
-                self._app = Resilient(self.database, schema=self.schema, upgrade=False)
+                try:
+                    self._app = Resilient(self.database, schema=self.schema, upgrade=False)
+                except SetupError as error:
+                    name = "--database" if self.typed_database else "RESILIENT_DATABASE"
+                    raise type(error)(f"{name}: {error}") from None
             else:
                 raise SetupError(NEITHER)
         return self._app

@@ -125,7 +125,8 @@ def criteria_of(given: dict[str, Any]) -> Criteria:
         found["tags"] = tags_of(found.pop("tag"))
     for name, value in found.items():
         if name.endswith(("_after", "_before")):
-            found[name] = moment("--" + name.replace("_", "-"), value)
+            option = "--since" if name == "created_after" else "--" + name.replace("_", "-")
+            found[name] = moment(option, value)
     return cast("Criteria", found)
 
 
@@ -143,10 +144,10 @@ def tags_of(pairs: list[str]) -> dict[str, str]:
 def moment(option: str, text: str) -> datetime | timedelta:
     """A time, or how long ago (ahead: negative)."""
     ahead = text.startswith("+")
-    if ahead or len(text) < len("2030-1-1"):
-        far = timedelta(seconds=seconds(text.removeprefix("+")))
-        return -far if ahead else far
     try:
+        if ahead or len(text) < len("2030-1-1"):
+            far = timedelta(seconds=seconds(text.removeprefix("+")))
+            return -far if ahead else far
         at = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidInput(f"{option} {text!r} is not a time: write {_WHEN}") from None
@@ -155,9 +156,12 @@ def moment(option: str, text: str) -> datetime | timedelta:
     return at
 
 
-def span(text: str) -> timedelta:
+def span(option: str, text: str) -> timedelta:
     """A length of time: ``90s``, ``15m``, ``1h``, ``7d``."""
-    return timedelta(seconds=seconds(text))
+    try:
+        return timedelta(seconds=seconds(text))
+    except (InvalidInput, OverflowError):
+        raise InvalidInput(f"{option} {text!r} is not a length of time: write 90s, 15m, 1h or 7d") from None
 
 
 def until(option: str, duration: str | None, end: str | None) -> datetime | timedelta | None:
@@ -165,7 +169,7 @@ def until(option: str, duration: str | None, end: str | None) -> datetime | time
     if duration is not None and end is not None:
         raise InvalidInput(f"give --for or {option}, not both")
     if duration is not None:
-        return span(duration)
+        return span("--for", duration)
     if end is None:
         return None
     at = moment(option, end)

@@ -262,6 +262,10 @@ def edit(
         values["expires_at"] = None if expires_at == "none" else _absolute(run, "--expires-at", expires_at)
     if tag or no_tags:
         values["tags"] = tags_of(tag or []) or None
+    if not values:
+        raise InvalidInput(
+            "nothing to edit: say --payload, --priority, --run-at, --max-attempts, --expires-at, --tag or --no-tags"
+        )
     which: Any = ids[0] if len(ids) == 1 else ids
     done: Edited = run.app.sync.jobs.edit(which, **values, new_operation=new_operation, dry_run=dry_run)
     _report(run.out, done.to_json(), dry_run=dry_run)
@@ -296,6 +300,8 @@ def _change(
         done = change(everything=everything, **options, **criteria).to_json()
     _report(run.out, done, dry_run=options["dry_run"])
     if ids and _effective(done) < len(ids):
+        if len(ids) == 1:
+            run.out.say(f"Where it stands: `resilient jobs show {ids[0]}`.")
         raise typer.Exit(FAILED)
 
 
@@ -334,7 +340,7 @@ def read_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise InvalidInput(f"that is not JSON ({error}); text needs quotes: '\"text\"'") from None
+        raise InvalidInput(f"the payload is not JSON ({error}); text needs quotes: '\"text\"'") from None
 
 
 def _absolute(run: Context, option: str, text: str) -> Any:

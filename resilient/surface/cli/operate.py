@@ -95,7 +95,8 @@ def enqueue(
         "priority": priority, "max_attempts": max_attempts, "unique_key": unique_key,
         "ordering_key": ordering_key, "after": after or (), "on_dead": on_dead,
         "idempotency_key": idempotency_key, "tags": tags_of(tag or []) or None,
-        "delay": span_of(delay) if delay else None, "expires_in": span_of(expires_in) if expires_in else None,
+        "delay": span_of("--delay", delay) if delay else None,
+        "expires_in": span_of("--expires-in", expires_in) if expires_in else None,
     }  # fmt: skip
     if run_at is not None:
         at = moment("--run-at", run_at)
@@ -218,7 +219,8 @@ def prune(
     """
     run: Context = ctx.obj
     app = run.app
-    options: dict[str, Any] = {"older_than": older_than, "state": state, "limit": limit}
+    age = None if older_than is None else span_of("--older-than", older_than)
+    options: dict[str, Any] = {"older_than": age, "state": state, "limit": limit}
     found = app.prune_sync(**options, dry_run=True)
     if dry_run or not found.total:
         _say_pruned(run, found, dry_run=dry_run)

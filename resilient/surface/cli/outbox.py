@@ -57,7 +57,8 @@ def list_events(
         run.out.json({"events": [one.to_json() for one in found], "next": more})
         return
     if not found:
-        run.out.say("No event fits.")
+        narrowed = types or destinations or state or key or since or after
+        run.out.say("No event fits." if narrowed else "There are no events.")
         return
     now = run.now
     run.out.table(_HEADERS, [_row(one, now) for one in found], folds=(3, 4, 5))

@@ -29,6 +29,13 @@ STYLES: Final = {
 }  # fmt: skip
 
 
+class _Screen(Console):
+    """A console that tells who called it that its reader has gone, instead of ending the process as a failure."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Row:
     """One line of a table: its cells, and a remark below them (cut to the line, unless it is wanted ``whole``)."""
 
@@ -47,8 +54,8 @@ class Output:
 
     def __init__(self, *, as_json: bool = False, console: Console | None = None, errors: Console | None = None) -> None:
         self.as_json = as_json
-        self.console = console or Console(highlight=False, markup=False, soft_wrap=True)
-        self.errors = errors or Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self.console = console or _Screen(highlight=False, markup=False, soft_wrap=True)
+        self.errors = errors or _Screen(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
     def json(self, value: Any) -> None:
         """One JSON document."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from resilient.core.errors import InvalidInput
 from resilient.core.phrases import counted, figure, length, span, when
 from resilient.surface.cli import views
-from resilient.surface.cli.exits import FAILED
+from resilient.surface.cli.exits import FAILED, NotFound
 from resilient.surface.cli.filters import bulk, until
 from resilient.surface.cli.jobs import PageSize, Yes  # noqa: TC001 - typer evaluates annotations
 
@@ -59,7 +59,10 @@ def list_resources(
         run.out.json({"resources": [one.to_json() for one in found], "next": more})
         return
     if not found:
-        run.out.say("No resource is stopped." if wanted and not pattern else "No resource fits.")
+        if wanted and not pattern:
+            run.out.say("No resource is stopped.")
+        else:
+            run.out.say(_none_fits(pattern) if pattern else "No resource is in use yet.")
         return
     now = run.now
     run.out.table(views.RESOURCE_HEADERS, [views.resource_row(one, now) for one in found], right=(3, 4))
@@ -79,6 +82,7 @@ def show_resource(ctx: typer.Context, key: Key) -> None:
         return
     _show(run, info, policy)
     views.show_why(run.out, why)
+    _require_known(run, info)
 
 
 def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
@@ -124,11 +128,32 @@ def cap_of(policy: dict[str, Any]) -> str:
 def why_resource(ctx: typer.Context, key: Key) -> None:
     """Why the jobs of a resource are not running, and when they will."""
     run: Context = ctx.obj
-    found = run.app.sync.resources.why(key)
+    api = run.app.sync.resources
+    found, info = api.why(key), api.get(key)
     if run.out.as_json:
         run.out.json(found.to_json())
     else:
         views.say_why(run.out, found)
+    _require_known(run, info)
+
+
+def _require_known(run: Context, info: ResourceInfo) -> None:
+    """Raise `NotFound` for a key nobody used, which is more likely a slip than a question about the future."""
+    if _is_unused(run, info):
+        raise NotFound(f"there is no job of {info.key}, and never was one: {_IS_IT_RIGHT}")
+
+
+def _is_unused(run: Context, info: ResourceInfo) -> bool:
+    return info.created_at is None and not run.app.sync.jobs.count(within=info.key, limit=1)
+
+
+_IS_IT_RIGHT: Final = "is the key right? `resilient resources list` shows those in use"
+
+
+def _none_fits(pattern: str) -> str:
+    head, _, rest = pattern.partition("/")
+    below = "" if rest == "**" else f"; * stays within its segment, '{head}/**' is everything below"
+    return f"No resource in use fits {pattern!r}{below}."
 
 
 # -- changing ------------------------------------------------------------------------------------------------
@@ -212,7 +237,7 @@ def limit_(
     which: Which,
     *,
     limit: Annotated[
-        list[str] | None, typer.Option(help="100/min, 5000/1h or '2/s burst 40'; may be repeated.")
+        list[str] | None, typer.Option(metavar="RATE", help="100/min, 5000/1h or '2/s burst 40'; may be repeated.")
     ] = None,
     no_limits: Annotated[bool, typer.Option("--no-limits", help="No rate limit at all.")] = False,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Jobs at once.", show_default=False)] = None,
@@ -238,6 +263,10 @@ def limit_(
         options["concurrency"] = concurrency
     if breaker:
         options["breaker"] = dict(_member(one) for one in breaker)
+    if options == {"clear": ()}:
+        raise InvalidInput(
+            "nothing to set: say --limit, --no-limits, --concurrency, --no-concurrency, --breaker or --clear"
+        )
     api = run.app.sync.resources
     _change(run, "limited anew", api.limit, which, options, criteria, yes)
     if not (run.out.as_json or criteria.get("dry_run") or _is_pattern(which)):
@@ -285,6 +314,7 @@ def _change(
         ask = f"{len(meant):,} resources would be {done}{_lasting(criteria, len(meant))}. Go on?"
         if meant and not run.out.confirm(ask, yes=yes):
             raise typer.Exit(FAILED)
+    unused = not pattern and _is_unused(run, run.app.sync.resources.get(which))
     changed = change(which, **options, **criteria)
     if run.out.as_json:
         run.out.json({**changed.to_json(), "dry_run": dry_run})
@@ -292,6 +322,11 @@ def _change(
     would = "would be " if dry_run else ""
     if not pattern:
         run.out.say(f"{which} {would or 'is '}{done}.")
+        if unused and change.__name__ != "limit":  # an account is often limited before its first job
+            run.out.say(f"There is no job of it, and never was one: {_IS_IT_RIGHT}.")
+        return
+    if not changed:
+        run.out.say(_none_fits(which))
         return
     for key in changed.keys[:20]:
         run.out.say(f"  {key}")

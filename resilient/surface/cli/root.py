@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -35,7 +36,35 @@ cli = typer.Typer(
     rich_markup_mode=None,
 )
 SHARED: Final = "Also --app, --database, --schema, --json and --debug: see `resilient --help`."
-VALUED: Final = ("--app", "--database", "--schema")
+VALUED: Final = {
+    "--app": "shop.jobs:app", "-A": "shop.jobs:app", "--schema": "jobs",
+    "--database": "sqlite:///app.db or postgresql://user:password@host/name",
+}  # fmt: skip
+_NUMBERS: Final = (
+    "limit",
+    "concurrency",
+    "priority",
+    "max_attempts",
+    "port",
+    "jobs",
+    "resources",
+    "workers",
+    "blocked",
+)
+_KEYS: Final = ("resource", "grant_of", "account", "unique_key", "ordering_key", "idempotency_key")
+SHAPES: Final = {  # what an option takes, by its name, for the help
+    **dict.fromkeys(_NUMBERS, "N"),
+    **dict.fromkeys(_KEYS, "KEY"),
+    **dict.fromkeys(("lease", "grace", "timeout"), "SECONDS"),
+    **dict.fromkeys(("delay", "expires_in", "duration"), "SPAN"),
+    **dict.fromkeys(("run_at", "expires_at", "end"), "TIME"),
+    **dict.fromkeys(("tag", "detail", "breaker"), "NAME=VALUE"),
+    **dict.fromkeys(("schema", "name", "user"), "NAME"),
+    **dict.fromkeys(("kind", "kinds"), "KIND"),
+    **dict.fromkeys(("key_file", "csv"), "FILE"),
+    "app": "MODULE:APP", "database": "ADDRESS", "gate": "GATE", "rate": "RATE", "payload": "JSON",
+    "log_level": "LEVEL", "into": "FOLDER",
+}  # fmt: skip
 FLAGS: Final = ("--json", "--debug")
 OWN_OPTIONS: Final = ("bench", "demo")  # commands with a --database and --json of their own
 
@@ -101,7 +130,7 @@ def bench(ctx: typer.Context) -> None:
     """Measure the engine on this machine."""
     from resilient.surface.bench.command import app  # noqa: PLC0415 - only where needed
 
-    alone = _plain(no_args_is_help=True)
+    alone = _plain(no_args_is_help=True, help="Measure the engine on this machine.")
     alone.add_typer(app)
     _pass_on(ctx, alone, at_least=1)
 
@@ -117,7 +146,10 @@ def demo(ctx: typer.Context) -> None:
 
 
 def _plain(**options: Any) -> typer.Typer:
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **options)
+    names = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=names, **options
+    )
 
 
 def _pass_on(ctx: typer.Context, app: typer.Typer, *, at_least: int) -> None:
@@ -128,6 +160,7 @@ def _pass_on(ctx: typer.Context, app: typer.Typer, *, at_least: int) -> None:
         arguments += ["--database", run.typed_database] if run.typed_database else []
         arguments += ["--json"] if run.out.as_json else []
     command = typer.main.get_command(app)
+    _finish(command, epilog="")
     raise typer.Exit(command.main(arguments, prog_name=ctx.command_path, standalone_mode=False) or 0)
 
 
@@ -137,7 +170,7 @@ def _pass_on(ctx: typer.Context, app: typer.Typer, *, at_least: int) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command; errors are raised."""
     command = typer.main.get_command(cli)
-    _add_epilogs(command)
+    _finish(command)
     try:
         result = command.main(hoisted(arguments), prog_name="resilient", standalone_mode=False)
     except Exception as error:
@@ -148,11 +181,20 @@ def run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else OK
 
 
-def _add_epilogs(command: Any) -> None:
-    """Every help ends with where the shared options are explained."""
+def _finish(command: Any, epilog: str = SHARED) -> None:
+    """Every help ends with where the shared options are explained, and says what an option takes in our own words."""
+    for param in command.params:
+        if param.param_type_name == "option" and param.metavar is None and not _says_itself(param):
+            param.metavar = SHAPES.get(param.name, "TEXT")
     for one in getattr(command, "commands", {}).values():
-        one.epilog = one.epilog or SHARED
-        _add_epilogs(one)
+        one.epilog = one.epilog or epilog
+        _finish(one, epilog)
+
+
+def _says_itself(param: Any) -> bool:
+    """A flag takes nothing, and a choice lists what it takes. Asked of both shapes that typer's options have had."""
+    kind = getattr(param, "type_descriptor", None) or getattr(param, "type", None)
+    return bool(getattr(param, "is_flag", False) or getattr(kind, "choices", None))
 
 
 def hoisted(arguments: Sequence[str]) -> list[str]:
@@ -165,13 +207,20 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
             rest += [one, *left]
         elif one in FLAGS:
             front.append(one)
-        elif one in (*VALUED, "-A"):
-            front += [one, *([value] if (value := next(left, None)) is not None else [])]
+        elif one in VALUED:
+            value = next(left, "")
+            if not value or value.startswith("-"):
+                raise SetupError(f"{one} needs a value, such as {VALUED[one]}")
+            front += [one, value]
         elif one.startswith(tuple(f"{name}=" for name in VALUED)):
             front.append(one)
         else:
             rest.append(one)
     return front + rest
+
+
+_NO_COMMAND: Final = re.compile(r"No such command '([a-z-]+)'")
+_FEW: Final = 4
 
 
 def usage_line(error: BaseException) -> str | None:
@@ -184,7 +233,17 @@ def usage_line(error: BaseException) -> str | None:
     if type(error).__name__ == "NoArgsIsHelpError":
         return str(said())
     ctx = getattr(error, "ctx", None)
-    return str(said()).rstrip(".") + (f" (see `{ctx.command_path} --help`)" if ctx is not None else "")
+    text = str(said()).rstrip(".").replace("Value error, ", "")
+    if (wrong := _NO_COMMAND.match(text)) is not None and (known := _elsewhere(wrong[1])):
+        text = f"{wrong[0]}. Did you mean {known}?"
+    return text + (f" (see `{ctx.command_path} --help`)" if ctx is not None else "")
+
+
+def _elsewhere(name: str) -> str:
+    """The groups in which there is a command of that name: ``why`` is in two."""
+    groups = getattr(typer.main.get_command(cli), "commands", {})
+    found = [f"`resilient {group} {name}`" for group, one in groups.items() if name in getattr(one, "commands", {})]
+    return " or ".join(found[:_FEW])
 
 
 def errors() -> Output:
