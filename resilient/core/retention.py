@@ -19,13 +19,15 @@ class Retention:
     """How long finished jobs, old history and idle resources are kept.
 
     Spans are seconds, timedeltas or text such as ``"7d"``; None keeps for ever. Jobs count from when they finished,
-    and their history goes with them. ``attempts`` is for the history of jobs that go on for ever, ``resources`` for
-    resources nobody used (and for resolved alerts and schedules that are no longer declared), ``inbox`` for what
-    consumers remember of messages they took: a message that comes again later than that is taken again. ``batch`` is
-    how many rows one transaction deletes. Raises `InvalidInput`.
+    and their history goes with them. ``events``: published events of the outbox, which can be replayed for so long; by
+    default ("succeeded") as long as succeeded jobs, which they are. ``attempts`` is for the history of jobs that go on
+    for ever, ``resources`` for resources nobody used (and for resolved alerts and schedules that are no longer
+    declared), ``inbox`` for what consumers remember of messages they took: a message that comes again later than that
+    is taken again. ``batch`` is how many rows one transaction deletes. Raises `InvalidInput`.
     """
 
     succeeded: Span | None = "7d"
+    events: Span | None = "succeeded"
     dead: Span | None = "90d"
     cancelled: Span | None = "7d"
     attempts: Span | None = "180d"
@@ -34,10 +36,17 @@ class Retention:
     batch: int = 1_000
 
     def __post_init__(self) -> None:
+        if self.events == "succeeded":
+            object.__setattr__(self, "events", self.succeeded)
         for name in SPANS:
             object.__setattr__(self, name, span(name, getattr(self, name)))
         if not isinstance(self.batch, int) or not 1 <= self.batch <= _LARGEST_BATCH:
             raise InvalidInput(f"Retention(batch={self.batch!r}): delete 1 to {_LARGEST_BATCH:,} rows at a time")
+
+    @property
+    def events_apart(self) -> bool:
+        """Whether published events are kept for another time than other succeeded jobs."""
+        return self.events != self.succeeded
 
     def age(self, name: str) -> timedelta | None:
         """The age one of the fields stands for."""
@@ -61,6 +70,7 @@ class Pruned:
     """How many rows went, or with a dry run would go (counted up to a bound)."""
 
     succeeded: int = 0
+    events: int = 0  # where they are kept for another time than succeeded jobs; else they are among those
     dead: int = 0
     cancelled: int = 0
     attempts: int = 0

@@ -140,7 +140,7 @@ class Resilient:
         self.outbox = Outbox(self, self._encoder, to, routes, event_source)
         self.schedules = Schedules(self, schedules)
         self.alerts = Alerts(self, alerts)
-        self.retention = retention_.checked(retention)
+        self.retention, self.pruned_to = retention_.checked(retention), dict[str, Any]()
         self.sync = SyncApp(self)
         self._waker = Waker(self.database, listen_url=listen_url)
         self._upgrade = self.database.is_sqlite if upgrade is None else upgrade

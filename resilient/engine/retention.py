@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from resilient.core.errors import InvalidInput
 from resilient.core.retention import Pruned, Retention, Span, span
@@ -34,10 +35,15 @@ SQLITE_BATCH: Final = 250  # everybody else waits while the one writer deletes
 FORGET_EVERY: Final = timedelta(hours=1)
 COUNTED: Final = 100_000  # rows of each sort that a dry run counts
 _DEFAULT: Final = Retention()
+_LAST: Final = UUID(int=2**128 - 1)
 
 
 class Walk:
-    """A pruning on its way. Call `step`, each in a transaction, until it returns True."""
+    """A pruning on its way. Call `step`, each in a transaction, until it returns True.
+
+    ``apart``: events of the outbox are a part of their own. Those that are kept longer than what surrounds them, or
+    shorter, are looked at once, not with every walk: ``reached`` remembers how far the walks before have come.
+    """
 
     def __init__(
         self,
@@ -46,20 +52,25 @@ class Walk:
         *,
         limit: int | None = None,
         dry_run: bool = False,
+        apart: bool = False,
+        reached: dict[str, store.Place] | None = None,
     ) -> None:
         if limit is not None and limit < 1:
             raise InvalidInput(f"limit={limit}: prune at least 1 job, or give no limit")
         self._batch, self._limit, self._dry_run = retention.batch, limit, dry_run
-        self._ages = dict(ages)
+        self._ages, self._apart = dict(ages), apart
         self._at: dict[str, Any] = {}  # where each part goes on
+        self._reached = {} if reached is None else reached
         self.tally: Counter[str] = Counter()
         self._jobs = 0
 
     @classmethod
     def by_age(cls, retention: Retention, only: Iterable[str] = Pruned.__slots__, **options: Any) -> Walk:
         """Everything that is kept no longer."""
-        ages = {name: age for name in only if (age := retention.age(name)) is not None}
-        return cls(retention, ages, **options)
+        apart = retention.events_apart
+        parts = [name for name in only if apart or name != "events"]
+        ages = {name: age for name in parts if (age := retention.age(name)) is not None}
+        return cls(retention, ages, apart=apart, **options)
 
     def step(self, c: Connection, d: Dialect) -> bool:
         """Do the next batch; True when nothing is left."""
@@ -78,19 +89,27 @@ class Walk:
             return self._inbox
         return self._attempts if name == "attempts" else self._finished
 
-    def _finished(self, c: Connection, d: Dialect, state: str, before: datetime) -> bool:
+    def _finished(self, c: Connection, d: Dialect, name: str, before: datetime) -> bool:
+        state = "succeeded" if name == "events" else name
+        events = name == "events" if self._apart and state == "succeeded" else None
         left = COUNTED if self._limit is None else self._limit - self._jobs
         if self._dry_run:
-            found = store.count_finished(c, d, state, before, limit=min(COUNTED, left)) if left else 0
+            found = store.count_finished(c, d, state, before, limit=min(COUNTED, left), events=events) if left else 0
             done = True
         elif left:
-            since, size = self._at.get(state), min(self._batch, left, self._batch if d.is_postgresql else SQLITE_BATCH)
-            found, self._at[state] = store.prune_finished(c, d, state, before, since=since, limit=size)
-            done = self._at[state] is None
+            size, at = self._batch if d.is_postgresql else min(self._batch, SQLITE_BATCH), self._at.get(name)
+            if events is None:
+                found, at = store.prune_finished(c, d, state, before, since=at, limit=min(size, left))
+            else:
+                behind = at or self._reached.get(name)
+                found, at = store.prune_succeeded(c, d, before, events=events, behind=behind, limit=size, most=left)
+                if found < left:  # else the limit may have left some behind
+                    self._reached[name] = at or (before, _LAST)
+            self._at[name], done = at, at is None
         else:
             found, done = 0, True
         self._jobs += found
-        self.tally[state] += found
+        self.tally[name] += found
         return done
 
     def _attempts(self, c: Connection, d: Dialect, name: str, before: datetime) -> bool:
@@ -148,6 +167,9 @@ def walk_of(
         raise InvalidInput(f"{wrong[0]} jobs are not over: only {', '.join(sorted(TERMINAL))} ones are pruned")
     age = span("older_than", older_than)
     ages = {s: retention.age(s) if age is None else age for s in states}
+    options["apart"] = age is None and retention.events_apart
+    if options["apart"] and "succeeded" in states and (longer := retention.age("events")) is not None:
+        ages["events"] = longer
     if kept := [s for s, a in ages.items() if a is None]:
         raise InvalidInput(f"{kept[0]} jobs are kept for ever: say older_than= to prune them all the same")
     return Walk(retention, {s: a for s, a in ages.items() if a is not None}, **options)
@@ -170,10 +192,10 @@ def walk_sync(app: Resilient, walk: Walk) -> Pruned:
 
 async def keep(app: Resilient, monotonic: Callable[[], float] = time.monotonic, seconds: float = SECONDS) -> Pruned:
     """One round of housekeeping: jobs, history and inbox each time, resources once an hour."""
-    parts = ["succeeded", "dead", "cancelled", "attempts", "inbox"]
+    parts = ["succeeded", "events", "dead", "cancelled", "attempts", "inbox"]
     if await app.database.transaction(schedules.elect, "engine:forget", FORGET_EVERY):
         parts.append("resources")
-    w = Walk.by_age(app.retention, parts)
+    w = Walk.by_age(app.retention, parts, reached=app.pruned_to)
     deadline, done = monotonic() + seconds, False
     while not done and (began := monotonic()) < deadline:
         done = await app.database.transaction(w.step)

@@ -7,9 +7,10 @@ stay in the index until a vacuum, and an old snapshot somewhere can keep them th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from resilient.core.errors import InvalidInput
+from resilient.core.events import RESOURCE
 from resilient.core.states import TERMINAL, JobState
 from resilient.store import order, workflows
 from resilient.store.dialect import ID, TIME
@@ -18,12 +19,15 @@ from resilient.store.followers import release_followers
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
+    from uuid import UUID
 
     from sqlalchemy import Connection
 
     from resilient.store.dialect import Dialect
 
 WINDOW: Final = 5_000  # resource rows looked at in one transaction
+Place: TypeAlias = "tuple[datetime, UUID]"  # of a finished job among the others
+_IN_OUTBOX: Final = f"(resource_key >= '{RESOURCE}/' AND resource_key < '{RESOURCE}0')"  # '0' follows '/'
 
 
 def prune_finished(
@@ -42,13 +46,43 @@ def prune_finished(
         id=ID,
         finished_at=TIME,
     ).all()
-    if rows:
-        ids = {"ids": d.pack_ids([r.id for r in rows])}
-        followed, in_lanes = [r.id for r in rows if r.followed], [r.id for r in rows if r.in_lane]
-        release_followers(c, d, followed, in_lanes, d.now(c), gone=True)
-        d.run(c, f"DELETE FROM {{attempt}} WHERE job_id {d.among('ids', 'uuid')}", ids)
-        d.run(c, f"DELETE FROM {{job}} WHERE id {d.among('ids', 'uuid')}", ids)
+    _delete(c, d, rows)
     return len(rows), rows[-1].finished_at if len(rows) == limit else None
+
+
+def prune_succeeded(
+    c: Connection, d: Dialect, before: datetime, *, events: bool, behind: Place | None = None, limit: int, most: int
+) -> tuple[int, Place | None]:
+    """Delete events of the outbox that were published before a time, or succeeded jobs that are none, as above.
+
+    Looks at the next ``limit`` jobs, whichever they are, and deletes at most ``most``. Returns how many, and where the
+    next batch begins (None: there is none).
+    """
+    passed = "" if behind is None else " AND NOT (finished_at = :since AND id <= :last_id)"
+    rows = d.run(
+        c,
+        "SELECT id, finished_at, followed, ordering_key IS NOT NULL AS in_lane, resource_key FROM {job} WHERE "
+        f"{_finished(JobState.SUCCEEDED, behind and behind[0])}{_not_awaited(JobState.SUCCEEDED)}{passed}"
+        " ORDER BY finished_at, id LIMIT :limit {skip_locked}",
+        {"before": before, "limit": limit}
+        | ({} if behind is None else {"since": behind[0], "last_id": d.id(behind[1])}),
+        id=ID,
+        finished_at=TIME,
+    ).all()
+    gone = [r for r in rows if r.resource_key.startswith(f"{RESOURCE}/") is events][:most]
+    _delete(c, d, gone)
+    return len(gone), (rows[-1].finished_at, rows[-1].id) if len(rows) == limit else None
+
+
+def _delete(c: Connection, d: Dialect, rows: Sequence[Any]) -> None:
+    """Jobs whose rows are held, with their history; who waited for them goes on."""
+    if not rows:
+        return
+    ids = {"ids": d.pack_ids([r.id for r in rows])}
+    followed, in_lanes = [r.id for r in rows if r.followed], [r.id for r in rows if r.in_lane]
+    release_followers(c, d, followed, in_lanes, d.now(c), gone=True)
+    d.run(c, f"DELETE FROM {{attempt}} WHERE job_id {d.among('ids', 'uuid')}", ids)
+    d.run(c, f"DELETE FROM {{job}} WHERE id {d.among('ids', 'uuid')}", ids)
 
 
 def _not_awaited(state: str) -> str:
@@ -67,11 +101,14 @@ def _not_awaited(state: str) -> str:
     )
 
 
-def count_finished(c: Connection, d: Dialect, state: JobState | str, before: datetime, *, limit: int) -> int:
-    """How many `prune_finished` would find, counted up to ``limit``."""
+def count_finished(
+    c: Connection, d: Dialect, state: JobState | str, before: datetime, *, limit: int, events: bool | None = None
+) -> int:
+    """How many `prune_finished`, or with ``events`` `prune_succeeded`, would find, counted up to ``limit``."""
+    of_outbox = "" if events is None else f" AND {'' if events else 'NOT '}{_IN_OUTBOX}"
     found: int = d.run(
         c,
-        f"SELECT count(*) FROM (SELECT 1 FROM {{job}} WHERE {_finished(state, None)}{_not_awaited(state)}"
+        f"SELECT count(*) FROM (SELECT 1 FROM {{job}} WHERE {_finished(state, None)}{_not_awaited(state)}{of_outbox}"
         " LIMIT :limit) AS found",
         {"before": before, "limit": limit},
     ).scalar_one()

@@ -35,5 +35,5 @@ def test_mistakes(given, words):
 
 def test_what_went():
     assert Pruned(succeeded=2, attempts=3).total == 5
-    others = dict.fromkeys(("succeeded", "cancelled", "attempts", "resources", "inbox"), 0)
+    others = dict.fromkeys(("succeeded", "events", "cancelled", "attempts", "resources", "inbox"), 0)
     assert Pruned(dead=1).to_json() == {"dead": 1, **others}

@@ -30,11 +30,11 @@ def app(database):
 def finished(database, clock):
     """Put jobs that finished some days ago, each with a history row."""
 
-    def put(state, *days):
+    def put(state, *days, key="a/1"):
         def write(c, d):
             for ago in days:
                 id_, at = uuid4(), clock.now() - ago * DAY
-                jobs.insert(c, d, [jobs.NewJob(id=id_, kind="k", resource_key="a/1", payload="1")])
+                jobs.insert(c, d, [jobs.NewJob(id=id_, kind="k", resource_key=key, payload="1")])
                 params = {"state": state, "at_at": at, "id": d.id(id_)}
                 d.run(c, "UPDATE {job} SET state = :state, finished_at = :at_at WHERE id = :id", params)
                 finishing.record_attempts(c, d, [Finish(id_, 1, state, "dead", execution=1)], at)
@@ -110,6 +110,78 @@ async def test_kept_for_ever(database, finished, left):
     app = Resilient(database, handlers=[nothing], retention=Retention(succeeded=None, dead=None, attempts=None))
     assert (await app.prune()).total == 0
     assert left() == {"succeeded": 1, "dead": 1}
+
+
+class TestEvents:
+    """Published events are succeeded jobs that may be kept for a time of their own."""
+
+    @pytest.fixture
+    def kept(self, read_all):
+        at = "SELECT resource_key, count(*) AS n FROM {job} GROUP BY resource_key"
+        return lambda: {r["resource_key"].partition("/")[0]: r["n"] for r in read_all(at)}
+
+    @pytest.fixture
+    def both(self, finished):
+        def put(*days):
+            finished("succeeded", *days, key="outbox/orders")
+            finished("succeeded", *days)
+            finished("succeeded", *days, key="outbox0/x")  # a neighbour in the order of keys
+
+        return put
+
+    def app(self, database, **spans):
+        return Resilient(database, handlers=[nothing], retention=Retention(batch=2, **spans))
+
+    async def test_by_default_they_go_with_the_other_jobs(self, app, both, kept):
+        both(9, 8, 1)
+        assert app.retention.events == timedelta(days=7)
+        assert await app.prune() == Pruned(succeeded=6)
+        assert kept() == {"outbox": 1, "a": 1, "outbox0": 1}
+
+    @pytest.mark.parametrize(
+        ("spans", "pruned", "left_over"),
+        [
+            ({"events": "30d"}, Pruned(succeeded=6, events=1), {"outbox": 3, "a": 1, "outbox0": 1}),
+            ({"events": "2d"}, Pruned(succeeded=6, events=3), {"outbox": 1, "a": 1, "outbox0": 1}),
+            ({"events": None}, Pruned(succeeded=6), {"outbox": 4, "a": 1, "outbox0": 1}),
+            ({"succeeded": None, "events": "30d"}, Pruned(events=1), {"outbox": 3, "a": 4, "outbox0": 4}),
+            ({"succeeded": "30d"}, Pruned(succeeded=3), {"outbox": 3, "a": 3, "outbox0": 3}),
+        ],
+    )
+    async def test_for_a_time_of_their_own(self, database, both, kept, spans, pruned, left_over):
+        both(40, 9, 8, 1)
+        app = self.app(database, **spans)
+        assert await app.prune(dry_run=True) == pruned
+        assert await app.prune() == pruned
+        assert kept() == left_over
+        assert (await app.prune(state="succeeded", dry_run=True)).total == 0 if spans.get("succeeded", 1) else True
+
+    async def test_by_hand_an_age_means_them_too(self, database, both, kept):
+        both(9, 3, 1)
+        app = self.app(database, events=None)
+        assert await app.prune(state="succeeded", limit=1) == Pruned(succeeded=1)
+        assert await app.prune(older_than="2d", state="succeeded") == Pruned(succeeded=5)
+        assert kept() == {"outbox": 1, "a": 1, "outbox0": 1}
+
+    async def test_housekeeping_looks_once_at_those_that_stay(self, database, both, kept, clock, monkeypatch):
+        both(*[9] * 7, 8, 1)  # more of one moment than a batch
+        app, asked = self.app(database, events="30d"), []
+        real = retention.store.prune_succeeded
+
+        def counting(c, d, before, **options):
+            asked.append(options["behind"])
+            return real(c, d, before, **options)
+
+        monkeypatch.setattr(retention.store, "prune_succeeded", counting)
+        assert (await retention.keep(app)).total == 16
+        assert kept() == {"outbox": 9, "a": 1, "outbox0": 1}
+        first = len(asked)
+        clock.advance(days=7)
+        assert (await retention.keep(app)).total == 2
+        assert len(asked) - first < first
+        clock.advance(days=16)
+        assert await retention.keep(app) == Pruned(events=8)
+        assert kept() == {"outbox": 1}
 
 
 class TestHousekeeping:

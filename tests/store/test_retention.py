@@ -63,6 +63,31 @@ class TestFinished:
         assert self.prune(database, "dead", clock.now(), limit=2, since=since) == (1, None)
         assert (left("job"), left("attempt")) == (0, 0)
 
+    def test_events_and_what_is_none_apart_though_all_ended_at_one_moment(self, database, clock, finished, read_all):
+        finished("succeeded", 7, ago=DAY)
+        finished("dead", 2, ago=DAY)
+        some = "SELECT id FROM {job} WHERE state <> 'dead' LIMIT 3"
+        to_outbox = f"UPDATE {{job}} SET resource_key = 'outbox/orders' WHERE id IN ({some})"
+        database.transaction_sync(lambda c, d: d.run(c, to_outbox))
+
+        def walk(events):
+            total, behind, steps = 0, None, 0
+            while steps == 0 or behind is not None:
+                gone, behind = database.transaction_sync(
+                    retention.prune_succeeded, clock.now(), events=events, behind=behind, limit=2, most=2
+                )
+                total, steps = total + gone, steps + 1
+            return total
+
+        counted = [retention.count_finished, "succeeded", clock.now()]
+        assert [database.transaction_sync(*counted, limit=9, events=events) for events in (True, False)] == [3, 4]
+        assert walk(events=False) == 4
+        assert {r["resource_key"] for r in read_all("SELECT resource_key FROM {job} WHERE state <> 'dead'")} == {
+            "outbox/orders"
+        }
+        assert walk(events=True) == 3
+        assert [r["state"] for r in read_all("SELECT state FROM {job}")] == ["dead", "dead"]
+
     def test_unfinished_jobs_are_never_pruned(self, database, clock):
         with pytest.raises(InvalidInput, match="ready jobs are not over: only cancelled, dead, succeeded"):
             self.prune(database, "ready", clock.now())
@@ -101,6 +126,9 @@ class TestFinished:
             reads = "SELECT sum(seq_tup_read) FROM pg_stat_xact_user_tables"
             start = c.exec_driver_sql(reads).scalar_one()
             assert retention.prune_finished(c, d, "succeeded", before, limit=500)[0] == 500
+            gone, behind = retention.prune_succeeded(c, d, before, events=True, limit=500, most=500)
+            assert gone == 0
+            assert retention.prune_succeeded(c, d, before, events=False, behind=behind, limit=500, most=400)[0] == 400
             return c.exec_driver_sql(reads).scalar_one() - start
 
         assert postgres_database.transaction_sync(plan) == 0

@@ -231,7 +231,10 @@ def prune(
 
 
 def _pruned(found: Pruned) -> str:
-    names = {"attempts": "old executions", "resources": "idle resources"}
+    names = {
+        "attempts": "old executions", "resources": "idle resources", "events": "published events",
+        "inbox": "messages of the inbox",
+    }  # fmt: skip
     told = [f"{number:,} {names.get(name, name + ' jobs')}" for name, number in found.to_json().items() if number]
     return ", ".join(told) or "nothing"
 
