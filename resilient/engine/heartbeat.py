@@ -132,12 +132,13 @@ def _row(w: Worker) -> workers.Beat:
         kinds=list(w.kinds),
         concurrency=w.concurrency,
         running=len(w.executor.running),
-        code_version=_version(),
+        code_version=code_version(),
         stopping=w.stopping,
     )
 
 
-def _version() -> str:
+def code_version() -> str:
+    """The version that is installed."""
     try:
         return importlib.metadata.version("resilient-engine")
     except importlib.metadata.PackageNotFoundError:

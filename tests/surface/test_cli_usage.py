@@ -14,6 +14,7 @@ from rich.console import Console
 from sqlalchemy.exc import OperationalError
 
 from resilient.core.errors import InvalidInput, NaiveDatetime
+from resilient.engine.heartbeat import code_version
 from resilient.surface.cli import exits, main, root
 from resilient.surface.cli.filters import criteria_of, moment, tags_of, until
 from resilient.surface.cli.output import Output, Row
@@ -299,6 +300,12 @@ def test_every_command_has_help_that_fits_80_columns(run, monkeypatch):
             assert "see `resilient --help`" in " ".join(out.split())
         seen += 1
     assert seen > 30
+
+
+def test_the_version_is_the_one_that_workers_report(run):
+    status, out, err = run("--version")
+    assert (status, out, err) == (0, f"resilient {code_version()}\n", "")
+    assert re.fullmatch(r"resilient \d+\.\d+\.\d+\n", out)
 
 
 def test_no_arguments_show_the_help(run):

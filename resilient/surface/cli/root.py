@@ -69,6 +69,14 @@ FLAGS: Final = ("--json", "--debug")
 OWN_OPTIONS: Final = ("bench", "demo")  # commands with a --database and --json of their own
 
 
+def _print_version(asked: bool) -> None:  # noqa: FBT001 - what typer calls it with
+    if asked:
+        from resilient.engine.heartbeat import code_version  # noqa: PLC0415 - half a second of imports, only where needed
+
+        typer.echo(f"resilient {code_version()}")
+        raise typer.Exit
+
+
 @cli.callback()
 def shared(
     ctx: typer.Context,
@@ -85,6 +93,9 @@ def shared(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+    version: Annotated[  # noqa: ARG001 - its callback has answered
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """These options may also stand after the command."""
     sources = {name: ctx.get_parameter_source(name) for name in ("app", "database")}
