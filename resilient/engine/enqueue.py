@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 from uuid import UUID
 
@@ -94,10 +94,16 @@ _ITEM_OPTIONS: Final = ("priority", "delay", "run_at", "expires_at", "unique_key
 
 
 class Encoder:
-    """Checks and encodes what is enqueued, for one app."""
+    """Checks and encodes what is enqueued, for one app; ``now``: what ``expires_in`` counts from."""
 
-    def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int, trace: Callable[[], str | None]) -> None:
-        self._kinds, self._max_payload, self._trace = kinds, max_payload, trace
+    def __init__(
+        self,
+        kinds: Mapping[str, Kind[Any]],
+        max_payload: int,
+        trace: Callable[[], str | None],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._kinds, self._max_payload, self._trace, self._now = kinds, max_payload, trace, now
 
     def kind_of(self, what: Kind[Any] | str) -> Kind[Any]:
         """The declaration of a kind; raises `UnknownKind` for a name this app does not know."""
@@ -147,7 +153,7 @@ class Encoder:
         if expires_in is not None:
             if expires_at is not None:
                 raise InvalidInput("give expires_at or expires_in, not both")
-            expires_at = datetime.now(UTC) + timedelta(seconds=_seconds("expires_in", expires_in) or 0)
+            expires_at = self._now() + timedelta(seconds=_seconds("expires_in", expires_in) or 0)
         if max_attempts is not None and max_attempts < 1:
             raise InvalidInput(f"max_attempts must be at least 1, not {max_attempts!r}")
         _check_order(ordering_key, ordering_policy, priority)

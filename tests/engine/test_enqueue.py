@@ -50,6 +50,13 @@ async def app(database):
     await app.close()
 
 
+async def test_expires_in_counts_from_the_clock_that_decides(clock, database):
+    app = Resilient(database, handlers=[mail], upgrade=False)
+    job = await app.enqueue(mail, Mail(to="a"), resource_key="a", expires_in=60)
+    assert (await app.jobs.get(job.id)).expires_at == clock.now() + timedelta(seconds=60)
+    await app.close()
+
+
 def count(app, sql="SELECT count(*) FROM {job}"):
     return app.database.transaction_sync(lambda c, d: d.run(c, sql).scalar())
 
