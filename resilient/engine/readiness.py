@@ -22,6 +22,9 @@ def refusal(execution: Execution, before: Callable[[Execution], ResourceStopped 
     """Why it does not run; None if it does, and its payload is decoded then. ``before`` asks the gate."""
     if execution.lost:
         return decisions.HandedBack("its lease was lost before it started")
+    row = execution.row  # housekeeping ends expired jobs now and then; what a mark stands for is found out first
+    if row.expires_at is not None and not row.sent and row.expires_at <= execution.worker.now():
+        return decisions.Expired()
     if (stopped := before(execution)) is not None:
         return decisions.Deferred(stopped.resource, stopped.gate, stopped.until, str(stopped))
     if execution.sent and execution.handler.reconcile is None:
