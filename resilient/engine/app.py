@@ -226,8 +226,7 @@ class Resilient:
         if session is not None:
             return (await joining.join_async(session, self.database.dialect, ordered, self.poke))[0]
         await self.ready()
-        write = self.database.statement if writing.is_one_statement(ordered[0]) else self.database.transaction
-        (done,) = await write(writing.write, ordered)
+        (done,) = await self.database.quick(writing.write, ordered, one_statement=writing.is_one_statement(ordered[0]))
         self.poke()
         return done
 
@@ -245,9 +244,7 @@ class Resilient:
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)[0]
         self.ready_sync()
-        plain = writing.is_one_statement(ordered[0])
-        write = self.database.statement_sync if plain else self.database.transaction_sync
-        (done,) = write(writing.write, ordered)
+        (done,) = self.database.quick_sync(writing.write, ordered, one_statement=writing.is_one_statement(ordered[0]))
         self.poke()
         return done
 
@@ -265,7 +262,7 @@ class Resilient:
         if session is not None:
             return await joining.join_async(session, self.database.dialect, ordered, self.poke)
         await self.ready()
-        done = await self.database.transaction(writing.write_many, ordered)
+        done = await self.database.quick(writing.write_many, ordered)
         self.poke()
         return done
 
@@ -283,7 +280,7 @@ class Resilient:
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)
         self.ready_sync()
-        done = self.database.transaction_sync(writing.write_many, ordered)
+        done = self.database.quick_sync(writing.write_many, ordered)
         self.poke()
         return done
 

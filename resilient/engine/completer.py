@@ -129,7 +129,7 @@ class Completer:
         following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
         while True:
             try:
-                effective = await self._database.transaction(
+                effective = await self._database.quick(
                     write, [x for x, _ in done], [f for f, _ in finishes], freed, again=tries > 0, follow_ups=following
                 )
                 break

@@ -181,7 +181,7 @@ class Execution:
         """See `Side`."""
         self._require_no_transaction("progress")
         text = _progress_text(self.row.id, value)
-        self.require_held(await self.worker.app.database.transaction(_progress, self.id, self.fence, text))
+        self.require_held(await self.worker.app.database.quick(_progress, self.id, self.fence, text))
 
     def progress_sync(self, value: Any) -> None:
         """See `Side`."""
@@ -269,7 +269,7 @@ class Execution:
             if mark is not None:
                 after[name] = mark
             text = json.dumps(after) if after else None
-            self.require_held(await self.worker.app.database.transaction(_mark, self.id, self.fence, text))
+            self.require_held(await self.worker.app.database.quick(_mark, self.id, self.fence, text))
             if mark is not None:
                 self.require_running()
             self._set_mark(name, mark)

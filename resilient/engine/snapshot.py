@@ -112,7 +112,7 @@ class Snapshot:
             wanted, mine = sorted(self._wanted), self._round
             self._wanted, self._round = set(), None
             try:
-                facts, now = await self._database.transaction(_read, wanted)
+                facts, now = await self._database.quick(_read, wanted)
                 if missing := [key for key in wanted if key not in facts]:
                     await self._database.transaction(resources.ensure, missing)
                     facts |= {key: ResourceFacts(key, calm=True) for key in missing}

@@ -139,7 +139,7 @@ class Sweeper:
     async def _stage_all(self) -> tuple[int, datetime | None, datetime | None]:
         moved = 0
         for _ in range(1000):
-            staged, released, due_at, recheck_at = await self._database.transaction(
+            staged, released, due_at, recheck_at = await self._database.quick(
                 attend, self._worker.app.policies.for_key, self._worker.rng.random()
             )
             moved += staged + released
@@ -148,7 +148,7 @@ class Sweeper:
         return moved + await self._attend_workflows(), due_at, recheck_at
 
     async def _attend_workflows(self) -> int:
-        looked, stuck = await self._database.transaction(_attend_workflows)
+        looked, stuck = await self._database.quick(_attend_workflows)
         for name, id_ in stuck:
             self._worker.app.alerts.found(alerts.stuck(name, id_))
         return looked
@@ -158,7 +158,7 @@ class Sweeper:
     async def rescue(self) -> None:
         """Jobs whose lease is over go back, or die after too many rescues."""
         while True:
-            rescued = await self._database.transaction(rescue, self._worker)
+            rescued = await self._database.quick(rescue, self._worker)
             self.rescued += rescued
             if rescued:
                 log.warning("%d jobs of vanished or silent workers were rescued", rescued)

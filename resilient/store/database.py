@@ -7,7 +7,8 @@ Ways in, by what was handed over:
 - SQLite, or an `Engine`: threads. SQLite has one writer, so there it is one thread and its transactions run
   one after the other: no busy waiting inside a process, one hop per transaction. Between processes ``BEGIN
   IMMEDIATE`` and the busy timeout keep the queue;
-- synchronous callers: the `Engine`, or one of our own made from the address.
+- synchronous callers: the `Engine`, or one of our own made from the address;
+- for what is done all day on PostgreSQL (`quick`): psycopg itself, with connections of its own (`direct.py`).
 
 An engine that was handed over keeps its settings. Only inside our transactions two things differ: PostgreSQL
 runs at READ COMMITTED (statements after a lock must see what was committed meanwhile), SQLite begins as a
@@ -33,6 +34,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from resilient.core.errors import DatabaseUnreachable, SetupError
 from resilient.store.address import (
@@ -45,6 +47,7 @@ from resilient.store.address import (
     without_threshold,
 )
 from resilient.store.dialect import Dialect
+from resilient.store.direct import Direct, engine_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -54,7 +57,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 T = TypeVar("T")
-_AUTOCOMMIT: Final = {"isolation_level": "AUTOCOMMIT"}
 _PRAGMAS: Final = ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY")
 
 
@@ -72,6 +74,8 @@ class Database:
         """Connect to nothing yet. Raises `SetupError` (or its `MissingExtra`) for what can never work."""
         self._pool_size = pool_size
         self._owned: list[Engine | AsyncEngine] = []
+        self._quick_sync: Engine | None = None
+        self._quick_async: AsyncEngine | None = None
         self._sync = target if isinstance(target, Engine) else None
         self._async = target if isinstance(target, AsyncEngine) else None
         self.is_own = not isinstance(target, Engine | AsyncEngine)  # its engines are made here, from an address
@@ -155,21 +159,37 @@ class Database:
             with c.begin():
                 return self._run(c, engine, fn, args, kwargs)
 
-    async def statement(self, fn: Callable[..., T], *args: Any) -> T:
-        """`transaction` for a function that runs exactly one statement: PostgreSQL then needs no BEGIN and COMMIT."""
-        if (engine := self.async_engine) is None or self.is_sqlite:
-            return await self.transaction(fn, *args)
-        with self._named_errors():
-            async with engine.connect() as ac:
-                c = await ac.execution_options(**_AUTOCOMMIT)
-                return await c.run_sync(fn, self.dialect, *args)
+    # What is done all day goes straight to psycopg: see `direct.py` for what ``fn`` may use of its connection.
 
-    def statement_sync(self, fn: Callable[..., T], *args: Any) -> T:
+    async def quick(self, fn: Callable[..., T], *args: Any, one_statement: bool = False, **kwargs: Any) -> T:
+        """`transaction`, straight on the driver; ``one_statement``: ``fn`` runs exactly one, which needs no BEGIN.
+
+        An engine that was handed over is used as it is.
+        """
+        if self.is_sqlite or not self.is_own:
+            return await self.transaction(fn, *args, **kwargs)
+        if self._quick_async is None:
+            self._quick_async = create_async_engine(**engine_options(self.options()))
+            self._owned.append(self._quick_async)
+        with self._named_errors():
+            c = Direct(self._quick_async.sync_engine, asynchronous=True, one_statement=one_statement)
+            return await greenlet_spawn(self._quick, c, fn, args, kwargs)
+
+    def quick_sync(self, fn: Callable[..., T], *args: Any, one_statement: bool = False, **kwargs: Any) -> T:
         """The same for synchronous callers."""
-        if self.is_sqlite:
-            return self.transaction_sync(fn, *args)
-        with self._named_errors(), self.sync_engine.connect() as c:
-            return fn(c.execution_options(**_AUTOCOMMIT), self.dialect, *args)
+        if self.is_sqlite or not self.is_own:
+            return self.transaction_sync(fn, *args, **kwargs)
+        if self._quick_sync is None:
+            self._quick_sync = sa.create_engine(**engine_options(self.options()))
+            self._owned.append(self._quick_sync)
+        with self._named_errors():
+            return self._quick(
+                Direct(self._quick_sync, asynchronous=False, one_statement=one_statement), fn, args, kwargs
+            )
+
+    def _quick(self, c: Direct, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        with c:
+            return fn(c, self.dialect, *args, **kwargs)
 
     def _run(self, c: Connection, engine: Engine | AsyncEngine, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
         if self.is_sqlite and engine not in self._owned:
@@ -245,6 +265,7 @@ class Database:
             if isinstance(engine, Engine):
                 engine.dispose()
         self._owned.clear()
+        self._quick_async = self._quick_sync = None
         self._threads.shutdown(wait=True)
 
 

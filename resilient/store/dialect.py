@@ -14,11 +14,12 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import Uuid, bindparam, text
 
 from resilient.store import tables
+from resilient.store.direct import Direct
 from resilient.store.types import DOCUMENT, SEARCHED, SQLITE_FORMAT, UtcDateTime
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Dialect:
             guard = f"CASE WHEN {plain} THEN true ELSE false END" if self.is_postgresql else plain
             self._words[f"is_{word}"] = guard
         self._cache: dict[tuple[str, tuple[str, ...]], TextClause] = {}
+        self._driver_cache: dict[str, tuple[str, bool]] = {}
         self._options = {"schema_translate_map": {None: schema}} if schema else {}
 
     # -- statements -----------------------------------------------------------------------------------------------
@@ -109,7 +111,19 @@ class Dialect:
 
     def run(self, c: Connection, template: str, params: Mapping[str, Any] | None = None, **columns: Any) -> Rows:
         """Execute ``template`` (see `sql`)."""
+        if isinstance(c, Direct):
+            statement, has_params = self._driver_sql(template)
+            return cast("Rows", c.run(statement, params if has_params else None, columns))
         return c.execute(self.sql(template, **columns), dict(params or {}))
+
+    def _driver_sql(self, template: str) -> tuple[str, bool]:
+        """The statement for ``template`` as psycopg reads it, and whether it has parameters (else a % is a %)."""
+        known = self._driver_cache.get(template)
+        if known is None:
+            plain = template.format_map(self._words)
+            statement, count = _PARAM.subn(r"%(\1)s", plain.replace("%", "%%"))
+            known = self._driver_cache[template] = (statement, True) if count else (plain, False)
+        return known
 
     def execute(self, c: Connection, statement: Executable, params: Any = None) -> Rows:
         """Execute an SQLAlchemy expression over `tables`, in this app's schema."""
@@ -123,7 +137,7 @@ class Dialect:
         if self.clock is not None:
             return self.clock()
         if self.is_postgresql:
-            now: datetime = c.execute(_CLOCK).scalar_one()
+            now: datetime = self.run(c, "SELECT clock_timestamp() AS now", now=TIME).scalar_one()
             return now
         return datetime.now(UTC)
 
@@ -137,7 +151,7 @@ class Dialect:
         """
         if not self.is_postgresql:
             return self.now(c)
-        now: datetime = c.execute(_STEER).scalar_one()
+        now: datetime = self.run(c, _STEER, now=TIME).scalar_one()
         return self.clock() if self.clock is not None else now
 
     @property
@@ -214,12 +228,11 @@ class Dialect:
         return str(value) if self.is_postgresql else value.hex
 
 
-_CLOCK: Final = text("SELECT clock_timestamp() AS now").columns(now=UtcDateTime())
 STEERING: Final = (
     "set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),"
     " set_config('enable_seqscan', 'off', true), set_config('idle_in_transaction_session_timeout', '10s', true)"
 )  # see `Dialect.steer`
-_STEER: Final = text(f"SELECT clock_timestamp() AS now, {STEERING}").columns(now=UtcDateTime())
+_STEER: Final = f"SELECT clock_timestamp() AS now, concat({STEERING})"
 ID: Final = Uuid()
 TIME: Final = UtcDateTime()
 JSON: Final = DOCUMENT

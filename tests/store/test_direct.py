@@ -1,0 +1,207 @@
+"""What goes straight to the driver is a transaction like every other: committed, rolled back, explained, cleaned up."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+
+from resilient.core.errors import DatabaseUnreachable
+from resilient.store.database import Database
+from resilient.store.dialect import TIME
+
+
+@pytest.fixture(params=["async", "sync"])
+def quick(request, postgres_database):
+    """`Database.quick` for coroutines, and the same for threads."""
+
+    async def run(fn, *args, **options):
+        if request.param == "async":
+            return await postgres_database.quick(fn, *args, **options)
+        return await asyncio.to_thread(postgres_database.quick_sync, fn, *args, **options)
+
+    return run
+
+
+def put(c, d, key):
+    d.run(
+        c,
+        "INSERT INTO {resource} (key, created_at, updated_at) VALUES (:key, clock_timestamp(), clock_timestamp())",
+        {"key": key},
+    )
+
+
+def keys(c, d):
+    return [row.key for row in d.run(c, "SELECT key FROM {resource} ORDER BY key")]
+
+
+def connections(url):
+    with psycopg.connect(url, autocommit=True) as c:
+        return c.execute(
+            "SELECT count(*) FILTER (WHERE state LIKE 'idle in transaction%%'), count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchone()
+
+
+async def test_it_commits(quick, postgres_url):
+    await quick(put, "a")
+    with psycopg.connect(postgres_url) as other:
+        assert other.execute("SELECT key FROM resilient_resource").fetchall() == [("a",)]
+    assert connections(postgres_url)[0] == 0
+
+
+async def test_an_error_rolls_all_of_it_back_and_is_sqlalchemys(quick, postgres_url):
+    def twice(c, d):
+        put(c, d, "a")
+        put(c, d, "a")
+
+    with pytest.raises(IntegrityError) as caught:
+        await quick(twice)
+    assert caught.value.orig.sqlstate == "23505"
+    assert "'a'" not in str(caught.value).split("DETAIL")[0]  # parameters stay out of messages
+    assert await quick(keys) == []
+    assert connections(postgres_url)[0] == 0
+
+
+async def test_an_error_of_the_callers_own_rolls_back(quick):
+    def fail(c, d):
+        put(c, d, "a")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await quick(fail)
+    assert await quick(keys) == []
+
+
+async def test_an_error_in_the_only_statement_leaves_the_connection_usable(quick):
+    for _ in range(3):
+        with pytest.raises(DBAPIError):
+            await quick(lambda c, d: d.run(c, "SELECT 1 / 0"), one_statement=True)
+    await quick(put, "a", one_statement=True)
+    assert await quick(keys) == ["a"]
+
+
+async def test_nothing_run_is_nothing_begun(quick):
+    assert await quick(lambda _c, _d: 7) == 7
+
+
+async def test_the_first_statement_may_travel_with_its_begin(quick):
+    def look(c, d):
+        now = d.steer(c)  # without parameters
+        return now, d.run(c, "SELECT current_setting('enable_hashjoin') AS hash, now() AS began", began=TIME).one()
+
+    now, row = await quick(look)
+    assert row.hash == "off", "set for this transaction"
+    assert row.began < now, "both statements are of one transaction"
+    assert now.tzinfo is UTC
+    assert row.began.tzinfo is UTC
+    assert (await quick(lambda c, d: d.run(c, "SELECT current_setting('enable_hashjoin')").scalar())) == "on"
+
+
+async def test_it_is_read_committed_whatever_the_database_says(quick, postgres_url):
+    with psycopg.connect(postgres_url, autocommit=True) as c:
+        name = c.execute("SELECT current_database()").fetchone()[0]
+        c.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    assert await quick(lambda c, d: d.run(c, "SHOW transaction_isolation").scalar()) == "read committed"
+
+
+async def test_parameters_are_values_whatever_they_look_like(quick):
+    hostile = "100%s :now %(key)s '; DROP TABLE resilient_job; --"
+    row = await quick(lambda c, d: d.run(c, "SELECT :text AS text, 5 % 3 AS rest, :at AS at",
+                                         {"text": hostile, "at": datetime(2030, 1, 1, tzinfo=UTC)}).one())  # fmt: skip
+    assert (row.text, row.rest, row.at) == (hostile, 2, datetime(2030, 1, 1, tzinfo=UTC))
+    assert await quick(lambda c, d: d.run(c, "SELECT 5 % 3 AS rest, '%' AS sign", {"unused": 1}).one()[:2]) == (2, "%")
+
+
+async def test_a_cut_connection_is_named_and_the_next_call_has_a_new_one(quick, postgres_url):
+    await quick(put, "a")
+
+    def cut(c, d):
+        mine = d.run(c, "SELECT pg_backend_pid()").scalar()
+        with psycopg.connect(postgres_url, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", (mine,))
+        put(c, d, "b")
+
+    with pytest.raises(DatabaseUnreachable):
+        await quick(cut)
+    assert await quick(keys) == ["a"]
+
+
+async def test_connections_cut_while_idle_cost_one_call(quick, postgres_url):
+    await quick(put, "a")
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    with pytest.raises(DatabaseUnreachable):
+        await quick(keys)
+    assert await quick(keys) == ["a"]
+
+
+async def test_a_database_that_cannot_be_reached_is_named(postgres_url, open_database):
+    gone = open_database(postgres_url.replace("/data", "/elsewhere"))
+    with pytest.raises(DatabaseUnreachable, match="is the server running"):
+        await gone.quick(keys)
+    with pytest.raises(DatabaseUnreachable, match="is the server running"):
+        gone.quick_sync(keys)
+
+
+async def test_a_cancelled_call_leaves_no_transaction_behind(postgres_database, postgres_url):
+    def slow(c, d):
+        put(c, d, "a")
+        d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 30})
+
+    task = asyncio.create_task(postgres_database.quick(slow))
+    while not await postgres_database.quick(_sleepers):  # noqa: ASYNC110 - the server's state, no event
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await postgres_database.quick(keys) == []
+    assert connections(postgres_url)[0] == 0
+
+
+async def test_every_connection_in_use_is_said(postgres_url):
+    database = Database(postgres_url, pool_size=1)
+    database.options = lambda: Database.options(database) | {"max_overflow": 0, "pool_timeout": 0.05}
+    try:
+        held = asyncio.create_task(
+            database.quick(lambda c, d: d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 0.5}), one_statement=True)
+        )
+        await asyncio.sleep(0.1)
+        with pytest.raises(DatabaseUnreachable, match="raise pool_size"):
+            await database.quick(keys)
+        await held
+        assert await database.quick(keys) == []
+    finally:
+        await database.close()
+
+
+async def test_an_engine_that_was_handed_over_is_used_as_it_is(postgres_url, open_database):
+    engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    database = open_database(engine)
+    await database.quick(put, "a")
+    assert database.quick_sync(keys) == ["a"]
+    assert connections(postgres_url)[1] == 1
+    engine.dispose()
+
+
+def _sleepers(c, d):
+    return d.run(
+        c, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'"
+    ).scalar()
+
+
+def test_an_error_that_is_not_about_the_connection_stays_what_it_is(postgres_database, postgres_url):
+    def wait(c, d):
+        d.run(c, "SET LOCAL lock_timeout = '1ms'")
+        d.run(c, "SELECT 1 FROM {job}")
+
+    with psycopg.connect(postgres_url) as other:
+        other.execute("LOCK TABLE resilient_job")
+        with pytest.raises(OperationalError) as caught:
+            postgres_database.quick_sync(wait)
+    assert caught.value.orig.sqlstate == "55P03"
