@@ -99,7 +99,7 @@ class Dialect:
         key = (template, tuple(columns))
         if (known := self._cache.get(key)) is not None:
             return known
-        statement = text(template.format_map(self._words))
+        statement = text(self.named(template))
         times = {
             name for name in _PARAM.findall(template) if name in _TIMES or name.endswith(("_at", "_until", "_since"))
         }
@@ -108,6 +108,10 @@ class Dialect:
             statement = statement.columns(**columns)  # type: ignore[assignment]
         self._cache[key] = statement
         return statement
+
+    def named(self, template: str) -> str:
+        """``template`` with the names of the tables."""
+        return template.format_map(self._words)
 
     def run(self, c: Connection, template: str, params: Mapping[str, Any] | None = None, **columns: Any) -> Rows:
         """Execute ``template`` (see `sql`)."""
@@ -120,7 +124,7 @@ class Dialect:
         """The statement for ``template`` as psycopg reads it, and whether it has parameters (else a % is a %)."""
         known = self._driver_cache.get(template)
         if known is None:
-            plain = template.format_map(self._words)
+            plain = self.named(template)
             statement, count = _PARAM.subn(r"%(\1)s", plain.replace("%", "%%"))
             known = self._driver_cache[template] = (statement, True) if count else (plain, False)
         return known

@@ -4,8 +4,8 @@ SQLAlchemy's asynchronous layer costs as much as the database does: of 0.67 ms f
 own (two cores; psycopg alone: 0.33). Statements that are text anyway (`Dialect.run`) can do without it. Its pool and
 its errors stay, so callers notice nothing but the time.
 
-A function runs here if it uses nothing of its connection but `Dialect.run`, `Dialect.now` and `Dialect.steer`, and gives
-the columns it selects different names.
+A function runs here if it uses nothing of its connection but `Dialect.run`, `Dialect.now` and `Dialect.steer`, and
+gives the columns it selects different names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sqlalchemy.util import await_only
 from resilient.store.types import UtcDateTime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.pool import PoolProxiedConnection
 
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"  # whatever default_transaction_isolation says
@@ -106,6 +106,19 @@ class Direct:
             rows[:] = [row._replace(**_in_utc(row, times)) for row in rows]
         return rows
 
+    def copy(self, statement: str, lines: Iterable[str]) -> None:
+        """Send lines of a COPY ... FROM STDIN in text format."""
+        if not self._begun:
+            self._begun = True
+            self._send(_BEGIN)
+        try:
+            if self._asynchronous:
+                await_only(_copy(self._driver, statement, lines))
+            else:
+                _copy_sync(self._driver, statement, lines)
+        except self._errors as error:
+            raise self._explained(error, statement) from error
+
     def _send(self, statement: str, params: Mapping[str, Any] | None = None) -> Rows:
         try:
             if self._asynchronous:
@@ -120,10 +133,34 @@ class Direct:
         if gone:
             self._pooled.invalidate(error)
             self.engine.dispose()
-        return DBAPIError.instance(
-            statement, None, error, self._errors, hide_parameters=True, connection_invalidated=gone,
-            dialect=self.engine.dialect,
-        )  # fmt: skip
+        return _as_sqlalchemy(error, statement, self.engine.dialect, gone=gone)
+
+
+def _as_sqlalchemy(error: Exception, statement: str | None, dialect: Any, *, gone: bool = False) -> BaseException:
+    return DBAPIError.instance(
+        statement, None, error, dialect.loaded_dbapi.Error, hide_parameters=True, connection_invalidated=gone,
+        dialect=dialect,
+    )  # fmt: skip
+
+
+def can_copy(c: Connection | Direct) -> bool:
+    """Whether `copy` works here: psycopg's connections, whoever opened them."""
+    return isinstance(c, Direct) or c.dialect.driver == "psycopg"
+
+
+def copy(c: Connection | Direct, statement: str, lines: Iterable[str]) -> None:
+    """COPY ... FROM STDIN in the connection's transaction; raises what SQLAlchemy raises (`DBAPIError`)."""
+    if isinstance(c, Direct):
+        c.copy(statement, lines)
+        return
+    connection: Any = c.connection.dbapi_connection
+    try:
+        if c.dialect.is_async:
+            connection.run_async(lambda driver: _copy(driver, statement, lines))
+        else:
+            _copy_sync(connection, statement, lines)
+    except c.dialect.loaded_dbapi.Error as error:
+        raise _as_sqlalchemy(error, statement, c.dialect) from error
 
 
 async def _fetch(driver: Any, statement: str, params: Mapping[str, Any] | None) -> Rows:
@@ -142,6 +179,18 @@ def _fetch_sync(driver: Any, statement: str, params: Mapping[str, Any] | None) -
     rows = Rows(cursor.fetchall() if cursor.description is not None else ())
     rows.rowcount = cursor.rowcount
     return rows
+
+
+async def _copy(driver: Any, statement: str, lines: Iterable[str]) -> None:
+    async with driver.cursor() as cursor, cursor.copy(statement) as copy:
+        for some in lines:
+            await copy.write(some)
+
+
+def _copy_sync(driver: Any, statement: str, lines: Iterable[str]) -> None:
+    with driver.cursor() as cursor, cursor.copy(statement) as copy:
+        for some in lines:
+            copy.write(some)
 
 
 def _in_utc(row: Any, names: Sequence[str]) -> dict[str, datetime | None]:

@@ -11,7 +11,7 @@ import json
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from resilient.store import turns
+from resilient.store import bulk, turns
 from resilient.store.dialect import ID, TIME, Dialect
 
 if TYPE_CHECKING:
@@ -108,6 +108,9 @@ def insert_unique(c: Connection, d: Dialect, jobs: Sequence[NewJob]) -> set[UUID
 def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str) -> set[UUID]:
     if len(jobs) == 1 and not on_conflict and d.is_postgresql and d.clock is None and _plain(jobs[0]):
         _insert_one(c, d, jobs[0])
+        return set()
+    if not on_conflict and bulk.fits(c, d, jobs):
+        bulk.copy(c, d, jobs)
         return set()
     columns = ", ".join(_COPIED)
     # A literal payload keeps its exact text; times are the database's unless the caller gave some.
