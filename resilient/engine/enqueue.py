@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 from uuid import UUID
 
@@ -13,12 +14,13 @@ from uuid_utils.compat import uuid7
 
 from resilient.core import resource_key as keys
 from resilient.core.errors import InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
+from resilient.engine.collector import no_collections
 from resilient.engine.handler import Handler, Kind
 from resilient.store import jobs
 from resilient.store.filters import as_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 OnConflict = Literal["keep", "replace", "raise"]
@@ -87,10 +89,15 @@ class Item:
 
     def options(self) -> dict[str, Any]:
         """What it says beside payload and resource key."""
-        return {name: value for name in _ITEM_OPTIONS if (value := getattr(self, name)) is not None}
+        values = _OPTIONS_OF(self)
+        if values == _NO_OPTIONS:
+            return {}
+        return {name: value for name, value in zip(_ITEM_OPTIONS, values, strict=True) if value is not None}
 
 
 _ITEM_OPTIONS: Final = ("priority", "delay", "run_at", "expires_at", "unique_key", "ordering_key", "after", "tags")
+_OPTIONS_OF: Final = attrgetter(*_ITEM_OPTIONS)
+_NO_OPTIONS: Final = (None,) * len(_ITEM_OPTIONS)
 
 
 class Encoder:
@@ -201,6 +208,13 @@ class Encoder:
         kind = self.kind_of(what)
         if "after" in options:
             options = {**options, "after": _blockers(options["after"])}
+        given = list(payloads)
+        with no_collections():
+            return self._encode_all(kind, given, resource_key, options)
+
+    def _encode_all(
+        self, kind: Kind[Any], payloads: Sequence[Any], resource_key: str | None, options: Mapping[str, Any]
+    ) -> list[Ordered]:
         model: Ordered | None = None
         ordered: list[Ordered] = []
         for payload in payloads:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from resilient.store.dialect import Dialect
 
-BATCH: Final = 5_000
+BATCH: Final = 10_000
 
 
 def write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool = True) -> list[Enqueued]:

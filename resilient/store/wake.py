@@ -15,7 +15,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import sqlalchemy as sa
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
@@ -70,15 +69,16 @@ class Waker:
         self._poked.set()
 
     def _run(self) -> None:
-        notify, name = sa.text("SELECT pg_notify(:name, :payload)"), channel(self._database)
+        notify, name = "SELECT pg_notify(%s, %s)", channel(self._database)
         while not self._closed.is_set() or self._poked.is_set():
             try:
                 with _autocommit(self._database, self._url) as connection:
+                    driver: Any = connection.connection.driver_connection
                     while True:
                         self._poked.wait()
                         self._poked.clear()
                         for payload in self._payloads():  # also when closing: a short program may just have begun
-                            connection.execute(notify, {"name": name, "payload": payload})
+                            driver.execute(notify, (name, payload))
                         if self._closed.is_set():
                             return
                         time.sleep(COALESCE)

@@ -57,7 +57,7 @@ def stored(c, d):
         "ordering_key",
         "ordering_policy", "order_no", "unique_key", "unique_lock", "attempts", "executions", "version", "once_more",
         "date_trunc('minute', run_at) AS run_at", "run_at <= clock_timestamp() AS due",
-        "created_at = updated_at AND created_at > clock_timestamp() - interval '1 minute' AS is_new",
+        "created_at <= updated_at AND created_at > clock_timestamp() - interval '1 minute' AS is_new",
     ]  # fmt: skip
     found = {row[0]: tuple(row)[1:] for row in d.run(c, f"SELECT {', '.join(columns)} FROM {{job}}")}
     return found, sorted(tuple(row) for row in d.run(c, "SELECT resource_key, priority FROM {turn}"))
