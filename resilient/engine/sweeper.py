@@ -26,6 +26,7 @@ from resilient.engine.endings import finish_of_row
 from resilient.store import (
     circuits,
     dependencies,
+    due,
     finishing,
     followers,
     jobs,
@@ -137,6 +138,9 @@ class Sweeper:
         return (await self._stage_all())[0]
 
     async def _stage_all(self) -> tuple[int, datetime | None, datetime | None]:
+        found = await self._database.quick(due.look, one_statement=True)
+        if not found.anything:
+            return 0, found.job_at, found.turn_at
         moved = 0
         for _ in range(1000):
             staged, released, due_at, recheck_at = await self._database.quick(

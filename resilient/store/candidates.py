@@ -43,7 +43,14 @@ class ClaimedJob(NamedTuple):
 
 
 CLAIM_COLUMNS: Final = ", ".join(ClaimedJob._fields).replace("payload,", "{payload} AS payload,")
+_READY: Final = f"SELECT {CLAIM_COLUMNS} FROM {{job}} WHERE state = 'ready' AND resource_key = "
+_BEST_FIRST: Final = " ORDER BY priority DESC, run_at, id"
 _SQLITE_TYPES: Final = dict.fromkeys(ClaimedJob._fields) | {"id": ID, "expires_at": TIME, "sent": JSON, "tags": JSON}
+
+
+def best_sql(key: str, also: str = "") -> str:
+    """The best ``:per_key`` ready jobs of the resource that an expression names."""
+    return _READY + key + also + _BEST_FIRST + " LIMIT :per_key"
 
 
 def best_ready(
@@ -53,24 +60,22 @@ def best_ready(
     found: dict[str, list[ClaimedJob]] = {}
     if not keys:
         return found
-    params: dict[str, Any] = {"limit": limit}
+    params: dict[str, Any] = {"per_key": limit}
     also = ""
     if kinds is not None:
         also = f" AND kind IN (SELECT value FROM {d.array('kinds', 'text')})"
         params["kinds"] = d.pack_keys(kinds)
-    best = f"SELECT {CLAIM_COLUMNS} FROM {{job}} WHERE state = 'ready' AND resource_key = %s{also}"
-    best += " ORDER BY priority DESC, run_at, id LIMIT :limit"
     if d.is_postgresql:
-        lateral = best % "k.key"
         rows = d.run(
             c,
-            f"SELECT j.* FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL ({lateral}) j",
+            f"SELECT j.* FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL ({best_sql('k.key', also)}) j",
             {**params, "keys": d.pack_keys(keys)},
         )
         for row in starmap(ClaimedJob, rows):
             found.setdefault(row.resource_key, []).append(row)
         return found
     for key in keys:  # no LATERAL, and no round trip to save
-        rows = d.run(c, best % ":key", {**params, "key": key}, **_SQLITE_TYPES)
-        found[key] = list(starmap(ClaimedJob, rows))
+        rows = d.run(c, best_sql(":key", also), {**params, "key": key}, **_SQLITE_TYPES)
+        if jobs := list(starmap(ClaimedJob, rows)):
+            found[key] = jobs
     return found

@@ -24,6 +24,7 @@ from resilient.core.resource_key import ancestors, depth, path
 from resilient.store import finishing, resources, turns
 from resilient.store.candidates import ClaimedJob, best_ready
 from resilient.store.dialect import ID, Dialect
+from resilient.store.look import Look, is_calm, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,28 +78,29 @@ class Claimed:
 
 def claim(c: Connection, d: Dialect, ask: Ask) -> Claimed:
     """Take turns and claim what their resources admit; see the top of this file."""
-    taken = turns.take(c, d, ask.take, priority=ask.priority, low=ask.low, oldest_first=ask.oldest_first, skip=ask.skip)
-    if not taken:
+    wanted = turns.Wanted(ask.take, ask.priority, ask.low, ask.oldest_first, ask.skip)
+    seen = look(c, d, wanted, ask.per_key + 1)
+    if seen is None:
         return Claimed(now=d.now(c) if d.clock else datetime.min)  # noqa: DTZ901 - nobody reads it without jobs
-    return _Claim(c, d, ask, taken).run()
+    return _Claim(c, d, ask, seen).run()
 
 
 class _Claim:
     """One claim transaction: its steps share what they have read."""
 
-    def __init__(self, c: Connection, d: Dialect, ask: Ask, taken: list[turns.Turn]) -> None:
-        self.c, self.d, self.ask, self.taken = c, d, ask, taken
+    def __init__(self, c: Connection, d: Dialect, ask: Ask, seen: Look) -> None:
+        self.c, self.d, self.ask, self.seen = c, d, ask, seen
+        self.taken, self.now, self.facts, self.locked = seen.turns, seen.now, seen.facts, seen.locked
+        self.missing: list[str] = []
         self.again: dict[str, int] = {}  # keys that get an ordinary turn
         self.parkings: list[turns.Parking] = []
-        self.facts: dict[str, ResourceFacts] = {}
         self.levels: dict[str, Level] = {}
         self.before: dict[str, Level] = {}
-        self.locked: set[str] = set()
         self.kinds = frozenset(ask.kinds)
         self.mixed: set[str] = set()  # keys that also hold kinds this worker does not know
 
     def run(self) -> Claimed:
-        leaves = self._lock_leaves()
+        leaves = self._held_leaves()
         out = Claimed(now=self.now, turns=self.taken, missing=self.missing, facts=self.facts)
         open_leaves = self._drop_stopped(leaves, out)
         candidates = self._candidates(open_leaves)
@@ -113,13 +115,10 @@ class _Claim:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def _lock_leaves(self) -> list[turns.Turn]:
-        """Lock the taken keys and read them with their ancestors; unlocked or missing leaves keep their turns."""
-        keys = [t.resource_key for t in self.taken]
-        above = sorted({a for key in keys for a in ancestors(key)})
-        self.now, locked, facts = resources.lock_leaves(self.c, self.d, keys, above)
-        self.facts, self.locked = facts, set(locked)
-        absent = {a for a in above if a not in facts}
+    def _held_leaves(self) -> list[turns.Turn]:
+        """The taken keys whose rows are locked; the others, and those with no row or none above, keep their turns."""
+        above = {a for t in self.taken for a in ancestors(t.resource_key)}
+        absent = {a for a in above if a not in self.facts}
         self.missing, held = sorted(absent), []
         for t in self.taken:
             if t.resource_key not in self.locked:  # another worker's, or without a row yet: `ensure` suits both
@@ -155,7 +154,9 @@ class _Claim:
 
         Looked up without regard to kinds, because a key that also holds others must keep a turn (`self.mixed`).
         """
-        found = self._look(leaves, known_only=False)
+        facts = self.seen.facts
+        found = {t.resource_key: self.seen.jobs.get(t.resource_key, []) for t in leaves}
+        found |= self._look([t for t in leaves if not is_calm(t.resource_key, facts)], known_only=False)
         if self.ask.batches:
             found |= self._look_deeper(leaves, found)
         for key, rows in found.items():

@@ -34,7 +34,7 @@ RESOURCE_COLUMNS: Final = (
     " blocked_until, blocked_since, blocked_code, paused_at, paused_until, paused_reason, auth, auth_since,"
     " policy, revision"
 )
-_WIDTH: Final = 21  # how many columns that are
+WIDTH: Final = 21  # how many columns that are
 # psycopg returns times and JSON as they are; converters on untouched columns would cost more than the row.
 _SQLITE_TYPES: Final[dict[str, Any]] = {
     "key": None, "calm": None, "generation": None, "breaker": None, "open_until": TIME, "opened_at": TIME,
@@ -70,8 +70,8 @@ def lock_leaves(
     params = _with_now(d, {"keys": d.pack_keys(keys), "above": d.pack_keys(above)})
     if d.is_postgresql:
         rows = d.run(c, _lock_leaves_sql(d), params).all()
-        now = rows[0][_WIDTH + 1] if rows and d.clock is None else d.now(c)
-        return now, [r[0] for r in rows if r[_WIDTH]], {r[0]: facts_from_row(r) for r in rows}
+        now = rows[0][WIDTH + 1] if rows and d.clock is None else d.now(c)
+        return now, [r[0] for r in rows if r[WIDTH]], {r[0]: facts_from_row(r) for r in rows}
     found = _select(c, d, _within(d, "keys") + f" OR {_within(d, 'above')}", params)
     return d.now(c), [key for key in keys if key in found], found
 
@@ -145,9 +145,9 @@ def write_levels(c: Connection, d: Dialect, old: Sequence[Level], new: Sequence[
 def facts_from_row(row: Any) -> ResourceFacts:
     """The facts of a row of `RESOURCE_COLUMNS`; calm rows share theirs."""
     if row[1]:
-        return _calm(row[0], row[2], row[_WIDTH - 1])
+        return _calm(row[0], row[2], row[WIDTH - 1])
     b = BreakerFacts(row[3], row[2], row[4], row[5], row[6], row[7], row[8], row[9], row[10])
-    return ResourceFacts(row[0], b, *list(row[11:_WIDTH]))
+    return ResourceFacts(row[0], b, *list(row[11:WIDTH]))
 
 
 @lru_cache(maxsize=16384)
@@ -162,11 +162,12 @@ def _closed(generation: int) -> BreakerFacts:
 
 def _select(c: Connection, d: Dialect, where: str, params: Mapping[str, Any]) -> dict[str, ResourceFacts]:
     types = {} if d.is_postgresql else _SQLITE_TYPES
-    rows = d.run(c, f"SELECT {_columns(d)} FROM {{resource}} WHERE {where}", params, **types)
+    rows = d.run(c, f"SELECT {columns(d)} FROM {{resource}} WHERE {where}", params, **types)
     return {row[0]: facts_from_row(row) for row in rows}
 
 
-def _columns(d: Dialect) -> str:
+def columns(d: Dialect) -> str:
+    """`RESOURCE_COLUMNS` of this database."""
     return RESOURCE_COLUMNS.replace("{now}", d.now_sql)
 
 
@@ -177,13 +178,13 @@ def _within(d: Dialect, param: str) -> str:
 
 
 def _lock_leaves_sql(d: Dialect) -> str:
-    columns = _columns(d)
+    wanted = columns(d)
     return (
-        f"WITH held AS MATERIALIZED (SELECT {columns} FROM {{resource}} WHERE {_within(d, 'keys')}"
+        f"WITH held AS MATERIALIZED (SELECT {wanted} FROM {{resource}} WHERE {_within(d, 'keys')}"
         " ORDER BY key {leaf_lock})"
         # Steers the statements after it, in the round trip it makes anyway.
         f" SELECT *, true AS held, clock_timestamp(), (SELECT concat({STEERING})) FROM held UNION ALL"
-        f" SELECT {columns}, false, clock_timestamp(), '' FROM {{resource}} WHERE {_within(d, 'above')}"
+        f" SELECT {wanted}, false, clock_timestamp(), '' FROM {{resource}} WHERE {_within(d, 'above')}"
     )
 
 

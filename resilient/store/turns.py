@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.store.dialect import TIME
 
@@ -76,54 +76,62 @@ def insert(c: Connection, d: Dialect, turns: Mapping[str, int] | Iterable[tuple[
     d.run(c, "INSERT INTO {turn} (resource_key, priority) " + source, params)
 
 
-def take(
-    c: Connection,
-    d: Dialect,
-    limit: int,
-    *,
-    priority: int | None = None,
-    low: int = 0,
-    oldest_first: bool = False,
-    skip: Sequence[str] = (),
-) -> list[Turn]:
-    """Take up to ``limit`` turns and delete every visible turn of the same keys; one `Turn` per key, in order.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which turns to take: up to ``limit``, the best priority first, or the oldest.
 
-    With ``priority`` only turns of exactly that priority with an id of at least ``low`` are looked at (a direct seek);
-    otherwise the best priority first, or the oldest. Turns of keys in ``skip`` are passed over.
+    With ``priority`` only turns of exactly that priority with an id of at least ``low`` are looked at (a direct seek).
+    Turns of keys in ``skip`` are passed over.
     """
+
+    limit: int
+    priority: int | None = None
+    low: int = 0
+    oldest_first: bool = False
+    skip: Sequence[str] = ()
+
+
+def take(c: Connection, d: Dialect, wanted: Wanted) -> list[Turn]:
+    """Take turns and delete every visible one of the same keys; one `Turn` per key, in order."""
+    sql, params = taking(d, wanted)
+    sql = f"WITH {sql} SELECT * FROM taken" if d.is_postgresql else sql
+    return best_of_each(d.run(c, sql, params), wanted)
+
+
+def taking(d: Dialect, w: Wanted) -> tuple[str, dict[str, object]]:
+    """The statement that takes turns (resource_key, priority, id); on PostgreSQL a list of CTEs, the last ``taken``."""
     where = "parked_on IS NULL AND id >= :low"
-    params: dict[str, object] = {"limit": limit, "low": low}
-    if priority is not None:
+    params: dict[str, object] = {"limit": w.limit, "low": w.low}
+    if w.priority is not None:
         where += " AND priority = :priority"
-        params["priority"] = priority
-    if skip:
+        params["priority"] = w.priority
+    if w.skip:
         where += f" AND resource_key NOT IN (SELECT value FROM {d.array('skip', 'text')})"
-        params["skip"] = d.pack_keys(skip)
-    order = "id" if oldest_first or priority is not None else "priority DESC, id"
+        params["skip"] = d.pack_keys(w.skip)
+    order = "id" if w.oldest_first or w.priority is not None else "priority DESC, id"
     picked = f"SELECT id, resource_key FROM {{turn}} WHERE {where} ORDER BY {order} LIMIT :limit {{skip_locked}}"
-    if d.is_postgresql:
-        rows = d.run(
-            c,
-            f"WITH picked AS MATERIALIZED ({picked}), gone AS MATERIALIZED ("
-            "  SELECT t.id FROM {turn} t WHERE t.parked_on IS NULL"
-            # An array, not a join: without fresh statistics a join compares every turn with every picked key.
-            " AND t.resource_key = ANY(ARRAY(SELECT resource_key FROM picked)) FOR UPDATE SKIP LOCKED)"
-            " DELETE FROM {turn} t WHERE t.id = ANY(ARRAY(SELECT id FROM gone))"
-            " RETURNING t.resource_key, t.priority, t.id",
-            params,
-        ).all()
-    else:
-        rows = d.run(
-            c,
+    if not d.is_postgresql:
+        return (
             "DELETE FROM {turn} WHERE parked_on IS NULL AND resource_key IN"
-            f" (SELECT resource_key FROM ({picked})) RETURNING resource_key, priority, id",
-            params,
-        ).all()
+            f" (SELECT resource_key FROM ({picked})) RETURNING resource_key, priority, id"
+        ), params
+    return (
+        f"picked AS MATERIALIZED ({picked}), gone AS MATERIALIZED ("
+        "  SELECT t.id FROM {turn} t WHERE t.parked_on IS NULL"
+        # An array, not a join: without fresh statistics a join compares every turn with every picked key.
+        " AND t.resource_key = ANY(ARRAY(SELECT resource_key FROM picked)) FOR UPDATE SKIP LOCKED),"
+        " taken AS (DELETE FROM {turn} t WHERE t.id = ANY(ARRAY(SELECT id FROM gone))"
+        " RETURNING t.resource_key, t.priority, t.id)"
+    ), params
+
+
+def best_of_each(rows: Iterable[Sequence[Any]], w: Wanted) -> list[Turn]:
+    """One turn of each key, in the order to serve them."""
     best: dict[str, Turn] = {}
     for key, rank, id_ in sorted(rows, key=lambda r: (-r[1], r[2])):
         best.setdefault(key, Turn(key, rank, id_))
     turns = list(best.values())
-    if oldest_first:
+    if w.oldest_first:
         turns.sort(key=lambda t: t.id)
     return turns
 

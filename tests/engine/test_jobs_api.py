@@ -349,7 +349,7 @@ async def test_why_a_ready_job_waits(app, database):
     assert why.reasons[1].text.endswith("2 jobs wait there.")
     assert (why.waiting, why.until) == (2, None)
     assert (await app.jobs.why(first)).reasons[2].code == "first"
-    database.transaction_sync(turns.take, 10)
+    database.transaction_sync(turns.take, turns.Wanted(10))
     assert "no_turn" in [r.code for r in (await app.jobs.why(first)).reasons]
 
 

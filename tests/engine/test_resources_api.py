@@ -61,7 +61,7 @@ def park(app):
             far = d.now(c) + timedelta(hours=1)
             facts = resources.read(c, d, [on])
             judged = {on: facts[on].revision}
-            turns.take(c, d, 1000)
+            turns.take(c, d, turns.Wanted(1000))
             turns.park(c, d, [Parking(key, 0, on, far, far) for key in keys], judged)
 
         app.database.transaction_sync(run)
@@ -70,7 +70,7 @@ def park(app):
 
 
 def taken(app):
-    return {t.resource_key for t in app.database.transaction_sync(turns.take, 1000)}
+    return {t.resource_key for t in app.database.transaction_sync(turns.take, turns.Wanted(1000))}
 
 
 def stop(app, key):

@@ -43,9 +43,9 @@ async def test_a_rescued_job_frees_its_slot_for_whoever_waits(database):
     worker = app.worker()
     ask = claim.Ask("gone", 10, ["work"], timedelta(seconds=-1), app.policies.for_key, lambda: 0.5)
     assert len((await database.transaction(claim.claim, ask)).jobs) == 1
-    assert await database.transaction(turns.take, 10) == []
+    assert await database.transaction(turns.take, turns.Wanted(10)) == []
     await worker.sweeper.rescue()
-    assert [turn.resource_key for turn in await database.transaction(turns.take, 10)] == ["p/b"]
+    assert [turn.resource_key for turn in await database.transaction(turns.take, turns.Wanted(10))] == ["p/b"]
 
 
 async def test_a_probe_that_was_lost_with_its_worker_is_replaced_at_once(database):
@@ -57,7 +57,7 @@ async def test_a_probe_that_was_lost_with_its_worker_is_replaced_at_once(databas
     ask = claim.Ask("gone", 10, ["work"], timedelta(seconds=-1), app.policies.for_key, lambda: 0.5)
     claimed = await database.transaction(claim.claim, ask)
     assert list(claimed.probes.values()) == [("p/a",)]
-    assert await database.transaction(turns.take, 10) == []  # the other job waits for the probe
+    assert await database.transaction(turns.take, turns.Wanted(10)) == []  # the other job waits for the probe
     await app.worker().sweeper.rescue()
     again = await database.transaction(claim.claim, claim.Ask(
         "next", 10, ["work"], timedelta(seconds=60), app.policies.for_key, lambda: 0.5))  # fmt: skip

@@ -332,6 +332,6 @@ def test_keys_that_come_when_all_slots_are_promised_keep_their_turns_and_are_cou
 def test_the_number_of_a_turn_is_never_used_again(database):
     """Workers remember how far all smaller ones were gone."""
     put(database, new("a/1"), new("a/2"))
-    first = [t.id for t in database.transaction_sync(turns.take, 10)]
+    first = [t.id for t in database.transaction_sync(turns.take, turns.Wanted(10))]
     database.transaction_sync(turns.insert, [("a/1", 0), ("a/2", 0)])
-    assert min(t.id for t in database.transaction_sync(turns.take, 10)) > max(first)
+    assert min(t.id for t in database.transaction_sync(turns.take, turns.Wanted(10))) > max(first)

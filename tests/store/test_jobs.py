@@ -219,19 +219,21 @@ class TestTurns:
     def test_taking_a_key_deletes_all_its_turns_best_priority_first(self, database):
         for key, priority in (("a", 0), ("b", 5), ("a", 1), ("c", 0)):
             database.transaction_sync(turns.insert, [(key, priority)])
-        taken = database.transaction_sync(turns.take, 2)
+        taken = database.transaction_sync(turns.take, turns.Wanted(2))
         assert [(t.resource_key, t.priority) for t in taken] == [("b", 5), ("a", 1)]
         assert rows(database, "SELECT resource_key FROM {turn}") == [("c",)]
 
     def test_oldest_first(self, database):
         for key, priority in (("a", 0), ("b", 5)):
             database.transaction_sync(turns.insert, [(key, priority)])
-        assert [t.resource_key for t in database.transaction_sync(turns.take, 1, oldest_first=True)] == ["a"]
+        assert [t.resource_key for t in database.transaction_sync(turns.take, turns.Wanted(1, oldest_first=True))] == [
+            "a"
+        ]
 
     def test_bounds_and_skips(self, database):
         database.transaction_sync(turns.insert, [("a", 0), ("b", 0), ("null", 0), ("c", 1)])
         (low,) = rows(database, "SELECT id FROM {turn} WHERE resource_key = 'b'")
-        taken = database.transaction_sync(turns.take, 9, priority=0, low=low[0], skip=["null"])
+        taken = database.transaction_sync(turns.take, turns.Wanted(9, priority=0, low=low[0], skip=["null"]))
         assert [t.resource_key for t in taken] == ["b"]
 
     def test_park_and_release(self, database, clock):

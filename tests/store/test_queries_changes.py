@@ -183,7 +183,7 @@ def test_retry_gives_a_fresh_budget_and_a_turn(add, sweep, job, clear_turns, dat
         assert (after.state, after.attempts, after.rescues, after.finished_at) == (JobState.READY, 0, 0, None)
         assert (after.executions, after.last_error, after.cancel_requested) == (12, "boom", False)
     assert job(waiting).attempts == 4
-    assert [t.resource_key for t in database.transaction_sync(turns.take, 9)] == ["github/a"]
+    assert [t.resource_key for t in database.transaction_sync(turns.take, turns.Wanted(9))] == ["github/a"]
 
 
 @pytest.mark.parametrize("mark", [{"sent": {"name": "charge"}}, {"last_error_kind": "ambiguous"}])
@@ -275,7 +275,9 @@ def test_a_better_priority_brings_a_turn_of_that_priority(add, sweep, clear_turn
     id_ = add()
     add(resource_key="github/b")
     sweep(Edit(priority=7), ids=[id_])
-    assert [(t.resource_key, t.priority) for t in database.transaction_sync(turns.take, 1)] == [("github/a", 7)]
+    assert [(t.resource_key, t.priority) for t in database.transaction_sync(turns.take, turns.Wanted(1))] == [
+        ("github/a", 7)
+    ]
 
 
 def test_edit_of_the_time_moves_between_ready_and_scheduled(clock, add, sweep, job, clear_turns, database):
@@ -292,7 +294,7 @@ def test_edit_of_the_time_moves_between_ready_and_scheduled(clock, add, sweep, j
         JobState.BLOCKED: JobState.BLOCKED, JobState.SCHEDULED: JobState.READY, JobState.READY: JobState.READY
     }  # fmt: skip
     assert job(ids[JobState.BLOCKED]).run_at == sooner
-    assert len(database.transaction_sync(turns.take, 9)) == 1
+    assert len(database.transaction_sync(turns.take, turns.Wanted(9))) == 1
 
 
 # -- against a worker ------------------------------------------------------------------------------------------------
