@@ -226,7 +226,8 @@ class Resilient:
         if session is not None:
             return (await joining.join_async(session, self.database.dialect, ordered, self.poke))[0]
         await self.ready()
-        (done,) = await self.database.quick(writing.write, ordered, one_statement=writing.is_one_statement(ordered[0]))
+        run = self.database.statement if writing.is_one_statement(ordered[0]) else self.database.transaction
+        (done,) = await run(writing.write, ordered)
         self.poke()
         return done
 
@@ -244,7 +245,9 @@ class Resilient:
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)[0]
         self.ready_sync()
-        (done,) = self.database.quick_sync(writing.write, ordered, one_statement=writing.is_one_statement(ordered[0]))
+        plain = writing.is_one_statement(ordered[0])
+        run = self.database.statement_sync if plain else self.database.transaction_sync
+        (done,) = run(writing.write, ordered)
         self.poke()
         return done
 
@@ -262,7 +265,7 @@ class Resilient:
         if session is not None:
             return await joining.join_async(session, self.database.dialect, ordered, self.poke)
         await self.ready()
-        done = await self.database.quick(writing.write_many, ordered)
+        done = await self.database.transaction(writing.write_many, ordered)
         self.poke()
         return done
 
@@ -280,7 +283,7 @@ class Resilient:
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)
         self.ready_sync()
-        done = self.database.quick_sync(writing.write_many, ordered)
+        done = self.database.transaction_sync(writing.write_many, ordered)
         self.poke()
         return done
 

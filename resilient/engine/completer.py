@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from resilient.core.errors import DuplicateJob
 from resilient.engine import writing
 from resilient.store import finishing, leases, resources, turns
+from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -129,7 +130,7 @@ class Completer:
         following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
         while True:
             try:
-                effective = await self._database.quick(
+                effective = await self._database.transaction(
                     write, [x for x, _ in done], [f for f, _ in finishes], freed, again=tries > 0, follow_ups=following
                 )
                 break
@@ -214,6 +215,7 @@ def _bare(done: Dones, finishes: Finishes) -> tuple[Dones, Finishes]:
     return [((i, fence, None), key) for (i, fence, _), key in done], bare
 
 
+@direct
 def write(
     c: Connection,
     d: Dialect,

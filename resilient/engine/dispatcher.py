@@ -93,7 +93,7 @@ class Dispatcher:
             self._missing = []
         now = self._monotonic()
         ask = self._ask(slots, now)
-        claimed: claim.Claimed = await self._database.quick(claim.claim, ask)
+        claimed: claim.Claimed = await self._database.transaction(claim.claim, ask)
         self.claims += 1
         self._learn(ask, claimed, now)
         self._missing = claimed.missing

@@ -129,7 +129,7 @@ class Drawing:
             await asyncio.shield(self._task)
         if seen := list(self._seen.values()):
             self._seen = {}
-            await self._database.quick(limits.observe, seen)
+            await self._database.transaction(limits.observe, seen)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -189,10 +189,10 @@ class Drawing:
 
     async def _transaction(self, asks: list[limits.Ask], settled: list[tuple[str, Limit, float]]) -> list[limits.Drawn]:
         try:
-            return await self._database.quick(limits.draw, asks, settled)
+            return await self._database.transaction(limits.draw, asks, settled)
         except Exception:  # noqa: BLE001 - once more: a deadlock or a cut connection is over by then
             await asyncio.sleep(0.05)
-            return await self._database.quick(limits.draw, asks, settled)
+            return await self._database.transaction(limits.draw, asks, settled)
 
     def _more(self, w: _Waiting, batch: list[_Waiting]) -> int:
         """Units to lease on top: as many as the lane used lately, for the last of its draws in the batch."""

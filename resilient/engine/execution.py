@@ -17,6 +17,7 @@ from resilient.engine import two_phase
 from resilient.engine.enqueue import Enqueued
 from resilient.engine.requests import Sender, SyncThrough, Through
 from resilient.store import leases
+from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -181,7 +182,7 @@ class Execution:
         """See `Side`."""
         self._require_no_transaction("progress")
         text = _progress_text(self.row.id, value)
-        self.require_held(await self.worker.app.database.quick(_progress, self.id, self.fence, text))
+        self.require_held(await self.worker.app.database.transaction(_progress, self.id, self.fence, text))
 
     def progress_sync(self, value: Any) -> None:
         """See `Side`."""
@@ -269,7 +270,7 @@ class Execution:
             if mark is not None:
                 after[name] = mark
             text = json.dumps(after) if after else None
-            self.require_held(await self.worker.app.database.quick(_mark, self.id, self.fence, text))
+            self.require_held(await self.worker.app.database.transaction(_mark, self.id, self.fence, text))
             if mark is not None:
                 self.require_running()
             self._set_mark(name, mark)
@@ -309,9 +310,11 @@ def _progress_text(id_: Any, value: Any) -> str:
         raise ResilientError(f"progress of job {id_} is not JSON: {error}") from None
 
 
+@direct
 def _progress(c: Any, d: Any, id_: UUID, fence: int, text: str) -> bool:
     return leases.set_progress_if_held(c, d, id_, fence, text, d.now(c))
 
 
+@direct
 def _mark(c: Any, d: Any, id_: UUID, fence: int, text: str | None) -> bool:
     return leases.mark_sent_if_held(c, d, id_, fence, text, d.now(c))

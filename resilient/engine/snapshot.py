@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from resilient.core.admission import ResourceFacts
 from resilient.core.errors import ResourceStopped
 from resilient.store import resources
+from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,7 +113,7 @@ class Snapshot:
             wanted, mine = sorted(self._wanted), self._round
             self._wanted, self._round = set(), None
             try:
-                facts, now = await self._database.quick(_read, wanted)
+                facts, now = await self._database.transaction(_read, wanted)
                 if missing := [key for key in wanted if key not in facts]:
                     await self._database.transaction(resources.ensure, missing)
                     facts |= {key: ResourceFacts(key, calm=True) for key in missing}
@@ -129,6 +130,7 @@ class Snapshot:
             self.uneasy.discard(key)
 
 
+@direct
 def _read(c: Connection, d: Dialect, keys: Sequence[str]) -> tuple[dict[str, ResourceFacts], datetime]:
     found = resources.read(c, d, keys)
     return found, d.now(c)

@@ -38,6 +38,7 @@ from resilient.store import (
     waiting,
     workers,
 )
+from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -138,12 +139,12 @@ class Sweeper:
         return (await self._stage_all())[0]
 
     async def _stage_all(self) -> tuple[int, datetime | None, datetime | None]:
-        found = await self._database.quick(due.look, one_statement=True)
+        found = await self._database.statement(due.look)
         if not found.anything:
             return 0, found.job_at, found.turn_at
         moved = 0
         for _ in range(1000):
-            staged, released, due_at, recheck_at = await self._database.quick(
+            staged, released, due_at, recheck_at = await self._database.transaction(
                 attend, self._worker.app.policies.for_key, self._worker.rng.random()
             )
             moved += staged + released
@@ -152,7 +153,7 @@ class Sweeper:
         return moved + await self._attend_workflows(), due_at, recheck_at
 
     async def _attend_workflows(self) -> int:
-        looked, stuck = await self._database.quick(_attend_workflows)
+        looked, stuck = await self._database.transaction(_attend_workflows)
         for name, id_ in stuck:
             self._worker.app.alerts.found(alerts.stuck(name, id_))
         return looked
@@ -162,7 +163,7 @@ class Sweeper:
     async def rescue(self) -> None:
         """Jobs whose lease is over go back, or die after too many rescues."""
         while True:
-            rescued = await self._database.quick(rescue, self._worker)
+            rescued = await self._database.transaction(rescue, self._worker)
             self.rescued += rescued
             if rescued:
                 log.warning("%d jobs of vanished or silent workers were rescued", rescued)
@@ -196,6 +197,7 @@ class Sweeper:
             self._worker.wake()
 
 
+@direct
 def attend(
     c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float
 ) -> tuple[int, int, datetime | None, datetime | None]:
@@ -254,6 +256,7 @@ def recheck(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], rol
     return released
 
 
+@direct
 def rescue(c: Connection, d: Dialect, worker: Worker) -> int:
     """Decide about jobs whose lease is over; returns how many."""
     now = d.steer(c)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from resilient.core.errors import DuplicateJob
 from resilient.engine.enqueue import Enqueued, Ordered
 from resilient.store import append, dependencies, followers, jobs, order
+from resilient.store.direct import direct
 from resilient.store.schema import missing_tables_explained
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BATCH: Final = 10_000
 
 
+@direct
 def write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool = True) -> list[Enqueued]:
     """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane.
 
@@ -47,6 +49,7 @@ def _write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool)
     return [found[o.row.id] for o in ordered]
 
 
+@direct
 def write_many(c: Connection, d: Dialect, ordered: Sequence[Ordered]) -> list[Enqueued]:
     """`write`, in statements of a bounded size."""
     done: list[Enqueued] = []

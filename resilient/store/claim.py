@@ -24,6 +24,7 @@ from resilient.core.resource_key import ancestors, depth, path
 from resilient.store import finishing, resources, turns
 from resilient.store.candidates import ClaimedJob, best_ready
 from resilient.store.dialect import ID, Dialect
+from resilient.store.direct import direct
 from resilient.store.look import Look, is_calm, look
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Claimed:
     slots: int = 0  # how many of those asked for are used
 
 
+@direct
 def claim(c: Connection, d: Dialect, ask: Ask) -> Claimed:
     """Take turns and claim what their resources admit; see the top of this file."""
     wanted = turns.Wanted(ask.take, ask.priority, ask.low, ask.oldest_first, ask.skip)

@@ -8,7 +8,7 @@ Ways in, by what was handed over:
   one after the other: no busy waiting inside a process, one hop per transaction. Between processes ``BEGIN
   IMMEDIATE`` and the busy timeout keep the queue;
 - synchronous callers: the `Engine`, or one of our own made from the address;
-- for what is done all day on PostgreSQL (`quick`): psycopg itself, with connections of its own (`direct.py`).
+- for what is done all day on PostgreSQL: psycopg itself, with connections of its own (`direct.py`).
 
 An engine that was handed over keeps its settings. Only inside our transactions two things differ: PostgreSQL
 runs at READ COMMITTED (statements after a lock must see what was committed meanwhile), SQLite begins as a
@@ -47,7 +47,7 @@ from resilient.store.address import (
     without_threshold,
 )
 from resilient.store.dialect import Dialect
-from resilient.store.direct import Direct, engine_options
+from resilient.store.direct import Direct, engine_options, is_direct
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -74,8 +74,8 @@ class Database:
         """Connect to nothing yet. Raises `SetupError` (or its `MissingExtra`) for what can never work."""
         self._pool_size = pool_size
         self._owned: list[Engine | AsyncEngine] = []
-        self._quick_sync: Engine | None = None
-        self._quick_async: AsyncEngine | None = None
+        self._direct_sync: Engine | None = None
+        self._direct_async: AsyncEngine | None = None
         self._sync = target if isinstance(target, Engine) else None
         self._async = target if isinstance(target, AsyncEngine) else None
         self.is_own = not isinstance(target, Engine | AsyncEngine)  # its engines are made here, from an address
@@ -142,6 +142,8 @@ class Database:
         Raises `DatabaseUnreachable` where the database refuses, is gone, or stays busy; nothing was committed
         then, unless the connection broke during the commit itself.
         """
+        if self._goes_direct and is_direct(fn):
+            return await self._direct(fn, args, kwargs)
         if (engine := self.async_engine) is None:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, lambda: self.transaction_sync(fn, *args, **kwargs))
@@ -159,35 +161,36 @@ class Database:
             with c.begin():
                 return self._run(c, engine, fn, args, kwargs)
 
-    # What is done all day goes straight to psycopg: see `direct.py` for what ``fn`` may use of its connection.
+    async def statement(self, fn: Callable[..., T], *args: Any) -> T:
+        """`transaction` for a `direct` function that runs exactly one statement: it needs no BEGIN and no COMMIT."""
+        if not self._goes_direct:
+            return await self.transaction(fn, *args)
+        return await self._direct(fn, args, {}, one_statement=True)
 
-    async def quick(self, fn: Callable[..., T], *args: Any, one_statement: bool = False, **kwargs: Any) -> T:
-        """`transaction`, straight on the driver; ``one_statement``: ``fn`` runs exactly one, which needs no BEGIN.
-
-        An engine that was handed over is used as it is.
-        """
-        if self.is_sqlite or not self.is_own:
-            return await self.transaction(fn, *args, **kwargs)
-        if self._quick_async is None:
-            self._quick_async = create_async_engine(**engine_options(self.options()))
-            self._owned.append(self._quick_async)
-        with self._named_errors():
-            c = Direct(self._quick_async.sync_engine, asynchronous=True, one_statement=one_statement)
-            return await greenlet_spawn(self._quick, c, fn, args, kwargs)
-
-    def quick_sync(self, fn: Callable[..., T], *args: Any, one_statement: bool = False, **kwargs: Any) -> T:
+    def statement_sync(self, fn: Callable[..., T], *args: Any) -> T:
         """The same for synchronous callers."""
-        if self.is_sqlite or not self.is_own:
-            return self.transaction_sync(fn, *args, **kwargs)
-        if self._quick_sync is None:
-            self._quick_sync = sa.create_engine(**engine_options(self.options()))
-            self._owned.append(self._quick_sync)
+        if not self._goes_direct:
+            return self.transaction_sync(fn, *args)
+        if self._direct_sync is None:
+            self._direct_sync = sa.create_engine(**engine_options(self.options()))
+            self._owned.append(self._direct_sync)
         with self._named_errors():
-            return self._quick(
-                Direct(self._quick_sync, asynchronous=False, one_statement=one_statement), fn, args, kwargs
-            )
+            return self._on(Direct(self._direct_sync, asynchronous=False, one_statement=True), fn, args, {})
 
-    def _quick(self, c: Direct, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+    @property
+    def _goes_direct(self) -> bool:
+        """Whether there may be connections beside SQLAlchemy's: not beside an engine that was handed over."""
+        return self.is_own and not self.is_sqlite
+
+    async def _direct(self, fn: Callable[..., T], args: Any, kwargs: Any, *, one_statement: bool = False) -> T:
+        if self._direct_async is None:
+            self._direct_async = create_async_engine(**engine_options(self.options()))
+            self._owned.append(self._direct_async)
+        with self._named_errors():
+            c = Direct(self._direct_async.sync_engine, asynchronous=True, one_statement=one_statement)
+            return await greenlet_spawn(self._on, c, fn, args, kwargs)
+
+    def _on(self, c: Direct, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
         with c:
             return fn(c, self.dialect, *args, **kwargs)
 
@@ -265,7 +268,7 @@ class Database:
             if isinstance(engine, Engine):
                 engine.dispose()
         self._owned.clear()
-        self._quick_async = self._quick_sync = None
+        self._direct_async = self._direct_sync = None
         self._threads.shutdown(wait=True)
 
 

@@ -4,14 +4,14 @@ SQLAlchemy's asynchronous layer costs as much as the database does: of 0.67 ms f
 own (two cores; psycopg alone: 0.33). Statements that are text anyway (`Dialect.run`) can do without it. Its pool and
 its errors stay, so callers notice nothing but the time.
 
-A function runs here if it uses nothing of its connection but `Dialect.run`, `Dialect.now` and `Dialect.steer`, and
-gives the columns it selects different names.
+A function that is marked `direct` runs here in `Database.transaction`: it uses nothing of its connection but
+`Dialect.run`, `Dialect.now` and `Dialect.steer`, and gives the columns it selects different names.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
@@ -19,7 +19,7 @@ from sqlalchemy.util import await_only
 from resilient.store.types import UtcDateTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -27,6 +27,20 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import PoolProxiedConnection
 
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"  # whatever default_transaction_isolation says
+
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def direct(fn: F) -> F:
+    """Mark a store function as one that may run on a `Direct`; see the top of this file."""
+    fn.direct = True  # type: ignore[attr-defined]
+    return fn
+
+
+def is_direct(fn: Callable[..., Any]) -> bool:
+    """Whether a function is marked so."""
+    return getattr(fn, "direct", False)
 
 
 class Rows(list[Any]):
@@ -88,7 +102,8 @@ class Direct:
             if self._begun and not self._one_statement and not self._driver.closed:
                 self._send("COMMIT" if kind is None else "ROLLBACK")
         except BaseException as failure:
-            self._pooled.invalidate(failure)  # nobody knows what state it is in
+            if self._pooled.is_valid:
+                self._pooled.invalidate(failure)  # nobody knows what state it is in
             raise
         finally:
             self._pooled.close()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient.store.dialect import TIME
+from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,6 +34,7 @@ class Due:
         )
 
 
+@direct
 def look(c: Connection, d: Dialect) -> Due:
     """One statement, without locks."""
     now = d.host_now()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import rate_limit
 from resilient.core.rate_limit import FRESH, Draw, LimitState
+from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -77,6 +78,7 @@ def read(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, dict[str, 
     return found
 
 
+@direct
 def draw(
     c: Connection,
     d: Dialect,
@@ -114,6 +116,7 @@ def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
     return Drawn(found, leased, now)
 
 
+@direct
 def observe(c: Connection, d: Dialect, seen: Sequence[Seen]) -> None:
     """Take in what the server reported; see `core.rate_limit`."""
     before = _lock(c, d, sorted({(s.resource_key, s.limit.name) for s in seen}))

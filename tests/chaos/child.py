@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -67,6 +68,7 @@ async def transaction(self, fn, *args, **kwargs):
     name = fn.__name__.lstrip("_")
     point(name, "before")
 
+    @functools.wraps(fn)  # with its marks
     def run(c, d, *args, **kwargs):
         result = fn(c, d, *args, **kwargs)
         point(name, "inside")

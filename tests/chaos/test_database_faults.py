@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import threading
 import time
@@ -113,9 +114,10 @@ def cutting(app, monkeypatch, function, times):
             return await real(fn, *args, **kwargs)
         left[0] -= 1
 
+        @functools.wraps(fn)  # with its marks
         def cut(c, d, *args, **kwargs):
             done = fn(c, d, *args, **kwargs)
-            (pid,) = c.exec_driver_sql("SELECT pg_backend_pid()").one()
+            (pid,) = d.run(c, "SELECT pg_backend_pid()").one()
             with psycopg.connect(address(app.database), autocommit=True) as other:
                 other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
             return done

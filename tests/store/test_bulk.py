@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
 from resilient.store import bulk, jobs
+from resilient.store.direct import direct
 from resilient.store.jobs import NewJob
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -63,6 +64,11 @@ def stored(c, d):
     return found, sorted(tuple(row) for row in d.run(c, "SELECT resource_key, priority FROM {turn}"))
 
 
+@direct
+def insert_directly(c, d, given):
+    jobs.insert(c, d, given)
+
+
 def empty(c, d):
     d.run(c, "DELETE FROM {job}")
     d.run(c, "DELETE FROM {turn}")
@@ -71,11 +77,11 @@ def empty(c, d):
 def test_copied_jobs_are_as_inserted_ones(postgres_database, monkeypatch):
     given = some()
     assert len(given) >= bulk.LEAST
-    postgres_database.quick_sync(jobs.insert, given)
+    postgres_database.transaction_sync(jobs.insert, given)
     copied = postgres_database.transaction_sync(stored)
     postgres_database.transaction_sync(empty)
     monkeypatch.setattr(bulk, "LEAST", 10_000)
-    postgres_database.quick_sync(jobs.insert, given)
+    postgres_database.transaction_sync(jobs.insert, given)
     inserted = postgres_database.transaction_sync(stored)
     assert set(copied[0]) == {job.id for job in given}
     for job in given:
@@ -87,12 +93,12 @@ def test_it_is_used_where_it_fits(postgres_database, monkeypatch):
     seen = []
     monkeypatch.setattr(bulk, "copy", lambda _c, _d, given: seen.append(len(given)))
     plain = [new(n, "1", {}) for n in range(bulk.LEAST)]
-    postgres_database.quick_sync(jobs.insert, plain)
+    postgres_database.transaction_sync(jobs.insert, plain)
     postgres_database.transaction_sync(jobs.insert, plain)
     assert seen == [bulk.LEAST] * 2
-    postgres_database.quick_sync(jobs.insert, plain[1:])
+    postgres_database.transaction_sync(jobs.insert, plain[1:])
     unique = [*plain[:-1], plain[-1]._replace(unique_key="u")]
-    postgres_database.quick_sync(jobs.insert_unique, [one._replace(id=uuid7()) for one in unique])
+    postgres_database.transaction_sync(jobs.insert_unique, [one._replace(id=uuid7()) for one in unique])
     assert seen == [bulk.LEAST] * 2
 
 
@@ -119,25 +125,25 @@ async def test_it_is_part_of_the_callers_transaction(postgres_url, postgres_data
         engine.dispose()
 
 
-@pytest.mark.parametrize("way", ["quick", "transaction"])
-async def test_what_the_database_refuses_is_said_and_leaves_nothing(postgres_database, way):
+@pytest.mark.parametrize("insert", [jobs.insert, insert_directly])
+async def test_what_the_database_refuses_is_said_and_leaves_nothing(postgres_database, insert):
     given = [new(n, "1", {}) for n in range(60)]
     given[30] = given[30]._replace(payload="{no json")
     with pytest.raises(DBAPIError, match="invalid input syntax for type json"):
-        await getattr(postgres_database, way)(jobs.insert, given)
+        await postgres_database.transaction(insert, given)
     assert postgres_database.transaction_sync(stored) == ({}, [])
     again = [one._replace(payload="1") for one in given]
-    await getattr(postgres_database, way)(jobs.insert, again)
+    await postgres_database.transaction(insert, again)
     assert len(postgres_database.transaction_sync(stored)[0]) == 60
 
 
 async def test_a_cancelled_copy_leaves_nothing(postgres_database):
     given = [new(n, json.dumps("x" * 10_000), {}) for n in range(20_000)]
-    task = asyncio.create_task(postgres_database.quick(jobs.insert, given))
+    task = asyncio.create_task(postgres_database.transaction(insert_directly, given))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert postgres_database.transaction_sync(stored) == ({}, [])
-    await postgres_database.quick(jobs.insert, given[:100])
+    await postgres_database.transaction(jobs.insert, given[:100])
     assert len(postgres_database.transaction_sync(stored)[0]) == 100

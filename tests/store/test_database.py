@@ -414,12 +414,12 @@ async def test_a_single_statement_needs_no_transaction_of_its_own(database):
               {"key": key} | ({"now": d.host_now()} if d.host_now() else {}))  # fmt: skip
         return key
 
-    assert await database.quick(put, "a", one_statement=True) == "a"
-    assert database.quick_sync(put, "b", one_statement=True) == "b"
+    assert await database.statement(put, "a") == "a"
+    assert database.statement_sync(put, "b") == "b"
     with pytest.raises(IntegrityError):
-        await database.quick(put, "a", one_statement=True)
+        await database.statement(put, "a")
     with pytest.raises(IntegrityError):
-        database.quick_sync(put, "b", one_statement=True)
+        database.statement_sync(put, "b")
     found = await database.transaction(lambda c, d: [r[0] for r in d.run(c, "SELECT key FROM {resource} ORDER BY key")])
     assert found == ["a", "b"]
     with pytest.raises(RuntimeError, match="undone"):  # the connections it used are as before

@@ -11,20 +11,32 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from resilient.core.errors import DatabaseUnreachable
 from resilient.store.database import Database
 from resilient.store.dialect import TIME
+from resilient.store.direct import Direct, direct
 
 
-@pytest.fixture(params=["async", "sync"])
-def quick(request, postgres_database):
-    """`Database.quick` for coroutines, and the same for threads."""
+@pytest.fixture
+def quick(postgres_database):
+    """A transaction that goes straight to the driver."""
 
-    async def run(fn, *args, **options):
-        if request.param == "async":
-            return await postgres_database.quick(fn, *args, **options)
-        return await asyncio.to_thread(postgres_database.quick_sync, fn, *args, **options)
+    async def run(fn, *args):
+        return await postgres_database.transaction(direct(fn), *args)
 
     return run
 
 
+@pytest.fixture(params=["async", "sync"])
+def statement(request, postgres_database):
+    """One statement that does, for coroutines and for threads."""
+
+    async def run(fn, *args):
+        if request.param == "async":
+            return await postgres_database.statement(fn, *args)
+        return await asyncio.to_thread(postgres_database.statement_sync, fn, *args)
+
+    return run
+
+
+@direct
 def put(c, d, key):
     d.run(
         c,
@@ -33,6 +45,7 @@ def put(c, d, key):
     )
 
 
+@direct
 def keys(c, d):
     return [row.key for row in d.run(c, "SELECT key FROM {resource} ORDER BY key")]
 
@@ -75,12 +88,22 @@ async def test_an_error_of_the_callers_own_rolls_back(quick):
     assert await quick(keys) == []
 
 
-async def test_an_error_in_the_only_statement_leaves_the_connection_usable(quick):
+async def test_an_error_in_the_only_statement_leaves_the_connection_usable(statement):
     for _ in range(3):
         with pytest.raises(DBAPIError):
-            await quick(lambda c, d: d.run(c, "SELECT 1 / 0"), one_statement=True)
-    await quick(put, "a", one_statement=True)
-    assert await quick(keys) == ["a"]
+            await statement(lambda c, d: d.run(c, "SELECT 1 / 0"))
+    await statement(put, "a")
+    assert await statement(keys) == ["a"]
+
+
+async def test_only_marked_functions_go_there(postgres_database):
+    def kind(c, _d):
+        return type(c)
+
+    assert await postgres_database.transaction(kind) is not Direct
+    assert await postgres_database.transaction(direct(kind)) is Direct
+    assert await postgres_database.statement(kind) is Direct
+    assert postgres_database.statement_sync(kind) is Direct
 
 
 async def test_nothing_run_is_nothing_begun(quick):
@@ -144,23 +167,23 @@ async def test_connections_cut_while_idle_cost_one_call(quick, postgres_url):
 async def test_a_database_that_cannot_be_reached_is_named(postgres_url, open_database):
     gone = open_database(postgres_url.replace("/data", "/elsewhere"))
     with pytest.raises(DatabaseUnreachable, match="is the server running"):
-        await gone.quick(keys)
+        await gone.transaction(keys)
     with pytest.raises(DatabaseUnreachable, match="is the server running"):
-        gone.quick_sync(keys)
+        gone.statement_sync(keys)
 
 
-async def test_a_cancelled_call_leaves_no_transaction_behind(postgres_database, postgres_url):
+async def test_a_cancelled_call_leaves_no_transaction_behind(quick, postgres_url):
     def slow(c, d):
         put(c, d, "a")
         d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 30})
 
-    task = asyncio.create_task(postgres_database.quick(slow))
-    while not await postgres_database.quick(_sleepers):  # noqa: ASYNC110 - the server's state, no event
+    task = asyncio.create_task(quick(slow))
+    while not await quick(_sleepers):  # noqa: ASYNC110 - the server's state, no event
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await postgres_database.quick(keys) == []
+    assert await quick(keys) == []
     assert connections(postgres_url)[0] == 0
 
 
@@ -169,13 +192,13 @@ async def test_every_connection_in_use_is_said(postgres_url):
     database.options = lambda: Database.options(database) | {"max_overflow": 0, "pool_timeout": 0.05}
     try:
         held = asyncio.create_task(
-            database.quick(lambda c, d: d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 0.5}), one_statement=True)
+            database.statement(lambda c, d: d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 0.5}))
         )
         await asyncio.sleep(0.1)
         with pytest.raises(DatabaseUnreachable, match="raise pool_size"):
-            await database.quick(keys)
+            await database.transaction(keys)
         await held
-        assert await database.quick(keys) == []
+        assert await database.transaction(keys) == []
     finally:
         await database.close()
 
@@ -183,8 +206,9 @@ async def test_every_connection_in_use_is_said(postgres_url):
 async def test_an_engine_that_was_handed_over_is_used_as_it_is(postgres_url, open_database):
     engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     database = open_database(engine)
-    await database.quick(put, "a")
-    assert database.quick_sync(keys) == ["a"]
+    await database.transaction(put, "a")
+    await database.statement(put, "b")
+    assert database.statement_sync(keys) == ["a", "b"]
     assert connections(postgres_url)[1] == 1
     engine.dispose()
 
@@ -195,7 +219,7 @@ def _sleepers(c, d):
     ).scalar()
 
 
-def test_an_error_that_is_not_about_the_connection_stays_what_it_is(postgres_database, postgres_url):
+async def test_an_error_that_is_not_about_the_connection_stays_what_it_is(quick, postgres_url):
     def wait(c, d):
         d.run(c, "SET LOCAL lock_timeout = '1ms'")
         d.run(c, "SELECT 1 FROM {job}")
@@ -203,5 +227,5 @@ def test_an_error_that_is_not_about_the_connection_stays_what_it_is(postgres_dat
     with psycopg.connect(postgres_url) as other:
         other.execute("LOCK TABLE resilient_job")
         with pytest.raises(OperationalError) as caught:
-            postgres_database.quick_sync(wait)
+            await quick(wait)
     assert caught.value.orig.sqlstate == "55P03"

@@ -11,7 +11,7 @@ def put(database, **options):
 
 
 async def look(database):
-    return await database.quick(due.look, one_statement=True)
+    return await database.statement(due.look)
 
 
 async def test_nothing_is_due_in_an_empty_database(database, clock):
@@ -50,6 +50,6 @@ async def test_the_databases_own_clock_is_taken_without_another(postgres_url, op
 
 
 async def look_at_clock(database, now):
-    later = await database.quick(lambda c, d: d.now(c))
+    later = await database.transaction(lambda c, d: d.now(c))
     assert timedelta(0) < later - now < timedelta(seconds=10)
     return now

@@ -58,11 +58,12 @@ def drain_floor(place: Scratch, *, jobs: int, resources: int, workers: int) -> R
     return _drain(place, code, jobs, workers)
 
 
-def enqueue_floor(place: Scratch, *, jobs: int, resources: int) -> tuple[float, list[float]]:
-    """Jobs per second of one bulk insert, and the seconds of each of up to 1,000 single ones."""
-    code = _code(place)
+def enqueue_floor(place: Scratch, *, jobs: int, resources: int) -> tuple[float, list[float], list[float]]:
+    """Jobs per second of one bulk insert, and the seconds of each of up to 1,000 single ones, sync and async."""
+    code, singles = _code(place), min(jobs, _SINGLES)
     code.create(place)
-    return jobs / code.fill(place, jobs, resources), code.single(place, min(jobs, _SINGLES))
+    many = jobs / code.fill(place, jobs, resources)
+    return many, code.single(place, singles), [] if place.is_sqlite else code.single_async(place, singles)
 
 
 def pickup_floor(place: Scratch, *, jobs: int) -> list[float]:

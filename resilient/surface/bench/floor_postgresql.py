@@ -7,6 +7,7 @@ real can be faster.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, LiteralString
@@ -94,6 +95,23 @@ def single(place: Scratch, jobs: int) -> list[float]:
             c.execute(_INSERT, (f"bench/{n}", '{"n": 1}'), prepare=True)
             took.append(time.perf_counter() - began)
         _empty(c)
+    return took
+
+
+def single_async(place: Scratch, jobs: int) -> list[float]:
+    """The same with the asynchronous driver."""
+    return asyncio.run(_single_async(place, jobs))
+
+
+async def _single_async(place: Scratch, jobs: int) -> list[float]:
+    took = []
+    options = f"-c search_path={place.schema}"
+    async with await psycopg.AsyncConnection.connect(place.conninfo, autocommit=True, options=options) as c:
+        for n in range(jobs):
+            began = time.perf_counter()
+            await c.execute(_INSERT, (f"bench/{n}", '{"n": 1}'), prepare=True)
+            took.append(time.perf_counter() - began)
+        await c.execute("TRUNCATE floor_job")
     return took
 
 
