@@ -7,6 +7,7 @@ blocks its own loop does not stop it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -104,6 +105,8 @@ class Server:
         self.port: int = self._socket.getsockname()[1]
         self._server: Any = None
         self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
 
     def start(self) -> None:
         """Listen."""
@@ -119,7 +122,7 @@ class Server:
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._socket.listen(512)
-        self._thread = threading.Thread(target=self._run, name="fake-provider", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="fake-provider", daemon=True)
         self._thread.start()
         until = time.monotonic() + _PATIENCE
         while not self._server.started:
@@ -127,8 +130,18 @@ class Server:
                 raise SetupError("the fake provider did not start")
             time.sleep(_TICK)
 
-    def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+    async def _serve(self) -> None:
+        """Until the end is near. uvicorn itself would take 0.2 s to notice and to go, in each test with a provider."""
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        await asyncio.wait([serving, ended := asyncio.create_task(self._end.wait())], return_when="FIRST_COMPLETED")
+        for task in (serving, ended):
+            task.cancel()
+        await asyncio.wait([serving, ended])
+        for listening in self._server.servers:
+            listening.close()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
 
     def refuse(self) -> None:
         """Stop listening, cut what is open, and keep the port."""
@@ -142,7 +155,9 @@ class Server:
 
     def _stop(self) -> None:
         if self._thread is not None:
-            self._server.should_exit = self._server.force_exit = True
+            if self._loop is not None and self._end is not None:
+                with contextlib.suppress(RuntimeError):  # it has ended
+                    self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(_PATIENCE)
             self._thread = None
         self._socket.close()
