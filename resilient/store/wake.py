@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import selectors
+import socket
 import sqlite3
 import threading
 import time
@@ -119,6 +121,7 @@ class Listener:
     ) -> None:
         self._database, self._wake, self._changed, self._url = database, wake, changed, listen_url
         self._stop = threading.Event()
+        self._bell: socket.socket | None = None  # ends the wait for a NOTIFY, which looks at no event
         target = self._watch_sqlite if database.is_sqlite else self._listen
         self._thread = threading.Thread(target=target, name="resilient-listener", daemon=True)
 
@@ -129,21 +132,32 @@ class Listener:
     def close(self) -> None:
         """Stop the thread."""
         self._stop.set()
+        if (bell := self._bell) is not None:
+            with contextlib.suppress(OSError):  # the thread has ended
+                bell.send(b"!")
         self._thread.join(timeout=2)
 
     def _listen(self) -> None:
-        while not self._stop.is_set():
-            try:
-                with _autocommit(self._database, self._url) as connection:
-                    connection.exec_driver_sql(f"LISTEN {channel(self._database)}")
-                    driver: Any = connection.connection.driver_connection
-                    self._wake()  # what was committed before the LISTEN
-                    while not self._stop.is_set():
-                        for note in driver.notifies(timeout=0.5, stop_after=1):
-                            self._heard(note.payload)
-            except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
-                log.debug("LISTEN failed (%s); polling goes on", type(error).__name__)
-                self._stop.wait(RETRY)
+        heard, self._bell = socket.socketpair()
+        with heard, self._bell:
+            while not self._stop.is_set():
+                self._listen_once(heard)
+
+    def _listen_once(self, bell: socket.socket) -> None:
+        try:
+            with _autocommit(self._database, self._url) as connection, selectors.DefaultSelector() as either:
+                connection.exec_driver_sql(f"LISTEN {channel(self._database)}")
+                driver: Any = connection.connection.driver_connection
+                either.register(driver.fileno(), selectors.EVENT_READ)
+                either.register(bell, selectors.EVENT_READ)
+                self._wake()  # what was committed before the LISTEN
+                while not self._stop.is_set():
+                    for note in driver.notifies(timeout=0):
+                        self._heard(note.payload)
+                    either.select()
+        except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
+            log.debug("LISTEN failed (%s); polling goes on", type(error).__name__)
+            self._stop.wait(RETRY)
 
     def _heard(self, payload: str) -> None:
         if not payload:

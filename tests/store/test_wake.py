@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from resilient.store.database import Database
 from resilient.store.wake import Listener, Waker
@@ -32,6 +33,44 @@ def test_a_short_program_still_sends_its_hint(postgres_url):
     waker.close()
     assert heard.wait(5)
     listener.close()
+
+
+def test_it_hears_again_and_again(postgres_url):
+    database, heard = Database(postgres_url), threading.Event()
+    told, all_told = [], threading.Event()
+
+    def changed(keys):
+        told.extend(keys)
+        if len(told) >= 20:
+            all_told.set()
+
+    listener = Listener(database, heard.set, changed)
+    listener.start()
+    assert heard.wait(5)
+    waker = Waker(database)
+    for n in range(20):
+        waker.tell(f"p/{n}")
+        time.sleep(0.002)
+    assert all_told.wait(5)
+    assert sorted(told) == sorted(f"p/{n}" for n in range(20))
+    waker.close()
+    listener.close()
+
+
+def test_a_listener_that_waits_ends_at_once(postgres_url):
+    """The shortest of three: a busy machine may hold up one."""
+    took = []
+    for _ in range(3):
+        heard = threading.Event()
+        listener = Listener(Database(postgres_url), heard.set)
+        listener.start()
+        assert heard.wait(5)
+        time.sleep(0.01)
+        began = time.monotonic()
+        listener.close()
+        took.append(time.monotonic() - began)
+        assert not listener._thread.is_alive()
+    assert min(took) < 0.2
 
 
 def test_a_commit_wakes_on_sqlite(sqlite_url):
