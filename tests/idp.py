@@ -12,10 +12,10 @@ import time
 from urllib.parse import parse_qs, urlencode
 
 import pytest
-import uvicorn
 from joserfc import jwt
 
 from resilient import Basic, Bearer, Errors, FailureKind, OAuth2, Provider, Rotation, Rule, Scope
+from tests.serving import Server
 
 
 class Idp:
@@ -168,28 +168,6 @@ async def answer(send, status, doc, *, retry_after=""):
         headers.append((b"retry-after", retry_after.encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": raw})
-
-
-class Server(uvicorn.Server):
-    """On a port the system chose, in a thread."""
-
-    def __init__(self, app, **options):
-        super().__init__(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off", **options))
-        self.up = threading.Event()
-        self.thread = threading.Thread(target=self.run, daemon=True)
-
-    async def startup(self, sockets=None):
-        await super().startup(sockets=sockets)
-        self.up.set()
-
-    def __enter__(self):
-        self.thread.start()
-        assert self.up.wait(10)
-        return f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}"
-
-    def __exit__(self, *_):
-        self.should_exit = True
-        self.thread.join(10)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -17,6 +16,7 @@ import history
 
 from resilient.store import jobs, turns
 from resilient.store.database import Database
+from tests import nursery
 
 HERE = Path(__file__).parent
 NO_TURN = ("no turn", "stood still", "that were over")  # housekeeping's errors about what is stranded
@@ -38,7 +38,7 @@ class Crew:
         url = target if isinstance(target, str) else address(target)
         name = f"worker-{len(self.started)}"
         with (self.folder / f"{name}.said").open("wb") as said:
-            child = subprocess.Popen([sys.executable, HERE / "child.py", url, self.log, *options], stderr=said)
+            child = nursery.start(HERE / "child.py", url, self.log, *options, stderr=said)
         child.name = name
         self.started.append(child)
         return child
@@ -83,8 +83,7 @@ class Provider:
 
     def __init__(self, folder):
         self.log = folder / "arrivals"
-        command = [sys.executable, HERE / "provider.py", self.log]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = nursery.start(HERE / "provider.py", self.log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
 
     def down(self, seconds, account="*"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import history
 
 from resilient.store import jobs
+from tests import nursery
 
-CHILD = str(Path(__file__).parent / "child.py")
+CHILD = Path(__file__).parent / "child.py"
 STEPS = [
     f"{function}:{phase}" for function in ("claim", "write", "ensure") for phase in ("before", "inside", "after")
 ] + ["handler:before", "handler:after", "attend:inside", "attend:after", "beat:before"]
@@ -37,7 +37,7 @@ def address(database):
 
 
 def start(database, log, *options):
-    return subprocess.Popen([sys.executable, CHILD, address(database), str(log), *options])
+    return nursery.start(CHILD, address(database), log, *options)
 
 
 def put(database, n=9):
@@ -84,6 +84,18 @@ def stop(database, child):
                 return
 
 
+def stop_in_the_handlers(database, child):
+    """SIGSTOP while it has no transaction open, whose rows would be locked until the server cuts it off."""
+    busy = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    while True:
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(0.02)
+        if not history.rows(database, f"{busy} AND state <> 'idle'"):
+            return
+        child.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
+
+
 def test_a_worker_killed_at_any_named_step_loses_nothing(database, tmp_path):
     log = tmp_path / "log"
     committed, rolled_back, unreached = [], [], []
@@ -124,17 +136,16 @@ def test_the_checker_catches_an_engine_without_a_fence(open_database, postgres_u
     log = tmp_path / "log"
     batch = [jobs.NewJob(uuid4(), "work", "p/0", f'{{"n": {i}}}', max_attempts=20) for i in range(4)]
     database.transaction_sync(jobs.insert, batch)
-    sleeper = start(database, log, "--lease", "0.5", "--slow", "0.4", "--mutant", "no_fence")
+    sleeper = start(database, log, "--lease", "0.5", "--slow", "1", "--mutant", "no_fence")
     _wait(lambda: len(history.read(log)) >= 4)
-    sleeper.send_signal(signal.SIGSTOP)
-    other = start(database, log, "--slow", "4", "--lease", "5")
-    _wait(lambda: sum(1 for line in history.read(log) if line["execution"] == 2) >= 4)
+    stop_in_the_handlers(database, sleeper)
+    other = start(database, log, "--slow", "30", "--lease", "5")
+    _wait(lambda: any(line["execution"] == 2 for line in history.read(log)))  # the rescued run one after the other
     sleeper.send_signal(signal.SIGCONT)
-    time.sleep(1.5)
-    sleeper.kill()
-    other.terminate()
-    sleeper.wait(60)
-    other.wait(60)
+    _wait(lambda: history.rows(database, "SELECT 1 FROM resilient_job WHERE finished_at IS NOT NULL"), 20)
+    for child in (sleeper, other):
+        child.kill()
+        child.wait(60)
     broken = history.check(database, log, committed=[j.id.hex for j in batch])
     assert any(line.startswith("J5") for line in broken), broken
 

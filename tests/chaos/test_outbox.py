@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,8 +21,10 @@ from sqlmodel import Session
 sys.path.insert(0, str(Path(__file__).parent))
 import outbox_world as world
 
+from tests import nursery
+
 CHILD = Path(__file__).with_name("outbox_child.py")
-SECONDS = float(os.environ.get("RESILIENT_OUTBOX_CHAOS", "20"))
+SECONDS = float(os.environ.get("RESILIENT_OUTBOX_CHAOS", "60"))
 SEED = int(os.environ.get("RESILIENT_CHAOS_SEED", random.randrange(10**6)))
 LEASE = 1.0
 OPEN = "SELECT count(*) FROM resilient_job WHERE state NOT IN ('succeeded', 'cancelled')"
@@ -35,11 +36,11 @@ class Relays:
     """Worker processes, killed, stopped and replaced."""
 
     def __init__(self, database, sink, mutant=""):
-        self.command = [sys.executable, str(CHILD), address(database), str(sink.port), str(LEASE), mutant]
+        self.arguments = (CHILD, address(database), sink.port, LEASE, mutant)
         self.alive, self.stopped = [], {}
 
     def start(self, count=1):
-        self.alive += [subprocess.Popen(self.command) for _ in range(count)]
+        self.alive += [nursery.start(*self.arguments) for _ in range(count)]
         return self
 
     def revive(self):

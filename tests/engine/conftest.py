@@ -6,7 +6,8 @@ import contextlib
 
 import pytest
 
-from tests.idp import Idp, Server, idp
+from tests.idp import Idp, idp
+from tests.serving import Server
 
 __all__ = ["idp"]  # a fixture
 

@@ -11,6 +11,7 @@ import pytest
 
 from resilient import GrantState, Kind, Resilient, ResourceStopped, Rotation
 from resilient.store.secrets import new_key
+from tests import nursery
 
 KEY, A = new_key(), "idp/acct-1"
 PROCESSES, WORKERS, JOBS = 5, 10, 1000  # ten workers in each process: fifty, of twenty slots each
@@ -53,8 +54,8 @@ def child(database_url, idp):
     children = []
 
     def start(what):
-        arguments = [sys.executable, "-c", CHILD, database_url, idp.url, KEY, idp.secret, what]
-        children.append(subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        arguments = (CHILD, database_url, idp.url, KEY, idp.secret, what)
+        children.append(nursery.start(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return children[-1]
 
     yield start

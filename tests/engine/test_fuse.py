@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -16,6 +15,7 @@ from resilient.engine import writing
 from resilient.engine.job import Job
 from resilient.store import fuse, gates, grants
 from resilient.store.secrets import new_key
+from tests import nursery
 
 KEY = new_key()
 SIX = 6
@@ -347,12 +347,13 @@ async def test_two_processes_blow_it_once_and_mark_nobody(app, database_url, idp
     await connect(app, idp, names)
     idp.refresh.clear()
     children = [
-        subprocess.Popen(  # noqa: ASYNC220 - starting takes milliseconds
-            [sys.executable, "-c", CHILD, database_url, idp.url, KEY, idp.secret, *names[n::2]],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        nursery.start(
+            *(CHILD, database_url, idp.url, KEY, idp.secret, *names[n::2]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for n in range(2)
-    ]  # fmt: skip
+    ]
     try:
         for child in children:
             assert await asyncio.to_thread(child.stdout.readline) == "up\n"

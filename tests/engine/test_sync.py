@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-import uvicorn
 from pydantic import BaseModel
 
 from resilient import (
@@ -29,7 +25,9 @@ from resilient import (
     Stream,
     SyncJob,
     handler,
-)  # fmt: skip
+)
+from tests import nursery
+from tests.serving import Server
 
 ITEMS = sa.Table(
     "item", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("name", sa.String(50)),
@@ -83,15 +81,8 @@ class Shop:
 @pytest.fixture
 def shop():
     shop = Shop()
-    server = uvicorn.Server(uvicorn.Config(shop, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    shop.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield shop
-    server.should_exit = True
-    thread.join()
+    with Server(shop) as shop.url:
+        yield shop
 
 
 STREAM = Stream(
@@ -103,6 +94,7 @@ STREAM = Stream(
     ),
     model=Item,
 )
+
 CHILD = Path(__file__).with_name("sync_child.py")
 SEEN = []
 
@@ -297,8 +289,8 @@ async def test_killed_five_times_a_sync_of_2000_records_ends_complete(app, shop,
         ("0", "never"),
     ]
     for at, where in deaths:
-        child = await asyncio.create_subprocess_exec(sys.executable, str(CHILD), database_url, shop.url, at, where)
-        assert await asyncio.wait_for(child.wait(), 60) == (0 if where == "never" else -signal.SIGKILL)
+        child = nursery.start(CHILD, database_url, shop.url, at, where)
+        assert await asyncio.to_thread(child.wait, 60) == (0 if where == "never" else -signal.SIGKILL)
     found = app.database.transaction_sync(lambda c, _d: list(c.execute(sa.text("SELECT item FROM copy")).scalars()))
     assert sorted(found) == list(range(1, 2001))
     assert (await app.jobs.get(done.id)).state == "succeeded"

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from resilient import Kind, Provider, Resilient
+from tests import nursery
 
 A, JOBS, PROCESSES = "api/acct-1", 400, 3
 CHILD = """
@@ -65,12 +66,9 @@ async def processes(serve):
 
     async def start(url, server, max_age):
         children.extend(
-            subprocess.Popen(  # noqa: ASYNC220 - starting takes milliseconds
-                [sys.executable, "-c", CHILD, url, server, max_age],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )
+            nursery.start(CHILD, url, server, max_age, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             for _ in range(PROCESSES)
-        )  # fmt: skip
+        )
         for child in children:
             assert await asyncio.to_thread(child.stdout.readline) == "up\n"
 

@@ -115,12 +115,13 @@ async def test_a_probe_that_fails_shuts_it_for_longer(app, idp):
 
 
 async def test_a_probe_that_could_not_be_sent_is_given_back(app, database_url, idp):
-    names, _ = await break_it(app, idp)
+    await break_it(app, idp)
+    (name,) = await connect(app, idp, 1, "new")
     await due(app)
     asked, no_key = len(idp.asked), idp.provider(client_auth="jwt", client_secret="no key")
     async with Resilient(database_url, handlers=[me], providers=[no_key], secrets=[KEY]) as wrong:
         with pytest.raises(SetupError, match="no private key"):
-            await wrong.credentials(names[29])
+            await wrong.credentials(name)
         await settled(wrong)
     info = await app.resources.get(TOKEN)
     assert (info.breaker, info.reopens, len(idp.asked)) == ("open", 0, asked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from resilient import (
     handler,
     testing,
 )
+from tests import nursery
 
 
 class Base(DeclarativeBase):
@@ -882,18 +882,17 @@ async def test_a_worker_that_was_frozen_beyond_its_lease_commits_nothing(postgre
     app = Resilient(postgres_url, kinds=[declared], upgrade=False)
     app.database.transaction_sync(lambda c, _d: c.exec_driver_sql("CREATE TABLE effect (name TEXT)"))
     await app.enqueue(declared, resource_key="p/1")
-    frozen = await start_child(postgres_url, "stopped")
+    frozen = nursery.start(CHILD, postgres_url, "stopped")
     try:
         while psutil.Process(frozen.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert await run_child(postgres_url, "never") == 0  # another worker takes the job over and completes it
         assert rows(app, "effect") == ["async"]
         frozen.send_signal(signal.SIGCONT)
-        assert await asyncio.wait_for(frozen.wait(), 60) == 0
+        assert await asyncio.to_thread(frozen.wait, 60) == 0
     finally:
-        if frozen.returncode is None:
-            frozen.kill()
-            await frozen.wait()
+        frozen.kill()
+        frozen.wait()
     assert rows(app, "effect") == ["async"]
     assert await app.jobs.count(kind="next") == 1
     assert (await only(app, "async")).state == "succeeded"
@@ -901,9 +900,4 @@ async def test_a_worker_that_was_frozen_beyond_its_lease_commits_nothing(postgre
 
 
 async def run_child(url, where):
-    process = await start_child(url, where)
-    return await asyncio.wait_for(process.wait(), 60)
-
-
-async def start_child(url, where):
-    return await asyncio.create_subprocess_exec(sys.executable, str(CHILD), str(url), where)
+    return await asyncio.to_thread(nursery.start(CHILD, url, where).wait, 60)

@@ -1,7 +1,6 @@
 """Races between real connections: one probe, no unit too many, no lost count, no deadlock."""
 
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from resilient.core.breaker import Report
 from resilient.core.policy import Limit, Policies, Policy
 from resilient.store import circuits, gates, limits, resources
 from resilient.store.circuits import Evidence
+from tests import nursery
 
 THREADS = 8
 POLICIES = Policies()
@@ -147,12 +147,8 @@ def test_eight_processes_never_pass_one_limit(database_url, database):
     """Moments in the database's own time; any window of a second counts."""
     rate, span = 40, 2.5
     workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", DRAWER, database_url, str(rate), str(span)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for _ in range(8)
-    ]  # fmt: skip
+        nursery.start(DRAWER, database_url, rate, span, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(8)
+    ]
     try:
         for worker in workers:
             assert worker.stdout.readline() == "ready\n"

@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 import fastapi
 import httpx
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.routing import Mount, Route
@@ -19,6 +18,7 @@ from starlette.routing import Mount, Route
 from resilient import GrantState, InvalidInput, Resilient, SetupError, handler, web
 from resilient.engine.job import Job
 from resilient.store.secrets import new_key
+from tests.serving import serving
 
 KEY = new_key()
 
@@ -84,20 +84,13 @@ class Site:
         async def late(scope, receive, send):
             await self.served(scope, receive, send)
 
-        config = uvicorn.Config(late, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve())
-        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self.url = await self._stack.enter_async_context(serving(late))
         self.base = f"{self.url}/connect"
         self.served = self.make(routes(self.app, self.options.pop("base_url", self.base), **self.options))
         return self
 
     async def __aexit__(self, *_):
         await self._stack.aclose()
-        self._server.should_exit = True
-        await self._serving
 
     async def browser(self, user="ann"):
         client = httpx.AsyncClient(base_url=self.url, cookies={"user": user}, trust_env=False, timeout=30)

@@ -8,19 +8,19 @@ import hashlib
 import hmac
 import signal
 import subprocess
-import sys
 from datetime import UTC, datetime
 
 import fastapi
 import httpx
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from resilient import Inbound, InvalidInput, Resilient, WebhookEvent, handler, providers_by_name, web
 from resilient.engine.job import Job
 from resilient.testing.fake import hooks
+from tests import nursery
+from tests.serving import serving as server_of
 
 SECRET = "canary-webhook-secret"
 BASE = "https://shop.example/webhooks"
@@ -55,15 +55,11 @@ def fast(routes):
 async def serving(app, make=starlette, **options):
     """A client of a server with the routes, in this loop."""
     served = make(web.webhook_routes(app, base_url=BASE, **options))
-    server = uvicorn.Server(uvicorn.Config(served, host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
-    task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.01)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/webhooks"
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+    async with (
+        server_of(served) as url,
+        httpx.AsyncClient(base_url=f"{url}/webhooks", trust_env=False, timeout=30) as client,
+    ):
         yield client
-    server.should_exit = True
-    await task
 
 
 def github(body, *, id_="d-1", secret=SECRET):
@@ -196,9 +192,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_killed_around_the_commit_the_repeat_makes_exactly_one_job(app, database_url, when):
     """Killed before the commit nothing is stored; after it, before the answer, the repeat is known."""
-    child = subprocess.Popen(  # noqa: ASYNC220 - starting takes milliseconds
-        [sys.executable, "-c", CHILD, database_url, SECRET, when], stdout=subprocess.PIPE, text=True
-    )
+    child = nursery.start(CHILD, database_url, SECRET, when, stdout=subprocess.PIPE)
     try:
         port = (await asyncio.to_thread(child.stdout.readline)).strip()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:

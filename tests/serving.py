@@ -1,0 +1,64 @@
+"""HTTP servers of a test's own, on ports the system chose, which end at once.
+
+uvicorn looks ten times a second whether it should end and then waits as long again: hundreds of tests with a server or
+two would spend minutes on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+import uvicorn
+
+
+@contextlib.asynccontextmanager
+async def serving(app, **options):
+    """A server in this loop; its address."""
+    config = {"host": "127.0.0.1", "port": 0, "log_level": "critical", "lifespan": "off", "ws": "none", **options}
+    server = uvicorn.Server(uvicorn.Config(app, **config))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not task.done()
+        await asyncio.sleep(0.002)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        for listening in server.servers:
+            listening.close()
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+
+
+class Server:
+    """The same in a thread: ``with Server(app) as url``, or `start` and `stop`."""
+
+    def __init__(self, app, **options):
+        self.app, self.options, self.url = app, options, ""
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self):
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        async with serving(self.app, **self.options) as self.url:
+            self._up.set()
+            await self._end.wait()
+
+    def start(self):
+        self._thread.start()
+        assert self._up.wait(10)
+        return self
+
+    def stop(self):
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(10)
+
+    def __enter__(self):
+        return self.start().url
+
+    def __exit__(self, *_):
+        self.stop()
