@@ -14,7 +14,7 @@ demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
 
 test: lint types
-	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile)
+	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile --no-loadscope-reorder)
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check --quiet .
