@@ -182,7 +182,7 @@ async def _fetch(driver: Any, statement: str, params: Mapping[str, Any] | None) 
     cursor = await driver.execute(statement, params)
     while cursor.nextset():
         pass
-    rows = Rows(await cursor.fetchall() if cursor.description is not None else ())
+    rows = Rows(await cursor.fetchall() if cursor.pgresult.nfields else ())  # `description` describes every column
     rows.rowcount = cursor.rowcount
     return rows
 
@@ -191,7 +191,7 @@ def _fetch_sync(driver: Any, statement: str, params: Mapping[str, Any] | None) -
     cursor = driver.execute(statement, params)
     while cursor.nextset():
         pass
-    rows = Rows(cursor.fetchall() if cursor.description is not None else ())
+    rows = Rows(cursor.fetchall() if cursor.pgresult.nfields else ())
     rows.rowcount = cursor.rowcount
     return rows
 
