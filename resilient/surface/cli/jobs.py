@@ -27,7 +27,7 @@ jobs = typer.Typer(help="Look at jobs and change them.", no_args_is_help=True)
 dead = typer.Typer(help="Dead letters: see them, replay them, give them up.", no_args_is_help=True)
 
 Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Job ids; or say which by options.", show_default=False)
+    list[str] | None, typer.Argument(metavar="ID", help="Job ids; or say which by options.", show_default=False)
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -145,9 +145,7 @@ def cancel(
     _change(run, "Cancel", run.app.sync.jobs.cancel, ids, criteria, everything, yes, limit=limit, dry_run=dry_run)
 
 
-@jobs.command("retry")
-@filtered()
-def retry(
+def again(
     ctx: typer.Context,
     ids: Ids = None,
     *,
@@ -160,38 +158,18 @@ def retry(
     yes: Yes = False,
     criteria: Criteria,
 ) -> None:
-    """Start finished jobs over.
-
-    With a fresh budget of attempts. Options that name no --state mean dead ones.
-    """
+    """``jobs retry`` and ``dead replay``."""
     run: Context = ctx.obj
     _change(
-        run, "Retry", run.app.sync.jobs.retry, ids, criteria, everything, yes,
+        run, str(ctx.info_name).capitalize(), run.app.sync.jobs.retry, ids, criteria, everything, yes,
         limit=limit, dry_run=dry_run, rate=rate, repeat_ambiguous=repeat_ambiguous, new_operation=new_operation,
     )  # fmt: skip
 
 
-@dead.command("replay")
-@filtered(without=("state", "worker"))
-def replay(
-    ctx: typer.Context,
-    ids: Ids = None,
-    *,
-    rate: Rate = None,
-    repeat_ambiguous: RepeatAmbiguous = False,
-    new_operation: NewOperation = False,
-    everything: All = False,
-    limit: Limit = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    criteria: Criteria,
-) -> None:
-    """Run dead jobs again, one by one or many at a bounded rate."""
-    run: Context = ctx.obj
-    _change(
-        run, "Replay", run.app.sync.jobs.retry, ids, criteria, everything, yes,
-        limit=limit, dry_run=dry_run, rate=rate, repeat_ambiguous=repeat_ambiguous, new_operation=new_operation,
-    )  # fmt: skip
+_RETRY = "Start finished jobs over.\n\nWith a fresh budget of attempts. Options that name no --state mean dead ones."
+jobs.command("retry", help=_RETRY)(filtered()(again))
+_REPLAY = "Run dead jobs again, one by one or many at a bounded rate."
+dead.command("replay", help=_REPLAY)(filtered(without=("state", "worker"))(again))
 
 
 @dead.command("discard")
@@ -234,7 +212,7 @@ def delete(
 @jobs.command("edit")
 def edit(
     ctx: typer.Context,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Job ids.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Job ids.")],
     *,
     payload: Annotated[str | None, typer.Option(help="New payload: JSON, @file or - for standard input.")] = None,
     priority: Annotated[int | None, typer.Option(min=-100, max=100, help="Higher runs first.")] = None,
