@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.errors import InvalidInput
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE: Final = "application/cloudevents+json"
 _DIGITS: Final = 20
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _LONGEST: Final = 255
 
 
@@ -56,29 +58,51 @@ class Message(NamedTuple):
         return {name: value for name, value in found.items() if value is not None}
 
 
-def encode(
-    *,
-    id: str,  # noqa: A002 - the attribute's name
-    type: str,  # noqa: A002 - the same
-    version: int,
-    source: str,
-    time: datetime,
-    data: str,
-    subject: str | None = None,
-    key: str | None = None,
-    traceparent: str | None = None,
-    tracestate: str | None = None,
-) -> str:
-    """An event as JSON text; ``data`` is JSON text already. Raises `InvalidInput` for what no attribute may be."""
-    attributes: dict[str, Any] = {"specversion": "1.0", "id": id, "source": source, "type": type}
-    more = {"subject": subject, "partitionkey": key, "traceparent": traceparent, "tracestate": tracestate}
-    for name, value in (*attributes.items(), *more.items()):
-        if value is not None:
-            attributes[name] = checked(name, value)
-    attributes |= {"time": time.isoformat(), "datacontenttype": "application/json", "typeversion": version}
-    if _holds_nul(data):
-        raise InvalidInput(f"the data of event {type!r} holds a NUL character, which no database can look into")
-    return f'{json.dumps(attributes, ensure_ascii=False)[:-1]}, "data": {data}}}'
+class Envelope:
+    """What all events of one type and source have in common: their text but for what is each one's own.
+
+    Made once and used for each event, because a business transaction waits for it. Raises `InvalidInput` for a source
+    or type that no attribute may be.
+    """
+
+    __slots__ = ("_after", "_before", "_type")
+
+    def __init__(self, type: str, version: int, source: str) -> None:  # noqa: A002 - the attribute's name
+        self._type = type
+        self._before = f'", "source": {_quoted("source", source)}, "type": {_quoted("type", type)}'
+        self._after = f'", "datacontenttype": "application/json", "typeversion": {version}, "data": '
+
+    def text(
+        self,
+        id: str,  # noqa: A002 - the attribute's name
+        time: datetime,
+        data: str,
+        *,
+        subject: str | None = None,
+        key: str | None = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+    ) -> str:
+        """An event as JSON text; ``id`` is a UUID's text, ``data`` JSON already.
+
+        Raises `InvalidInput` for what no attribute may be.
+        """
+        more = ""
+        if subject is not None:
+            more = f', "subject": {_quoted("subject", subject)}'
+        if key is not None:
+            more += f', "partitionkey": {_quoted("partitionkey", key)}'
+        if traceparent is not None:
+            more += f', "traceparent": {_quoted("traceparent", traceparent)}'
+        if tracestate is not None:
+            more += f', "tracestate": {_quoted("tracestate", tracestate)}'
+        if "\\u0000" in data and _NUL.search(data):
+            raise InvalidInput(
+                f"the data of event {self._type!r} holds a NUL character, which no database can look into"
+            )
+        return (
+            f'{{"specversion": "1.0", "id": "{id}{self._before}{more}, "time": "{time.isoformat()}{self._after}{data}}}'
+        )
 
 
 def checked(name: str, value: str) -> str:
@@ -88,8 +112,8 @@ def checked(name: str, value: str) -> str:
     return value
 
 
-def _holds_nul(data: str) -> bool:
-    return "\\u0000" in data and re.search(r"(?<!\\)(?:\\\\)*\\u0000", data) is not None
+def _quoted(name: str, value: str) -> str:
+    return encode_basestring(checked(name, value))
 
 
 def decode(text: str, *, delivery: str, number: int | None = None) -> Message:

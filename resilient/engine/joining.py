@@ -7,6 +7,10 @@ in the order of commits. SQLAlchemy fires ``before_commit`` at savepoint release
 session that sits on a connection whose transaction somebody else began (there, and on plain connections, they are
 written at once). A rolled-back savepoint takes its buffered jobs with it, and so does whatever is closed without a
 commit, of which no rollback tells.
+
+What comes after the hook (the commit's own flush calls the program's listeners, and so may `before_commit` itself) is
+written when the connection is about to commit, if nothing was written before; else it is refused: numbers drawn twice
+in one transaction could make two of them wait for each other.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from resilient.store.dialect import Dialect
 
 _BUFFER: Final = "resilient.buffered"
+_COMMITTING: Final = "resilient.committing"  # the hook of the outermost commit is over
 
 
 @dataclass(slots=True)
@@ -72,15 +77,22 @@ def buffer(session: Session, d: Dialect, ordered: Iterable[Ordered], on_commit: 
 
 
 def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
+    listen()
     pending: _Pending | None = session.info.get(_BUFFER)
     if pending is None:
         pending = session.info[_BUFFER] = _Pending(d)
-        event.listen(session, "before_commit", _before_commit)  # the session's own: after the program's listeners
-        _listen()
     within = _transactions(session)
     if pending.written is not None and pending.written in within:
         raise InvalidInput("this transaction is being committed: enqueue and publish before its commit begins")
-    pending.waiting.extend(_Buffered(o, within) for o in ordered)
+    if _COMMITTING in session.info:
+        c = session.connection()
+        sessions.require_transaction(c, "session")
+        if not pending.waiting:
+            event.listen(c, "commit", lambda c: _write(pending, session, c), once=True)
+    elif not pending.own_hook and not _is_last(session):
+        event.listen(session, "before_commit", _own_hook)
+        pending.own_hook = True
+    pending.waiting.extend([_Buffered(o, within) for o in ordered])
 
 
 class _Pending:
@@ -89,6 +101,7 @@ class _Pending:
     def __init__(self, d: Dialect) -> None:
         self.dialect = d
         self.waiting: list[_Buffered] = []
+        self.own_hook = False  # whether the session itself has the hook, after the program's
         self.released: set[Any] = set()  # savepoints on their way to the outer transaction, with what was in them
         self.written: Any = None  # the transaction whose jobs are written: what comes now would come too late
 
@@ -99,22 +112,50 @@ class _Pending:
 
 
 def _before_commit(session: Session) -> None:
-    pending: _Pending = session.info[_BUFFER]
+    """The hook, for all sessions; those where the program's own listeners come later have it once more."""
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is None or not pending.own_hook:
+        _hook(session, pending)
+
+
+def _own_hook(session: Session) -> None:
+    _hook(session, session.info[_BUFFER])
+
+
+def _hook(session: Session, pending: _Pending | None) -> None:
     if session.in_nested_transaction():
-        pending.released.add(session.get_nested_transaction())
+        if pending is not None:
+            pending.released.add(session.get_nested_transaction())
         return
-    if pending.waiting:
+    if pending is not None and pending.waiting:
         session.flush()
         c = session.connection()
         sessions.require_transaction(c, "session")
+        _write(pending, session, c)
+    session.info[_COMMITTING] = True
+
+
+def _write(pending: _Pending, session: Session, c: Connection) -> None:
+    if pending.waiting:
         write(c, pending.dialect, [b.ordered for b in pending.waiting])
         pending.waiting = []
         pending.written = session.get_transaction()
 
 
+def _is_last(session: Session) -> bool:
+    """Whether nobody else's listener comes after the hook that all sessions have."""
+    *_, last = session.dispatch.before_commit
+    return last is _before_commit
+
+
 @cache
-def _listen() -> None:
-    """Once for all sessions, which costs those that have nothing to do with it one look into a dictionary."""
+def listen() -> None:
+    """Once for all sessions: a listener of its own costs a session as much as a statement.
+
+    Those that have nothing to do with it pay a look into a dictionary. Called when an app is made, so that no commit
+    is on its way already.
+    """
+    event.listen(Session, "before_commit", _before_commit)
     event.listen(Session, "after_soft_rollback", _rolled_back)
     event.listen(Session, "after_transaction_end", _over)
 
@@ -126,6 +167,8 @@ def _rolled_back(session: Session, over: Any) -> None:
 
 def _over(session: Session, over: Any) -> None:
     """Closed without a commit is rolled back too, and no event says so."""
+    if over.parent is None:
+        session.info.pop(_COMMITTING, None)
     pending: _Pending | None = session.info.get(_BUFFER)
     if pending is None:
         return

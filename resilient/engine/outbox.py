@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
-from uuid_utils.compat import uuid7
+from uuid_utils import uuid7
 
-from resilient.core.errors import InvalidInput, SetupError
-from resilient.core.events import RESOURCE, EventInfo, Replayed
-from resilient.core.message import encode, numbered
+from resilient.core.errors import InvalidInput
+from resilient.core.events import EventInfo, Replayed
+from resilient.core.message import numbered
 from resilient.engine import joining, sessions, trace
-from resilient.engine.event import Event, data_of
-from resilient.engine.relay import PREFIX
+from resilient.engine.enqueue import Ordered
+from resilient.engine.event import data_of
+from resilient.engine.forms import Forms, checked_routes, known
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
 from resilient.engine.writing import write
 from resilient.store import outbox as store
@@ -33,14 +34,15 @@ if TYPE_CHECKING:
 
     from resilient.core.records import JobInfo
     from resilient.engine.app import Resilient
-    from resilient.engine.enqueue import Encoder, Ordered
+    from resilient.engine.enqueue import Encoder
+    from resilient.engine.event import Event
     from resilient.store.dialect import Dialect
     from resilient.wire.publishers.base import Destination
 
 DEFAULT_SOURCE: Final = "/resilient"
 _MOST: Final = 10_000  # counted by a dry run
 _BATCH: Final = 500
-_REPLAY: Final = {"replay": "true"}
+_REPLAY: Final = '{"replay":"true"}'
 
 
 class Outbox:
@@ -62,6 +64,7 @@ class Outbox:
         self._app, self._encoder, self._db = app, encoder, Transactions(app, here=here)
         self.destinations, self.source = destinations, source
         self.routes = checked_routes(routes, destinations)
+        self._forms = Forms(encoder, destinations, self.routes, source)
 
     @property
     def sync(self) -> SyncOutbox:
@@ -90,33 +93,24 @@ class Outbox:
         Raises `InvalidInput` (one of its kinds) for an event without a route, a value that fits no attribute, or a
         session that would commit it at once; then nothing will be written.
         """
-        kind = type(event)
-        if not isinstance(event, Event) or not kind.event_type:
-            raise InvalidInput(f"{kind.__name__} is no event: write `class {kind.__name__}(Event, type='...')`")
+        form = self._forms.of(event)
         parent, state = (traceparent, None) if traceparent is not None else trace.current()
-        id_ = str(uuid7())
-        text = encode(
-            id=id_, type=kind.event_type, version=kind.event_version, source=self.source, time=self._app.now(),
-            data=data_of(event), subject=subject, key=key, traceparent=parent, tracestate=state,
-        )  # fmt: skip
-        ordered = [self._ordered(name, text, key) for name in self._destinations(kind, to)]
-        self._write(session, ordered)
+        id_, data = str(uuid7()), data_of(event)
+        text = form.envelope.text(
+            id_, self._app.now(), data, subject=subject, key=key, traceparent=parent, tracestate=state
+        )
+        self._write(session, self._forms.ordered(self._names(event, form.route, to), text, key))
         return id_
 
-    def _destinations(self, kind: type[Event], to: Sequence[str] | None) -> Sequence[str]:
+    def _names(self, event: Event, route: tuple[str, ...] | None, to: Sequence[str] | None) -> tuple[str, ...]:
         if to is not None:
-            return _known(to, self.destinations, f"event {kind.event_type!r}")
-        for one in kind.__mro__:
-            if (found := self.routes.get(one)) is not None:
-                return found
-        raise InvalidInput(
-            f"event {kind.event_type!r} has no route: say Resilient(routes={{{kind.__name__}: [...]}}), or to=[...]"
-        )
-
-    def _ordered(self, destination: str, text: str, key: str | None, **words: Any) -> Ordered:
-        if key is not None:
-            words |= {"ordering_key": key, "ordering_policy": self.destinations[destination].when_dead}
-        return self._encoder.encode(PREFIX + destination, text, f"{RESOURCE}/{destination}", **words)
+            return known(to, self.destinations, f"event {event.event_type!r}")
+        if route is None:
+            raise InvalidInput(
+                f"event {event.event_type!r} has no route: say Resilient(routes={{{type(event).__name__}: [...]}}),"
+                " or to=[...]"
+            )
+        return route
 
     def _write(self, target: Any, ordered: Sequence[Ordered]) -> None:
         """Into the caller's transaction: with its outermost commit, or at once where nobody tells of that."""
@@ -213,11 +207,11 @@ class Outbox:
 
     def _replay(self, c: Connection, d: Dialect, f: JobFilter, words: dict[str, Any]) -> builtins.list[JobInfo]:
         found = store.published(c, d, f, **words)
-        events = [(EventInfo.of(job), text) for job, text in found]
-        write(c, d, [
-            self._ordered(info.destination, _again(text, info), info.key, tags=_REPLAY)
-            for info, text in events if info.id
-        ])  # fmt: skip
+        events, again = [(EventInfo.of(job), text) for job, text in found], list[Ordered]()
+        for info, text in events:
+            if info.id:
+                again += self._forms.ordered([info.destination], _again(text, info), info.key, _REPLAY)
+        write(c, d, again)
         return [job for job, _ in found]
 
 
@@ -249,29 +243,6 @@ class SyncOutbox(Face[Outbox]):
     ) -> str:
         """See `Outbox.publish`: it is a plain function anyway."""
         return self._inner.publish(session, event, key=key, subject=subject, to=to, traceparent=traceparent)
-
-
-def checked_routes(
-    routes: Mapping[type[Event], Sequence[str]] | None, destinations: Mapping[str, Destination]
-) -> dict[type[Event], tuple[str, ...]]:
-    """Routes as given, checked; raises `SetupError`."""
-    found: dict[type[Event], tuple[str, ...]] = {}
-    for kind, names in (routes or {}).items():
-        if not (isinstance(kind, type) and issubclass(kind, Event)):
-            raise SetupError(f"routes= maps classes of events to destinations, and {kind!r} is no Event")
-        try:
-            found[kind] = _known(names, destinations, f"the route of {kind.__name__}")
-        except InvalidInput as error:
-            raise SetupError(str(error)) from None
-    return found
-
-
-def _known(names: Sequence[str], destinations: Mapping[str, Destination], whose: str) -> tuple[str, ...]:
-    given = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
-    if missing := [name for name in given if name not in destinations]:
-        known = ", ".join(sorted(destinations)) or "none"
-        raise InvalidInput(f"{whose} names destination {missing[0]!r}, which is not declared; known are: {known}")
-    return given
 
 
 def _filter(destinations: Sequence[str] | None, **criteria: Any) -> JobFilter:

@@ -183,7 +183,10 @@ def _commits_by_itself(c: Connection) -> bool:
 
 def on_outermost_commit(session: Session, on_commit: Callable[[], None]) -> None:
     """Call after each outermost commit: a hint to workers, it may be lost and costs nothing."""
-    session.info[_WAKES] = {*session.info.get(_WAKES, ()), on_commit}
+    if (wakes := session.info.get(_WAKES)) is None:
+        session.info[_WAKES] = {on_commit}
+    else:
+        wakes.add(on_commit)
     _listen()
 
 

@@ -33,6 +33,9 @@ def write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool =
 
 
 def _write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool) -> list[Enqueued]:
+    if len(ordered) == 1 and not ordered[0].after and append.fits(d, row := ordered[0].row):
+        append.append(c, d, row)
+        return [Enqueued(row.id)]  # an event of its own: a business transaction waits for it
     plain = [o.row for o in ordered if o.row.unique_key is None and o.row.ordering_key is None]
     if plain:
         jobs.insert(c, d, plain)

@@ -35,6 +35,7 @@ def fits(d: Dialect, j: NewJob) -> bool:
     return (
         d.is_postgresql
         and d.clock is None
+        and j.ordering_key is not None
         and j.unique_key is None
         and not j.waits
         and not j.priority

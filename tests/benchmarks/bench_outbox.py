@@ -4,19 +4,17 @@ The database should have nothing else to do; the tables are made in a schema of 
 Printed:
 
 - relay: events a second through one worker to a destination that does nothing, each key in order;
-- latency: from a commit to the destination, with an idle worker;
-- publishing: transactions a second of eight clients (threads) that insert a row and update a counter among 10,000,
-  with and without one event each; the ratio is what counts, the rest is the machine's.
+- latency: from a commit to the destination, with an idle worker.
+
+What publishing costs a business transaction is told by `bench_publish.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import statistics
 import sys
-import threading
 import time
 
 import sqlalchemy as sa
@@ -82,43 +80,11 @@ async def latency(app, arrived, rounds):
     return statistics.median(took), took[int(len(took) * 0.99)]
 
 
-def publishing(app, engine, seconds, *, with_event):
-    stop, done = time.monotonic() + seconds, [0] * 8
-    insert = sa.text(f"INSERT INTO {SCHEMA}.placed (n, note) VALUES (:n, :note)")
-    update = sa.text(f"UPDATE {SCHEMA}.stock SET left_over = left_over - 1 WHERE n = :n")
-
-    def client(number):
-        dice = random.Random(number)
-        while time.monotonic() < stop:
-            n = dice.randrange(KEYS)
-            with Session(engine) as s:
-                s.execute(insert, {"n": n, "note": "x" * 200})
-                s.execute(update, {"n": n})
-                if with_event:
-                    app.outbox.publish(s, Placed(number=n), key=f"k{n}")
-                s.commit()
-            done[number] += 1
-
-    clients = [threading.Thread(target=client, args=(n,)) for n in range(8)]
-    for one in clients:
-        one.start()
-    for one in clients:
-        one.join()
-    return sum(done) / seconds
-
-
-def tables(c):
-    c.exec_driver_sql(f"CREATE TABLE {SCHEMA}.placed (id bigserial PRIMARY KEY, n int, note text)")
-    c.exec_driver_sql(f"CREATE TABLE {SCHEMA}.stock (n int PRIMARY KEY, left_over int)")
-    c.exec_driver_sql(f"INSERT INTO {SCHEMA}.stock SELECT g, 0 FROM generate_series(0, {KEYS}) g")
-
-
 async def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--events", type=int, default=30_000)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
     seen, arrived = [], asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -132,18 +98,10 @@ async def main():
     with engine.begin() as c:
         c.exec_driver_sql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
     await schema.upgrade(app.database)
-    with engine.begin() as c:
-        tables(c)
     try:
         say(f"relay, ordered, {KEYS} keys, null sink: {await relay(app, seen, options.events):,.0f} events/s")
         median, p99 = await latency(app, arrived, options.rounds)
         say(f"commit to sink, idle worker: p50 {median * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms")
-        rates = {False: [], True: []}
-        for _ in range(3):  # in turns: a shared machine changes its pace
-            for with_event in (False, True):
-                rates[with_event].append(publishing(app, engine, options.seconds, with_event=with_event))
-        plain, event = (statistics.median(rates[w]) for w in (False, True))
-        say(f"8 clients: {plain:,.0f} transactions/s without, {event:,.0f} with an event ({event / plain:.0%})")
     finally:
         await app.close()
         with engine.begin() as c:

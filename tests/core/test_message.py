@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from resilient.core.errors import InvalidInput
-from resilient.core.message import CONTENT_TYPE, decode, encode, numbered
+from resilient.core.message import CONTENT_TYPE, Envelope, decode, numbered
 
 WHEN = datetime(2030, 1, 1, 12, tzinfo=UTC)
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -15,7 +15,9 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def made(**changes):
     words = {"id": "e-1", "type": "order.placed", "version": 2, "source": "/shop", "time": WHEN, "data": '{"n": 1}'}
-    return encode(**{**words, **changes})
+    words |= changes
+    envelope = Envelope(*(words.pop(name) for name in ("type", "version", "source")))
+    return envelope.text(**words)
 
 
 def test_what_the_specification_asks_for():
@@ -28,6 +30,15 @@ def test_what_the_specification_asks_for():
     for name in event:
         assert re.fullmatch("[a-z0-9]{1,20}", name)  # attribute names, section "Naming Conventions"
     assert set(json.loads(made())).isdisjoint({"subject", "partitionkey", "traceparent", "tracestate"})
+
+
+def test_one_flat_object_whatever_the_texts_hold():
+    odd = 'a"b\\c/ü€😀'
+    text = made(subject=odd, key=odd, source=odd, tracestate=odd, type=odd)
+    event = json.loads(text)
+    assert [event[name] for name in ("subject", "partitionkey", "source", "tracestate", "type")] == [odd] * 5
+    attributes = {name: value for name, value in event.items() if name != "data"}
+    assert text == json.dumps(attributes, ensure_ascii=False)[:-1] + ', "data": {"n": 1}}'
 
 
 def test_back_as_a_message():

@@ -22,6 +22,7 @@ from resilient import (
     Job,
     Limit,
     MissingExtra,
+    PayloadTooLarge,
     Permanent,
     RabbitMQ,
     Resilient,
@@ -213,6 +214,8 @@ class TestPublish:
             (Base(), {}, r"Base is no event: write `class Base\(Event, type='...'\)`"),
             ({"number": 1}, {}, "dict is no event"),
             (OrderPlaced(number=1), {"key": ""}, "partitionkey of an event must be 1 to 255"),
+            (OrderPlaced(number=1), {"key": "a\u2028b"}, "ordering_key must be 1 to 255 printable"),
+            (OrderPlaced(number=1), {"subject": 7}, "subject of an event must be 1 to 255"),
             (OrderPlaced.model_construct(number=1 + 2j), {}, "is not what its fields say"),
         ],
     )
@@ -222,6 +225,12 @@ class TestPublish:
                 app.outbox.publish(s, event, **words)
             s.commit()
         assert read_all("SELECT * FROM {job}") == []
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    def test_too_large(self, database, session, sink, key):
+        app = Resilient(database, destinations={"a": sink}, routes={OrderPlaced: ["a"]}, max_payload=250)
+        with session() as s, pytest.raises(PayloadTooLarge, match="max_payload=250"):
+            app.outbox.publish(s, OrderPlaced(number=1), key=key, subject="ü" * 100)
 
     def test_a_value_of_another_type(self, app, session):
         with session() as s, pytest.raises(BadPayload, match=r"order\.placed"):

@@ -1,0 +1,137 @@
+"""What is buffered is written with the outermost commit, whenever before it the program got around to it."""
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session as PlainSession
+from sqlalchemy.orm import sessionmaker
+from sqlmodel import Field, Session, SQLModel
+
+from resilient import Event, InvalidInput, Resilient, handler
+
+
+class Moved(Event, type="stock.moved"):
+    number: int
+
+
+class Item(SQLModel, table=True):
+    __tablename__ = "item_of_the_program"
+
+    id: int | None = Field(default=None, primary_key=True)
+
+
+@handler("count")
+async def count(_job):
+    pass
+
+
+async def null(_message):
+    pass
+
+
+@pytest.fixture
+def app(database):
+    SQLModel.metadata.create_all(database.sync_engine, tables=[Item.__table__])
+    return Resilient(database, handlers=[count], destinations={"a": null}, routes={Moved: ["a"]})
+
+
+@pytest.fixture
+def numbers(read_all):
+    """Which events, and whose numbers, are in the database."""
+    return lambda: [(r["kind"], r["ordering_key"], r["order_no"]) for r in read_all("SELECT * FROM {job} ORDER BY id")]
+
+
+def listening(target, name, publish):
+    """``publish(session)`` for the first call of a listener, which many programs collect their events in."""
+    done = []
+
+    def listener(session, *_):
+        if not done:
+            done.append(1)
+            publish(session)
+
+    event.listen(target, name, listener)
+
+
+@pytest.mark.parametrize("on", ["class", "session"])
+@pytest.mark.parametrize("name", ["before_commit", "before_flush", "after_flush", "after_flush_postexec"])
+@pytest.mark.parametrize("before", [False, True], ids=["alone", "with another"])
+def test_published_by_a_listener_while_it_is_committed(app, database, numbers, on, name, before):
+    """Alone, nothing else says that there is something to write."""
+    maker = sessionmaker(database.sync_engine)
+    with maker() as s:
+        listening(maker if on == "class" else s, name, lambda s: app.outbox.publish(s, Moved(number=1), key="k"))
+        s.add(Item())
+        if before:
+            app.outbox.publish(s, Moved(number=1), key="k")
+        s.commit()
+    assert numbers() == [("outbox.a", "k", n) for n in range(1, 2 + before)]
+
+
+def test_enqueued_in_order_by_a_listener(app, database, numbers):
+    maker = sessionmaker(database.sync_engine)
+    words = {"resource_key": "p/1", "ordering_key": "o"}
+    listening(maker, "after_flush", lambda s: app.sync.enqueue(count, session=s, **words))
+    with maker() as s:
+        s.add(Item())
+        s.commit()
+    assert numbers() == [("count", "o", 1)]
+
+
+async def test_published_by_a_listener_of_an_async_session(app, database, numbers):
+    url = database.url.set(drivername="sqlite+aiosqlite") if database.is_sqlite else database.url
+    engine = database.async_engine or create_async_engine(url)
+    maker = async_sessionmaker(engine, sync_session_class=type("Ours", (PlainSession,), {}))
+    listening(maker.kw["sync_session_class"], "after_flush", lambda s: app.outbox.publish(s, Moved(number=1), key="k"))
+    async with maker() as s:
+        s.add(Item())
+        await s.commit()
+    async with AsyncSession(engine) as s:
+        app.outbox.publish(s, Moved(number=1), key="k")
+        await s.commit()
+    if engine is not database.async_engine:
+        await engine.dispose()
+    assert numbers() == [("outbox.a", "k", 1), ("outbox.a", "k", 2)]
+
+
+def test_nothing_is_written_if_the_rest_of_the_commit_fails(app, database, numbers):
+    """The listener's event is dropped with the transaction, and the session serves the next."""
+    maker = sessionmaker(database.sync_engine)
+    listening(maker, "after_flush", lambda s: app.outbox.publish(s, Moved(number=1), key="k"))
+    listening(maker, "after_flush_postexec", lambda _s: 1 / 0)
+    with maker() as s:
+        s.add(Item())
+        with pytest.raises(ZeroDivisionError):
+            s.commit()
+        s.rollback()
+        s.commit()
+        assert numbers() == []
+        app.outbox.publish(s, Moved(number=1), key="k")
+        s.commit()
+        s.commit()
+    assert numbers() == [("outbox.a", "k", 1)]
+
+
+def test_a_flush_that_publishes_after_the_numbers_were_drawn_is_refused(app, database, numbers):
+    """It would draw numbers twice, and two such transactions could wait for each other."""
+    with Session(database.sync_engine) as s:
+        app.outbox.publish(s, Moved(number=1), key="k")
+
+        @event.listens_for(s, "before_commit")
+        def _(session):
+            session.add(Item())  # flushed after the hook, which came before this
+
+        listening(s, "after_flush", lambda s: app.outbox.publish(s, Moved(number=1), key="a"))
+        with pytest.raises(InvalidInput, match="is being committed"):
+            s.commit()
+        s.rollback()
+    assert numbers() == []
+
+
+def test_after_the_commit_it_is_too_late_and_said(app, database, numbers):
+    with Session(database.sync_engine) as s:
+        listening(s, "after_commit", lambda s: app.outbox.publish(s, Moved(number=1), key="k"))
+        s.add(Item())
+        with pytest.raises(Exception, match="committed"):
+            s.commit()
+    assert numbers() == []
