@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from resilient.core.resource_key import MAX_SEGMENTS, ancestors, path
+from resilient.core.resource_key import ancestors, path
 from resilient.store import resources, turns
 from resilient.store.candidates import ClaimedJob, best_ready, best_sql
 from resilient.store.dialect import STEERING
@@ -86,8 +86,8 @@ _WIDTHS: Final = (3, resources.WIDTH, len(ClaimedJob._fields))
 _TURN, _RESOURCE, _JOB = (slice(2 + sum(_WIDTHS[:n]), 2 + sum(_WIDTHS[: n + 1])) for n in range(3))
 _PARENTS: Final = (
     "SELECT DISTINCT array_to_string((string_to_array(t.resource_key, '/'))[1:n], '/') AS key FROM taken t"
-    f" CROSS JOIN generate_series(1, {MAX_SEGMENTS - 1}) AS n"
-    " WHERE n < array_length(string_to_array(t.resource_key, '/'), 1)"
+    # As deep as the key is, not as it may be: one that somebody wrote by hand must not wait for a parent never read.
+    " CROSS JOIN LATERAL generate_series(1, array_length(string_to_array(t.resource_key, '/'), 1) - 1) AS n"
 )
 
 
