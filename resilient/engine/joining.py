@@ -15,9 +15,8 @@ in one transaction could make two of them wait for each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -27,6 +26,7 @@ from resilient.core.errors import InvalidInput
 from resilient.engine import sessions
 from resilient.engine.enqueue import Enqueued, Ordered
 from resilient.engine.writing import write
+from resilient.store.callers import shortest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,21 +37,23 @@ _BUFFER: Final = "resilient.buffered"
 _COMMITTING: Final = "resilient.committing"  # the hook of the outermost commit is over
 
 
-@dataclass(slots=True)
-class _Buffered:
+class _Buffered(NamedTuple):
     ordered: Ordered
     within: tuple[Any, ...]  # the session's transactions, innermost first, when it was ordered
+    dialect: Dialect  # of its app: there may be two, in two schemas
 
 
 def join(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: Callable[[], None]) -> list[Enqueued]:
     """Write into the caller's transaction: a sync Session or Connection."""
     target, c = sessions.enter(target, on_commit)
     if isinstance(target, Connection):
-        return write(c, d, ordered, last=False)
+        return write(shortest(c), d, ordered, last=False)
     foreign = isinstance(target.get_bind(), Connection)
     direct = [o for o in ordered if foreign or not o.waits_for_commit]
     later = [o for o in ordered if o.waits_for_commit and not foreign]
-    written = dict(zip([o.row.id for o in direct], write(c, d, direct, last=False), strict=True)) if direct else {}
+    written = (
+        dict(zip([o.row.id for o in direct], write(shortest(c), d, direct, last=False), strict=True)) if direct else {}
+    )
     if later:
         _buffer(target, d, later)
     return [written.get(o.row.id) or Enqueued(o.row.id, created=None) for o in ordered]
@@ -80,7 +82,7 @@ def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
     listen()
     pending: _Pending | None = session.info.get(_BUFFER)
     if pending is None:
-        pending = session.info[_BUFFER] = _Pending(d)
+        pending = session.info[_BUFFER] = _Pending()
     within = _transactions(session)
     if pending.written is not None and pending.written in within:
         raise InvalidInput("this transaction is being committed: enqueue and publish before its commit begins")
@@ -92,14 +94,13 @@ def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
     elif not pending.own_hook and not _is_last(session):
         event.listen(session, "before_commit", _own_hook)
         pending.own_hook = True
-    pending.waiting.extend([_Buffered(o, within) for o in ordered])
+    pending.waiting.extend([_Buffered(o, within, d) for o in ordered])
 
 
 class _Pending:
     """What one session has buffered."""
 
-    def __init__(self, d: Dialect) -> None:
-        self.dialect = d
+    def __init__(self) -> None:
         self.waiting: list[_Buffered] = []
         self.own_hook = False  # whether the session itself has the hook, after the program's
         self.released: set[Any] = set()  # savepoints on their way to the outer transaction, with what was in them
@@ -137,9 +138,17 @@ def _hook(session: Session, pending: _Pending | None) -> None:
 
 def _write(pending: _Pending, session: Session, c: Connection) -> None:
     if pending.waiting:
-        write(c, pending.dialect, [b.ordered for b in pending.waiting])
+        for d, ordered in _by_schema(pending.waiting):
+            write(shortest(c), d, ordered)
         pending.waiting = []
         pending.written = session.get_transaction()
+
+
+def _by_schema(waiting: Iterable[_Buffered]) -> list[tuple[Dialect, list[Ordered]]]:
+    found: dict[str, tuple[Dialect, list[Ordered]]] = {}
+    for b in waiting:
+        found.setdefault(b.dialect.schema or "", (b.dialect, []))[1].append(b.ordered)
+    return [found[schema] for schema in sorted(found)]  # everybody's order, so that nobody waits in a circle
 
 
 def _is_last(session: Session) -> bool:

@@ -114,28 +114,29 @@ class Outbox:
 
     def _write(self, target: Any, ordered: Sequence[Ordered]) -> None:
         """Into the caller's transaction: with its outermost commit, or at once where nobody tells of that."""
-        target, dialect = sessions.unscoped(target), self._app.database.dialect
-        if isinstance(target, AsyncConnection):
+        session = target.sync_session if isinstance(target, AsyncSession) else target
+        if isinstance(session, Session):
+            bind = sessions.require_committable(session)
+            if not isinstance(bind, Connection):
+                joining.buffer(session, self._app.database.dialect, ordered, self._app.poke)
+            elif session is target:
+                joining.join(session, self._app.database.dialect, ordered, self._app.poke)
+            else:
+                raise InvalidInput(
+                    "this AsyncSession sits on a connection whose transaction is not its own, so nobody tells of its"
+                    " end: write await session.run_sync(app.outbox.publish, event)"
+                )
+        elif isinstance(target, Connection):
+            joining.join(target, self._app.database.dialect, ordered, self._app.poke)
+        elif (found := sessions.unscoped(target)) is not target:
+            self._write(found, ordered)
+        elif isinstance(target, AsyncConnection):
             raise InvalidInput(
                 "publish takes a session: on an AsyncConnection write await"
                 " connection.run_sync(app.outbox.publish, event)"
             )
-        if isinstance(target, Connection):
-            joining.join(target, dialect, ordered, self._app.poke)
-            return
-        session = target.sync_session if isinstance(target, AsyncSession) else target
-        if not isinstance(session, Session):
-            raise InvalidInput(f"publish takes a Session or AsyncSession, not {type(target).__name__}")
-        sessions.require_committable(session)
-        if not isinstance(session.get_bind(), Connection):
-            joining.buffer(session, dialect, ordered, self._app.poke)
-        elif session is target:
-            joining.join(session, dialect, ordered, self._app.poke)
         else:
-            raise InvalidInput(
-                "this AsyncSession sits on a connection whose transaction is not its own, so nobody tells of its end:"
-                " write await session.run_sync(app.outbox.publish, event)"
-            )
+            raise InvalidInput(f"publish takes a Session or AsyncSession, not {type(target).__name__}")
 
     # -- looking -------------------------------------------------------------------------------------------------
 

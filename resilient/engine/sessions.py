@@ -155,10 +155,11 @@ def require_transaction(c: Connection, what: str) -> None:
         )
 
 
-def require_committable(session: Session) -> None:
+def require_committable(session: Session) -> Engine | Connection:
     """Begin a transaction if there is none, and raise `InvalidInput` if it is plain already that it commits nothing.
 
     Without any I/O, so that it serves asynchronous sessions; the connection itself is looked at when it is there.
+    Returns what the session is bound to.
     """
     bind = session.get_bind()
     options = bind.get_execution_options() if isinstance(bind, Engine) else {}
@@ -169,6 +170,7 @@ def require_committable(session: Session) -> None:
         if not session.autobegin:
             raise InvalidInput("the session has no transaction and begins none by itself: call session.begin() before")
         session.begin()
+    return bind
 
 
 def _commits_by_itself(c: Connection) -> bool:

@@ -148,10 +148,11 @@ class Direct:
         if gone:
             self._pooled.invalidate(error)
             self.engine.dispose()
-        return _as_sqlalchemy(error, statement, self.engine.dialect, gone=gone)
+        return as_sqlalchemy(error, statement, self.engine.dialect, gone=gone)
 
 
-def _as_sqlalchemy(error: Exception, statement: str | None, dialect: Any, *, gone: bool = False) -> BaseException:
+def as_sqlalchemy(error: Exception, statement: str | None, dialect: Any, *, gone: bool = False) -> BaseException:
+    """An error of the driver's as SQLAlchemy would raise it."""
     return DBAPIError.instance(
         statement, None, error, dialect.loaded_dbapi.Error, hide_parameters=True, connection_invalidated=gone,
         dialect=dialect,
@@ -175,7 +176,7 @@ def copy(c: Connection | Direct, statement: str, lines: Iterable[str]) -> None:
         else:
             _copy_sync(connection, statement, lines)
     except c.dialect.loaded_dbapi.Error as error:
-        raise _as_sqlalchemy(error, statement, c.dialect) from error
+        raise as_sqlalchemy(error, statement, c.dialect) from error
 
 
 async def _fetch(driver: Any, statement: str, params: Mapping[str, Any] | None) -> Rows:

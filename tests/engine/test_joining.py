@@ -1,7 +1,7 @@
 """What is buffered is written with the outermost commit, whenever before it the program got around to it."""
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session as PlainSession
 from sqlalchemy.orm import sessionmaker
@@ -135,3 +135,19 @@ def test_after_the_commit_it_is_too_late_and_said(app, database, numbers):
         with pytest.raises(Exception, match="committed"):
             s.commit()
     assert numbers() == []
+
+
+def test_two_apps_in_two_schemas_share_a_transaction(postgres_url):
+    """Each writes into its own tables."""
+    words = {"destinations": {"a": null}, "routes": {Moved: ["a"]}}
+    one, two = Resilient(postgres_url, **words), Resilient(postgres_url, schema="other", upgrade=True, **words)
+    two.ready_sync()
+    with Session(one.database.sync_engine) as s:
+        for app in (two, one, two):
+            app.outbox.publish(s, Moved(number=1), key="k")
+        s.commit()
+        for schema, numbers in (("public", [1]), ("other", [1, 2])):
+            found = s.execute(text(f"SELECT order_no FROM {schema}.resilient_job ORDER BY 1")).scalars()
+            assert found.all() == numbers
+    for app in (one, two):
+        app.database.close_sync()

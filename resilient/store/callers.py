@@ -1,0 +1,72 @@
+"""A caller's own connection, used through its driver: what a business transaction waits for.
+
+SQLAlchemy takes as long for a statement as psycopg, so it is passed by as in `direct.py`, where nobody would notice:
+its pool and its errors stay. Where somebody listens to the connection (tracing), or has its statements logged, they
+go through it like any other; with other drivers too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sqlalchemy.util import await_only
+
+from resilient.store.direct import Direct, Rows, as_sqlalchemy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import Connection
+
+_CURSOR: Final = "resilient.cursor"
+
+
+def shortest(c: Connection) -> Connection:
+    """``c``, or its driver. For functions that are marked `direct`."""
+    goes = c.dialect.driver == "psycopg" and not (
+        c._has_events or c.engine._has_events or c.dialect._has_events or c._echo  # noqa: SLF001 - as SQLAlchemy asks
+    )
+    return cast("Connection", Callers(c)) if goes else c
+
+
+class Callers(Direct):
+    """A connection in a transaction that its caller began and will end. Use it up at once, before anything else."""
+
+    __slots__ = ("_connection", "_cursor")
+
+    def __init__(self, c: Connection) -> None:
+        super().__init__(c.engine, asynchronous=c.dialect.is_async, one_statement=True)
+        self._connection = c
+        self._driver = c.connection.driver_connection
+        # One for all transactions on this connection: psycopg remembers in it how parameters are written.
+        cursor: Any = c.info.get(_CURSOR)
+        if cursor is None or cursor.connection is not self._driver:
+            from psycopg.rows import namedtuple_row  # noqa: PLC0415 - the extra may be missing
+
+            cursor = c.info[_CURSOR] = self._driver.cursor(row_factory=namedtuple_row)
+        self._cursor = cursor
+
+    def _send(self, statement: str, params: Mapping[str, Any] | None = None) -> Rows:
+        cursor = self._cursor
+        try:
+            if self._asynchronous:
+                await_only(cursor.execute(statement, params))
+            else:
+                cursor.execute(statement, params)
+            rows = Rows()
+            if cursor.pgresult.nfields:
+                rows += await_only(cursor.fetchall()) if self._asynchronous else cursor.fetchall()
+        except self._errors as error:
+            raise self._explained(error, statement) from error
+        except BaseException as error:
+            self._connection.invalidate(error)  # cancelled in the middle: nobody knows what state it is in
+            raise
+        rows.rowcount = cursor.rowcount
+        return rows
+
+    def _explained(self, error: Exception, statement: str | None) -> BaseException:
+        """As SQLAlchemy says it; a connection that is gone leaves the caller's pool."""
+        gone = bool(self._driver.closed or self._driver.broken)
+        if gone:
+            self._connection.invalidate(error)
+        return as_sqlalchemy(error, statement, self.engine.dialect, gone=gone)
