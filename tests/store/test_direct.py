@@ -113,10 +113,15 @@ async def test_nothing_run_is_nothing_begun(quick):
 async def test_the_first_statement_may_travel_with_its_begin(quick):
     def look(c, d):
         now = d.steer(c)  # without parameters
-        return now, d.run(c, "SELECT current_setting('enable_hashjoin') AS hash, now() AS began", began=TIME).one()
+        return now, d.run(
+            c,
+            "SELECT current_setting('enable_hashjoin') AS hash, current_setting('plan_cache_mode') AS plans,"
+            " now() AS began",
+            began=TIME,
+        ).one()
 
     now, row = await quick(look)
-    assert row.hash == "off", "set for this transaction"
+    assert (row.hash, row.plans) == ("off", "force_generic_plan"), "set for this transaction"
     assert row.began < now, "both statements are of one transaction"
     assert now.tzinfo is UTC
     assert row.began.tzinfo is UTC
