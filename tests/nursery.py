@@ -106,7 +106,10 @@ class Child:
                     one.register(self._line, selectors.EVENT_READ)
                     if not one.select(timeout):
                         raise subprocess.TimeoutExpired(f"child {self.pid}", timeout)
-                self.returncode = int(self._line.recv(64))
+                with contextlib.suppress(ConnectionResetError):  # it was killed before it had read what it is to be
+                    self.returncode = int(self._line.recv(64))
+                if self.returncode is None:
+                    self.returncode = int(self._line.recv(64))
                 self._line.close()
         return self.returncode
 

@@ -93,3 +93,10 @@ def test_it_takes_its_children_with_it():
     while psutil.pid_exists(int(ran.stdout)):
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_one_that_is_killed_before_it_began_has_an_end_too():
+    for _ in range(100):
+        child = nursery.start("import time; time.sleep(60)")
+        child.kill()
+        assert child.wait(10) == -signal.SIGKILL

@@ -11,7 +11,7 @@ import pytest
 
 from resilient import Kafka, Message, MissingExtra, Nats, Permanent, RabbitMQ, RedisStream, StandardWebhook
 from resilient.core.errors import InvalidInput, JobFailure
-from resilient.core.message import decode, encode, numbered
+from resilient.core.message import Envelope, decode, numbered
 from resilient.wire.publishers.base import ConnectionLost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -21,9 +21,8 @@ NOBODY = f"127.0.0.1:{brokers.free_port()}"
 
 
 def message(number=1, *, key="k", delivery=None, data=None, of="order.placed"):
-    text = encode(
-        id=f"e-{number}", type=of, version=1, source="/shop", time=datetime.now(UTC),
-        data=json.dumps({"number": number} if data is None else data), key=key,
+    text = Envelope(of, 1, "/shop").text(
+        f"e-{number}", datetime.now(UTC), json.dumps({"number": number} if data is None else data), key=key,
         traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )  # fmt: skip
     return decode(numbered(text, number), delivery=delivery or f"d-{number}")

@@ -12,14 +12,14 @@ import standardwebhooks
 
 from resilient import InvalidInput, Permanent, Signature, StandardWebhook, Throttled, Webhook, Word
 from resilient.core.errors import JobFailure
-from resilient.core.message import decode, encode
+from resilient.core.message import Envelope, decode
 from resilient.core.webhook import Delivery, verify
 from resilient.wire.publishers import guard
 from resilient.wire.publishers.base import ConnectionLost
 
 OLD, NEW = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + "Q" * 40
 MESSAGE = decode(
-    encode(id="e-1", type="order.placed", version=1, source="/s", time=datetime.now(UTC), data='{"café": 1}', key="k"),
+    Envelope("order.placed", 1, "/s").text("e-1", datetime.now(UTC), '{"café": 1}', key="k"),
     delivery="d-1",
     number=7,
 )
