@@ -106,6 +106,8 @@ class Direct:
                 self._pooled.invalidate(failure)  # nobody knows what state it is in
             raise
         finally:
+            if self._pooled.is_valid and self._driver.pgconn.transaction_status:  # not idle: cut off in the middle
+                self._pooled.invalidate()
             self._pooled.close()
 
     def run(self, statement: str, params: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> Rows:
@@ -132,7 +134,7 @@ class Direct:
             else:
                 _copy_sync(self._driver, statement, lines)
         except self._errors as error:
-            raise self._explained(error, statement) from error
+            raise self._explained(_bare(error), statement) from None
 
     def _send(self, statement: str, params: Mapping[str, Any] | None = None) -> Rows:
         try:
@@ -176,7 +178,14 @@ def copy(c: Connection | Direct, statement: str, lines: Iterable[str]) -> None:
         else:
             _copy_sync(connection, statement, lines)
     except c.dialect.loaded_dbapi.Error as error:
-        raise as_sqlalchemy(error, statement, c.dialect) from error
+        raise as_sqlalchemy(_bare(error), statement, c.dialect) from None
+
+
+def _bare(error: Any) -> Exception:
+    """Without the line of the COPY that PostgreSQL quotes: payloads do not belong into error messages."""
+    said = error.diag.message_primary
+    bare: Exception = error if said is None else type(error)(said)
+    return bare
 
 
 async def _fetch(driver: Any, statement: str, params: Mapping[str, Any] | None) -> Rows:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import traceback
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -128,9 +129,11 @@ async def test_it_is_part_of_the_callers_transaction(postgres_url, postgres_data
 @pytest.mark.parametrize("insert", [jobs.insert, insert_directly])
 async def test_what_the_database_refuses_is_said_and_leaves_nothing(postgres_database, insert):
     given = [new(n, "1", {}) for n in range(60)]
-    given[30] = given[30]._replace(payload="{no json")
-    with pytest.raises(DBAPIError, match="invalid input syntax for type json"):
+    given[30] = given[30]._replace(payload="{hush-hush")
+    with pytest.raises(DBAPIError, match="invalid input syntax for type json") as caught:
         await postgres_database.transaction(insert, given)
+    assert caught.value.orig.sqlstate == "22P02"
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
     assert postgres_database.transaction_sync(stored) == ({}, [])
     again = [one._replace(payload="1") for one in given]
     await postgres_database.transaction(insert, again)

@@ -192,6 +192,21 @@ async def test_a_cancelled_call_leaves_no_transaction_behind(quick, postgres_url
     assert connections(postgres_url)[0] == 0
 
 
+async def test_a_cancelled_statement_leaves_a_usable_pool(postgres_database, postgres_url):
+    def slow(c, d):
+        d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 30})
+
+    for _ in range(3):
+        task = asyncio.create_task(postgres_database.statement(slow))
+        while not await postgres_database.transaction(_sleepers):  # noqa: ASYNC110 - the server's state, no event
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [await postgres_database.statement(keys) for _ in range(20)] == [[]] * 20
+    assert connections(postgres_url)[0] == 0
+
+
 async def test_every_connection_in_use_is_said(postgres_url):
     database = Database(postgres_url, pool_size=1)
     database.options = lambda: Database.options(database) | {"max_overflow": 0, "pool_timeout": 0.05}
