@@ -7,18 +7,18 @@ go through it like any other; with other drivers too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy.util import await_only
+from sqlalchemy.exc import DBAPIError
 
-from resilient.store.direct import Direct, Rows, as_sqlalchemy
+from resilient.store.direct import Direct, as_sqlalchemy, cursor_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sqlalchemy import Connection
 
-_CURSOR: Final = "resilient.cursor"
+    from resilient.store.direct import Rows
 
 
 def shortest(c: Connection) -> Connection:
@@ -32,37 +32,22 @@ def shortest(c: Connection) -> Connection:
 class Callers(Direct):
     """A connection in a transaction that its caller began and will end. Use it up at once, before anything else."""
 
-    __slots__ = ("_connection", "_cursor")
+    __slots__ = ("_connection",)
 
     def __init__(self, c: Connection) -> None:
         super().__init__(c.engine, asynchronous=c.dialect.is_async, one_statement=True)
         self._connection = c
         self._driver = c.connection.driver_connection
-        # One for all transactions on this connection: psycopg remembers in it how parameters are written.
-        cursor: Any = c.info.get(_CURSOR)
-        if cursor is None or cursor.connection is not self._driver:
-            from psycopg.rows import namedtuple_row  # noqa: PLC0415 - the extra may be missing
-
-            cursor = c.info[_CURSOR] = self._driver.cursor(row_factory=namedtuple_row)
-        self._cursor = cursor
+        self._cursor = cursor_of(self._driver, c.info)
 
     def _send(self, statement: str, params: Mapping[str, Any] | None = None) -> Rows:
-        cursor = self._cursor
         try:
-            if self._asynchronous:
-                await_only(cursor.execute(statement, params))
-            else:
-                cursor.execute(statement, params)
-            rows = Rows()
-            if cursor.pgresult.nfields:
-                rows += await_only(cursor.fetchall()) if self._asynchronous else cursor.fetchall()
-        except self._errors as error:
-            raise self._explained(error, statement) from error
+            return super()._send(statement, params)
+        except DBAPIError:
+            raise
         except BaseException as error:
             self._connection.invalidate(error)  # cancelled in the middle: nobody knows what state it is in
             raise
-        rows.rowcount = cursor.rowcount
-        return rows
 
     def _explained(self, error: Exception, statement: str | None) -> BaseException:
         """As SQLAlchemy says it; a connection that is gone leaves the caller's pool."""
