@@ -89,7 +89,7 @@ class Dispatcher:
     async def poll(self, slots: int) -> tuple[claim.Claimed | None, float]:
         """Claim up to ``slots`` jobs; returns what was claimed and the delay until the next look."""
         if self._missing:  # not after the claim: were that to fail, nobody would hold what was claimed
-            await self._database.transaction(resources.ensure, self._missing)
+            await self._database.statement(resources.ensure, self._missing)
             self._missing = []
         now = self._monotonic()
         ask = self._ask(slots, now)

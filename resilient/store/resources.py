@@ -15,6 +15,7 @@ from resilient.core.admission import ResourceFacts
 from resilient.core.breaker import BreakerFacts
 from resilient.store import circuits, limits
 from resilient.store.dialect import JSON, STEERING, TIME
+from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,17 +47,15 @@ _SQLITE_TYPES: Final[dict[str, Any]] = {
 _DEEPEST_FIRST: Final = " ORDER BY length(key) - length(replace(key, '/', '')) DESC, key {row_lock}"
 
 
+@direct
 def ensure(c: Connection, d: Dialect, keys: Iterable[str]) -> None:
-    """Make the missing rows of these keys, in lock order. Call it in a short transaction of its own."""
-    ordered = sorted(set(keys))
-    if not ordered:
-        return
+    """Make the missing rows of these keys, in lock order: one statement, in a short transaction of its own."""
     d.run(
         c,
         "INSERT INTO {resource} (key, created_at, updated_at)"
         f" SELECT value, {d.now_sql}, {d.now_sql} FROM {d.array('keys', 'text')} WHERE true"
         " ORDER BY value ON CONFLICT (key) DO NOTHING",
-        _with_now(d, {"keys": d.pack_keys(ordered)}),
+        _with_now(d, {"keys": d.pack_keys(sorted(set(keys)))}),
     )
 
 

@@ -135,6 +135,25 @@ async def test_it_is_read_committed_whatever_the_database_says(quick, postgres_u
     assert await quick(lambda c, d: d.run(c, "SHOW transaction_isolation").scalar()) == "read committed"
 
 
+async def test_a_statement_keeps_its_plan_from_its_second_time_on(quick):
+    """Each connection would plan it ten times: some of a worker's first jobs would wait for that."""
+    for _ in range(3):
+        await quick(lambda c, d: d.run(c, "SELECT key AS planned FROM {resource} WHERE key = :key", {"key": "a"}).all())
+    kept = "SELECT generic_plans AS kept, custom_plans AS made_anew FROM pg_prepared_statements"
+    (row,) = await quick(lambda c, d: d.run(c, f"{kept} WHERE statement LIKE 'SELECT key AS planned%'").all())
+    assert (row.kept, row.made_anew) == (2, 0)
+
+
+async def test_an_address_that_wants_no_prepared_statements_gets_none(postgres_url):
+    database = Database(f"{postgres_url}{'&' if '?' in postgres_url else '?'}prepare_threshold=none")
+    for _ in range(9):
+        await database.transaction(direct(lambda c, d: d.run(c, "SELECT 1 AS one WHERE :a = 'a'", {"a": "a"}).all()))
+    assert (
+        await database.transaction(direct(lambda c, d: d.run(c, "SELECT name FROM pg_prepared_statements").all())) == []
+    )
+    await database.close()
+
+
 async def test_parameters_are_values_whatever_they_look_like(quick):
     hostile = "100%s :now %(key)s '; DROP TABLE resilient_job; --"
     row = await quick(lambda c, d: d.run(c, "SELECT :text AS text, 5 % 3 AS rest, :at AS at",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import psycopg
+
 from resilient.store.database import Database
 from resilient.store.wake import Listener, Waker
 
@@ -53,6 +55,30 @@ def test_it_hears_again_and_again(postgres_url):
         time.sleep(0.002)
     assert all_told.wait(5)
     assert sorted(told) == sorted(f"p/{n}" for n in range(20))
+    waker.close()
+    listener.close()
+
+
+def test_a_connection_that_was_cut_is_opened_again(postgres_url):
+    database, heard = Database(postgres_url), threading.Event()
+    listener = Listener(database, heard.set)
+    listener.start()
+    assert heard.wait(5)
+    waker = Waker(database)
+    waker.poke()
+    heard.clear()
+    waker.poke()
+    assert heard.wait(5)
+    with psycopg.connect(postgres_url, autocommit=True) as c:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%'"
+        assert c.execute(cut).fetchall() == [(True,)]
+    waker.poke()  # finds out
+    heard.clear()
+    deadline = time.monotonic() + 10
+    while not heard.is_set() and time.monotonic() < deadline:
+        waker.poke()
+        heard.wait(0.1)
+    assert heard.is_set()
     waker.close()
     listener.close()
 
