@@ -137,7 +137,7 @@ class Resilient:
         self.webhooks = Webhooks(self, webhooks)
         self.local_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         joining.listen()
-        self._encoder = Encoder(self.declared, max_payload, lambda: None, self.now)
+        self._encoder = Encoder(self.declared, max_payload, lambda: None)
         self.outbox = Outbox(self, self._encoder, to, routes, event_source)
         self.schedules = Schedules(self, schedules)
         self.alerts = Alerts(self, alerts)

@@ -101,16 +101,10 @@ _NO_OPTIONS: Final = (None,) * len(_ITEM_OPTIONS)
 
 
 class Encoder:
-    """Checks and encodes what is enqueued, for one app; ``now``: what ``expires_in`` counts from."""
+    """Checks and encodes what is enqueued, for one app."""
 
-    def __init__(
-        self,
-        kinds: Mapping[str, Kind[Any]],
-        max_payload: int,
-        trace: Callable[[], str | None],
-        now: Callable[[], datetime],
-    ) -> None:
-        self._kinds, self._max_payload, self._trace, self._now = kinds, max_payload, trace, now
+    def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int, trace: Callable[[], str | None]) -> None:
+        self._kinds, self._max_payload, self._trace = kinds, max_payload, trace
 
     def kind_of(self, what: Kind[Any] | str) -> Kind[Any]:
         """The declaration of a kind; raises `UnknownKind` for a name this app does not know."""
@@ -157,10 +151,9 @@ class Encoder:
             if seconds is not None:
                 raise InvalidInput("give delay or run_at, not both")
             run_at = aware("run_at", run_at)
-        if expires_in is not None:
-            if expires_at is not None:
-                raise InvalidInput("give expires_at or expires_in, not both")
-            expires_at = self._now() + timedelta(seconds=_seconds("expires_in", expires_in) or 0)
+        within = _seconds("expires_in", expires_in)
+        if within is not None and expires_at is not None:
+            raise InvalidInput("give expires_at or expires_in, not both")
         if max_attempts is not None and max_attempts < 1:
             raise InvalidInput(f"max_attempts must be at least 1, not {max_attempts!r}")
         _check_order(ordering_key, ordering_policy, priority)
@@ -178,6 +171,7 @@ class Encoder:
             delay=seconds,
             run_at=run_at,
             expires_at=None if expires_at is None else aware("expires_at", expires_at),
+            expires_in=within,
             max_attempts=max_attempts or _default_attempts(kind),
             unique_key=_name("unique_key", unique_key),
             unique_until=unique_until if unique_key is not None else None,

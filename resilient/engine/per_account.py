@@ -187,7 +187,7 @@ def _decided(
         served = ahead.serve(row.spec, one.next_at, place)
         ticks = served.ticks if one.usable else []
         moved.append(Moved(one.key, served.next_at, ticks[-1] if ticks else None))
-        made += [job_of(row, tick, now, (roll + place) % 1.0, account=one.key).row for tick in ticks]
+        made += [job_of(row, tick, (roll + place) % 1.0, account=one.key).row for tick in ticks]
     return moved, made
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core import marks
 from resilient.core.errors import DuplicateJob
 from resilient.engine.enqueue import Enqueued, Ordered
 from resilient.store import append, dependencies, followers, jobs, order
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Row
 
     from resilient.store.dialect import Dialect
 
@@ -118,11 +119,21 @@ def _write_unique(c: Connection, d: Dialect, o: Ordered) -> Enqueued:
             continue
         if o.on_conflict == "raise":
             raise DuplicateJob(f"job {held.id} ({row.kind}, {held.state}) already holds unique_key {row.unique_key!r}")
-        now = d.now(c)
-        if held.state == "running":
-            if o.while_running == "once_more" and not jobs.mark_once_more(c, d, held.id, now):
-                continue
-        elif o.on_conflict == "replace" and not jobs.replace_if_waiting(c, d, held.id, row, now):
-            continue
-        return Enqueued(held.id, created=False)
+        if _told_the_holder(c, d, o, held):
+            return Enqueued(held.id, created=False)
     raise DuplicateJob(f"unique_key {row.unique_key!r} of {row.kind!r} is taken and freed faster than it can be read")
+
+
+def _told_the_holder(c: Connection, d: Dialect, o: Ordered, held: Row[Any]) -> bool:
+    """Tell the job that holds the key what was ordered; False if it moved on meanwhile."""
+    row, now = o.row, d.now(c)
+    if held.state == "running":
+        return o.while_running != "once_more" or jobs.mark_once_more(c, d, held.id, now)
+    if o.on_conflict != "replace":
+        return True
+    if marks.unkeyed(held.sent):
+        raise DuplicateJob(
+            f"job {held.id} ({row.kind}, {held.state}) holds unique_key {row.unique_key!r} and waits to look up a"
+            " request that may have been received: it cannot be replaced before that"
+        )
+    return jobs.replace_if_waiting(c, d, held, row, now)

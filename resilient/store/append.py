@@ -39,9 +39,7 @@ def fits(d: Dialect, j: NewJob) -> bool:
         and j.unique_key is None
         and not j.waits
         and not j.priority
-        and j.run_at is None
-        and j.delay is None
-        and j.expires_at is None
+        and j.at_any_time
     )
 
 

@@ -68,8 +68,8 @@ def _shared(j: NewJob, now: datetime) -> tuple[str, str]:
     later = j.run_at is not None or j.delay is not None
     run_at = j.run_at or (now + timedelta(seconds=j.delay or 0))
     values = (
-        j.kind, j.payload_version, j.priority, run_at, j.expires_at, j.max_attempts, j.idempotency_key, j.tags, j.trace,
-        j.ordering_key, j.ordering_policy, j.followed, now, now,
+        j.kind, j.payload_version, j.priority, run_at, j.expiry(now), j.max_attempts, j.idempotency_key, j.tags,
+        j.trace, j.ordering_key, j.ordering_policy, j.followed, now, now,
     )  # fmt: skip
     return "scheduled" if later else "ready", "\t".join(r"\N" if v is None else _text(str(v)) for v in values)
 

@@ -14,7 +14,7 @@ from resilient.core.states import TERMINAL
 from resilient.store import turns
 from resilient.store.dialect import ID, TIME, Dialect
 from resilient.store.followers import release_followers
-from resilient.store.jobs import STAGE_LIMIT, best_of
+from resilient.store.jobs import NEXT_KEY, STAGE_LIMIT, best_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,8 @@ def succeed_if_held(
 ) -> set[UUID]:
     """Finish (id, version, result as JSON text) whose fence still holds; returns the ids that were finished.
 
-    A job that was asked to run once more goes back to ready instead, with a fresh budget.
+    A job that was asked to run once more goes back to ready instead, with a fresh budget and keys of its own: under the
+    old ones a provider would take its requests for repeats.
     """
     if not done:
         return set()
@@ -67,6 +68,7 @@ def succeed_if_held(
         " SET state = CASE WHEN {job}.once_more THEN 'ready' ELSE 'succeeded' END,"
         " finished_at = CASE WHEN {job}.once_more THEN NULL ELSE {stamp} END,"
         " attempts = CASE WHEN {job}.once_more THEN 0 ELSE {job}.attempts END,"
+        f" idempotency_key = CASE WHEN {{job}}.once_more THEN {NEXT_KEY} ELSE {{job}}.idempotency_key END,"
         " unique_lock = CASE WHEN {job}.once_more THEN {job}.unique_lock END, once_more = false,"
         " version = {job}.version + 1, updated_at = :now, locked_by = NULL, lease_until = NULL, sent = NULL,"
         " cancel_requested = false, last_error = NULL, last_error_kind = NULL, last_error_code = NULL"
@@ -152,6 +154,7 @@ def finish_if_held(c: Connection, d: Dialect, finishes: Sequence[Finish], now: d
         f"UPDATE {{job}} SET state = {_STATE}, version = {{job}}.version + 1,"
         f" run_at = CASE WHEN {_AGAIN} THEN CAST(:now AS {{timestamp}}) ELSE coalesce(p.run_at, {{job}}.run_at) END,"
         f" once_more = false, attempts = CASE WHEN {_AGAIN} THEN 0 ELSE p.attempts END,"
+        f" idempotency_key = CASE WHEN {_AGAIN} THEN {NEXT_KEY} ELSE {{job}}.idempotency_key END,"
         " deferrals = p.deferrals, rescues = p.rescues,"
         # Without a kind the error is a remark (why it waits): the history keeps it, the job keeps its last error.
         " last_error = CASE WHEN p.error_kind IS NULL THEN {job}.last_error ELSE p.error END,"
@@ -182,8 +185,9 @@ _SENT: Final = "CASE WHEN p.clear_sent THEN NULL ELSE coalesce(p.sent, {job}.sen
 _CANCELLED: Final = "({job}.cancel_requested AND NOT p.terminal)"
 _IN_DOUBT: Final = f"({_CANCELLED} AND {_SENT} IS NOT NULL)"
 # Who enqueued it again while it ran was promised one more execution; dead or not, unless a request is in doubt.
+# (One that succeeds here was looked up, and had.)
 _AGAIN: Final = (
-    "({job}.once_more AND p.state = 'dead' AND coalesce(p.error_kind, '') <> 'ambiguous'"
+    "({job}.once_more AND p.state IN ('dead', 'succeeded') AND coalesce(p.error_kind, '') <> 'ambiguous'"
     f" AND {_SENT} IS NULL AND NOT {{job}}.cancel_requested)"
 )
 _OVER: Final = f"((p.terminal OR {_CANCELLED}) AND NOT {_AGAIN})"
@@ -196,7 +200,7 @@ def _as_written(f: Finish, state: str) -> Finish:
     """The history says what became of it, also where a cancel came between."""
     if state == f.state:
         return f
-    if f.state == "dead":  # and once more
+    if f.state in ("dead", "succeeded"):  # and once more
         return replace(f, state=state)
     return replace(f, state=state, decision=state, run_at=None, waiting_for=None)
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.store import bulk, turns
-from resilient.store.dialect import ID, TIME, Dialect
+from resilient.store.dialect import ID, JSON, TIME, Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
 STAGE_LIMIT: Final = 500
+# An idempotency key this job never had, in an update that raises its version.
+NEXT_KEY: Final = "CAST({job}.id AS text) || '-' || CAST({job}.version + 1 AS text)"
 
 
 class NewJob(NamedTuple):
-    """A job to insert. ``run_at`` or ``delay`` (seconds from the database's now) make it scheduled, else it is ready.
+    """A job to insert. ``run_at`` or ``delay`` make it scheduled, else it is ready.
+
+    ``delay`` and ``expires_in`` are seconds from the database's now.
 
     The first four fields are its own, the others often the same for a whole batch.
     """
@@ -38,6 +42,7 @@ class NewJob(NamedTuple):
     run_at: datetime | None = None
     delay: float | None = None
     expires_at: datetime | None = None
+    expires_in: float | None = None
     max_attempts: int | None = None
     unique_key: str | None = None
     unique_until: str | None = None
@@ -49,6 +54,15 @@ class NewJob(NamedTuple):
     followed: bool = False  # it waits for others, or is a step: see `followers.release_followers`
     waits: int = 0  # how many things it waits for; more than none: blocked
     order_no: int | None = None
+
+    @property
+    def at_any_time(self) -> bool:
+        """Whether it may run at once, and as late as it takes."""
+        return self.run_at is None and self.delay is None and self.expires_at is None and self.expires_in is None
+
+    def expiry(self, now: datetime) -> datetime | None:
+        """When it expires, if it is inserted ``now``."""
+        return self.expires_at if self.expires_in is None else now + timedelta(seconds=self.expires_in)
 
 
 _OWN_LAST: Final = 2  # fields at the end that are each job's own
@@ -63,6 +77,7 @@ _FIELDS: Final = {
     "run_at": "timestamptz",
     "delay": "float8",
     "expires_at": "timestamptz",
+    "expires_in": "float8",
     "max_attempts": "int",
     "unique_key": "text",
     "unique_until": "text",
@@ -82,7 +97,6 @@ _COPIED: Final = (
     "payload",
     "payload_version",
     "priority",
-    "expires_at",
     "max_attempts",
     "unique_key",
     "unique_until",
@@ -115,15 +129,20 @@ def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str)
     columns = ", ".join(_COPIED)
     # A literal payload keeps its exact text; times are the database's unless the caller gave some.
     now = d.now_sql
-    due = (
-        f"coalesce(r.run_at, {now} + make_interval(secs => coalesce(r.delay, 0)))"
+    due, expiry = (
+        (
+            f"coalesce(r.run_at, {now} + make_interval(secs => coalesce(r.delay, 0)))",
+            f"coalesce(r.expires_at, {now} + make_interval(secs => r.expires_in))",
+        )
         if d.is_postgresql and d.clock is None
-        else "coalesce(r.run_at, :now)"
+        else ("coalesce(r.run_at, :now)", "r.expires_at")
     )
     state = "CASE WHEN r.waits > 0 THEN 'blocked' ELSE r.state END, coalesce(r.waits, 0), coalesce(r.followed, false)"
-    source = f"SELECT {columns}, {state}, {due}, unique_key, {now}, {now} FROM {d.records('doc', _FIELDS)} AS r"
+    source = f"SELECT {columns}, {state}, {due}, {expiry}, unique_key, {now}, {now}"
+    source += f" FROM {d.records('doc', _FIELDS)} AS r"
     source += " WHERE true"
-    head = f"INSERT INTO {{job}} ({columns}, state, waits, followed, run_at, unique_lock, created_at, updated_at) "
+    head = f"INSERT INTO {{job}} ({columns}, state, waits, followed, run_at, expires_at, unique_lock, created_at,"
+    head += " updated_at) "
     host = d.host_now()
     params: dict[str, Any] = {"doc": _document(d, jobs, host)}
     if host is not None:
@@ -144,7 +163,7 @@ def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str)
 
 
 def _plain(j: NewJob) -> bool:
-    return j.run_at is None and j.delay is None and j.expires_at is None and j.ordering_key is None and not j.followed
+    return j.at_any_time and j.ordering_key is None and not j.followed
 
 
 def _insert_one(c: Connection, d: Dialect, j: NewJob) -> None:
@@ -188,9 +207,10 @@ def _document(d: Dialect, jobs: Sequence[NewJob], host_now: datetime | None) -> 
 
 
 def _shared_fields(d: Dialect, j: NewJob, host_now: datetime | None) -> str:
-    run_at = j.run_at
-    if run_at is None and j.delay and host_now is not None:
-        run_at = host_now + timedelta(seconds=j.delay)
+    run_at, expires_at = j.run_at, j.expires_at
+    if host_now is not None:
+        run_at = run_at or (host_now + timedelta(seconds=j.delay) if j.delay else None)
+        expires_at = j.expiry(host_now)
     later = j.run_at is not None or j.delay is not None
     fields: dict[str, Any] = {
         "kind": j.kind,
@@ -199,7 +219,8 @@ def _shared_fields(d: Dialect, j: NewJob, host_now: datetime | None) -> str:
         "priority": j.priority,
         "run_at": d.time(run_at),
         "delay": j.delay,
-        "expires_at": d.time(j.expires_at),
+        "expires_at": d.time(expires_at),
+        "expires_in": j.expires_in,
         "max_attempts": j.max_attempts,
         "unique_key": j.unique_key,
         "unique_until": j.unique_until,
@@ -225,38 +246,51 @@ def best_of(rows: Any) -> dict[str, int]:
 
 
 def holder(c: Connection, d: Dialect, kind: str, unique_key: str) -> Row[Any] | None:
-    """The job that holds a unique key: (id, state, version), or None."""
+    """The job that holds a unique key: (id, state, version, sent), or None."""
     return d.run(
         c,
-        "SELECT id, state, version FROM {job} WHERE kind = :kind AND unique_lock = :unique_key",
+        "SELECT id, state, version, sent FROM {job} WHERE kind = :kind AND unique_lock = :unique_key",
         {"kind": kind, "unique_key": unique_key},
         id=ID,
+        state=None,
+        version=None,
+        sent=JSON,
     ).one_or_none()
 
 
-def replace_if_waiting(c: Connection, d: Dialect, id_: UUID, new: NewJob, now: datetime) -> bool:
-    """Give a waiting job the payload, priority and time of a newer one with the same unique key."""
-    run_at = new.run_at or (now + timedelta(seconds=new.delay or 0))
+def replace_if_waiting(c: Connection, d: Dialect, held: Row[Any], new: NewJob, now: datetime) -> bool:
+    """Give a waiting job payload, priority and times of a newer one with the same unique key, and a fresh budget.
+
+    Of one that was executed before it is a new operation: its old key may stand for a request with the old payload.
+    """
     params = {
-        "id": d.id(id_),
+        "id": d.id(held.id),
+        "held": held.version,
         "payload": new.payload,
         "version": new.payload_version,
         "priority": new.priority,
-        "run_at": run_at,
+        "run_at": new.run_at or (now + timedelta(seconds=new.delay or 0)),
+        "expires_at": new.expiry(now),
+        "key": new.idempotency_key,
         "now": now,
         "tags": new.tags,
     }
-    later = new.run_at is not None or new.delay is not None
     sets = (
-        (
-            "payload = {json_payload}, payload_version = :version, priority = :priority, run_at = :run_at,"
-            " tags = {json_tags}, version = {job}.version + 1, updated_at = :now"
-        )
-        .replace("{json_payload}", json_param(d, "payload", "json"))
-        .replace("{json_tags}", json_param(d, "tags", "jsonb"))
+        "payload = {json_payload}, payload_version = :version, priority = :priority, run_at = :run_at,"
+        " expires_at = :expires_at, tags = {json_tags}, attempts = 0, sent = NULL,"
+        " idempotency_key = coalesce(:key, CASE WHEN {job}.executions > 0 THEN {next_key}"
+        " ELSE {job}.idempotency_key END), version = {job}.version + 1, updated_at = :now,"
+        " state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '{state}' END"
     )
-    state = ", state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '%s' END" % ("scheduled" if later else "ready")
-    return bool(_make_ready(c, d, sets + state, "id = :id AND state IN ('scheduled', 'ready', 'blocked')", params))
+    for name, text in (
+        ("json_payload", json_param(d, "payload", "json")),
+        ("json_tags", json_param(d, "tags", "jsonb")),
+        ("next_key", NEXT_KEY),
+        ("state", "ready" if new.run_at is None and new.delay is None else "scheduled"),
+    ):
+        sets = sets.replace("{" + name + "}", text)
+    where = "id = :id AND version = :held AND state IN ('scheduled', 'ready', 'blocked')"
+    return bool(_make_ready(c, d, sets, where, params))
 
 
 def mark_once_more(c: Connection, d: Dialect, id_: UUID, now: datetime) -> bool:

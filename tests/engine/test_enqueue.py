@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,6 +21,7 @@ from resilient.core.errors import (
     PayloadTooLarge,
     Permanent,
     SchemaOutdated,
+    Transient,
     UnknownKind,
 )
 from resilient.engine.app import Resilient
@@ -50,15 +52,55 @@ async def app(database):
     await app.close()
 
 
-async def test_expires_in_counts_from_the_clock_that_decides(clock, database):
-    app = Resilient(database, handlers=[mail], upgrade=False)
-    job = await app.enqueue(mail, Mail(to="a"), resource_key="a", expires_in=60)
-    assert (await app.jobs.get(job.id)).expires_at == clock.now() + timedelta(seconds=60)
-    await app.close()
+class AnHourFast(datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.now(tz) + timedelta(hours=1)
+
+
+class TestExpiry:
+    async def test_a_test_clock_is_the_clock(self, clock, database):
+        app = Resilient(database, handlers=[mail], upgrade=False)
+        one = await app.enqueue(mail, Mail(to="a"), resource_key="a", expires_in=60)
+        many = await app.enqueue_many(mail, [Mail(to="a")] * 60, resource_key="a", expires_in=60)
+        for job in (one, many[-1]):
+            assert (await app.jobs.get(job.id)).expires_at == clock.now() + timedelta(seconds=60)
+        await app.close()
+
+    @pytest.mark.parametrize("options", [{}, {"unique_key": "u"}, {"ordering_key": "o"}, {"delay": 5}])
+    @pytest.mark.parametrize("way", ["own", "session", "few", "copied", "replaced"])
+    async def test_expires_in_counts_from_the_clock_that_decides(self, app, monkeypatch, way, options):
+        """PostgreSQL's on PostgreSQL, however wrong that of the program's machine is."""
+        for module in ("engine.app", "store.dialect"):
+            monkeypatch.setattr(f"resilient.{module}.datetime", AnHourFast)
+        words = {"resource_key": "a", "expires_in": 60, **options}
+        if way == "session":
+            with Session(app.database.sync_engine) as session:
+                app.enqueue_sync(mail, Mail(to="a"), session=session, **words)
+                session.commit()
+        elif way == "own":
+            await app.enqueue(mail, Mail(to="a"), **words)
+        elif way == "replaced":
+            await app.enqueue(mail, Mail(to="a"), resource_key="a", unique_key="u", expires_in=5)
+            await app.enqueue(mail, Mail(to="b"), **{**words, "unique_key": "u", "on_conflict": "replace"})
+        else:
+            await app.enqueue_many(mail, [Mail(to="a")] * (3 if way == "few" else 60), **words)
+        jobs = await app.jobs.list()
+        assert jobs
+        for job in jobs:
+            within = (job.expires_at - max(job.created_at, job.updated_at)).total_seconds()
+            assert within == pytest.approx(60, abs=1), job
 
 
 def count(app, sql="SELECT count(*) FROM {job}"):
     return app.database.transaction_sync(lambda c, d: d.run(c, sql).scalar())
+
+
+def in_doubt(app, mark):
+    """A request of its only job is marked."""
+    app.database.transaction_sync(
+        lambda c, d: d.run(c, "UPDATE {job} SET sent = :sent", {"sent": json.dumps({"post": mark})})
+    )
 
 
 def turns(app):
@@ -213,6 +255,74 @@ class TestUnique:
         await app.enqueue(again, resource_key="p/1", unique_key="u", unique_until="finish")
         await app.worker().drain(timeout=20)
         assert seen == [1, 2]
+        await app.close()
+
+    @pytest.mark.parametrize("end", ["succeeds", "dies", "had succeeded"])
+    async def test_once_more_is_a_new_operation(self, database, end):
+        """Under its old keys a provider would answer its requests without doing anything."""
+        keys = []
+        options = {"resource_key": "p/1", "unique_key": "u", "unique_until": "finish", "while_running": "once_more"}
+
+        async def look(job: Job[None]) -> bool:
+            keys.append(job.idempotency_key)
+            await app.enqueue(again, **options)
+            return True
+
+        @handler("again", reconcile=look)
+        async def again(job: Job[None]) -> None:
+            keys.append(job.idempotency_key)
+            if len(keys) == 1:
+                await app.enqueue(again, **options)
+                if end == "dies":
+                    raise Permanent("no such thing")
+
+        app = Resilient(database, handlers=[again])
+        done = await app.enqueue(again, **options)
+        if end == "had succeeded":
+            in_doubt(app, {})
+        await app.worker().drain(timeout=20)
+        assert keys[0] == str(done.id)
+        assert len(set(keys)) == len(keys) == 2
+        assert (await app.jobs.get(done.id)).state == "succeeded"
+        await app.close()
+
+    async def failed_once(self, database):
+        """An app whose only job waits for its second attempt, and what its handler saw."""
+        seen = []
+
+        @handler("mail")
+        async def fails(job: Job[Mail]) -> None:
+            seen.append((job.payload.to, job.attempt, job.idempotency_key))
+            if job.payload.to == "a":
+                raise Transient("later")
+
+        app = Resilient(database, handlers=[fails])
+        await app.enqueue(fails, Mail(to="a"), resource_key="p/1", unique_key="u", unique_until="finish")
+        await app.worker().drain(timeout=20)
+        assert count(app, "SELECT state FROM {job}") == "scheduled"
+        return app, seen
+
+    @pytest.mark.parametrize("mark", [None, {"until": "2031-01-01T00:00:00+00:00"}])
+    async def test_replacing_what_was_executed_is_a_new_operation(self, database, clock, mark):
+        app, seen = await self.failed_once(database)
+        if mark is not None:
+            in_doubt(app, mark)
+        words = {"resource_key": "p/1", "unique_key": "u", "unique_until": "finish", "on_conflict": "replace"}
+        kept = await app.enqueue("mail", Mail(to="b"), **words)
+        clock.advance(minutes=1)
+        await app.worker().drain(timeout=20)
+        assert [(to, attempt) for to, attempt, _ in seen] == [("a", 1), ("b", 1)]
+        assert seen[0][2] == str(kept.id) != seen[1][2]
+        await app.close()
+
+    @pytest.mark.usefixtures("clock")
+    async def test_a_request_in_doubt_is_not_replaced(self, database):
+        app, _ = await self.failed_once(database)
+        in_doubt(app, {})
+        words = {"resource_key": "p/1", "unique_key": "u", "unique_until": "finish", "on_conflict": "replace"}
+        with pytest.raises(DuplicateJob, match="may have been received: it cannot be replaced"):
+            await app.enqueue("mail", Mail(to="b"), **words)
+        assert count(app, "SELECT {payload} FROM {job}") == '{"to":"a","n":0}'
         await app.close()
 
     @pytest.mark.parametrize(("cancelled", "runs", "state"), [(False, 2, "succeeded"), (True, 1, "dead")])
