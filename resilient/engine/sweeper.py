@@ -144,13 +144,13 @@ class Sweeper:
             return 0, found.job_at, found.turn_at
         moved = 0
         for _ in range(1000):
-            staged, released, due_at, recheck_at = await self._database.transaction(
+            staged, released, found = await self._database.transaction(
                 attend, self._worker.app.policies.for_key, self._worker.rng.random()
             )
             moved += staged + released
             if staged < jobs.STAGE_LIMIT and released < turns.RECHECK_BATCH:
                 break
-        return moved + await self._attend_workflows(), due_at, recheck_at
+        return moved + await self._attend_workflows(), found.job_at, found.turn_at
 
     async def _attend_workflows(self) -> int:
         looked, stuck = await self._database.transaction(_attend_workflows)
@@ -198,15 +198,13 @@ class Sweeper:
 
 
 @direct
-def attend(
-    c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float
-) -> tuple[int, int, datetime | None, datetime | None]:
-    """One look at what time brings, in one transaction: jobs staged, turns released, when each is due again."""
+def attend(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float) -> tuple[int, int, due.Due]:
+    """One look at what time brings, in one transaction: jobs staged, turns released, what is due next."""
     now = d.steer(c)
     hold_back(c, d, policy, roll)
     staged = jobs.stage(c, d, now) + followers.resolve_dependencies(c, d, now)
     released = recheck(c, d, policy, roll)
-    return staged, released, jobs.next_due(c, d), turns.next_recheck(c, d)
+    return staged, released, due.look(c, d)
 
 
 def hold_back(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float) -> int:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.store import bulk, turns
-from resilient.store.dialect import ID, JSON, TIME, Dialect
+from resilient.store.dialect import ID, JSON, Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -340,16 +340,6 @@ def stage(c: Connection, d: Dialect, now: datetime, limit: int = STAGE_LIMIT) ->
             {"now": now, "limit": limit},
         )
     )
-
-
-def next_due(c: Connection, d: Dialect) -> datetime | None:
-    """When the next scheduled job is due."""
-    found: datetime | None = d.run(
-        c,
-        "SELECT run_at AS due_at FROM {job} WHERE state = 'scheduled' ORDER BY run_at LIMIT 1",
-        due_at=TIME,
-    ).scalar()
-    return found
 
 
 def make_ready_if_version(

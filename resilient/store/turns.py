@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.store.dialect import TIME
-
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
@@ -268,16 +266,6 @@ def due_parked(c: Connection, d: Dialect, now: datetime, limit: int = RECHECK_BA
     found: dict[str, list[int]] = {}
     for id_, parked_on in rows:
         found.setdefault(parked_on, []).append(id_)
-    return found
-
-
-def next_recheck(c: Connection, d: Dialect) -> datetime | None:
-    """When the next parked turn is to be looked at."""
-    found: datetime | None = d.run(
-        c,
-        "SELECT recheck_at AS due_at FROM {turn} WHERE parked_on IS NOT NULL ORDER BY recheck_at LIMIT 1",
-        due_at=TIME,
-    ).scalar()
     return found
 
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.store import finishing, jobs, leases, turns
+from resilient.store import due, finishing, jobs, leases, turns
 
 LEASE = timedelta(seconds=60)
 
@@ -53,9 +53,8 @@ class TestInsert:
 
     def test_a_delay_counts_from_the_databases_now(self, database):
         put(database, new(delay=3600))
-        now = database.transaction_sync(lambda c, d: d.now(c))
-        (due,) = [database.transaction_sync(jobs.next_due)]
-        assert timedelta(minutes=59) < due - now <= timedelta(hours=1)
+        found = database.transaction_sync(due.look)
+        assert timedelta(minutes=59) < found.job_at - found.now <= timedelta(hours=1)
 
     def test_every_column_arrives(self, database, clock):
         job = new(
