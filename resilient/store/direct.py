@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 _CURSOR: Final = "resilient.cursor"
 # Whatever default_transaction_isolation says. Each connection would plan each statement ten times before it kept a plan
 # (psycopg's five executions, then PostgreSQL's), and those of a claim take longer to plan than to run.
-_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan"
+_BEGIN: Final = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off"
+)
 _PREPARE: Final = {"prepare_threshold": 1}  # with the second execution
 
 

@@ -1,6 +1,7 @@
 """The outbox under fire: nothing lost, nothing invented, in order; and the checker notices when it is not so.
 
-``RESILIENT_OUTBOX_CHAOS=600`` makes it ten minutes, ``RESILIENT_CHAOS_SEED`` repeats a run.
+``RESILIENT_OUTBOX_CHAOS=600`` makes it ten minutes (with ``-o faulthandler_timeout=1000``), ``RESILIENT_CHAOS_SEED``
+repeats a run.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from functools import partial
 
 import psycopg
 import pytest
@@ -142,6 +143,23 @@ async def test_a_statement_keeps_its_plan_from_its_second_time_on(quick):
     kept = "SELECT generic_plans AS kept, custom_plans AS made_anew FROM pg_prepared_statements"
     (row,) = await quick(lambda c, d: d.run(c, f"{kept} WHERE statement LIKE 'SELECT key AS planned%'").all())
     assert (row.kept, row.made_anew) == (2, 0)
+
+
+async def test_nothing_is_compiled_and_the_setting_ends_with_the_transaction(postgres_database):
+    """What costs little to run would be compiled for seconds, because steering makes it look dear."""
+
+    def told(c, d):
+        return d.run(c, "SELECT current_setting('jit') AS jit").scalar()
+
+    def steered(c, d):
+        d.steer(c)
+        return told(c, d)
+
+    marked = direct(partial(told))
+    assert await postgres_database.transaction(marked) == "off"
+    assert await postgres_database.statement(marked) == "on"
+    assert await postgres_database.transaction(steered) == "off"
+    assert await postgres_database.transaction(told) == "on"
 
 
 async def test_an_address_that_wants_no_prepared_statements_gets_none(postgres_url):
