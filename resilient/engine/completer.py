@@ -16,6 +16,7 @@ from resilient.core.errors import DuplicateJob
 from resilient.engine import writing
 from resilient.store import finishing, leases, resources, turns
 from resilient.store.direct import direct
+from resilient.store.followers import Ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -232,10 +233,12 @@ def write(
     ``follow_ups``: what is enqueued with a job's end, if it is this write that ends it.
     """
     now = d.steer(c)
-    effective = finishing.succeed_if_held(c, d, sorted(done, key=_by_id), now)
-    effective |= finishing.finish_if_held(c, d, finishes, now)
+    ends = Ends()
+    effective = finishing.succeed_if_held(c, d, sorted(done, key=_by_id), now, ends)
+    effective |= finishing.finish_if_held(c, d, finishes, now, ends)
     if follow_ups and (new := [o for i, ordered in follow_ups.items() if i in effective for o in ordered]):
-        writing.write(c, d, new)
+        writing.write(c, d, new, ended=ends.in_lanes)
+    ends.go_on(c, d, now)
     if again:
         effective |= _written_before(c, d, done, finishes, effective)
     free_slots(c, d, freed, now)

@@ -97,6 +97,16 @@ def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
     pending.waiting.extend([_Buffered(o, within, d) for o in ordered])
 
 
+def taken(session: Session, d: Dialect) -> list[Ordered]:
+    """What was buffered for the tables of ``d``: its taker writes it, as the last thing before the commit."""
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is None:
+        return []
+    found = [b.ordered for b in pending.waiting if b.dialect.schema == d.schema]
+    pending.waiting = [b for b in pending.waiting if b.dialect.schema != d.schema]
+    return found
+
+
 class _Pending:
     """What one session has buffered."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.errors import InvalidInput, JobFailure
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.outcomes import Outcome, Reconciled, Succeeded
-from resilient.engine import completer, user_sessions
+from resilient.engine import completer, joining, user_sessions
 from resilient.engine.endings import raised
 from resilient.engine.sessions import BROKEN_OFF
 from resilient.engine.steps import require_going
@@ -260,8 +260,9 @@ def _complete(session: Session, execution: Execution, result: Succeeded) -> None
     execution.require_running()
     freed = dict.fromkeys(execution.worker.gate.capped(execution.resource_key), 1)
     done = [(execution.id, execution.fence, result.result)]
-    follow_ups = {execution.id: execution.follow_ups or ()}
     d = execution.app.database.dialect
+    # What its session buffered takes places in lanes, as what was ended does: written together, lanes are taken sorted.
+    follow_ups = {execution.id: [*(execution.follow_ups or ()), *joining.taken(session, d)]}
     c = session.connection()
     written = completer.write(c, d, done, [], freed, follow_ups=follow_ups)
     execution.require_held(execution.id in written)

@@ -12,7 +12,7 @@ from resilient.store.direct import direct
 from resilient.store.schema import missing_tables_explained
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from uuid import UUID
 
     from sqlalchemy import Connection, Row
@@ -23,18 +23,22 @@ BATCH: Final = 10_000
 
 
 @direct
-def write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool = True) -> list[Enqueued]:
+def write(
+    c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool = True, ended: Collection[UUID] = ()
+) -> list[Enqueued]:
     """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane.
 
     ``last``: the commit follows, so a look at what jobs wait for keeps nobody waiting; else staging does it.
-    Raises `SchemaOutdated` where there are no tables.
+    ``ended``: jobs whose lanes go on in this transaction too. Raises `SchemaOutdated` where there are no tables.
     """
     with missing_tables_explained(c):
-        return _write(c, d, ordered, last=last)
+        return _write(c, d, ordered, last=last, ended=ended)
 
 
-def _write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool) -> list[Enqueued]:
-    if len(ordered) == 1 and not ordered[0].after and append.fits(d, row := ordered[0].row):
+def _write(
+    c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool, ended: Collection[UUID]
+) -> list[Enqueued]:
+    if len(ordered) == 1 and not ordered[0].after and not ended and append.fits(d, row := ordered[0].row):
         append.append(c, d, row)
         return [Enqueued(row.id)]  # an event of its own: a business transaction waits for it
     plain = [o.row for o in ordered if o.row.unique_key is None and o.row.ordering_key is None]
@@ -47,7 +51,7 @@ def _write(c: Connection, d: Dialect, ordered: Sequence[Ordered], *, last: bool)
         found[o.row.id] = _write_unique(c, d, o)
     in_lanes = [o.row for o in ordered if o.row.ordering_key is not None and found[o.row.id].created]
     if in_lanes:
-        _write_in_lanes(c, d, in_lanes)
+        _write_in_lanes(c, d, in_lanes, ended)
     if waiting := [o for o in ordered if o.after and found[o.row.id].created]:
         _write_edges(c, d, waiting, found, last=last)
     return [found[o.row.id] for o in ordered]
@@ -84,12 +88,15 @@ def _write_edges(
         followers.resolve_dependencies(c, d, now, [o.row.id for o in waiting])
 
 
-def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[jobs.NewJob]) -> None:
+def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[jobs.NewJob], ended: Collection[UUID]) -> None:
     """Number jobs with an ordering key and insert them; those with a unique key stand there already, blocked."""
+    newcomers = [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows]
+    if ended:
+        order.hold(c, d, newcomers, ended)
     if len(rows) == 1 and append.fits(d, rows[0]):
         append.append(c, d, rows[0])
         return
-    places = order.draw(c, d, [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows])
+    places = order.draw(c, d, newcomers)
     new = [
         r._replace(order_no=places[r.id].order_no, waits=r.waits + (not places[r.id].is_head))
         for r in rows

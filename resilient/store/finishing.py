@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.states import TERMINAL
 from resilient.store import turns
 from resilient.store.dialect import ID, TIME, Dialect
-from resilient.store.followers import release_followers
+from resilient.store.followers import Ends, release_followers
 from resilient.store.jobs import NEXT_KEY, STAGE_LIMIT, best_of
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ class Finish:
 
 
 def succeed_if_held(
-    c: Connection, d: Dialect, done: Sequence[tuple[UUID, int, str | None]], now: datetime
+    c: Connection, d: Dialect, done: Sequence[tuple[UUID, int, str | None]], now: datetime, ends: Ends | None = None
 ) -> set[UUID]:
     """Finish (id, version, result as JSON text) whose fence still holds; returns the ids that were finished.
 
     A job that was asked to run once more goes back to ready instead, with a fresh budget and keys of its own: under the
-    old ones a provider would take its requests for repeats.
+    old ones a provider would take its requests for repeats. ``ends``: what follows is written later.
     """
     if not done:
         return set()
@@ -98,8 +98,17 @@ def succeed_if_held(
             if in_lane:
                 in_lanes.append(id_)
     turns.insert(c, d, best_of(again))
-    release_followers(c, d, followed, in_lanes, now)
+    _follow(c, d, followed, in_lanes, now, ends)
     return effective
+
+
+def _follow(
+    c: Connection, d: Dialect, followed: Sequence[UUID], in_lanes: Sequence[UUID], now: datetime, ends: Ends | None
+) -> None:
+    if ends is None:
+        release_followers(c, d, followed, in_lanes, now)
+    else:
+        ends.add(c, d, followed, in_lanes, now)
 
 
 def fences(
@@ -139,7 +148,9 @@ _FINISH_FIELDS: Final = {
 }
 
 
-def finish_if_held(c: Connection, d: Dialect, finishes: Sequence[Finish], now: datetime) -> set[UUID]:
+def finish_if_held(
+    c: Connection, d: Dialect, finishes: Sequence[Finish], now: datetime, ends: Ends | None = None
+) -> set[UUID]:
     """Write decisions whose fence still holds, their history, and turns for what became ready; returns those ids.
 
     A cancel that was requested while the job ran, and of which its worker had not heard, still wins over going on; with
@@ -177,7 +188,7 @@ def finish_if_held(c: Connection, d: Dialect, finishes: Sequence[Finish], now: d
     turns.insert(c, d, best_of((r[2], r[3]) for r in rows if r[1] == "ready"))
     record_attempts(c, d, [_as_written(f, states[f.id]) for f in finishes if f.id in states], now)
     over = [r for r in rows if r[1] in TERMINAL]
-    release_followers(c, d, [r[0] for r in over if r[4]], [r[0] for r in over if r[5]], now)
+    _follow(c, d, [r[0] for r in over if r[4]], [r[0] for r in over if r[5]], now, ends)
     return set(states)
 
 

@@ -21,6 +21,45 @@ if TYPE_CHECKING:
     from resilient.store.dialect import Dialect
 
 
+class Ends:
+    """The jobs that one transaction ends in several statements, for what follows from that.
+
+    Locks are taken on jobs first, then on lanes, then on workflows: say `add` after each statement, then write the jobs
+    that take places in lanes, and say `go_on` last.
+    """
+
+    __slots__ = ("_over", "in_lanes")
+
+    def __init__(self) -> None:
+        self._over: set[UUID] = set()
+        self.in_lanes: set[UUID] = set()
+
+    def add(
+        self,
+        c: Connection,
+        d: Dialect,
+        followed: Iterable[UUID],
+        in_lanes: Iterable[UUID],
+        now: datetime,
+        *,
+        gone: bool = False,
+    ) -> None:
+        """Deal with the jobs that waited for these; see `release_followers`."""
+        self.in_lanes.update(in_lanes)
+        just = sorted(followed)
+        while just:
+            self._over.update(just)
+            just = dependencies.ended(c, d, just, now, gone=gone)  # those that are cancelled now have followers too
+            self.in_lanes.update(just)
+
+    def go_on(self, c: Connection, d: Dialect, now: datetime, *, gone: bool = False) -> None:
+        """Their lanes and workflows go on."""
+        if self.in_lanes:
+            order.advance(c, d, self.in_lanes, now, gone=gone)
+        if self._over:
+            workflows.ask(c, d, self._over, now)
+
+
 def release_followers(
     c: Connection,
     d: Dialect,
@@ -35,17 +74,9 @@ def release_followers(
     ``in_lanes``: those that have an ordering key, ``followed`` or not. ``gone``: they are finished and are about to be
     deleted; call it before that.
     """
-    over: set[UUID] = set()
-    lanes = set(in_lanes)
-    just = sorted(followed)
-    while just:
-        over.update(just)
-        just = dependencies.ended(c, d, just, now, gone=gone)  # those that are cancelled now have followers too
-        lanes.update(just)
-    if lanes:
-        order.advance(c, d, lanes, now, gone=gone)
-    if over:
-        workflows.ask(c, d, over, now)
+    ends = Ends()
+    ends.add(c, d, followed, in_lanes, now, gone=gone)
+    ends.go_on(c, d, now, gone=gone)
 
 
 def resolve_dependencies(c: Connection, d: Dialect, now: datetime, waiting: Collection[UUID] | None = None) -> int:

@@ -82,6 +82,25 @@ def draw(c: Connection, d: Dialect, newcomers: Sequence[Newcomer]) -> dict[UUID,
     return places
 
 
+def hold(c: Connection, d: Dialect, newcomers: Iterable[Newcomer], ended: Iterable[UUID]) -> None:
+    """Lock the lanes in which these jobs get a number, and those in which these have one, in the order of their keys.
+
+    Before a transaction draws numbers in the first and lets the second go on.
+    """
+    doc = [{"resource_key": key, "ordering_key": name} for key, name in sorted({(n[1], n[2]) for n in newcomers})]
+    d.run(
+        c,
+        "INSERT INTO {order} (resource_key, ordering_key, last_no, seek_no, updated_at)"
+        f" SELECT resource_key, ordering_key, 0, 1, {d.now_sql} FROM"
+        f" (SELECT resource_key, ordering_key FROM {d.records('doc', _LANE)} AS p UNION"
+        f" SELECT resource_key, ordering_key FROM {{job}} WHERE id {d.among('ids', 'uuid')}) AS lanes"
+        " WHERE true ORDER BY resource_key, ordering_key"
+        " ON CONFLICT (resource_key, ordering_key) DO UPDATE SET seek_no = {order}.seek_no",
+        {"doc": json.dumps(doc), "ids": d.pack_ids(sorted(ended, key=_BY_INT))}
+        | ({} if d.host_now() is None else {"now": d.host_now()}),
+    )
+
+
 def settle(c: Connection, d: Dialect, places: Mapping[UUID, Place], now: datetime) -> None:
     """Write the places of jobs that were inserted, blocked, before they could be numbered."""
     if not places:

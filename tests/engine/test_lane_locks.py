@@ -1,0 +1,135 @@
+"""Whoever ends jobs takes lanes in the order of everybody, so that no business transaction waits in a circle with it.
+
+Each test holds what both sides want, lets the engine queue for it first and a business transaction second, and lets go.
+"""
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+from sqlmodel import Session
+
+from resilient import Event, Fixed, Job, Resilient, Retry, handler
+from resilient.engine import completer
+from resilient.store.finishing import Finish
+
+LANE, WORKFLOW = "resilient_order WHERE resource_key = 'p/1'", "resilient_workflow"
+TRIES = []
+RETRY = Retry(max_attempts=3, delay=Fixed(0))
+
+
+class Moved(Event, type="stock.moved"):
+    number: int
+
+
+async def null(_message):
+    pass
+
+
+@handler("last")
+async def last(_job: Job[None]) -> None:
+    """Nothing."""
+
+
+@handler("publishes", retry=RETRY)
+async def publishes(job: Job[None]) -> None:
+    TRIES.append(job.attempt)
+    async with job.complete() as session:
+        job.app.outbox.publish(session, Moved(number=1), key="k")
+
+
+@handler("followed", retry=RETRY)
+async def followed(job: Job[None]) -> None:
+    TRIES.append(job.attempt)
+    job.then(last, None, resource_key="outbox/a", ordering_key="k")
+
+
+@pytest.fixture
+async def app(postgres_database):
+    TRIES.clear()
+    app = Resilient(
+        postgres_database, handlers=[publishes, followed, last], destinations={"a": null}, routes={Moved: ["a"]}
+    )
+    yield app
+    await app.close()
+
+
+async def meet(app, held, *others):
+    """Let those queue, one after the other, for what is held; then let it go. What each of them raised."""
+    with app.database.sync_engine.connect() as c:
+        holding = c.begin()
+        c.execute(sa.text(f"SELECT 1 FROM {held} FOR NO KEY UPDATE"))
+        tasks = []
+        for number, other in enumerate(others, 1):
+            tasks.append(asyncio.create_task(other()))
+            await waiting(app, number, tasks)
+        holding.rollback()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def waiting(app, number, tasks):
+    q = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    for _ in range(1_000):
+        if await app.database.transaction(lambda c, _: c.execute(sa.text(q)).scalar()) == number:
+            return
+        assert not any(task.done() for task in tasks)
+        await asyncio.sleep(0.01)
+    raise AssertionError("nobody waits")
+
+
+def business(app):
+    """It publishes, and has something done in order."""
+
+    def write():
+        with Session(app.database.sync_engine) as s:
+            app.outbox.publish(s, Moved(number=2), key="k")
+            app.sync.enqueue(last, session=s, resource_key="p/1", ordering_key="o")
+            s.commit()
+
+    return lambda: asyncio.to_thread(write)
+
+
+def drain(app):
+    return lambda: app.worker(concurrency=2).drain(timeout=30)
+
+
+def end(app, done, dead=()):
+    """A worker's results, in one batch."""
+    finishes = [Finish(id_, 2, "dead", "dead") for id_ in dead]
+    sets = "state = 'running', version = version + 1, locked_by = 'w', lease_until = now()"
+    ids = {"ids": app.database.dialect.pack_ids([*done, *dead])}
+    where = f"id {app.database.dialect.among('ids', 'uuid')}"
+    app.database.transaction_sync(lambda c, d: d.run(c, f"UPDATE {{job}} SET {sets} WHERE {where}", ids))
+    return lambda: app.database.transaction(completer.write, [(id_, 2, None) for id_ in done], finishes, {})
+
+
+@pytest.mark.parametrize("kind", [publishes, followed], ids=lambda kind: kind.kind)
+async def test_a_job_in_order_is_followed_by_others_in_order(app, kind):
+    await app.enqueue(kind, resource_key="p/1", ordering_key="o")
+    assert errors(await meet(app, LANE, drain(app), business(app))) == []
+    assert TRIES == [1]
+
+
+async def test_one_succeeded_and_one_died(app):
+    words = {"ordering_key": "k", "ordering_policy": "skip"}
+    one = await app.enqueue(last, resource_key="p/1", ordering_key="o")
+    other = await app.enqueue(last, resource_key="outbox/a", **words)
+    assert errors(await meet(app, LANE, end(app, [one.id], [other.id]), business(app))) == []
+
+
+async def test_a_step_publishes_while_a_batch_ends_another_one(app):
+    """The batch takes the lane of an event, and then the workflow; so does the step's completion."""
+    with Session(app.database.sync_engine) as s:
+        app.outbox.publish(s, Moved(number=0), key="k")
+        s.commit()
+    (event,) = await app.jobs.list()
+    await app.resources.pause("outbox")
+    async with app.workflow("w", resource_key="p/1") as wf:
+        sibling = wf.step(last, None)
+        wf.step(publishes, None)
+    assert errors(await meet(app, WORKFLOW, drain(app), end(app, [event.id, sibling.id]))) == []
+    assert TRIES == [1]
+
+
+def errors(found):
+    return [str(one) for one in found if isinstance(one, BaseException)]
