@@ -43,6 +43,7 @@ from resilient.store.database import Database
 
 _NUMBERS = itertools.count(1)
 _QUICK = "fsync = off\nfull_page_writes = off\nsynchronous_commit = off\nmax_wal_size = 128MB\n"
+_QUICK += "max_prepared_transactions = 4\n"
 _PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]  # noqa: S108 - memory first: on a disk a copy takes 75 ms
 _ROOM = 2 * 2**30  # bytes; a server of a whole run needs some hundred MB
 

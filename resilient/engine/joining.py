@@ -90,7 +90,8 @@ def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
         c = session.connection()
         sessions.require_transaction(c, "session")
         if not pending.waiting:
-            event.listen(c, "commit", lambda c: _write(pending, session, c), once=True)
+            for end in ("commit", "prepare_twophase"):  # the second: with Session(twophase=True)
+                event.listen(c, end, lambda c, *_: _write(pending, session, c), once=True)
     elif not pending.own_hook and not _is_last(session):
         event.listen(session, "before_commit", _own_hook)
         pending.own_hook = True

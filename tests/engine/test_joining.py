@@ -68,6 +68,24 @@ def test_published_by_a_listener_while_it_is_committed(app, database, numbers, o
     assert numbers() == [("outbox.a", "k", n) for n in range(1, 2 + before)]
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["alone", "with another"])
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_published_by_a_listener_of_a_session_in_two_phases(postgres_database, before, ends):
+    """Its connection prepares and then commits what is prepared: another event than a commit's."""
+    SQLModel.metadata.create_all(postgres_database.sync_engine, tables=[Item.__table__])
+    app = Resilient(postgres_database, destinations={"a": null}, routes={Moved: ["a"]})
+    with PlainSession(postgres_database.sync_engine, twophase=True) as s:
+        listening(s, "after_flush", lambda s: app.outbox.publish(s, Moved(number=1), key="k"))
+        s.add(Item())
+        if before:
+            app.outbox.publish(s, Moved(number=1), key="k")
+        s.prepare()
+        getattr(s, ends)()
+        s.commit()
+        count = s.execute(text("SELECT count(*) FROM resilient_job")).scalar()
+    assert count == (1 + before if ends == "commit" else 0)
+
+
 def test_enqueued_in_order_by_a_listener(app, database, numbers):
     maker = sessionmaker(database.sync_engine)
     words = {"resource_key": "p/1", "ordering_key": "o"}
