@@ -249,6 +249,9 @@ class TestAddresses:
             stream = await guard.GuardedNetwork(allow).connect_tcp("localhost", receiver.port, timeout=2)
             await stream.aclose()
 
+    def test_allowed_in_any_case(self):
+        StandardWebhook("http://localhost:8080/hook", NEW, allow=["LocalHost"])
+
     def test_proxies_of_the_environment_are_not_asked(self, monkeypatch):
         monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
         to = asyncio.run(StandardWebhook("https://example.com/hook", NEW).connect())
@@ -264,6 +267,11 @@ class TestAddresses:
             ("ftp://example.com/hook", "is no webhook"),
             ("https:///hook", "is no webhook"),
             ("example.com", "is no webhook"),
+            ("https://example.com:99999/hook", "is no webhook"),
+            ("https://example.com:none/hook", "is no webhook"),
+            ("https://[::1/hook", "is no webhook"),
+            ("https://0177.0.0.1/hook", "is no webhook"),
+            ("https://example.com/hook\r\nx: y", "is no webhook"),
         ],
     )
     def test_urls_that_are_none(self, url, words):

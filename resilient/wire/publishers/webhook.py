@@ -12,7 +12,6 @@ import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -37,7 +36,7 @@ WEBHOOK_RETRY: Final = Retry(
 )
 _SECRET_BYTES: Final = range(24, 65)
 _ENOUGH: Final = 4_096  # bytes of an answer that are read
-_UNPRIVILEGED: Final = 1024
+_UNPRIVILEGED, _HIGHEST_PORT = 1024, 65_535
 _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 _GONE, _REDIRECT, _ERROR, _SERVER_ERROR = 410, 300, 400, 500
 
@@ -61,15 +60,16 @@ class StandardWebhook(Destination):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shown, parts = without_secrets(self.url), urlsplit(self.url)
-        if not parts.hostname or parts.scheme not in ("https", "http"):
+        shown = without_secrets(self.url)
+        url = _parsed(self.url)  # by the library that will send to it: what it cannot read is refused now
+        if url is None or not url.host or url.scheme not in ("https", "http"):
             raise InvalidInput(f"{shown!r} is no webhook: write 'https://example.com/hook'")
-        if parts.scheme == "http" and parts.hostname not in self.allow:
+        if url.scheme == "http" and url.host not in {name.lower() for name in self.allow}:
             raise InvalidInput(f"webhook {shown!r}: use https; without it anybody on the way reads and forges events")
-        if parts.username is not None or parts.password is not None:
+        if url.userinfo:
             raise InvalidInput(f"webhook {shown!r} holds a user or password: receivers check the signature")
-        if parts.port is not None and parts.port < _UNPRIVILEGED and parts.port not in (80, 443):
-            raise InvalidInput(f"webhook {shown!r}: port {parts.port} is another service's")
+        if url.port is not None and url.port < _UNPRIVILEGED and url.port not in (80, 443):
+            raise InvalidInput(f"webhook {shown!r}: port {url.port} is another service's")
         for secret in self.signing:
             _check_secret(secret)
 
@@ -104,7 +104,7 @@ class _Poster:
             ) as answer:
                 await _read_some(answer)
         except httpx.HTTPError as error:
-            host = urlsplit(self._said.url).hostname
+            host = httpx.URL(self._said.url).host
             raise lost(f"the webhook at {host} does not answer: {type(error).__name__}", "no_answer") from error
         if (failure := _failure(answer)) is not None:
             raise failure
@@ -125,6 +125,13 @@ class _Poster:
         """See `Publisher`."""
         with contextlib.suppress(Exception):
             await self._client.aclose()
+
+
+def _parsed(url: str) -> httpx.URL | None:
+    with contextlib.suppress(httpx.InvalidURL):
+        found = httpx.URL(url)
+        return found if found.port is None or found.port <= _HIGHEST_PORT else None
+    return None
 
 
 async def _read_some(answer: httpx.Response) -> None:
