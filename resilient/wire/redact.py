@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from resilient.core.hosts import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+E = TypeVar("E", bound=BaseException)
 MASK: Final = "[hidden]"
 _HTTPCORE: Final = (
     "httpcore.connection",
@@ -47,6 +48,22 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
             if len(part) >= _SHORTEST:
                 text = text.replace(part, MASK)
     return urls(_SCHEME.sub(rf"\1 {MASK}", text))
+
+
+def without_frames(error: E, outer: BaseException | None) -> E:
+    """``error`` and what led to it, but for ``outer``, without the frames they came through.
+
+    Variables there hold credentials, and error trackers collect the values of variables.
+    """
+    left: list[BaseException | None] = [error]
+    seen = {outer}
+    while left:
+        one = left.pop()
+        if one is not None and one not in seen:
+            seen.add(one)
+            one.__traceback__ = None
+            left += [one.__cause__, one.__context__]
+    return error
 
 
 def _hide_url(record: logging.LogRecord) -> bool:

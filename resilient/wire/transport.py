@@ -6,12 +6,14 @@ A transport belongs to one execution, its connections to the worker: closing the
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
 from resilient.wire.flow import Flow, Read, ReadError, Send, Sleep, exchange
+from resilient.wire.redact import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -33,7 +35,11 @@ class AsyncTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See `flow.exchange`."""
-        answer: Answer = await drive(exchange(self._trail, self._pool.settings, request), self._pool)
+        outer = sys.exception()
+        try:
+            answer: Answer = await drive(exchange(self._trail, self._pool.settings, request), self._pool)
+        except httpx.HTTPError as error:
+            raise without_frames(error, outer)  # noqa: B904 - it is the same one
         return answer
 
 
@@ -45,8 +51,12 @@ class SyncTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """See `flow.exchange`."""
-        flow = exchange(self._trail, self._pool.settings, request)
-        answer: Answer = drive_sync(flow, self._pool, self._bridge)
+        outer = sys.exception()
+        try:
+            flow = exchange(self._trail, self._pool.settings, request)
+            answer: Answer = drive_sync(flow, self._pool, self._bridge)
+        except httpx.HTTPError as error:
+            raise without_frames(error, outer)  # noqa: B904 - it is the same one
         return answer
 
 
