@@ -35,6 +35,7 @@ from resilient.engine.webhooks import Webhooks
 from resilient.engine.worker import DEFAULT_CONCURRENCY, GRACE, LEASE, Worker
 from resilient.engine.workflows import Workflows
 from resilient.store import schema as schemas
+from resilient.store.address import for_listening
 from resilient.store.database import Database
 from resilient.store.secrets import from_environment
 from resilient.store.wake import Waker
@@ -126,7 +127,7 @@ class Resilient:
         self.deps = deps
         self.session_factory = session_factory
         self.session_engines = SessionEngines(self.database)
-        self.listen_url = listen_url
+        self.listen_url = None if listen_url is None else for_listening(listen_url)
         self.jobs = Jobs(self)
         self.resources = Resources(self)
         self.workflows = Workflows(self)
@@ -143,7 +144,7 @@ class Resilient:
         self.alerts = Alerts(self, alerts)
         self.retention, self.pruned_to = retention_.checked(retention), dict[str, Any]()
         self.sync = SyncApp(self)
-        self._waker = Waker(self.database, listen_url=listen_url)
+        self._waker = Waker(self.database, listen_url=self.listen_url)
         self._upgrade = self.database.is_sqlite if upgrade is None else upgrade
         self._ready = False
 

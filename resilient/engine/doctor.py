@@ -18,6 +18,8 @@ from resilient.store import health, schema
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from sqlalchemy.engine import URL
+
     from resilient.core.provider import Provider
     from resilient.store.database import Database
     from resilient.store.health import Server
@@ -28,7 +30,7 @@ __all__ = ["Finding", "examine"]
 async def examine(
     database: Database,
     *,
-    listen_url: str | None = None,
+    listen_url: URL | None = None,
     providers: Iterable[Provider] = (),
     host_now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> list[Finding]:
@@ -65,7 +67,7 @@ def _database(database: Database, server: Server) -> Finding:
     return Finding("database", "ok", f"{name} {'.'.join(map(str, server.version))} at {database.address}")
 
 
-def _check_notify(database: Database, listen_url: str | None) -> Finding:
+def _check_notify(database: Database, listen_url: URL | None) -> Finding:
     url = listen_url or database.url.set(drivername="postgresql+psycopg")
     try:
         heard = health.notifies(url)

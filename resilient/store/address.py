@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT: Final = 30.0  # seconds a SQLite writer waits for another process
 _DRIVERS: Final = {"sqlite": ("pysqlite", "aiosqlite"), "postgresql": ("psycopg",)}
 _EXAMPLES: Final = "sqlite:///app.db or postgresql://user:password@host/name"
+_SECRETS: Final = ("password", "secret")  # in the name of a parameter: libpq takes passwords there too
 _HINTS: Final = {
     "Connection refused": " (is the server running, and is the port right?)",
     "No such file or directory": " (is the server running?)",
@@ -63,6 +64,24 @@ def without_threshold(url: URL) -> tuple[URL, dict[str, Any]]:
     return url.difference_update_query(["prepare_threshold"]), {"prepare_threshold": threshold}
 
 
+def for_listening(target: str | URL) -> URL:
+    """The address for LISTEN and NOTIFY, written like any other. Raises `SetupError`."""
+    url, _ = without_threshold(checked(target))
+    if url.get_backend_name() != "postgresql":
+        raise SetupError(f"listen_url is an address of the PostgreSQL server itself, not of {url.get_backend_name()}")
+    return url.set(drivername="postgresql+psycopg")
+
+
+def shown(url: URL) -> str:
+    """An address for people: without its passwords."""
+    hidden = {name: "..." for name in url.query if _is_secret(name)}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name.lower() for word in _SECRETS)
+
+
 def of_engine(engine: Engine | AsyncEngine) -> URL:
     """The address of an engine that was handed over. Raises `SetupError` for a driver that cannot serve."""
     _known_driver(engine.url.get_backend_name(), engine.dialect.driver)
@@ -85,8 +104,9 @@ def reason(error: DBAPIError, url: URL) -> str:
     """What the driver said, in one line, without the password, and what to do about it."""
     lines = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
     said = lines[0].removeprefix("connection failed: ")
-    if url.password:
-        said = said.replace(str(url.password), "***")
+    secrets = [str(url.password or ""), *(str(value) for name, value in url.query.items() if _is_secret(name))]
+    for secret in filter(None, secrets):
+        said = said.replace(secret, "***")
     return said + next((hint for sign, hint in _HINTS.items() if sign in said), "")
 
 

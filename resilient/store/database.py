@@ -44,6 +44,7 @@ from resilient.store.address import (
     loses_statements,
     of_engine,
     reason,
+    shown,
     without_threshold,
 )
 from resilient.store.dialect import Dialect
@@ -251,7 +252,7 @@ class Database:
     @property
     def address(self) -> str:
         """The address without its password, for people."""
-        return str(self.file) if self.file is not None else self.url.render_as_string(hide_password=True)
+        return str(self.file) if self.file is not None else shown(self.url)
 
     # -- the end ---------------------------------------------------------------------------------------------
 

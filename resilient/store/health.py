@@ -181,7 +181,7 @@ def _seen(row: Any, now: datetime) -> WorkerSeen:
     )
 
 
-def notifies(url: URL | str, seconds: float = 1.0) -> bool:
+def notifies(url: URL, seconds: float = 1.0) -> bool:
     """Whether a NOTIFY reaches a LISTEN at this address; a pooler in transaction mode swallows it.
 
     Raises `DatabaseUnreachable`.

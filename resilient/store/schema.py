@@ -26,7 +26,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
 from resilient.core.errors import DatabaseUnreachable, SchemaOutdated, SchemaTooNew, SetupError
-from resilient.store.address import reason
+from resilient.store.address import reason, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -264,4 +264,4 @@ def _existing(database: Database) -> None:
 
 
 def _address(c: Connection) -> str:
-    return c.engine.url.render_as_string(hide_password=True)
+    return shown(c.engine.url)

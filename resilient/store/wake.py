@@ -24,6 +24,8 @@ from sqlalchemy.pool import NullPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sqlalchemy.engine import URL
+
     from resilient.store.database import Database
 
 log = logging.getLogger("resilient.wake")
@@ -42,7 +44,7 @@ def channel(database: Database) -> str:
 class Waker:
     """Tells the workers of other processes. Call `poke` and `tell` after the commit: they never block, never fail."""
 
-    def __init__(self, database: Database, *, listen_url: str | None = None) -> None:
+    def __init__(self, database: Database, *, listen_url: URL | None = None) -> None:
         self._database, self._url = database, listen_url
         self._poked = threading.Event()
         self._work = False
@@ -124,7 +126,7 @@ class Listener:
         wake: Callable[[], None],
         changed: Callable[[Sequence[str]], None] | None = None,
         *,
-        listen_url: str | None = None,
+        listen_url: URL | None = None,
     ) -> None:
         self._database, self._wake, self._changed, self._url = database, wake, changed, listen_url
         self._stop = threading.Event()
@@ -188,7 +190,7 @@ class Listener:
 
 
 @contextlib.contextmanager
-def _autocommit(database: Database, listen_url: str | None) -> Any:
+def _autocommit(database: Database, listen_url: URL | None) -> Any:
     """A connection of its own, outside every pool."""
     url = listen_url or database.url.set(drivername="postgresql+psycopg")
     engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")

@@ -19,6 +19,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from resilient.core.errors import DatabaseUnreachable, MissingExtra, SetupError
+from resilient.store.address import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +112,7 @@ def _connection(url: str) -> Iterator[Any]:
     try:
         c = psycopg.connect(_conninfo(url), autocommit=True, connect_timeout=10)
     except psycopg.OperationalError as error:
-        where = make_url(url).render_as_string(hide_password=True)
+        where = shown(make_url(url))
         raise DatabaseUnreachable(
             f"the database {where} does not answer ({type(error).__name__}): is it running, at this address?",
         ) from None

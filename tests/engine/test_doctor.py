@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from resilient.core.provider import Provider
 from resilient.engine import checks, doctor
 from resilient.store import health, schema, workers
+from resilient.store.address import for_listening
 from resilient.store.health import Contents, Server, Session, WorkerSeen
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -157,7 +158,7 @@ async def test_a_clock_that_is_wrong(postgres_database):
 
 
 async def test_notifications(postgres_database, monkeypatch):
-    found = await findings(postgres_database, listen_url="postgresql+psycopg://u:canary@127.0.0.1:1/db")
+    found = await findings(postgres_database, listen_url=for_listening("postgres://u:canary@127.0.0.1:1/db"))
     assert "could not be tried" in found["notify"].message
     assert "canary" not in repr(found)
     monkeypatch.setattr(health, "notifies", lambda _url: False)

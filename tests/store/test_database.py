@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from resilient.core.errors import DatabaseUnreachable, MissingExtra, SetupError
 from resilient.store import schema
+from resilient.store.address import for_listening
 from resilient.store.database import Database
 
 SECRET = "canary-p4ssword"
@@ -130,6 +131,18 @@ async def test_no_server(open_database):
     message = await refused(open_database(f"postgresql://u:{SECRET}@127.0.0.1:1/db"))
     assert "postgresql://u:***@127.0.0.1:1/db does not answer" in message
     assert "is the server running" in message
+    message = await refused(open_database(f"postgresql://127.0.0.1:1/db?user=u&password={SECRET}&sslpassword={SECRET}"))
+    assert "postgresql://127.0.0.1:1/db?password=...&sslpassword=...&user=u does not answer" in message
+
+
+def test_an_address_for_listening_is_written_like_any_other():
+    for prefix in ("postgres", "postgresql", "postgresql+psycopg"):
+        url = for_listening(f"{prefix}://u@host/db?prepare_threshold=none")
+        assert (url.drivername, url.query) == ("postgresql+psycopg", {})
+    with pytest.raises(SetupError, match="not of sqlite"):
+        for_listening("sqlite:///app.db")
+    with pytest.raises(SetupError, match="not a database address"):
+        for_listening("host:port/db")
 
 
 async def test_no_such_database(postgres_server, open_database):

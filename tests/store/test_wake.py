@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
 import psycopg
 
+from resilient import Resilient
 from resilient.store.database import Database
 from resilient.store.wake import Listener, Waker
 
@@ -22,6 +24,23 @@ def test_a_poke_reaches_listeners_of_the_same_database(postgres_url):
     assert heard.wait(5)
     waker.close()
     listener.close()
+
+
+def test_an_address_of_its_own_where_the_pooler_swallows_notifications(postgres_url):
+    """The database's address leads to nobody here; work and changed gates are heard through ``listen_url``."""
+    name = postgres_url.partition("?")[0].rpartition("/")[2]
+    app = Resilient(
+        f"postgresql://postgres@127.0.0.1:1/{name}", listen_url=postgres_url.replace("postgresql", "postgres", 1)
+    )
+    heard = threading.Event()
+    listener = Listener(app.database, heard.set, listen_url=app.listen_url)
+    listener.start()
+    assert heard.wait(5)
+    heard.clear()
+    app.poke()
+    assert heard.wait(5)
+    listener.close()
+    asyncio.run(app.close())
 
 
 def test_a_short_program_still_sends_its_hint(postgres_url):

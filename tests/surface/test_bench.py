@@ -113,6 +113,7 @@ def test_a_scratch_schema_goes_with_all_it_holds(postgres_url):
         ("mysql://host/db", SetupError, "not supported"),
         ("sqlite:////nowhere/at/all/app.db", SetupError, "/nowhere/at/all does not exist"),
         ("postgresql://user:secret@127.0.0.1:1/x", DatabaseUnreachable, "127.0.0.1:1/x does not answer"),
+        ("postgresql://127.0.0.1:1/x?password=secret", DatabaseUnreachable, "127.0.0.1:1/x.* does not answer"),
     ],
 )
 def test_an_impossible_place_is_explained_without_its_password(url, error, message):
