@@ -18,11 +18,10 @@ from resilient.core.errors import InvalidInput
 from resilient.core.events import EventInfo, Replayed
 from resilient.core.message import numbered
 from resilient.engine import joining, sessions, trace
-from resilient.engine.enqueue import Ordered
 from resilient.engine.event import data_of
 from resilient.engine.forms import Forms, checked_routes, known
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
-from resilient.engine.writing import write
+from resilient.engine.writing import write, write_back
 from resilient.store import outbox as store
 from resilient.store.filters import JobFilter
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from resilient.core.records import JobInfo
     from resilient.engine.app import Resilient
-    from resilient.engine.enqueue import Encoder
+    from resilient.engine.enqueue import Encoder, Ordered
     from resilient.engine.event import Event
     from resilient.store.dialect import Dialect
     from resilient.wire.publishers.base import Destination
@@ -182,8 +181,8 @@ class Outbox:
         """Publish once more what was published from ``since`` on (a timedelta: that long ago), before ``until``.
 
         For what a broker lost after it had confirmed it, or a new consumer. Events keep their ids and numbers, so
-        consumers with an inbox take only what they miss; they go to the end of their key's line, in the order in
-        which they were published. What is dead was never published: retry it (`app.jobs.retry`).
+        consumers with an inbox take only what they miss; they are next in their key's line, in the order of their
+        numbers. What is dead was never published: retry it (`app.jobs.retry`).
 
         In batches, each in a transaction of its own. A dry run counts, up to 10,000. Raises `InvalidInput`.
         """
@@ -208,16 +207,19 @@ class Outbox:
 
     def _replay(self, c: Connection, d: Dialect, f: JobFilter, words: dict[str, Any]) -> builtins.list[JobInfo]:
         found = store.published(c, d, f, **words)
-        events, again = [(EventInfo.of(job), text) for job, text in found], list[Ordered]()
-        for info, text in events:
-            if info.id:
-                again += self._forms.ordered([info.destination], _again(text, info), info.key, _REPLAY)
-        write(c, d, again)
+        events = [(EventInfo.of(job), text) for job, text in found]
+        again = [self._again(info, text) for info, text in events if info.id]
+        write(c, d, [o for o in again if o.row.order_no is None])
+        write_back(c, d, [o.row for o in again if o.row.order_no is not None])
         return [job for job, _ in found]
 
+    def _again(self, info: EventInfo, text: str) -> Ordered:
+        """The same event with the number it had: a number of its own would be missed among those of the new ones."""
+        (ordered,) = self._forms.ordered([info.destination], _numbered(text, info), info.key, _REPLAY)
+        return ordered._replace(row=ordered.row._replace(order_no=None if info.key is None else info.sequence))
 
-def _again(text: str, info: EventInfo) -> str:
-    """The same event, with the number it had."""
+
+def _numbered(text: str, info: EventInfo) -> str:
     return text if info.sequence is None or "sequence" in info.event else numbered(text, info.sequence)
 
 

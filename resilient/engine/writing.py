@@ -66,6 +66,14 @@ def write_many(c: Connection, d: Dialect, ordered: Sequence[Ordered]) -> list[En
     return done
 
 
+@direct
+def write_back(c: Connection, d: Dialect, rows: Sequence[jobs.NewJob]) -> None:
+    """Insert jobs that have their numbers already: they are next in their lanes."""
+    if rows:
+        jobs.insert(c, d, [row._replace(waits=1) for row in rows])
+        order.put_back(c, d, {r.id: ((r.resource_key, r.ordering_key or ""), r.order_no or 0) for r in rows}, d.now(c))
+
+
 def is_one_statement(o: Ordered) -> bool:
     """Whether `write` of this job alone is one statement (PostgreSQL)."""
     return not o.waits_for_commit

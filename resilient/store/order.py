@@ -6,7 +6,8 @@ others are blocked, out of every claim's sight. When the head is over, `advance`
 
 - A head that fails keeps its place through all retries. Once it is dead, its policy says: ``block`` (the lane waits
   until somebody retries or discards it) or ``skip``. An expired one is skipped: that is what an expiry is for.
-- A job that is retried after its lane went on is put back: it is next (`put_back`).
+- A job that is retried after its lane went on is put back: it is next (`put_back`). So is an event that is replayed,
+  which is a job of its own with the number of the first one.
 - Jobs are written before lanes, lanes in the order of their keys: whoever holds a lane waits for no other lane of a
   smaller key, and for no job but the one it is about to make the head.
 """
@@ -130,7 +131,7 @@ def advance(c: Connection, d: Dialect, ids: Iterable[UUID], now: datetime, *, go
 
 
 def put_back(c: Connection, d: Dialect, numbers: Mapping[UUID, tuple[Lane, int]], now: datetime) -> None:
-    """Finished jobs that are to run again, and are blocked by now, are next in their lanes."""
+    """Jobs that had their turn, or stand for one that had it, and are blocked by now: they are next in their lanes."""
     lowest: dict[Lane, int] = {}
     for lane, order_no in numbers.values():
         lowest[lane] = min(order_no, lowest.get(lane, order_no))
@@ -182,7 +183,8 @@ def _promote(c: Connection, d: Dialect, lanes: Mapping[Lane, int], now: datetime
     d.run(
         c,
         "UPDATE {order} SET head_id = p.head_id, updated_at = :now,"
-        " seek_no = CASE WHEN p.head_id IS NULL THEN {order}.last_no ELSE p.n END + 1"
+        # Not beyond the head's own number: several jobs may have it, an event and its replays.
+        " seek_no = CASE WHEN p.head_id IS NULL THEN {order}.last_no + 1 ELSE p.n END"
         f" FROM {d.records('doc', {**_LANE, 'head_id': 'uuid', 'n': 'bigint'})} AS p WHERE {_SAME}",
         {"doc": json.dumps(doc), "now": now},
     )

@@ -135,3 +135,32 @@ async def test_the_numbers_of_a_key_go_on_however_long_it_was_quiet(app, databas
     await database.transaction(lambda c, d: order.prune(c, d, d.now(c) + HOUR))
     await publish(3)
     assert [message.sequence for message in seen] == [1, 2, 3]
+
+
+async def test_replays_take_no_numbers_from_new_events(app, database, seen):
+    """A consumer that wants every number would wait for theirs for ever."""
+
+    async def publish(*numbers):
+        def write():
+            with Session(database.sync_engine) as session:
+                for number in numbers:
+                    app.outbox.publish(session, Paid(number=number), key="k")
+                session.commit()
+
+        await asyncio.to_thread(write)
+
+    def take(message):
+        with Session(database.sync_engine) as s:
+            found = app.sync.inbox.arrived(s, "c", message.id, key="k", number=message.sequence, gapless=True)
+            s.commit()
+        return found
+
+    await publish(1, 2)
+    await app.worker().drain(timeout=30)
+    await publish(3)
+    assert (await app.outbox.replay(since=HOUR)).events == 2
+    assert (await app.outbox.replay(since=HOUR)).events == 2  # before the others were published
+    await publish(4)
+    await app.worker().drain(timeout=30)
+    assert [m.sequence for m in seen] == [1, 2, 3, 1, 1, 2, 2, 4]
+    assert [take(m) for m in seen] == ["first"] * 3 + ["duplicate"] * 4 + ["first"]
