@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy.exc import DBAPIError
-
-from resilient.store.direct import Direct, as_sqlalchemy, cursor_of
+from resilient.store.direct import Direct, as_sqlalchemy, cursor_of, unless_cut_off
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sqlalchemy import Connection
 
@@ -40,14 +38,14 @@ class Callers(Direct):
         self._driver = c.connection.driver_connection
         self._cursor = cursor_of(self._driver, c.info)
 
+    def copy(self, statement: str, lines: Iterable[str]) -> None:
+        """As it is sent to a connection of ours."""
+        with unless_cut_off(self._connection):
+            super().copy(statement, lines)
+
     def _send(self, statement: str, params: Mapping[str, Any] | None = None) -> Rows:
-        try:
+        with unless_cut_off(self._connection):
             return super()._send(statement, params)
-        except DBAPIError:
-            raise
-        except BaseException as error:
-            self._connection.invalidate(error)  # cancelled in the middle: nobody knows what state it is in
-            raise
 
     def _explained(self, error: Exception, statement: str | None) -> BaseException:
         """As SQLAlchemy says it; a connection that is gone leaves the caller's pool."""

@@ -10,6 +10,7 @@ A function that is marked `direct` runs here in `Database.transaction`: it uses 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ from sqlalchemy.util import await_only
 from resilient.store.types import UtcDateTime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -33,6 +34,7 @@ _BEGIN: Final = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off"
 )
 _PREPARE: Final = {"prepare_threshold": 1}  # with the second execution
+_OUT_OF_DATE: Final = "0A000"  # a kept plan whose columns have been altered since: it fails for as long as it is kept
 
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -111,7 +113,8 @@ class Direct:
         except BaseException as failure:
             if self._pooled.is_valid:
                 self._pooled.invalidate(failure)  # nobody knows what state it is in
-            raise
+            if kind is None or not isinstance(failure, Exception):  # else what went wrong before is what to tell
+                raise
         finally:
             if self._pooled.is_valid and self._driver.pgconn.transaction_status:  # not idle: cut off in the middle
                 self._pooled.invalidate()
@@ -152,9 +155,12 @@ class Direct:
             raise self._explained(error, statement) from error
 
     def _explained(self, error: Exception, statement: str | None) -> BaseException:
-        """As SQLAlchemy says it; a connection that is gone leaves the pool, and so do the others, which are as old."""
+        """As SQLAlchemy says it; a connection that is gone leaves the pool, and so do the others, which are as old.
+
+        So does one with a plan that is out of date: psycopg keeps it, because it takes no notice of our ROLLBACK.
+        """
         gone = statement is not None and bool(self._driver.closed or self._driver.broken)
-        if gone:
+        if gone or getattr(error, "sqlstate", None) == _OUT_OF_DATE:
             self._pooled.invalidate(error)
             self.engine.dispose()
         return as_sqlalchemy(error, statement, self.engine.dialect, gone=gone)
@@ -164,12 +170,15 @@ def cursor_of(driver: Any, info: dict[Any, Any]) -> Any:
     """One cursor for all statements of a connection: psycopg remembers in it how parameters are written.
 
     Measured: a cursor for each statement costs a third of a short one's time. ``info`` is the connection's in its pool.
+    A caller may have changed the encoding of texts since.
     """
-    cursor = info.get(_CURSOR)
-    if cursor is None or cursor.connection is not driver:
+    cursor, encoding = info.get(_CURSOR, (None, b""))
+    spoken = driver.pgconn.parameter_status(b"client_encoding")
+    if cursor is None or cursor.connection is not driver or encoding != spoken:
         from psycopg.rows import namedtuple_row  # noqa: PLC0415 - the extra may be missing, and then nobody comes here
 
-        cursor = info[_CURSOR] = driver.cursor(row_factory=namedtuple_row)
+        cursor = driver.cursor(row_factory=namedtuple_row)
+        info[_CURSOR] = (cursor, spoken)
     return cursor
 
 
@@ -192,13 +201,29 @@ def copy(c: Connection | Direct, statement: str, lines: Iterable[str]) -> None:
         c.copy(statement, lines)
         return
     connection: Any = c.connection.dbapi_connection
+    with unless_cut_off(c):
+        try:
+            if c.dialect.is_async:
+                connection.run_async(lambda driver: _copy(driver, statement, lines))
+            else:
+                _copy_sync(connection, statement, lines)
+        except c.dialect.loaded_dbapi.Error as error:
+            raise as_sqlalchemy(_bare(error), statement, c.dialect) from None
+
+
+@contextmanager
+def unless_cut_off(c: Connection) -> Iterator[None]:
+    """What is cut off in the middle (a timeout, say) takes the caller's connection with it.
+
+    Nobody knows what state it is in; and PostgreSQL takes the commit of a transaction that failed, and rolls it back.
+    """
     try:
-        if c.dialect.is_async:
-            connection.run_async(lambda driver: _copy(driver, statement, lines))
-        else:
-            _copy_sync(connection, statement, lines)
-    except c.dialect.loaded_dbapi.Error as error:
-        raise as_sqlalchemy(_bare(error), statement, c.dialect) from None
+        yield
+    except DBAPIError:
+        raise
+    except BaseException as error:
+        c.invalidate(error)
+        raise
 
 
 def _bare(error: Any) -> Exception:

@@ -5,17 +5,28 @@ import logging
 
 import psycopg
 import pytest
+from pydantic import BaseModel
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from resilient import Event, Resilient
+from resilient import Event, Job, Resilient, handler
+from resilient.store import direct
 from resilient.store.callers import Callers, shortest
 
 
 class Moved(Event, type="stock.moved"):
     number: int
+
+
+class Name(BaseModel):
+    name: str
+
+
+@handler("greet")
+async def greet(job: Job[Name]) -> None:
+    pass
 
 
 async def null(_message):
@@ -171,12 +182,50 @@ async def test_cancelled_while_it_waits_for_its_key(app, url, in_database):
     assert in_database() == [1, 2]
 
 
+@pytest.mark.parametrize("listened", [False, True], ids=["driver", "sqlalchemy"])
+async def test_many_jobs_cut_off_in_the_middle_are_not_committed_in_silence(app, url, in_database, listened):
+    """PostgreSQL takes the COMMIT of a transaction that failed, and rolls it back."""
+    engine = create_async_engine(url)
+    if listened:
+        event.listen(engine.sync_engine, "before_cursor_execute", lambda *_: None)
+
+    def lines():
+        asyncio.current_task().cancel()
+        yield "never sent whole"
+
+    def many(session):
+        direct.copy(shortest(session.connection()), "COPY resilient_turn (resource_key) FROM STDIN", lines())
+
+    async def go_on():
+        async with AsyncSession(engine) as s:
+            await s.execute(text("CREATE TABLE mine (n int)"))
+            with pytest.raises(asyncio.CancelledError):
+                await s.run_sync(many)
+            asyncio.current_task().uncancel()
+            with pytest.raises(PendingRollbackError):
+                await s.commit()
+
+    await asyncio.create_task(go_on())
+    await engine.dispose()
+    assert in_database("SELECT count(*) FROM resilient_turn") == [0]
+
+
+def test_the_encoding_may_change_meanwhile(postgres_url, engine, in_database):
+    app = Resilient(postgres_url, handlers=[greet])
+    for encoding in ("UTF8", "LATIN1", "UTF8"):
+        with Session(engine) as s:
+            s.execute(text(f"SET LOCAL client_encoding = '{encoding}'"))
+            app.enqueue_sync(greet, Name(name="Zoë"), resource_key="a", session=s)
+            s.commit()
+    assert in_database("SELECT payload ->> 'name' FROM resilient_job") == ["Zoë"] * 3
+
+
 def test_rows_come_with_names(engine):
     with engine.begin() as c:
-        direct = shortest(c)
-        assert direct.run("SELECT 1 AS one, 'a' AS name", None, {}).one().name == "a"
+        short = shortest(c)
+        assert short.run("SELECT 1 AS one, 'a' AS name", None, {}).one().name == "a"
         with pytest.raises(DBAPIError, match="division"):
-            direct.run("SELECT 1 / %(n)s", {"n": 0}, {})
+            short.run("SELECT 1 / %(n)s", {"n": 0}, {})
 
 
 def test_another_driver_goes_through_sqlalchemy(sqlite_url):

@@ -1,6 +1,7 @@
 """What goes straight to the driver is a transaction like every other: committed, rolled back, explained, cleaned up."""
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime
 from functools import partial
 
@@ -160,6 +161,38 @@ async def test_nothing_is_compiled_and_the_setting_ends_with_the_transaction(pos
     assert await postgres_database.statement(marked) == "on"
     assert await postgres_database.transaction(steered) == "off"
     assert await postgres_database.transaction(told) == "on"
+
+
+async def test_a_table_altered_under_a_kept_plan_costs_one_call(quick, statement, postgres_url):
+    """Else each connection that keeps such a plan fails for ever."""
+
+    def kinds(c, d):
+        return d.run(c, "SELECT kind FROM {job} WHERE resource_key = :key", {"key": "a"}).all()
+
+    for _ in range(3):
+        with pytest.raises(DBAPIError):
+            await quick(lambda c, d: d.run(c, "SELECT 1 / 0"))
+        assert await quick(kinds) == []
+        assert await statement(kinds) == []
+    with psycopg.connect(postgres_url, autocommit=True) as c:
+        c.execute("ALTER TABLE resilient_job ALTER COLUMN kind TYPE varchar(300)")
+    with pytest.raises(DBAPIError, match="cached plan"):
+        await statement(kinds)
+    assert await statement(kinds) == []
+    with contextlib.suppress(DBAPIError):  # the first call was made by the others' pool
+        await quick(kinds)
+    assert await quick(kinds) == []
+
+
+async def test_what_went_wrong_is_told_although_the_rollback_fails_too(quick):
+    def fail(c, d):
+        put(c, d, "a")
+        c._driver.pgconn.send_query(b"SELECT 1")  # as a COPY that was cut off leaves it
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await quick(fail)
+    assert await quick(keys) == []
 
 
 async def test_an_address_that_wants_no_prepared_statements_gets_none(postgres_url):
