@@ -58,7 +58,7 @@ def look(c: Connection, d: Dialect, wanted: turns.Wanted, per_key: int) -> Look 
                 locked.add(row[_RESOURCE][0])
     if not taken:
         return None
-    return Look(now or rows[0][_NOW], turns.best_of_each(taken, wanted), locked, facts, found)
+    return Look(now or resources.in_utc(rows[0][_NOW]), turns.best_of_each(taken, wanted), locked, facts, found)
 
 
 def _one_by_one(c: Connection, d: Dialect, wanted: turns.Wanted, per_key: int) -> Look | None:

@@ -8,6 +8,7 @@ costs a microsecond each.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,6 @@ from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
 
     from sqlalchemy import Connection
 
@@ -36,7 +36,7 @@ RESOURCE_COLUMNS: Final = (
     " policy, revision"
 )
 WIDTH: Final = 21  # how many columns that are
-# psycopg returns times and JSON as they are; converters on untouched columns would cost more than the row.
+# On PostgreSQL columns come without converters, which would cost more than the row: see `facts_from_row`.
 _SQLITE_TYPES: Final[dict[str, Any]] = {
     "key": None, "calm": None, "generation": None, "breaker": None, "open_until": TIME, "opened_at": TIME,
     "closed_at": TIME, "reopens": None, "probe_owner": None, "probe_until": TIME, "streak": None,
@@ -69,7 +69,7 @@ def lock_leaves(
     params = _with_now(d, {"keys": d.pack_keys(keys), "above": d.pack_keys(above)})
     if d.is_postgresql:
         rows = d.run(c, _lock_leaves_sql(d), params).all()
-        now = rows[0][WIDTH + 1] if rows and d.clock is None else d.now(c)
+        now = in_utc(rows[0][WIDTH + 1]) if rows and d.clock is None else d.now(c)
         return now, [r[0] for r in rows if r[WIDTH]], {r[0]: facts_from_row(r) for r in rows}
     found = _select(c, d, _within(d, "keys") + f" OR {_within(d, 'above')}", params)
     return d.now(c), [key for key in keys if key in found], found
@@ -145,8 +145,17 @@ def facts_from_row(row: Any) -> ResourceFacts:
     """The facts of a row of `RESOURCE_COLUMNS`; calm rows share theirs."""
     if row[1]:
         return _calm(row[0], row[2], row[WIDTH - 1])
+    row = [in_utc(value) if isinstance(value, datetime) else value for value in row]
     b = BreakerFacts(row[3], row[2], row[4], row[5], row[6], row[7], row[8], row[9], row[10])
-    return ResourceFacts(row[0], b, *list(row[11:WIDTH]))
+    return ResourceFacts(row[0], b, *row[11:WIDTH])
+
+
+def in_utc(time: datetime) -> datetime:
+    """A time as the driver gives it, in the session's zone: reckoning there goes by the wall clock.
+
+    In the night when summer time ends, that is an hour wrong.
+    """
+    return time if time.tzinfo is UTC else time.astimezone(UTC)
 
 
 @lru_cache(maxsize=16384)

@@ -2,9 +2,10 @@
 
 import random
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from resilient.core.resource_key import path
@@ -50,6 +51,35 @@ def seen(database, ask, wanted, per_key):
     with pytest.raises(ZeroDivisionError):
         database.transaction_sync(run)
     return found
+
+
+def test_times_do_not_depend_on_the_servers_time_zone(postgres_url, open_database):
+    """In the night when summer time ends, 02:20 comes before the 02:10 of an hour later."""
+    database = open_database(in_zone(postgres_url, "Europe/Berlin"), clock=None)
+    database.transaction_sync(jobs.insert, [jobs.NewJob(uuid4(), "k", "p/a", "{}")])
+    database.transaction_sync(resources.ensure, ["p", "p/a"])
+    since, until = datetime(2030, 10, 27, 0, 20, tzinfo=UTC), datetime(2030, 10, 27, 1, 10, tzinfo=UTC)
+
+    def throttle(c, d):
+        d.run(
+            c,
+            "UPDATE {resource} SET blocked_since = :from_at, blocked_until = :blocked_until WHERE key = 'p/a'",
+            {"from_at": since, "blocked_until": until},
+        )
+
+    database.transaction_sync(throttle)
+    found = seen(database, look.look, turns.Wanted(1), 2)
+    facts = found.facts["p/a"]
+    assert facts.blocked_until - facts.blocked_since == timedelta(minutes=50)
+    assert {found.now.tzinfo, facts.blocked_until.tzinfo} == {UTC}
+    now, _, _ = database.transaction_sync(resources.lock_leaves, ["p/a"], [])
+    assert now.tzinfo is UTC
+
+
+def in_zone(url, zone):
+    with psycopg.connect(url, autocommit=True) as c:
+        c.execute(f"ALTER DATABASE {c.info.dbname} SET TimeZone = '{zone}'")
+    return url
 
 
 @pytest.mark.parametrize("seed", range(12))
