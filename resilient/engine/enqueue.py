@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -154,8 +155,8 @@ class Encoder:
         within = _seconds("expires_in", expires_in)
         if within is not None and expires_at is not None:
             raise InvalidInput("give expires_at or expires_in, not both")
-        if max_attempts is not None and max_attempts < 1:
-            raise InvalidInput(f"max_attempts must be at least 1, not {max_attempts!r}")
+        if max_attempts is not None and not 1 <= max_attempts < 2**31:
+            raise InvalidInput(f"max_attempts must be at least 1 and less than 2**31, not {max_attempts!r}")
         _check_order(ordering_key, ordering_policy, priority)
         if on_dead not in get_args(OnDead):
             raise InvalidInput(f'on_dead must be "cancel", "wait" or "run", not {on_dead!r}')
@@ -290,8 +291,11 @@ def _tags(tags: Mapping[str, str] | None) -> str | None:
             raise InvalidInput(
                 f"tag {name!r} must be text of at most 255 characters under a name of at most 64, not {value!r}"
             )
+        if not _STORABLE.fullmatch(name + value):
+            raise InvalidInput(f"tag {name!r} has a character that no database stores (NUL, half a pair): {value!r}")
     text: str = _JSON.dump_json(dict(tags)).decode()
     return text
 
 
+_STORABLE: Final = re.compile("[^\\x00\\ud800-\\udfff]*")
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)

@@ -127,6 +127,9 @@ def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str)
         bulk.copy(c, d, jobs)
         return set()
     columns = ", ".join(_COPIED)
+    given, fields = columns, _FIELDS
+    if d.is_postgresql:  # as text: JSON within JSON must hold no \u0000 there
+        given, fields = columns.replace("payload,", "CAST(payload AS json),"), _FIELDS | {"payload": "text"}
     # A literal payload keeps its exact text; times are the database's unless the caller gave some.
     now = d.now_sql
     due, expiry = (
@@ -138,8 +141,8 @@ def _insert(c: Connection, d: Dialect, jobs: Sequence[NewJob], on_conflict: str)
         else ("coalesce(r.run_at, :now)", "r.expires_at")
     )
     state = "CASE WHEN r.waits > 0 THEN 'blocked' ELSE r.state END, coalesce(r.waits, 0), coalesce(r.followed, false)"
-    source = f"SELECT {columns}, {state}, {due}, {expiry}, unique_key, {now}, {now}"
-    source += f" FROM {d.records('doc', _FIELDS)} AS r"
+    source = f"SELECT {given}, {state}, {due}, {expiry}, unique_key, {now}, {now}"
+    source += f" FROM {d.records('doc', fields)} AS r"
     source += " WHERE true"
     head = f"INSERT INTO {{job}} ({columns}, state, waits, followed, run_at, expires_at, unique_lock, created_at,"
     head += " updated_at) "
@@ -191,7 +194,7 @@ def _insert_one(c: Connection, d: Dialect, j: NewJob) -> None:
 
 
 def _document(d: Dialect, jobs: Sequence[NewJob], host_now: datetime | None) -> str:
-    """The batch as one JSON array; payloads are spliced in as they are, what jobs have in common is encoded once."""
+    """The batch as one JSON array; what jobs have in common is encoded once."""
     common: dict[tuple[Any, ...], str] = {}
     rows = []
     for j in jobs:
@@ -202,7 +205,8 @@ def _document(d: Dialect, jobs: Sequence[NewJob], host_now: datetime | None) -> 
         own = f',"waits":{j.waits}' if j.waits else ""
         if j.order_no is not None:
             own += f',"order_no":{j.order_no}'
-        rows.append(f'{{"id":"{j[0].hex}","resource_key":"{j[2]}","payload":{j[3]},{rest}{own}}}')
+        payload = json.dumps(j[3], ensure_ascii=False) if d.is_postgresql else j[3]
+        rows.append(f'{{"id":"{j[0].hex}","resource_key":"{j[2]}","payload":{payload},{rest}{own}}}')
     return "[" + ",".join(rows) + "]"
 
 

@@ -365,7 +365,10 @@ class TestRefused:
             (InvalidInput, "delay or run_at, not both", {"delay": 1, "run_at": datetime(2030, 1, 1, tzinfo=UTC)}),
             (InvalidInput, "priority must be a whole number", {"priority": 1000}),
             (InvalidInput, "max_attempts must be at least 1", {"max_attempts": 0}),
+            (InvalidInput, "max_attempts must be at least 1", {"max_attempts": 2**31}),
             (InvalidInput, "tag 'a' must be text", {"tags": {"a": 1}}),
+            (InvalidInput, "tag 'a' has a character that no database stores", {"tags": {"a": "x\0"}}),
+            (InvalidInput, "tag 'a' has a character that no database stores", {"tags": {"a": "\ud800"}}),
             (InvalidInput, "unique_key must be 1 to 255", {"unique_key": "x" * 300}),
         ],
     )

@@ -26,6 +26,7 @@ HOSTILE = [
     '{"spread":\n\t"over \\u0001 lines"\r\n}',
     json.dumps("\N{NO-BREAK SPACE}\N{LINE SEPARATOR}\N{DELETE}", ensure_ascii=False),
     "0.1000000000000000055",
+    json.dumps({"nul": "a\0b"}),
 ]
 OPTIONS = [
     {},
