@@ -2,7 +2,8 @@
 
 A workflow runs until each of its steps succeeded. If one of them dies or is cancelled, it turns around: unfinished
 steps are cancelled, running ones asked to stop; once nothing of it runs any more, the undos of the steps that
-succeeded, and of those that may have (ambiguous), run one after the other, the latest step's first. A dead undo stops
+succeeded, and of those that may have (ambiguous, or over with a request that was never answered: a key makes a repeat
+safe, but tells nobody what became of it), run one after the other, the latest step's first. A dead undo stops
 this (`stuck`) until somebody retries or discards it. Once a workflow turned around, it never goes forward again.
 """
 
@@ -46,6 +47,7 @@ class StepFacts(NamedTuple):
     has_undo: bool = False
     undo_begun: bool = False
     undo_state: JobState | None = None
+    in_doubt: bool = False  # some request of it was never answered
 
 
 class Plan(NamedTuple):
@@ -95,9 +97,9 @@ def needs_undo(step: StepFacts) -> bool:
     """Whether it took effect, or may have."""
     if not step.has_undo:
         return False
-    return step.state is JobState.SUCCEEDED or (
-        step.state is JobState.DEAD and step.error_kind == FailureKind.AMBIGUOUS.value
-    )
+    if step.state is JobState.DEAD and step.error_kind == FailureKind.AMBIGUOUS.value:
+        return True
+    return step.state is JobState.SUCCEEDED or (step.state in (JobState.DEAD, JobState.CANCELLED) and step.in_doubt)
 
 
 # -- what people are shown ---------------------------------------------------------------------------------------------

@@ -144,6 +144,7 @@ def _facts(row: Row[Any]) -> StepFacts:
         has_undo=row.undo_kind is not None,
         undo_begun=row.undo_job_id is not None,
         undo_state=None if row.undo_state is None else JobState(row.undo_state),
+        in_doubt=bool(row.in_doubt),
     )
 
 

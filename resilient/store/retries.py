@@ -75,6 +75,8 @@ class Retry:
         free = {row.id: row.version for row in first if row.ordering_key is None}
         jobs.make_ready_if_version(c, d, free, now, reset=True)
         _schedule(c, d, [(row, at) for row, at in later if row.ordering_key is None], now)
+        if followed := [row.id for row in rows if row.followed]:
+            workflows.ask(c, d, followed, now)  # one that was stuck over a dead undo is not any more
         left = Counter({"duplicates": len(lost), "undone": len(over)})
         return Counter({"retried": -left.total(), **+left}) if left.total() else Counter()
 

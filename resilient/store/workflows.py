@@ -176,14 +176,15 @@ def undo_begins(c: Connection, d: Dialect, id_: UUID, name: str, job_id: UUID) -
 _STEPS_OF: Final = (
     "SELECT s.workflow_id, s.name, s.no, s.kind, s.resource_key, s.job_id, s.after_names, s.undo_kind, s.undo_version,"
     " {undo_payload} AS undo_payload, s.undo_max_attempts, s.undo_job_id, j.state, j.attempts, j.result, j.last_error,"
-    " j.last_error_kind, j.started_at, j.finished_at, u.state AS undo_state, u.last_error AS undo_error"
+    " j.last_error_kind, j.started_at, j.finished_at, u.state AS undo_state, u.last_error AS undo_error,"
+    " j.sent IS NOT NULL AS in_doubt"
     " FROM {step} s LEFT JOIN {job} j ON j.id = s.job_id LEFT JOIN {job} u ON u.id = s.undo_job_id"
 )
 _STEP_TYPES: Final[dict[str, Any]] = {
     "workflow_id": ID, "name": None, "no": None, "kind": None, "resource_key": None, "job_id": ID, "after_names": JSON,
     "undo_kind": None, "undo_version": None, "undo_payload": None, "undo_max_attempts": None, "undo_job_id": ID,
     "state": None, "attempts": None, "result": JSON, "last_error": None, "last_error_kind": None, "started_at": TIME,
-    "finished_at": TIME, "undo_state": None, "undo_error": None,
+    "finished_at": TIME, "undo_state": None, "undo_error": None, "in_doubt": None,
 }  # fmt: skip
 
 

@@ -299,3 +299,28 @@ async def test_a_replay_within_the_life_keeps_counting_from_the_first_sending(ma
     await app.jobs.retry(done.id, repeat_ambiguous=True)
     await drain(app)
     assert (await app.jobs.get(done.id)).state == "succeeded"
+
+
+@pytest.mark.parametrize("ends", ["dead", "cancelled"])
+async def test_a_step_with_an_unanswered_request_is_undone(make, api, ends):
+    """It may have taken effect, whatever its key: the customer may have been charged."""
+    undone = []
+
+    @handler("charge", retry=Retry(max_attempts=1 if ends == "dead" else 9, delay=Fixed(60)))
+    async def charge(job: Job[None]) -> None:
+        (await job.client.post("/charges", json={"amount": 5})).raise_for_status()
+
+    @handler("refund")
+    async def refund(job: Job[None]) -> None:
+        undone.append(job.resource_key)
+
+    api.lose = 1
+    app = make(charge, refund)
+    async with app.workflow("order", resource_key="pay/1") as wf:
+        wf.step(charge, undo=refund)
+    await drain(app)
+    if ends == "cancelled":
+        await app.workflows.cancel(wf.id)
+        await drain(app)
+    info = await app.workflows.get(wf.id)
+    assert (info.step("charge").state, info.state, undone) == (ends, "undone", ["pay/1"])

@@ -328,6 +328,12 @@ class TestBack:
         assert [(f.name, f.subject, f.detail) for f in told if f.name == "stuck_workflow"] == [
             ("stuck_workflow", "order", {"workflow": str(id_)})
         ]
+        told.clear()
+        assert (await app.jobs.retry(info.step("reserve").undo_job_id)).retried == 1
+        await app.database.transaction(_attend)
+        assert (await app.workflows.get(id_)).state == "undoing"
+        await app.worker().drain(timeout=60)  # and is dead again
+        assert [f.name for f in told if f.name == "stuck_workflow"] == ["stuck_workflow"]
         BROKEN.pop("release")
         assert (await app.jobs.retry(info.step("reserve").undo_job_id)).retried == 1
         await drain(app)
@@ -578,6 +584,9 @@ S, D, C, B, RUN = JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobStat
         ([(D, "ambiguous", True)], ("undoing", "step s0 is dead", (), "s0")),
         ([(D, "permanent", True)], ("failed", "step s0 is dead", (), None)),
         ([(D, "ambiguous", True, True, S)], ("undone", "step s0 is dead", (), None)),
+        ([(D, "transient", True, False, None, True)], ("undoing", "step s0 is dead", (), "s0")),
+        ([(C, None, True, False, None, True)], ("undoing", "step s0 was cancelled", (), "s0")),
+        ([(C, "ambiguous", True)], ("failed", "step s0 was cancelled", (), None)),
     ],
 )
 def test_plans(steps, expected):
