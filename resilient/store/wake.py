@@ -22,7 +22,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy.engine import URL
 
@@ -82,8 +82,7 @@ class Waker:
                     while True:
                         self._poked.wait()
                         self._poked.clear()
-                        for payload in self._payloads():  # also when closing: a short program may just have begun
-                            self._notify(driver.pgconn, name, payload)
+                        self._notify(driver.pgconn, name)  # also when closing: a short program may just have begun
                         if self._closed.is_set():
                             return
                         self._closed.wait(COALESCE)
@@ -92,22 +91,36 @@ class Waker:
                 if self._closed.wait(0.5):
                     return
 
-    @staticmethod
-    def _notify(libpq: Any, name: bytes, payload: str) -> None:
-        done = libpq.exec_params(b"SELECT pg_notify($1, $2)", [name, payload.encode()])
-        if done.error_message:
-            raise ConnectionError("the database took no NOTIFY")
+    def _notify(self, libpq: Any, name: bytes) -> None:
+        """Send what there is to tell; what a connection that is gone did not take is left for the next."""
+        for payload in self._payloads():
+            with self._kept_if_gone(libpq, payload):
+                done = libpq.exec_params(b"SELECT pg_notify($1, $2)", [name, payload.encode()])
+                if done.error_message:
+                    raise ConnectionError("the database took no NOTIFY")
 
-    def _payloads(self) -> list[str]:
+    @contextlib.contextmanager
+    def _kept_if_gone(self, libpq: Any, payload: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            if libpq.status:  # not OK
+                self._work = self._work or not payload
+                self._changed.update(payload.split())
+                self._poked.set()
+            raise
+
+    def _payloads(self) -> Iterator[str]:
         """What to send: nothing for work, else keys, as many as fit."""
-        found = [""] if self._work else []
-        self._work, keys = False, list[str]()
+        if self._work:  # looked at before it is reset: a poke in between is told now, one after it is a new one
+            self._work = False
+            yield ""
         while self._changed:
-            keys.append(self._changed.pop())
-            if sum(map(len, keys)) > PAYLOAD - 300 or not self._changed:
-                found.append(" ".join(keys))
-                keys = []
-        return found
+            keys, size = list[str](), 0
+            while self._changed and size <= PAYLOAD - 300:
+                keys.append(self._changed.pop())
+                size += len(keys[-1]) + 1
+            yield " ".join(keys)
 
     def close(self) -> None:
         """Send what is pending and stop the thread."""
