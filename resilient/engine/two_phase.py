@@ -86,13 +86,14 @@ def require_open(execution: Execution) -> Work:
 async def prepare(execution: Execution) -> AsyncIterator[Any]:
     """See `Job.prepare`."""
     work = _work(execution, "prepare")
-    if not _is_atomic(execution):
-        async with user_sessions.opened(execution, lambda s: _check_held(s, execution)) as session:
+    with _asks(execution, work):
+        if not _is_atomic(execution):
+            async with user_sessions.opened(execution, lambda s: _check_held(s, execution)) as session:
+                yield session
+            return
+        session = await _open(execution, work)
+        async with session.begin_nested():
             yield session
-        return
-    session = await _open(execution, work)
-    async with session.begin_nested():
-        yield session
 
 
 @asynccontextmanager
@@ -100,16 +101,17 @@ async def complete(execution: Execution) -> AsyncIterator[Any]:
     """See `Job.complete`."""
     work = _work(execution, "complete")
     session = await _open(execution, work)
-    if _is_atomic(execution):
-        async with session.begin_nested():
-            yield session
-    else:
-        try:
-            yield session
-            await session.flush()
-        except BaseException:
-            await roll_back(execution)
-            raise
+    with _asks(execution, work):
+        if _is_atomic(execution):
+            async with session.begin_nested():
+                yield session
+        else:
+            try:
+                yield session
+                await session.flush()
+            except BaseException:
+                await roll_back(execution)
+                raise
     work.completed = True
 
 
@@ -117,13 +119,14 @@ async def complete(execution: Execution) -> AsyncIterator[Any]:
 def prepare_sync(execution: Execution) -> Iterator[Any]:
     """`prepare` for threads."""
     work = _work(execution, "prepare")
-    if not _is_atomic(execution):
-        with user_sessions.opened_sync(execution, lambda s: _check_held(s, execution)) as session:
+    with _asks(execution, work):
+        if not _is_atomic(execution):
+            with user_sessions.opened_sync(execution, lambda s: _check_held(s, execution)) as session:
+                yield session
+            return
+        session = _open_sync(execution, work)
+        with session.begin_nested():
             yield session
-        return
-    session = _open_sync(execution, work)
-    with session.begin_nested():
-        yield session
 
 
 @contextmanager
@@ -131,17 +134,29 @@ def complete_sync(execution: Execution) -> Iterator[Any]:
     """`complete` for threads."""
     work = _work(execution, "complete")
     session = _open_sync(execution, work)
-    if _is_atomic(execution):
-        with session.begin_nested():
-            yield session
-    else:
-        try:
-            yield session
-            session.flush()
-        except BaseException:
-            roll_back_sync(execution)
-            raise
+    with _asks(execution, work):
+        if _is_atomic(execution):
+            with session.begin_nested():
+                yield session
+        else:
+            try:
+                yield session
+                session.flush()
+            except BaseException:
+                roll_back_sync(execution)
+                raise
     work.completed = True
+
+
+@contextmanager
+def _asks(execution: Execution, work: Work) -> Iterator[None]:
+    """What a block asks for, follow-ups and calls after the commit, is undone with it, also where that is caught."""
+    follow_ups, after = execution.follow_ups, list(work.after)
+    try:
+        yield
+    except BaseException:
+        execution.follow_ups, work.after = follow_ups, after
+        raise
 
 
 async def _open(execution: Execution, work: Work) -> Any:

@@ -293,6 +293,42 @@ async def test_a_handler_may_catch_what_its_block_raised(make, mode, phase):
         app.database.transaction_sync(lambda c, _d: c.execute(sa.delete(Row)))
 
 
+async def test_what_a_block_asked_for_is_undone_with_it(make, worker_kind):
+    """Follow-ups and calls after the commit, where the handler catches the block's error and ends well."""
+
+    async def tries(job: Job[None]) -> None:
+        job.then(follow, "before")
+        for block, word in ((job.prepare, "prepared"), (job.complete, "completed")):
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block itself raises
+                async with block():
+                    job.then(follow, word)
+                    if word == "completed":
+                        job.after_commit(lambda: SEEN.append("committed in vain"))
+                    raise ZeroDivisionError
+        async with job.complete():
+            job.then(follow, "at last")
+            job.after_commit(lambda: SEEN.append("committed"))
+
+    def tries_plain(job: SyncJob[None]) -> None:
+        job.then(follow, "before")
+        for block, word in ((job.prepare, "prepared"), (job.complete, "completed")):
+            with pytest.raises(ZeroDivisionError), block():  # noqa: PT012 - the same
+                job.then(follow, word)
+                if word == "completed":
+                    job.after_commit(lambda: SEEN.append("committed in vain"))
+                raise ZeroDivisionError
+        with job.complete():
+            job.then(follow, "at last")
+            job.after_commit(lambda: SEEN.append("committed"))
+
+    declared = handler("tries", mode=worker_kind[1])(tries if worker_kind[0] == "async" else tries_plain)
+    app = make(declared)
+    await app.enqueue(declared, resource_key="p/1")
+    await drain(app)
+    assert SEEN[0] == "committed"
+    assert sorted(SEEN[1:]) == [("followed", "at last", "p/1"), ("followed", "before", "p/1")]
+
+
 async def test_an_interruption_rolls_back(make):
     @handler("hangs", timeout=0.1, retry=Retry(max_attempts=1))
     async def hangs(job: Job[None]) -> None:
