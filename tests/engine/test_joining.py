@@ -112,6 +112,22 @@ async def test_published_by_a_listener_of_an_async_session(app, database, number
     assert numbers() == [("outbox.a", "k", 1), ("outbox.a", "k", 2)]
 
 
+@pytest.mark.parametrize("words", [{"ordering_key": "o"}, {"unique_key": "u"}, None], ids=["lane", "unique", "event"])
+def test_a_savepoint_s_release_is_no_commit(app, database, words):
+    """Written there, a lane or a unique key would be held for the rest of the business transaction."""
+    with Session(database.sync_engine) as s:
+        written = lambda: s.execute(text("SELECT count(*) FROM resilient_job")).scalar()  # noqa: E731
+        for _ in range(2):
+            with s.begin_nested(), s.begin_nested():
+                if words is None:
+                    app.outbox.publish(s, Moved(number=1), key="k")
+                else:
+                    app.sync.enqueue(count, session=s, resource_key="p/1", **words)
+        assert written() == 0
+        s.commit()
+        assert written() == (1 if words == {"unique_key": "u"} else 2)
+
+
 def test_nothing_is_written_if_the_rest_of_the_commit_fails(app, database, numbers):
     """The listener's event is dropped with the transaction, and the session serves the next."""
     maker = sessionmaker(database.sync_engine)
