@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilient.engine.alerts import Alerts
+from resilient.store import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -84,6 +85,11 @@ class SyncSide:
 
     def __init__(self, app: Resilient) -> None:
         self._app = app
+        self.begin_anew()
+        forks.renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """See `forks`."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

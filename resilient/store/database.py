@@ -37,6 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from resilient.core.errors import DatabaseUnreachable, SetupError
+from resilient.store import forks
 from resilient.store.address import (
     BUSY_TIMEOUT,
     cannot_connect,
@@ -91,8 +92,12 @@ class Database:
             raise SetupError(str(error)) from None
         self.is_sqlite = backend == "sqlite"
         self._in_threads = self._async is None and (self.is_sqlite or self._sync is not None)
+        self._queue_up()
+        forks.renew_in_children(self)
+
+    def _queue_up(self) -> None:
         # Not the loop's default executor: the application's own threads may fill that.
-        self._threads = ThreadPoolExecutor(1 if self.is_sqlite else pool_size, "resilient-database")
+        self._threads = ThreadPoolExecutor(1 if self.is_sqlite else self._pool_size, "resilient-database")
         self._async_turn = asyncio.Lock()
         self._sync_turn = threading.RLock()
 
@@ -253,6 +258,16 @@ class Database:
     def address(self) -> str:
         """The address without its password, for people."""
         return str(self.file) if self.file is not None else shown(self.url)
+
+    def begin_anew(self) -> None:
+        """See `forks`. An engine that was handed over is its owner's affair; memory can be opened once only."""
+        self._queue_up()
+        if self.is_sqlite and self.file is None:
+            return
+        for engine in self._owned:
+            plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+            forks.left.append(plain.pool)
+            plain.dispose(close=False)
 
     # -- the end ---------------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
+from resilient.store import forks
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -46,10 +48,18 @@ class Waker:
 
     def __init__(self, database: Database, *, listen_url: URL | None = None) -> None:
         self._database, self._url = database, listen_url
+        self._closed = threading.Event()
+        self.begin_anew()
+        forks.renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """See `forks`."""
+        closed, self._closed = self._closed.is_set(), threading.Event()
+        if closed:
+            self._closed.set()
         self._poked = threading.Event()
         self._work = False
         self._changed: set[str] = set()
-        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
