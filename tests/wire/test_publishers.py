@@ -1,6 +1,7 @@
 """Destinations against real brokers: what is confirmed is there, what is not there is not confirmed."""
 
 import asyncio
+import contextlib
 import json
 import sys
 from datetime import UTC, datetime
@@ -153,6 +154,44 @@ class TestRabbitMQ:
         error = await failed(RabbitMQ(queue[0], routing_key=full.name), message(2))
         assert error.failure.code == "nacked"
         await connection.close()
+
+
+class TestHung:
+    """A server that takes a connection and says nothing more."""
+
+    INFO = b'INFO {"server_id":"x","version":"2.10.0","max_payload":1048576,"proto":1}\r\n'
+
+    @pytest.mark.parametrize(
+        ("said", "make"),
+        [
+            (b"", lambda port: Nats(f"nats://127.0.0.1:{port}")),
+            (INFO, lambda port: Nats(f"nats://127.0.0.1:{port}")),
+            (b"", lambda port: Kafka(f"127.0.0.1:{port}")),
+            (b"", lambda port: RabbitMQ(f"amqp://guest:guest@127.0.0.1:{port}/")),
+        ],
+        ids=["nats", "nats that greets", "kafka", "rabbitmq"],
+    )
+    async def test_it_keeps_no_connection(self, said, make):
+        """An outage may last for days, and each look at it would leave one behind."""
+        connected = set()
+
+        async def hung(reader, writer):
+            connected.add(writer)
+            writer.write(said)
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1_000):
+                    pass
+            connected.discard(writer)
+            writer.close()
+
+        server = await asyncio.start_server(hung, "127.0.0.1", 0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):  # as `engine.publishers` bounds it
+                await make(server.sockets[0].getsockname()[1]).connect()
+        async with asyncio.timeout(5):
+            while connected:  # noqa: ASYNC110 - the server hears of it a moment later
+                await asyncio.sleep(0.01)
+        server.close()
 
 
 class TestNats:

@@ -14,6 +14,8 @@ An event whose confirm was lost is sent again: consumers tell duplicates by its 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -23,7 +25,7 @@ from resilient.core.errors import InvalidInput, JobFailure, MissingExtra
 from resilient.core.failure import Failure, FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from resilient.core.message import Message
 
@@ -77,6 +79,7 @@ class Destination:
 
 _LONGEST_TIMEOUT: Final = 300
 _LARGEST_BATCH: Final = 1_000
+_CLOSE_PATIENCE: Final = 1.0  # seconds
 
 
 def extra(module: str, name: str) -> Any:
@@ -92,6 +95,13 @@ def extra(module: str, name: str) -> Any:
 def lost(message: str, code: str) -> ConnectionLost:
     """The connection is gone, or was never there."""
     return ConnectionLost(message, failure=Failure(FailureKind.TRANSIENT, code=code))
+
+
+async def close_unopened(close: Callable[[], Awaitable[Any]]) -> None:
+    """Close what could not be opened, also where opening it took too long: a broker that is hung keeps its sockets."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_CLOSE_PATIENCE):
+            await close()
 
 
 def refused(message: str, code: str, *, ill: bool = False) -> JobFailure:

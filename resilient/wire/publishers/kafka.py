@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.errors import JobFailure, Permanent
-from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
+from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,9 +58,10 @@ class Kafka(Destination):
         producer = aiokafka.AIOKafkaProducer(**words)
         try:
             await producer.start()
-        except Exception as error:
-            with contextlib.suppress(Exception):
-                await producer.stop()
+        except BaseException as error:
+            await close_unopened(producer.stop)
+            if not isinstance(error, Exception):  # it took too long
+                raise
             raise lost(f"Kafka is not there: {type(error).__name__}: {error}", "broker_down") from error
         return _Producer(self, producer)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.errors import JobFailure, Permanent
-from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
+from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +38,10 @@ class Nats(Destination):
 
     async def connect(self) -> _JetStream:
         """See `Destination`."""
-        nats = extra("nats", "nats")
+        connection = extra("nats", "nats").NATS()
         try:
             # Its own reconnecting would hold events back in memory: ours are safe where they are.
-            connection = await nats.connect(
+            await connection.connect(
                 self.url,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
@@ -49,7 +49,10 @@ class Nats(Destination):
                 connect_timeout=self.timeout,
                 error_cb=_quiet,
             )
-        except Exception as error:
+        except BaseException as error:
+            await close_unopened(connection.close)
+            if not isinstance(error, Exception):  # it took too long
+                raise
             raise lost(f"NATS is not there: {type(error).__name__}: {error}", "broker_down") from error
         return _JetStream(self, connection)
 

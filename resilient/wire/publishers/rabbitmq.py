@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.message import CONTENT_TYPE
-from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
+from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,10 +46,11 @@ class RabbitMQ(Destination):
             exchange = (
                 await channel.get_exchange(self.exchange, ensure=True) if self.exchange else (channel.default_exchange)
             )
-        except Exception as error:  # the library's errors have no common root
+        except BaseException as error:  # the library's errors have no common root
             if connection is not None:
-                with contextlib.suppress(Exception):
-                    await connection.close()
+                await close_unopened(connection.close)
+            if not isinstance(error, Exception):  # it took too long
+                raise
             raise _failure(error, self.exchange) from error
         return _Exchange(self, aio_pika, connection, exchange)
 
