@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from sqlalchemy.exc import OperationalError
+from typer.main import get_command
 
 from resilient.core.errors import InvalidInput, NaiveDatetime
 from resilient.engine.heartbeat import code_version
@@ -27,7 +30,7 @@ def _clean(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    for name in ("shop", "broken", "needy", "two"):
+    for name in ("shop", "broken", "leaving", "needy", "two"):
         sys.modules.pop(name, None)
 
 
@@ -54,6 +57,7 @@ def shop(tmp_path):
     )
     (tmp_path / "two.py").write_text("from shop import app as a, app as b\n")
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "needy.py").write_text("import not_installed_anywhere\n")
 
 
@@ -78,7 +82,8 @@ def test_options_may_stand_after_the_command_and_in_the_environment(shop, run, m
     [
         ("nowhere:app", "there is no module 'nowhere' here"),
         ("shop:nope", "shop:nope: there is no 'nope'; apps in that module: shop:app"),
-        ("shop:number", "shop:number is a int, not a Resilient app"),
+        ("shop:number", "shop:number is not a Resilient app but of type int"),
+        ("leaving:app", "leaving cannot be imported: it calls sys.exit(3)"),
         ("two", "two names no app: write module:app; apps in that module: two:a, two:b"),
         ("shop.py", "'shop.py' is not module:app: write the import name"),
         ("broken:app", "broken cannot be imported: ZeroDivisionError: division by zero"),
@@ -411,3 +416,33 @@ def test_a_file_gets_everything():
     Output(console=console).table(("ID", "TEXT"), [Row("x" * 30, "[bold]y[/bold]" * 9, remark="z" * 50)])
     assert "[bold]y[/bold]" * 9 in out.getvalue()
     assert "z" * 50 in out.getvalue()
+
+
+# -- what the documentation says ---------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+PRINTED = [
+    (page.name, found[1] or found[2])
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for found in re.finditer(r"`(resilient [^`\n]+)`|^(?:\$ )?(resilient [^\n]+)$", page.read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), PRINTED)
+def test_every_command_that_the_pages_print_is_one(page, line):
+    words = iter(shlex.split(re.sub(r"[\[\]]", "", line), comments=True)[1:])
+    command, places = get_command(root.cli), 0
+    options = {name: param for param in command.params for name in param.opts}
+    for word in words:
+        if hasattr(command, "commands") and not word.startswith("-"):
+            assert word in command.commands, f"{page}: {line}"
+            command = command.commands[word]
+            options |= {name: param for param in command.params for name in param.opts}
+        elif word.startswith("-"):
+            assert command.ignore_unknown_options or word in options, f"{page}: {line}"
+            if not getattr(options.get(word), "is_flag", False):
+                next(words)
+        else:
+            places += 1
+    taken = [param.nargs for param in command.params if param.param_type_name == "argument"]
+    assert -1 in taken or places <= sum(taken), f"{page}: {line}"

@@ -90,7 +90,7 @@ def load(name: str) -> Resilient:
     if callable(found) and not isinstance(found, Resilient):
         found = found()
     if not isinstance(found, Resilient):
-        raise SetupError(f"{name} is a {type(found).__name__}, not a Resilient app")
+        raise SetupError(f"{name} is not a Resilient app but of type {type(found).__name__}")
     return found
 
 
@@ -106,6 +106,8 @@ def _import(module_name: str, name: str) -> ModuleType:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             raise SetupError(f"there is no module {module_name!r} here ({here}) or among the installed ones") from None
         raise SetupError(f"{module_name} cannot be imported: {error}") from error
+    except SystemExit as error:  # it would be taken for this command's own exit status
+        raise SetupError(f"{module_name} cannot be imported: it calls sys.exit({error.code!r})") from error
     except Exception as error:
         if isinstance(error, SetupError):
             raise
