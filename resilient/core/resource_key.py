@@ -23,7 +23,7 @@ _PATTERN: Final = re.compile(r"[A-Za-z0-9._:@+*?-]+(?:/[A-Za-z0-9._:@+*?-]+){0,4
 @lru_cache(maxsize=65536)
 def check(key: str) -> str:
     """Return ``key`` if it is a resource key, else raise `BadResourceKey`."""
-    if len(key) > MAX_LENGTH or not _KEY.fullmatch(key):
+    if not isinstance(key, str) or len(key) > MAX_LENGTH or not _KEY.fullmatch(key):
         raise BadResourceKey(
             f"{key!r} is not a resource key: use 1 to {MAX_SEGMENTS} segments of letters, digits and ._:@+- "
             f"joined by '/', at most {MAX_LENGTH} characters, such as 'github/acct-7'",

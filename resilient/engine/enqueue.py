@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -21,7 +22,7 @@ from resilient.store import jobs
 from resilient.store.filters import as_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 
 OnConflict = Literal["keep", "replace", "raise"]
@@ -155,11 +156,16 @@ class Encoder:
         within = _seconds("expires_in", expires_in)
         if within is not None and expires_at is not None:
             raise InvalidInput("give expires_at or expires_in, not both")
-        if max_attempts is not None and not 1 <= max_attempts < 2**31:
+        if max_attempts is not None and not (isinstance(max_attempts, int) and 1 <= max_attempts < 2**31):
             raise InvalidInput(f"max_attempts must be at least 1 and less than 2**31, not {max_attempts!r}")
-        _check_order(ordering_key, ordering_policy, priority)
-        if on_dead not in get_args(OnDead):
-            raise InvalidInput(f'on_dead must be "cancel", "wait" or "run", not {on_dead!r}')
+        _check_order(ordering_key, priority)
+        _check_words(
+            on_dead=on_dead,
+            on_conflict=on_conflict,
+            while_running=while_running,
+            unique_until=unique_until,
+            ordering_policy=ordering_policy,
+        )
         blockers = _blockers(after)
         text = self.text(kind, payload)
         row = jobs.NewJob(
@@ -236,7 +242,10 @@ def _default_attempts(kind: Kind[Any]) -> int | None:
 def _seconds(name: str, value: timedelta | float | None) -> float | None:
     if value is None:
         return None
-    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    try:
+        seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan  # in no range
     if not 0 <= seconds < 10 * 366 * 86400:
         raise InvalidInput(f"{name} must be between 0 and ten years, in seconds or as a timedelta, not {value!r}")
     return seconds
@@ -244,31 +253,48 @@ def _seconds(name: str, value: timedelta | float | None) -> float | None:
 
 def aware(name: str, value: datetime) -> datetime:
     """A datetime with a zone; raises `NaiveDatetime` for one without."""
-    if value.tzinfo is None or value.utcoffset() is None:
+    if not isinstance(value, datetime) or value.tzinfo is None or value.utcoffset() is None:
         raise NaiveDatetime(f"{name}={value!r} has no time zone: write datetime.now(timezone.utc) or add tzinfo")
     return value
 
 
 def _name(what: str, value: str | None) -> str | None:
-    if value is not None and not (0 < len(value) <= MAX_NAME and value.isprintable()):
-        raise InvalidInput(f"{what} must be 1 to 255 printable characters, not {value[:40]!r}")
+    if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()):
+        raise InvalidInput(f"{what} must be 1 to 255 printable characters, not {value!r:.42}")
     return value
 
 
-def _check_order(ordering_key: str | None, policy: str, priority: int) -> None:
+_WORDS: Final = {
+    "on_dead": get_args(OnDead),
+    "on_conflict": get_args(OnConflict),
+    "while_running": get_args(WhileRunning),
+    "unique_until": get_args(UniqueUntil),
+    "ordering_policy": get_args(OrderingPolicy),
+}
+
+
+def _check_words(**given: str) -> None:
+    for name, word in given.items():
+        words = _WORDS[name]
+        if word not in words:
+            others = ", ".join(f'"{one}"' for one in words[:-1])
+            raise InvalidInput(f'{name} must be {others} or "{words[-1]}", not {word!r}')
+
+
+def _check_order(ordering_key: str | None, priority: int) -> None:
     if ordering_key is not None and priority:
         raise InvalidInput(
             f"priority={priority} with ordering_key={ordering_key!r}: jobs of one ordering key run in the order of"
             " their commits; leave out one of the two"
         )
-    if policy not in get_args(OrderingPolicy):
-        raise InvalidInput(f'ordering_policy must be "block" or "skip", not {policy!r}')
 
 
 def _blockers(after: Blocker | Iterable[Blocker]) -> tuple[UUID, ...]:
     """The ids of those it waits for, each once."""
-    given = list(after) if isinstance(after, Iterable) and not isinstance(after, (str, Enqueued)) else [after]
-    ids = tuple(dict.fromkeys(as_id(one if isinstance(one, (UUID, str)) else one.id) for one in given))
+    given: list[Any] = (
+        list(after) if isinstance(after, Iterable) and not isinstance(after, (str, Enqueued)) else [after]
+    )
+    ids = tuple(dict.fromkeys(as_id(one if isinstance(one, (UUID, str)) else getattr(one, "id", one)) for one in given))
     if len(ids) > MAX_BLOCKERS:
         raise InvalidInput(
             f"a job waits for at most {MAX_BLOCKERS:,} others, not {len(ids):,}: let some wait in between"
@@ -284,6 +310,8 @@ def checked_name(what: str, value: str) -> str:
 def _tags(tags: Mapping[str, str] | None) -> str | None:
     if not tags:
         return None
+    if not isinstance(tags, Mapping):
+        raise InvalidInput(f"tags are names with their values, such as {{'customer': '7'}}, not {tags!r:.42}")
     if len(tags) > MAX_TAGS:
         raise InvalidInput(f"a job takes at most {MAX_TAGS} tags, not {len(tags)}")
     for name, value in tags.items():

@@ -238,9 +238,8 @@ def _names_of(fn: Callable[..., Any]) -> dict[str, Any]:
 
 def _brief(error: ValidationError) -> str:
     """The first few problems, by place and rule; never the values (they may be secrets)."""
-    problems = [
-        ".".join(map(str, e["loc"])) + ": " + e["msg"] for e in error.errors(include_input=False, include_url=False)[:3]
-    ]
+    first = error.errors(include_input=False, include_url=False)[:3]
+    problems = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in first]
     more = error.error_count() - len(problems)
     return "; ".join(problems) + (f" (and {more} more)" if more > 0 else "")
 

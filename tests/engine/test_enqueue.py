@@ -370,6 +370,19 @@ class TestRefused:
             (InvalidInput, "tag 'a' has a character that no database stores", {"tags": {"a": "x\0"}}),
             (InvalidInput, "tag 'a' has a character that no database stores", {"tags": {"a": "\ud800"}}),
             (InvalidInput, "unique_key must be 1 to 255", {"unique_key": "x" * 300}),
+            # of another type, or a word that is none: never taken for the default
+            (InvalidInput, "delay must be .* not '2h'", {"delay": "2h"}),
+            (InvalidInput, "expires_in must be .* not '5m'", {"expires_in": "5m"}),
+            (NaiveDatetime, "run_at='2030-01-01' has no time zone", {"run_at": "2030-01-01"}),
+            (InvalidInput, "max_attempts must be at least 1 .* not 'x'", {"max_attempts": "x"}),
+            (InvalidInput, "unique_key must be .* not 7", {"unique_key": 7}),
+            (InvalidInput, r"tags are names with their values, .* not \['a'\]", {"tags": ["a"]}),
+            (InvalidInput, "None is not a job id", {"after": [None]}),
+            (BadResourceKey, "None is not a resource key", {"resource_key": None}),
+            (BadPayload, "does not fit its model: Input should be", {"payload": None}),
+            (InvalidInput, '"keep", "replace" or "raise", not .Raise', {"unique_key": "k", "on_conflict": "Raise"}),
+            (InvalidInput, 'unique_until must be "start" or "finish"', {"unique_key": "k", "unique_until": "end"}),
+            (InvalidInput, 'while_running must be "drop" or', {"unique_key": "k", "while_running": "once"}),
         ],
     )
     async def test_bad_input_names_the_thing_and_writes_nothing(self, app, error, words, change):
