@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -160,7 +161,8 @@ def test_a_new_provider_passes_its_contract_once_it_is_filled_in(run, tmp_path):
     assert "pytest" in out
     code, told = contract(tmp_path)
     assert code == 1
-    assert "title: give its name" in told  # what is missing is named
+    for missing in ("title: give its name", "verified_on: ", "sources: "):  # each of them, without -v
+        assert re.search(f"^E +(AssertionError: )?{missing}", told, re.MULTILINE)
     path = tmp_path / "acme_corp.py"
     text = path.read_text()
     for empty, filled in (
