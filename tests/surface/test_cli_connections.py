@@ -48,6 +48,8 @@ def test_add_list_show_test_revoke(run):
     assert (one["resource_key"], one["kind"], one["state"]) == ("acme/a", "bearer", "active")
     assert "active" in run("connections", "show", "acme/a")[1]
     assert "acme/a is well" in run("connections", "test", "acme/a")[1]
+    status, _, err = run("connections", "revoke", "acme/a")
+    assert (status, err) == (1, "error: Forget the credentials of acme/a? Say --yes to do it.\n")
     assert run("connections", "revoke", "acme/a", "--yes")[0] == 0
     assert "revoked" in run("connections", "list", "--state", "revoked")[1]
     assert run("connections", "test", "acme/a")[0] == 1

@@ -98,6 +98,8 @@ def test_workflows(run):
 def test_cancel(run):
     (id_,) = begin(7, drain=False)
     assert run("workflows", "cancel", id_, "--yes") == f"Workflow {id_} is undoing.\n"
+    (done,) = begin(7)
+    assert run("workflows", "cancel", done, "--yes", status=1) == f"Workflow {done} is undone already.\n"
     run("workflows", "show", "0195f3a2-7c1e-7d3a-9b0e-2f6f3c1a8e55", status=3)
 
 

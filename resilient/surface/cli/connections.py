@@ -125,7 +125,7 @@ def revoke_connection(ctx: typer.Context, key: Key, *, yes: Yes = False) -> None
     """
     run: Context = ctx.obj
     one = run.app.sync.connections.get(key)
-    if not run.out.confirm(f"Forget the credentials of {one.resource_key}?", yes=yes):
+    if not run.out.confirm(f"Forget the credentials of {one.resource_key}?", yes=yes, dry_run=False):
         raise typer.Exit(FAILED)
     done = run.app.sync.connections.revoke(key)
     if run.out.as_json:
@@ -159,7 +159,7 @@ def _decide(ctx: typer.Context, provider: str, verb: str, question: str, *, yes:
     more = "+" if count == 1000 else ""  # noqa: PLR2004 - the page above
     if not count:  # nothing to lose: it may still be shut from before
         yes, question = True, ""
-    if not run.out.confirm(f"{count}{more} accounts of {provider} are suspect. {question}?", yes=yes):
+    if not run.out.confirm(f"{count}{more} accounts of {provider} are suspect. {question}?", yes=yes, dry_run=False):
         raise typer.Exit(FAILED)
     done = api.release(provider) if verb == "release" else api.confirm(provider)
     if run.out.as_json:

@@ -123,12 +123,15 @@ class Output:
             text.append(value, style=STYLES.get(value, "not dim"))
             self.console.print(text)
 
-    def confirm(self, question: str, *, yes: bool) -> bool:
-        """Ask before much is changed; without a person there, ``--yes`` must have been said."""
+    def confirm(self, question: str, *, yes: bool, dry_run: bool = True) -> bool:
+        """Ask before much is changed; without a person there, ``--yes`` must have been said.
+
+        ``dry_run``: whether the command can also only count.
+        """
         if yes:
             return True
         if not sys.stdin.isatty():
-            self.error(f"{question} Say --yes to do it, or --dry-run to only count.")
+            self.error(f"{question} Say --yes to do it{', or --dry-run to only count' if dry_run else ''}.")
             return False
         answer = self.console.input(f"{question} [y/N] ")
         return answer.strip().lower() in ("y", "yes")

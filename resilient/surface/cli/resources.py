@@ -79,9 +79,9 @@ def show_resource(ctx: typer.Context, key: Key) -> None:
     policy = run.app.policies.for_key(key, info.policy).to_json()
     if run.out.as_json:
         run.out.json({"resource": info.to_json(), "policy": policy, "why": why.to_json()})
-        return
-    _show(run, info, policy)
-    views.show_why(run.out, why)
+    else:
+        _show(run, info, policy)
+        views.show_why(run.out, why)
     _require_known(run, info)
 
 

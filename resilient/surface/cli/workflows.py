@@ -76,13 +76,17 @@ def cancel(ctx: typer.Context, workflow_id: Id, *, yes: Yes = False) -> None:
     """
     run: Context = ctx.obj
     found = run.app.sync.workflows.get(workflow_id)
-    if found.finished_at is None and not run.out.confirm(f"Cancel workflow {found.name} and undo its steps?", yes=yes):
+    over = found.finished_at is not None
+    ask = f"Cancel workflow {found.name} and undo its steps?"
+    if not over and not run.out.confirm(ask, yes=yes, dry_run=False):
         raise typer.Exit(FAILED)
     found = run.app.sync.workflows.cancel(workflow_id)
     if run.out.as_json:
         run.out.json(found.to_json())
     else:
-        run.out.say(f"Workflow {found.id} is {found.state.value}.")
+        run.out.say(f"Workflow {found.id} is {found.state.value}{' already' if over else ''}.")
+    if over:
+        raise typer.Exit(FAILED)
 
 
 def _done(w: WorkflowInfo) -> str:
