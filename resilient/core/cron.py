@@ -27,6 +27,7 @@ from cronsim import CronSim, CronSimError
 
 from resilient.core.errors import BadCron, NaiveDatetime
 from resilient.core.instants import duration
+from resilient.core.phrases import length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,7 +76,7 @@ class Ticks:
 
     def __str__(self) -> str:
         if self.every is not None:
-            return f"every {self.every}"
+            return f"every {length(self.every.total_seconds())}"
         return f"{self.cron} ({self.zone})"
 
 

@@ -186,7 +186,9 @@ def gates(path: Path, now: datetime) -> Iterator[Reason]:
         if stop is not None:
             text = _gate_text(stop, level, path.errors.get(key), now)
             if key != path.key and (waiting := path.waiting.get(key)) is not None:
-                text += f" {counted(waiting, 'job waits', 'jobs wait')} there."
+                text += (
+                    "" if text.endswith((".", "…")) else "."
+                ) + f" {counted(waiting, 'job waits', 'jobs wait')} there."
             yield Reason(stop.gate, text, key, stop.since, stop.until)
         elif level.facts.breaker.state != "closed":
             text = f"The circuit of {key} is due for a trial: the next job to start there is the one."

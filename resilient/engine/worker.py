@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from resilient.core import decide as decisions
 from resilient.core.errors import LostLease, ResourceStopped, SetupError
+from resilient.core.phrases import counted
 from resilient.core.states import TERMINAL
 from resilient.engine.collector import rare_collections
 from resilient.engine.completer import Completer, retry_pause
@@ -177,7 +178,8 @@ class Worker:
         if self._stopping.is_set():  # the second time: hand back now
             self.grace = 0.0
             self._interrupt_all()
-        log.info("worker %s is stopping: %d jobs still run", self.id, len(self.executor.running))
+        running = counted(len(self.executor.running), "job still runs", "jobs still run")
+        log.info("worker %s is stopping: %s", self.id, running)
         self.stop()
 
     # -- claiming -------------------------------------------------------------------------------------------------

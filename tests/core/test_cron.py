@@ -389,4 +389,4 @@ def test_the_stored_form_comes_back(spec):
 
 def test_as_text():
     assert str(ticks(cron="@daily", zone="Europe/Berlin")) == "0 0 * * * (Europe/Berlin)"
-    assert str(ticks(every="1h")) == "every 1:00:00"
+    assert [str(ticks(every=one)) for one in ("1h", "90s", 10)] == ["every 1 h", "every 90 s", "every 10 s"]

@@ -155,6 +155,13 @@ def test_every_gate_of_the_path_is_named_and_the_last_one_to_end_decides():
     assert why.to_json()["until"] == "2030-01-01T12:04:00.000Z"
 
 
+def test_an_error_without_a_full_stop_gets_one_before_what_follows():
+    above = level("github", breaker=BreakerFacts("open", open_until=at(minutes=4)))
+    errors = {"github": LastError("connect error", "transient", "connect_error", at(minutes=-2))}
+    why = why_job(JOB, path(level(), above, errors=errors), NOW)
+    assert texts(why)[1].endswith("connect error. 24 jobs wait there.")
+
+
 def test_a_stop_without_an_end_leaves_the_end_open():
     why = why_job(JOB, path(level(blocked_until=at(minutes=1)), level("github", paused_at=NOW)), NOW)
     assert why.until is None

@@ -177,7 +177,7 @@ class TestTick:
         assert await app.schedules.tick() == 1
         assert await app.schedules.tick() == 0
         assert caplog.text.count("schedule s cannot tick") == 1
-        assert [one.timing for one in await app.schedules.list()] == ["not readable by this version", "every 1:00:00"]
+        assert [one.timing for one in await app.schedules.list()] == ["not readable by this version", "every 1 h"]
         await app.alerts.keep_house()
 
     async def test_one_that_could_not_tick_is_tried_again_after_a_rest(self, make, clock, monkeypatch):
@@ -292,7 +292,7 @@ class TestPeople:
             "0 0 * * * (Europe/Berlin)",
             NOON + 11 * HOUR,
         )
-        assert (second.name, second.timing, second.last_at) == ("s", "every 1:00:00", None)
+        assert (second.name, second.timing, second.last_at) == ("s", "every 1 h", None)
         assert json.dumps(second.to_json())
 
     async def test_pause_and_resume(self, make, clock):

@@ -131,6 +131,13 @@ def test_enqueue_list_show_why(ok, read, enqueue):
     assert ok("jobs", "why", job).startswith("It is scheduled to run at ")
 
 
+def test_one_that_waits_for_its_turn_waits_since_it_was_enqueued(ok, enqueue, mark):
+    for _ in range(2):
+        job = enqueue("--ordering-key", "k", "--delay", "1h")
+    mark(job, created_at=datetime.now(UTC) - timedelta(minutes=90))
+    assert re.search(rf"{job} +blocked +for 1 h", ok("jobs", "list", "--state", "blocked"))
+
+
 def test_a_payload_from_a_file_and_from_standard_input(ok, read, tmp_path, monkeypatch):
     import io
 
@@ -250,6 +257,7 @@ def test_resources(enqueue, ok, run, read):
     assert ok("resources", "close", "github/a") == "github/a is closed.\n"
     assert ok("resources", "reset", "github/a", "--dry-run") == "github/a would be reset.\n"
     assert "No resource is stopped." in ok("resources", "list", "--stopped")
+    assert [run("resources", "show", "github/b", *how)[0] for how in ((), ("--json",))] == [3, 3]
 
 
 def test_resources_by_pattern(ok, run, read, database):
@@ -307,7 +315,7 @@ def test_schedules_for_each_account(ok, read, run):
         await app.close()
 
     asyncio.run(look())
-    assert re.search(r"each +every 1:00:00 +2 of lambda +in .+ +never", ok("schedules", "list"))
+    assert re.search(r"each +every 1 h +2 of lambda +in .+ +never", ok("schedules", "list"))
     shown = ok("schedules", "show", "each")
     assert re.search(r"accounts +2 of lambda", shown)
     assert re.search(r"github/b .* never", shown)

@@ -40,7 +40,7 @@ def when_of(job: JobInfo | EventInfo, now: datetime) -> str:
         return f"for {rough((now - job.started_at).total_seconds())}"
     if job.state == JobState.SCHEDULED and job.run_at > now:
         return f"in {rough((job.run_at - now).total_seconds())}"
-    since = max(job.run_at, job.created_at)
+    since = job.created_at if job.state == JobState.BLOCKED else max(job.run_at, job.created_at)
     if job.state == JobState.SCHEDULED:
         return f"due {rough((now - since).total_seconds())}"
     return f"for {rough((now - since).total_seconds())}"
