@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sqlalchemy.exc import DBAPIError
+
 from resilient.store import claim, resources
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ POLL: Final = 1.0  # seconds between two looks of an idle worker, jittered
 OLDEST_EVERY: Final = 10
 UNBOUNDED_EVERY: Final = 1.0
 BUSY: Final = 0.02  # every resource taken was locked by somebody: no hot loop while he is slow or stopped
-SKIP_FOR: Final = 1.0  # how long a key with only unknown kinds is passed over
+SKIP_FOR: Final = 1.0  # how long a key with only unknown kinds, or with a job that somebody holds, is passed over
+CAREFUL_FOR: Final = 30.0  # seconds after a claim had to wait for whoever holds a job
 MOST_TURNS: Final = 256
 QUANTUM: Final = (4, 16)  # jobs of one key at a time, at least and at most: fair between keys, and few statements a job
 COUNT_EVERY: Final = 0.02  # seconds
@@ -64,6 +67,7 @@ class Dispatcher:
         self._counted, self._counted_at = 0, monotonic()
         self._skip: dict[str, float] = {}
         self._missing: list[str] = []  # keys without a resource row
+        self._careful_until = -1e9
         self.claims = 0
         self.lost = 0
 
@@ -93,7 +97,13 @@ class Dispatcher:
             self._missing = []
         now = self._monotonic()
         ask = self._ask(slots, now)
-        claimed: claim.Claimed = await self._database.transaction(claim.claim, ask)
+        try:
+            claimed: claim.Claimed = await self._database.transaction(claim.claim, ask)
+        except DBAPIError as error:
+            if ask.careful or not claim.was_held_up(error):
+                raise
+            self._careful_until = now + CAREFUL_FOR
+            return None, 0.0
         self.claims += 1
         self._learn(ask, claimed, now)
         self._missing = claimed.missing
@@ -131,13 +141,16 @@ class Dispatcher:
             oldest_first=oldest,
             skip=tuple(self._skip),
             batches=self._batches,
+            careful=now < self._careful_until,
         )
 
     def _learn(self, ask: claim.Ask, claimed: claim.Claimed, now: float) -> None:
         self.lost += claimed.lost
         self._keys = max(1, len(claimed.turns)) if len(claimed.turns) < ask.take else MOST_TURNS
-        for key in claimed.unknown:
+        for key in (*claimed.unknown, *claimed.held):
             self._skip[key] = now + SKIP_FOR
+        if claimed.held:
+            self._careful_until = now + CAREFUL_FOR
         if ask.priority is not None and len(claimed.turns) < ask.take:
             # Everything of this priority was taken. It is asked again only after an unbounded look finds more of it.
             self._low.pop(ask.priority, None)

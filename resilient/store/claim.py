@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from sqlalchemy import Connection
+    from sqlalchemy.exc import DBAPIError
 
     from resilient.core.policy import Policy
 
@@ -57,6 +58,7 @@ class Ask:
     oldest_first: bool = False
     skip: Sequence[str] = ()
     batches: Mapping[str, int] = field(default_factory=dict)  # kinds whose jobs share a slot, and how many of them
+    careful: bool = False  # pass over jobs that somebody holds (a cancel in an open transaction): see `was_held_up`
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class Claimed:
     turns: list[turns.Turn] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # keys without a resource row: `resources.ensure` them
     unknown: list[str] = field(default_factory=list)  # keys that only hold kinds this worker does not know
+    held: list[str] = field(default_factory=list)  # keys with a job that somebody holds, found by a careful claim
     stops: dict[str, Stop] = field(default_factory=dict)  # leaf to what stops it
     facts: dict[str, ResourceFacts] = field(default_factory=dict)
     probes: dict[UUID, tuple[str, ...]] = field(default_factory=dict)  # job to the keys it probes
@@ -286,13 +289,16 @@ class _Claim:
         """Claim by optimistic lock; a lost candidate gives its key another turn."""
         rows = [row for _, picked, _ in chosen for row in picked]
         if rows:
-            won = start_if_ready(self.c, self.d, rows, self.ask.worker_id, self.now, self.now + self.ask.lease)
+            until, careful = self.now + self.ask.lease, self.ask.careful
+            won = start_if_ready(self.c, self.d, rows, self.ask.worker_id, self.now, until, careful=careful)
             all_won = len(won) == len(rows)
             out.jobs = rows if all_won else [row for row in rows if row.id in won]
             out.lost = len(rows) - len(won)
             for t, picked, probes in chosen:
                 if not all_won and any(row.id not in won for row in picked):
                     self.again.setdefault(t.resource_key, t.priority)
+                    if careful:
+                        out.held.append(t.resource_key)
                 if probes:
                     out.probes |= {row.id: probes for row in picked if row.id in won}
         changed = [k for k, level in self.levels.items() if level is not self.before[k]]
@@ -338,11 +344,31 @@ def _by_id(row: ClaimedJob) -> int:
     return row.id.int  # comparing the ids themselves is Python code
 
 
+def was_held_up(error: DBAPIError) -> bool:
+    """Whether a claim gave up waiting for a lock: it did nothing, and is to be made again carefully."""
+    return getattr(error.orig, "sqlstate", None) == "55P03"
+
+
 def start_if_ready(
-    c: Connection, d: Dialect, rows: Sequence[ClaimedJob], worker_id: str, now: datetime, lease_until: datetime
+    c: Connection,
+    d: Dialect,
+    rows: Sequence[ClaimedJob],
+    worker_id: str,
+    now: datetime,
+    lease_until: datetime,
+    *,
+    careful: bool = False,
 ) -> set[UUID]:
-    """Ready jobs whose version still matches become running under a lease; returns those ids."""
+    """Ready jobs whose version still matches become running under a lease; returns those ids.
+
+    ``careful`` waits for nobody, for half as much time again.
+    """
     ordered = sorted(rows, key=_by_id)  # as everybody who locks several jobs
+    if careful and d.is_postgresql:
+        ids = {"ids": d.pack_ids([r.id for r in ordered])}
+        free = d.run(c, "SELECT id FROM {job} WHERE id = ANY(CAST(:ids AS uuid[])) ORDER BY id {leaf_lock}", ids)
+        mine = {r[0] for r in free}
+        ordered = [r for r in ordered if r.id in mine]
     source, params = finishing.fences(d, [(r.id, r.version, None) for r in ordered], with_result=False)
     won = d.run(
         c,

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from resilient.store.dialect import Dialect
 
 
+PATIENCE: Final = "1s"  # how long a claim waits for a lock: a program may hold a job for as long as it likes
+
+
 @dataclass(slots=True)
 class Look:
     """What was found. ``locked`` are the keys of turns whose rows are held now."""
@@ -108,7 +111,7 @@ def _statement(d: Dialect, taking: str) -> str:
         " WHERE h.calm AND NOT EXISTS (SELECT 1 FROM troubled WHERE starts_with(h.key, stem)))"
         # Steers the statements after it, in the round trip it makes anyway.
         f" SELECT coalesce(t.what, r.what, j.what) AS what, clock_timestamp() AS now, {turn}, {resource}, {job},"
-        f" (SELECT concat({STEERING})) AS steered"
+        f" (SELECT concat({STEERING}, set_config('lock_timeout', '{PATIENCE}', true))) AS steered"
         f" FROM (SELECT 'turn' AS what, * FROM taken) AS t(what, {turn})"
         " FULL JOIN (SELECT 'held' AS what, * FROM held UNION ALL SELECT 'above', * FROM above)"
         f" AS r(what, {resource}) ON false"

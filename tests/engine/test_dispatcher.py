@@ -6,10 +6,13 @@ import asyncio
 import random
 from datetime import timedelta
 
-from resilient import Job, Resilient, Throttled, handler
+import psycopg
+
+from resilient import Item, Job, Resilient, Throttled, handler
 from resilient.core.policy import Policies
 from resilient.engine import sweeper
 from resilient.engine.dispatcher import Dispatcher
+from resilient.store import look
 
 
 class Clock:
@@ -49,6 +52,37 @@ def test_fast_jobs_are_claimed_in_advance_up_to_as_many_as_run_and_never_a_few_a
     assert dispatcher.wanted(18) == 0  # two more are not worth a claim
     run_for(dispatcher, clock, 4.0, per_second=0, total=total)
     assert [dispatcher.wanted(claimed) for claimed in (9, 10, 15)] == [1, 0, 0]  # they became slow
+
+
+async def test_a_job_that_a_program_holds_keeps_no_other_waiting(postgres_url, monkeypatch):
+    """One that a transaction has cancelled, say, and that does something else before it commits."""
+    monkeypatch.setattr(look, "PATIENCE", "50ms")
+    ran, some, last = [], asyncio.Event(), asyncio.Event()
+
+    @handler("work")
+    async def work(job: Job[int]) -> None:
+        ran.append(job.payload)
+        if len(ran) == 20:
+            some.set()
+        if job.payload == -1:
+            last.set()
+
+    app = Resilient(postgres_url, handlers=[work])
+    held = await app.enqueue(work, -1, resource_key="p/held", priority=9)
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT 1 FROM resilient_job WHERE id = %s FOR UPDATE", (held.id,))
+        await app.enqueue_many(work, [Item(n, f"p/{n % 5}") for n in range(20)])
+        worker = app.worker(concurrency=5)
+        running = asyncio.create_task(worker.run(signals=False))
+        async with asyncio.timeout(20):
+            await some.wait()
+        assert sorted(ran) == list(range(20))
+        other.commit()
+        async with asyncio.timeout(20):
+            await last.wait()
+    worker.stop()
+    await running
+    await app.close()
 
 
 async def test_what_was_parked_is_looked_at_when_its_cooldown_ends(database_url, monkeypatch):
