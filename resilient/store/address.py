@@ -82,6 +82,11 @@ def _is_secret(name: str) -> bool:
     return any(word in name.lower() for word in _SECRETS)
 
 
+def spoken(url: URL) -> dict[str, str]:
+    """UTF-8, whatever the database stores texts as: of SQL_ASCII the driver would read bytes."""
+    return {} if "client_encoding" in url.query else {"client_encoding": "utf8"}
+
+
 def of_engine(engine: Engine | AsyncEngine) -> URL:
     """The address of an engine that was handed over. Raises `SetupError` for a driver that cannot serve."""
     _known_driver(engine.url.get_backend_name(), engine.dialect.driver)

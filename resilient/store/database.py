@@ -46,6 +46,7 @@ from resilient.store.address import (
     of_engine,
     reason,
     shown,
+    spoken,
     without_threshold,
 )
 from resilient.store.dialect import Dialect
@@ -133,7 +134,7 @@ class Database:
         """How our own PostgreSQL engines are made."""
         return {
             "url": self.url.set(drivername="postgresql+psycopg"),
-            "connect_args": self._connect_args,
+            "connect_args": spoken(self.url) | self._connect_args,
             "pool_size": self._pool_size,
             "max_overflow": 5,
             "isolation_level": "READ COMMITTED",  # whatever default_transaction_isolation says
@@ -241,6 +242,13 @@ class Database:
         except PoolTimeout:
             raise DatabaseUnreachable(
                 f"every connection to {self.address} is in use: raise pool_size, or shorten transactions"
+            ) from None
+        except NotImplementedError as error:
+            if "DateStyle" not in str(error):
+                raise
+            raise SetupError(
+                f"the database user of {self.address} is set up to write times as psycopg cannot read them ({error}):"
+                " ALTER ROLE ... SET DateStyle = 'ISO', or add ?options=-cDateStyle=ISO to the address"
             ) from None
         except DBAPIError as error:
             if loses_statements(error):

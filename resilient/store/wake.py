@@ -22,6 +22,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from resilient.store import forks
+from resilient.store.address import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -216,7 +217,7 @@ class Listener:
 def _autocommit(database: Database, listen_url: URL | None) -> Any:
     """A connection of its own, outside every pool."""
     url = listen_url or database.url.set(drivername="postgresql+psycopg")
-    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=spoken(url))
     try:
         with engine.connect() as connection:
             yield connection

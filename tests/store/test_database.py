@@ -7,15 +7,19 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from resilient import Kind, Resilient
 from resilient.core.errors import DatabaseUnreachable, MissingExtra, SetupError
-from resilient.store import schema
+from resilient.store import due, schema
 from resilient.store.address import for_listening
 from resilient.store.database import Database
+from resilient.store.dialect import Dialect
+from resilient.store.wake import Listener
 
 SECRET = "canary-p4ssword"
 
@@ -82,6 +86,38 @@ async def test_a_pooler_that_loses_prepared_statements(postgres_url, open_databa
     assert "prepare_threshold" not in database.url.query
     with pytest.raises(SetupError, match="must be a number or 'none'"):
         open_database(f"{postgres_url}&prepare_threshold=off")
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_texts_are_texts_however_the_database_stores_them(postgres_server, open_database, encoding):
+    name = f"stored_as_{encoding.lower()}"
+    with postgres_server.connect() as c:
+        c.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'")
+    try:
+        database = open_database(postgres_server.url(name), clock=None)
+        await schema.upgrade(database)
+        app = Resilient(postgres_server.url(name), kinds=[Kind("greet")])
+        await app.enqueue("greet", {"name": "Zoë"}, resource_key="a/b")
+        await app.enqueue_many("greet", [{"name": "Zoë"}] * 60, resource_key="a/b")
+        assert {job.payload["name"] for job in await app.jobs.list(limit=100)} == {"Zoë"}
+        heard = threading.Event()
+        listener = Listener(database, heard.set)
+        listener.start()
+        assert await asyncio.to_thread(heard.wait, 5)
+        listener.close()
+        await app.close()
+    finally:
+        await database.close()
+        postgres_server.drop(name)
+
+
+async def test_times_that_the_driver_cannot_read(postgres_url, open_database):
+    with psycopg.connect(postgres_url, autocommit=True) as c:
+        c.execute(f"ALTER DATABASE {c.info.dbname} SET DateStyle = 'German'")
+    for run in (lambda d: d.statement(due.look), lambda d: d.transaction(lambda c, own: Dialect.now(own, c))):
+        with pytest.raises(SetupError, match=r"DateStyle 'German, DMY'.* add \?options=-cDateStyle=ISO"):
+            await run(open_database(postgres_url, clock=None))
+        await run(open_database(f"{postgres_url}&options=-cDateStyle=ISO", clock=None))
 
 
 def test_schema_needs_postgresql_and_a_plain_name():
