@@ -264,6 +264,7 @@ def test_resources_by_pattern(ok, run, read, database):
     database.transaction_sync(resources.ensure, ["github/a", "github/b", "gitlab/a"])
     status, _, err = run("resources", "pause", "github/*")
     assert (status, err.startswith("error: 2 resources would be paused. Go on? Say --yes")) == (1, True)
+    assert "1 resource would be paused. Go on?" in run("resources", "pause", "gitlab/*")[2]
     slow = ("resources", "pause", "github/*", "--rate", "1/min")
     assert "2 resources would be paused, which takes 1 min" in run(*slow)[2]
     assert ok(*slow, "--dry-run") == "  github/a\n  github/b\n2 resources would be paused.\n"

@@ -97,6 +97,7 @@ def test_show(run, events):
 
 def test_replay(run, events):
     assert "1 event would be published again" in run("outbox", "replay", "--since", "1h", "--dry-run")[1]
+    assert "Publish 1 event again? Say --yes" in run("outbox", "replay", "--since", "1h")[2]
     assert json.loads(run("outbox", "replay", "--since", "1h", "--yes", "--json")[1]) == {"replayed": 1}
     assert len(json.loads(run("outbox", "show", events[0], "--json")[1])["events"]) == 2
     assert "Nothing was published then" in run("outbox", "replay", "--since", "1h", "--to", "orders", "--key", "x")[1]

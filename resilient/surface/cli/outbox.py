@@ -115,14 +115,14 @@ def replay(
         "destination": destinations, "key": key, "limit": limit,
     }  # fmt: skip
     would = api.replay(**words, dry_run=True)
-    number = f"{would.events}+" if would.more else f"{would.events}"
+    number = f"{would.events:,}+ events" if would.more else counted(would.events, "event")
     if dry_run or not would.events:
         if run.out.as_json:
             run.out.json({"would_replay" if dry_run else "replayed": would.events, "more": would.more})
         else:
             run.out.say(f"{counted(would.events, 'event')} would be published again." if would.events else _NOTHING)
         return
-    if not run.out.confirm(f"Publish {number} events again?", yes=yes):
+    if not run.out.confirm(f"Publish {number} again?", yes=yes):
         raise typer.Exit(FAILED)
     done = api.replay(**words)
     if run.out.as_json:

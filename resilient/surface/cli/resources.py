@@ -311,7 +311,7 @@ def _change(
     pattern, dry_run = _is_pattern(which), bool(criteria.get("dry_run"))
     if pattern and not dry_run:
         meant = change(which, **options, **{**criteria, "dry_run": True})
-        ask = f"{len(meant):,} resources would be {done}{_lasting(criteria, len(meant))}. Go on?"
+        ask = f"{counted(len(meant), 'resource')} would be {done}{_lasting(criteria, len(meant))}. Go on?"
         if meant and not run.out.confirm(ask, yes=yes):
             raise typer.Exit(FAILED)
     unused = not pattern and _is_unused(run, run.app.sync.resources.get(which))
