@@ -94,8 +94,8 @@ def hold(c: Connection, d: Dialect, newcomers: Iterable[Newcomer], ended: Iterab
         "INSERT INTO {order} (resource_key, ordering_key, last_no, seek_no, updated_at)"
         f" SELECT resource_key, ordering_key, 0, 1, {d.now_sql} FROM"
         f" (SELECT resource_key, ordering_key FROM {d.records('doc', _LANE)} AS p UNION"
-        f" SELECT resource_key, ordering_key FROM {{job}} WHERE id {d.among('ids', 'uuid')}) AS lanes"
-        " WHERE true ORDER BY resource_key, ordering_key"
+        " SELECT resource_key, ordering_key FROM {job} WHERE ordering_key IS NOT NULL"
+        f" AND id {d.among('ids', 'uuid')}) AS lanes WHERE true ORDER BY resource_key, ordering_key"
         " ON CONFLICT (resource_key, ordering_key) DO UPDATE SET seek_no = {order}.seek_no",
         {"doc": json.dumps(doc), "ids": d.pack_ids(sorted(ended, key=_BY_INT))}
         | ({} if d.host_now() is None else {"now": d.host_now()}),

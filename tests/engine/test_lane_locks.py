@@ -4,6 +4,7 @@ Each test holds what both sides want, lets the engine queue for it first and a b
 """
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from sqlmodel import Session
 
 from resilient import Event, Fixed, Job, Resilient, Retry, handler
 from resilient.engine import completer
+from resilient.store import followers
 from resilient.store.finishing import Finish
 
 LANE, WORKFLOW = "resilient_order WHERE resource_key = 'p/1'", "resilient_workflow"
@@ -93,14 +95,16 @@ def drain(app):
     return lambda: app.worker(concurrency=2).drain(timeout=30)
 
 
-def end(app, done, dead=()):
+def end(app, done, dead=(), follow_ups=None):
     """A worker's results, in one batch."""
     finishes = [Finish(id_, 2, "dead", "dead") for id_ in dead]
-    sets = "state = 'running', version = version + 1, locked_by = 'w', lease_until = now()"
+    sets = "state = 'running', version = version + 1, locked_by = 'w', lease_until = updated_at"
     ids = {"ids": app.database.dialect.pack_ids([*done, *dead])}
     where = f"id {app.database.dialect.among('ids', 'uuid')}"
     app.database.transaction_sync(lambda c, d: d.run(c, f"UPDATE {{job}} SET {sets} WHERE {where}", ids))
-    return lambda: app.database.transaction(completer.write, [(id_, 2, None) for id_ in done], finishes, {})
+    return lambda: app.database.transaction(
+        completer.write, [(id_, 2, None) for id_ in done], finishes, {}, follow_ups=follow_ups
+    )
 
 
 @pytest.mark.parametrize("kind", [publishes, followed], ids=lambda kind: kind.kind)
@@ -108,6 +112,34 @@ async def test_a_job_in_order_is_followed_by_others_in_order(app, kind):
     await app.enqueue(kind, resource_key="p/1", ordering_key="o")
     assert errors(await meet(app, LANE, drain(app), business(app))) == []
     assert TRIES == [1]
+
+
+@pytest.mark.parametrize("kind", [publishes, followed], ids=lambda kind: kind.kind)
+async def test_both_lanes_go_on(database, clock, read_all, kind):
+    app = Resilient(database, handlers=[publishes, followed, last], destinations={"a": null}, routes={Moved: ["a"]})
+    for _ in range(3):
+        await app.enqueue(kind, resource_key="p/1", ordering_key="o")
+    await app.worker(concurrency=2).drain(timeout=30)
+    rows = read_all("SELECT resource_key, order_no, state FROM {job} ORDER BY resource_key, order_no")
+    assert [tuple(r.values()) for r in rows] == [
+        (key, n, "succeeded") for key in ("outbox/a", "p/1") for n in (1, 2, 3)
+    ]
+    assert read_all("SELECT last_no, head_id FROM {order}") == [{"last_no": 3, "head_id": None}] * 2
+
+
+async def test_jobs_without_a_key_are_in_no_lane(database, read_all):
+    """Nor are those that die with what they wait for."""
+    app = Resilient(database, handlers=[publishes, followed, last], destinations={"a": null}, routes={Moved: ["a"]})
+    first = await app.enqueue(publishes, resource_key="p/1")
+    await app.enqueue(last, resource_key="p/1", after=[first.id])
+    await app.worker().drain(timeout=30)
+    one, two = await app.enqueue(last, resource_key="q/1"), await app.enqueue(followed, resource_key="q/1")
+    await app.enqueue(last, resource_key="q/1", after=[one.id])
+    await app.database.transaction(followers.resolve_dependencies, datetime.now(UTC))
+    new = app._encoder.encode(last, None, "q/2", ordering_key="o")
+    await end(app, [two.id], [one.id], follow_ups={two.id: [new]})()
+    lanes = [(r["resource_key"], r["ordering_key"]) for r in read_all("SELECT * FROM {order} ORDER BY 1")]
+    assert lanes == [("outbox/a", "k"), ("q/2", "o")]
 
 
 async def test_one_succeeded_and_one_died(app):
