@@ -1,5 +1,6 @@
 """A message is taken once, in the consumer's transaction; in order where it has a number."""
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -143,6 +144,23 @@ class TestArrived:
             two.connection().exec_driver_sql("SET LOCAL lock_timeout = '50ms'")
             with pytest.raises(Exception, match="lock timeout"):
                 self.take(app, two, 2)
+
+    def test_of_a_known_key_too(self, postgres_database):
+        """Its row is there: the second must not decide by what the first is about to change."""
+        app = Resilient(postgres_database)
+        with Session(postgres_database.sync_engine) as one, Session(postgres_database.sync_engine) as two:
+            assert self.take(app, one, 1) is Arrival.FIRST
+            one.commit()
+            assert self.take(app, one, 3) is Arrival.FIRST
+            waiting, found = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", []
+            second = threading.Thread(target=lambda: found.append(self.take(app, two, 2)))
+            second.start()
+            while not postgres_database.transaction_sync(lambda c, _: c.exec_driver_sql(waiting).scalar()):
+                assert second.is_alive()
+                second.join(0.01)
+            one.commit()
+            second.join(30)
+            assert found == [Arrival.OUTDATED]
 
     @pytest.mark.parametrize(("key", "number"), [("", 1), ("k", 0), ("k", 2**63), ("k", "1")])
     def test_mistakes(self, app, session, key, number):

@@ -46,12 +46,21 @@ async def followed(job: Job[None]) -> None:
     job.then(last, None, resource_key="outbox/a", ordering_key="k")
 
 
+HANDLERS = [publishes, followed, last]
+
+
 @pytest.fixture
 async def app(postgres_database):
     TRIES.clear()
-    app = Resilient(
-        postgres_database, handlers=[publishes, followed, last], destinations={"a": null}, routes={Moved: ["a"]}
-    )
+    app = Resilient(postgres_database, handlers=HANDLERS, destinations={"a": null}, routes={Moved: ["a"]})
+    yield app
+    await app.close()
+
+
+@pytest.fixture
+async def anywhere(database):
+    """The same on either database."""
+    app = Resilient(database, handlers=HANDLERS, destinations={"a": null}, routes={Moved: ["a"]})
     yield app
     await app.close()
 
@@ -115,8 +124,8 @@ async def test_a_job_in_order_is_followed_by_others_in_order(app, kind):
 
 
 @pytest.mark.parametrize("kind", [publishes, followed], ids=lambda kind: kind.kind)
-async def test_both_lanes_go_on(database, clock, read_all, kind):
-    app = Resilient(database, handlers=[publishes, followed, last], destinations={"a": null}, routes={Moved: ["a"]})
+async def test_both_lanes_go_on(clock, anywhere, read_all, kind):
+    app = anywhere
     for _ in range(3):
         await app.enqueue(kind, resource_key="p/1", ordering_key="o")
     await app.worker(concurrency=2).drain(timeout=30)
@@ -127,9 +136,9 @@ async def test_both_lanes_go_on(database, clock, read_all, kind):
     assert read_all("SELECT last_no, head_id FROM {order}") == [{"last_no": 3, "head_id": None}] * 2
 
 
-async def test_jobs_without_a_key_are_in_no_lane(database, read_all):
+async def test_jobs_without_a_key_are_in_no_lane(anywhere, read_all):
     """Nor are those that die with what they wait for."""
-    app = Resilient(database, handlers=[publishes, followed, last], destinations={"a": null}, routes={Moved: ["a"]})
+    app = anywhere
     first = await app.enqueue(publishes, resource_key="p/1")
     await app.enqueue(last, resource_key="p/1", after=[first.id])
     await app.worker().drain(timeout=30)
