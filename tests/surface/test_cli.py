@@ -29,7 +29,9 @@ PROGRAM = """
         to: str
 
     @handler("mail.send", retry=Retry(max_attempts=3))
-    async def send(job: Job[Mail]) -> None: ...
+    async def send(job: Job[Mail]) -> None:
+        if job.payload.to == "bug":
+            raise ValueError("boom")
 
     @handler("issues.sync")
     async def sync(job: Job[None]) -> None: ...
@@ -129,6 +131,22 @@ def test_enqueue_list_show_why(ok, read, enqueue):
     assert document.keys() == {"job", "attempts", "why"}
     assert read("jobs", "why", job)["reasons"][0]["code"] == "scheduled"
     assert ok("jobs", "why", job).startswith("It is scheduled to run at ")
+
+
+def test_a_failure_of_our_own_code_is_shown_with_the_line_it_comes_from(ok):
+    job = ok("enqueue", "mail.send", '{"to": "bug"}', "-r", "a/b", "--max-attempts", "1").strip()
+
+    async def work():
+        sys.modules.pop("shop", None)
+        app = importlib.import_module("shop").app
+        await app.worker().drain(timeout=60)
+        await app.close()
+
+    asyncio.run(work())
+    shown = ok("jobs", "show", job)
+    _, _, traceback = shown.partition("\nTraceback of execution 1\n")
+    assert 'raise ValueError("boom")' in traceback
+    assert "shop.py" in traceback
 
 
 def test_one_that_waits_for_its_turn_waits_since_it_was_enqueued(ok, enqueue, mark):

@@ -99,6 +99,10 @@ def show_job(out: Output, job: JobInfo, attempts: Sequence[AttemptInfo], why: Wh
         out.heading("What happened")
         for one in attempts:
             _show_attempt(out, one, now)
+    if (latest := next((one for one in reversed(attempts) if one.traceback), None)) is not None:
+        out.heading(f"Traceback of execution {latest.execution}")
+        for line in (latest.traceback or "").splitlines():
+            out.say(f"  {line}", style="dim")
 
 
 def _show_attempt(out: Output, one: AttemptInfo, now: datetime) -> None:
