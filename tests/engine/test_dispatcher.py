@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from datetime import timedelta
+from uuid import uuid4
 
 import psycopg
 
@@ -12,7 +14,7 @@ from resilient import Item, Job, Resilient, Throttled, handler
 from resilient.core.policy import Policies
 from resilient.engine import sweeper
 from resilient.engine.dispatcher import Dispatcher
-from resilient.store import look
+from resilient.store import claim, jobs, look
 
 
 class Clock:
@@ -23,9 +25,9 @@ class Clock:
         return self.time
 
 
-def make(clock, concurrency=10):
+def make(clock, concurrency=10, database=None):
     return Dispatcher(
-        None, worker_id="w", kinds=["k"], concurrency=concurrency, lease=timedelta(seconds=60), policies=Policies(),
+        database, worker_id="w", kinds=["k"], concurrency=concurrency, lease=timedelta(seconds=60), policies=Policies(),
         monotonic=clock, rng=random.Random(1),
     )  # fmt: skip
 
@@ -36,6 +38,53 @@ def run_for(dispatcher, clock, seconds, per_second, total=0):
         total += per_second * 0.05
         dispatcher.ended(int(total))
     return int(total)
+
+
+def put(database, *keys, priority=0):
+    database.transaction_sync(jobs.insert, [jobs.NewJob(uuid4(), "k", key, "{}", priority=priority) for key in keys])
+
+
+async def claimed(dispatcher, count, polls=400):
+    """The keys of the next jobs, one a claim."""
+    found = []
+    for _ in range(polls):
+        brought, _ = await dispatcher.poll(1)
+        found += [job.resource_key for job in brought.jobs] if brought else []
+        if len(found) >= count:
+            break
+    return found
+
+
+async def test_the_oldest_is_served_now_and_then_however_much_urgent_work_there_is(database):
+    put(database, "a/patient")
+    put(database, *(f"a/{n}" for n in range(40)), priority=9)
+    found = await claimed(make(Clock(), database=database), 25)
+    assert len(found) == 25
+    assert "a/patient" in found
+
+
+async def test_gone_turns_are_not_read_again_and_one_that_commits_late_is_found(database, monkeypatch):
+    """Ids are drawn before they commit: one below those already seen may appear at any time."""
+    asks, real = [], claim.claim
+
+    @functools.wraps(real)
+    def noting(c, d, ask):
+        asks.append(ask)
+        return real(c, d, ask)
+
+    monkeypatch.setattr(claim, "claim", noting)
+    put(database, *(f"a/{n}" for n in range(20)))
+    late = "SELECT id FROM {turn} WHERE resource_key = 'a/0'"
+    (id_,) = database.transaction_sync(lambda c, d: d.run(c, late).one())
+    database.transaction_sync(lambda c, d: d.run(c, "DELETE FROM {turn} WHERE id = :i RETURNING 1", {"i": id_}).all())
+    clock = Clock()
+    dispatcher = make(clock, database=database)
+    assert len(await claimed(dispatcher, 15)) == 15
+    assert max(ask.low for ask in asks) > id_
+    put_back = "INSERT INTO {turn} (id, resource_key, priority) VALUES (:i, 'a/0', 0) RETURNING 1"
+    database.transaction_sync(lambda c, d: d.run(c, put_back, {"i": id_}).all())
+    clock.time += 1.1
+    assert "a/0" in await claimed(dispatcher, 5)
 
 
 def test_slow_jobs_are_claimed_one_by_one_and_none_in_advance():

@@ -238,6 +238,26 @@ class TestUnique:
         await app.worker().drain(timeout=20)
         assert (await app.enqueue(mail, Mail(to="b"), resource_key="p/1", unique_key="u")).created
 
+    async def test_the_key_is_free_while_it_runs_and_when_it_is_tried_again(self, database, clock):
+        """What changes after its start may have come too late for it."""
+        seen = []
+
+        @handler("mail")
+        async def again(job: Job[Mail]) -> None:
+            seen.append(job.payload.to)
+            if job.payload.to == "a" and job.attempt == 1:
+                assert (await app.enqueue(again, Mail(to="b"), resource_key="p/1", unique_key="u")).created
+                raise Transient("later")
+
+        app = Resilient(database, handlers=[again])
+        await app.enqueue(again, Mail(to="a"), resource_key="p/1", unique_key="u")
+        await app.worker().drain(timeout=20)
+        clock.advance(minutes=1)
+        assert (await app.enqueue(again, Mail(to="c"), resource_key="p/1", unique_key="u")).created
+        await app.worker().drain(timeout=20)
+        assert sorted(seen) == ["a", "a", "b", "c"]
+        await app.close()
+
     async def test_once_more_while_it_runs(self, database):
         seen = []
 
@@ -397,6 +417,9 @@ class TestRefused:
             PayloadTooLarge, match=r"1,002 bytes, more than max_payload=1,000: store the data elsewhere"
         ):
             await app.enqueue("blob", "x" * 1000, resource_key="p/1")
+        with pytest.raises(PayloadTooLarge, match="1,202 bytes"):
+            await app.enqueue("blob", "漢" * 400, resource_key="p/1")
+        await app.enqueue("blob", "漢" * 300, resource_key="p/1")
         await app.close()
 
     async def test_values_never_show_in_errors(self, app):

@@ -12,6 +12,9 @@ from resilient.core.policy import Limit, Policies
 from resilient.engine.completer import write
 from resilient.engine.sweeper import recheck
 from resilient.store import claim, gates, jobs, resources, turns
+from resilient.store.changes import Sweep
+from resilient.store.edits import Edit
+from resilient.store.filters import JobFilter
 
 NONE = Policies()
 
@@ -279,6 +282,24 @@ class TestRaces:
             finish(database, claimed)
         assert len(take(database).jobs) == 1
         assert lost(database) == []
+
+    @pytest.mark.parametrize("jobs_there", [1, 2])
+    def test_a_job_that_is_changed_between_look_and_claim_keeps_its_turn(self, database, monkeypatch, jobs_there):
+        """An edit bumps the version and writes no turn: the claim has taken the only one, and loses the job."""
+        edited, *_ = put(database, *(new("a/1") for _ in range(jobs_there)))
+        database.transaction_sync(resources.ensure, ["a", "a/1"])
+        original = claim.start_if_ready
+
+        def edited_first(*args):
+            database.transaction_sync(Sweep(Edit(payload=1), JobFilter.of({"ids": [edited]})).step)
+            return original(*args)
+
+        monkeypatch.setattr(claim, "start_if_ready", edited_first)
+        claimed = database.transaction_sync(claim.claim, ask())
+        assert (claimed.lost, len(claimed.jobs)) == (1, jobs_there - 1)
+        assert lost(database) == []
+        monkeypatch.undo()
+        assert [row.id for row in take(database).jobs] == [edited]
 
     def test_a_gate_that_opens_between_judging_and_parking_strands_nobody(self, database):
         """Claim reads the pause; the resume commits, releasing nothing; then the claim parks."""
