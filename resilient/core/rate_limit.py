@@ -99,9 +99,10 @@ def take(limit: Limit, state: LimitState, cost: float, now: float) -> LimitState
 
 def give_back(limit: Limit, state: LimitState, units: float, now: float) -> LimitState:
     """The state with ``units`` that were drawn and not used put back."""
+    if state.remaining is not None:  # first: they were drawn at the pace of that many
+        state = LimitState(state.tat, state.remaining + units, state.reset_at, state.observed_at)
     interval, _ = pace(limit, state, now)
-    remaining = None if state.remaining is None else state.remaining + units
-    return LimitState(state.tat - units * interval, remaining, state.reset_at, state.observed_at)
+    return LimitState(state.tat - units * interval, state.remaining, state.reset_at, state.observed_at)
 
 
 def draw(limits: Sequence[tuple[Limit, LimitState]], cost: float, now: float, patience: float = 0.0) -> Draw:

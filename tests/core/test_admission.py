@@ -130,7 +130,7 @@ def test_job_limits_are_drawn():
     verdict = admit([limited], 5, NOW, "w")
     assert (verdict.count, verdict.stop.gate, verdict.stop.code) == (3, "limit", "j")
     assert verdict.stop.until == at(0.5)
-    assert verdict.levels[0].limits["j"].tat == pytest.approx(EPOCH + 1.5)
+    assert verdict.levels[0].limits["j"].tat == pytest.approx(EPOCH + 1.5, abs=1e-3)
     assert admit(verdict.levels, 1, NOW, "w").count == 0
     assert admit(verdict.levels, 1, at(0.51), "w").count == 1
 
@@ -205,7 +205,7 @@ def test_a_probe_draws_like_any_job():
         "w",
     )
     assert verdict.count == 1
-    assert verdict.levels[0].limits["j"].tat == pytest.approx(EPOCH + 0.2)
+    assert verdict.levels[0].limits["j"].tat == pytest.approx(EPOCH + 0.2, abs=1e-3)
 
 
 def test_a_due_circuit_lets_only_its_probe_go_on():
