@@ -61,12 +61,35 @@ def point(function, phase):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-original = Database.transaction
+def pointed(original):
+    """A way to run a function in the database, with the named steps around and in it."""
+
+    async def run(self, fn, *args, **kwargs):
+        name = fn.__name__.lstrip("_")
+        point(name, "before")
+
+        result = await original(self, inside(fn, name), *args, **kwargs)
+        point(name, "after")
+        return result
+
+    return run
 
 
-async def transaction(self, fn, *args, **kwargs):
-    name = fn.__name__.lstrip("_")
-    point(name, "before")
+def pointed_sync(original):
+    """The same, for the heartbeat's thread."""
+
+    def run(self, fn, *args, **kwargs):
+        name = fn.__name__.lstrip("_")
+        point(name, "before")
+        result = original(self, inside(fn, name), *args, **kwargs)
+        point(name, "after")
+        return result
+
+    return run
+
+
+def inside(fn, name):
+    """The function with a step between its statements and the commit."""
 
     @functools.wraps(fn)  # with its marks
     def run(c, d, *args, **kwargs):
@@ -74,12 +97,20 @@ async def transaction(self, fn, *args, **kwargs):
         point(name, "inside")
         return result
 
-    result = await original(self, run, *args, **kwargs)
-    point(name, "after")
-    return result
+    return run
 
 
-Database.transaction = transaction
+Database.transaction = pointed(Database.transaction)
+Database.transaction_sync = pointed_sync(Database.transaction_sync)
+statement = pointed(Database.statement)
+
+
+async def once(self, fn, *args):
+    """`Database.statement` may go on to `transaction`, where its steps are counted already."""
+    return await (statement if self._goes_direct else Database.transaction)(self, fn, *args)
+
+
+Database.statement = once
 sweeper.HOUSEKEEPING = timedelta(seconds=1)  # the turns are looked at all the time
 if options.mutant:
     getattr(mutants, options.mutant)()

@@ -107,9 +107,14 @@ def test_postgresql_stopped_and_started_under_load(own_postgres, crew):
 
 def cutting(app, monkeypatch, function, times):
     """The next ``times`` transactions of ``function`` lose their session after its statements, before the commit."""
-    real, left = app.database.transaction, [times]
+    left = [times]
+    for way in ("transaction", "statement") if function == "ensure" else ("transaction",):
+        monkeypatch.setattr(app.database, way, _cutting(app, getattr(app.database, way), function, left))
+    return left
 
-    async def transaction(fn, *args, **kwargs):
+
+def _cutting(app, real, function, left):
+    async def run(fn, *args, **kwargs):
         if fn.__name__ != function or not left[0]:
             return await real(fn, *args, **kwargs)
         left[0] -= 1
@@ -124,8 +129,7 @@ def cutting(app, monkeypatch, function, times):
 
         return await real(cut, *args, **kwargs)
 
-    monkeypatch.setattr(app.database, "transaction", transaction)
-    return left
+    return run
 
 
 @pytest.mark.parametrize("function", ["claim", "write", "attend", "rescue", "ensure"])

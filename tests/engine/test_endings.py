@@ -288,15 +288,15 @@ async def test_a_cancel_that_comes_before_the_handler_fails_is_not_forgotten(app
 async def test_what_was_claimed_is_run_though_new_rows_cannot_be_made(app, monkeypatch):
     await app.enqueue(ok, resource_key="p/1")
     await drain(app)
-    real, refused = app.database.transaction, []
+    real, refused = app.database.statement, []
 
-    async def transaction(fn, *args, **kwargs):
+    async def statement(fn, *args):
         if fn is resources.ensure and not refused:
             refused.append(fn)
             raise OSError("away")
-        return await real(fn, *args, **kwargs)
+        return await real(fn, *args)
 
-    monkeypatch.setattr(app.database, "transaction", transaction)
+    monkeypatch.setattr(app.database, "statement", statement)
     known = await app.enqueue(ok, resource_key="p/1")
     fresh = await app.enqueue(ok, resource_key="p/2")
     worker = app.worker(concurrency=4)
