@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from resilient import Job, Resilient, SyncJob, Throttled, handler
 from resilient.core.admission import Level, admit
 from resilient.core.budgets import Budget
 from resilient.core.errors import ResourceStopped
@@ -468,3 +469,30 @@ async def test_breakers_can_be_off(clock, database, make):
     gate = await make(policies=Policies(breakers={"p/**": off, "p": off}))
     await fails(gate, "p/a", 30)
     assert gate.stop("p/a") is None
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_what_was_claimed_before_a_gate_shut_does_not_start(clock, database, plain):
+    """The first of three that were claimed together says that the account is throttled."""
+    ran = []
+
+    def said(job):
+        ran.append(job.payload)
+        if len(ran) == 1:
+            raise Throttled(until=clock.now() + timedelta(seconds=60))
+
+    async def coroutine(job: Job[int]) -> None:
+        said(job)
+
+    def function(job: SyncJob[int]) -> None:
+        said(job)
+
+    app = Resilient(database, handlers=[handler("work")(function if plain else coroutine)], upgrade=False)
+    await app.enqueue_many("work", range(3), resource_key="p/1")
+    worker = app.worker(concurrency=1)
+    worker.concurrency = 3  # so many are claimed; there is one slot
+    await worker.drain(timeout=20)
+    assert len(ran) == 1
+    jobs = await app.jobs.list()
+    assert [(job.attempts, job.deferrals) for job in jobs] == [(0, 1)] * 3
+    await app.close()
