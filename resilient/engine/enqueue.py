@@ -153,9 +153,7 @@ class Encoder:
             if seconds is not None:
                 raise InvalidInput("give delay or run_at, not both")
             run_at = aware("run_at", run_at)
-        within = _seconds("expires_in", expires_in)
-        if within is not None and expires_at is not None:
-            raise InvalidInput("give expires_at or expires_in, not both")
+        expires_at, within = _expiry(expires_at, expires_in)
         if max_attempts is not None and not (isinstance(max_attempts, int) and 1 <= max_attempts < 2**31):
             raise InvalidInput(f"max_attempts must be at least 1 and less than 2**31, not {max_attempts!r}")
         _check_order(ordering_key, priority)
@@ -177,7 +175,7 @@ class Encoder:
             priority=priority,
             delay=seconds,
             run_at=run_at,
-            expires_at=None if expires_at is None else aware("expires_at", expires_at),
+            expires_at=expires_at,
             expires_in=within,
             max_attempts=max_attempts or _default_attempts(kind),
             unique_key=_name("unique_key", unique_key),
@@ -249,6 +247,13 @@ def _seconds(name: str, value: timedelta | float | None) -> float | None:
     if not 0 <= seconds < 10 * 366 * 86400:
         raise InvalidInput(f"{name} must be between 0 and ten years, in seconds or as a timedelta, not {value!r}")
     return seconds
+
+
+def _expiry(at: datetime | None, within: timedelta | float | None) -> tuple[datetime | None, float | None]:
+    seconds = _seconds("expires_in", within)
+    if at is not None and seconds is not None:
+        raise InvalidInput("give expires_at or expires_in, not both")
+    return None if at is None else aware("expires_at", at), seconds
 
 
 def aware(name: str, value: datetime) -> datetime:

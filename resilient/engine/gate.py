@@ -254,7 +254,7 @@ class Gate:
             elif ticket.probing:
                 self._undecided(ticket)
         if failure is not None and failure.status is None and failure.kind in WAITS_FOR_RESOURCE:
-            self._reporter.spawn(self._throttled(key, failure, None))
+            self._said_throttled(key, failure)
 
     async def cool_down(
         self,
@@ -266,13 +266,23 @@ class Gate:
         exact: bool = False,
     ) -> None:
         """``key`` was throttled until the told time (None: it did not say); see `core.cooldown`."""
+        if self._rest(key, until):
+            await self._cool_down(key, until, code, sent_at=sent_at, exact=exact)
+
+    def _rest(self, key: str, until: datetime | None) -> bool:
+        """It counts here before it is written; False if that is known: one signal, however many were in flight."""
         now = self.now()
         facts = self._snapshot.known.get(key)
         rests = None if facts is None else facts.blocked_until
         rests = max((t for t in (rests, self._resting.get(key)) if t is not None and t > now), default=None)
         if rests is not None and (until is None or until <= rests):
-            return  # one signal, however many requests were in flight
+            return False
         self._resting[key] = until if until is not None and until > now else now + timedelta(seconds=1)
+        return True
+
+    async def _cool_down(
+        self, key: str, until: datetime | None, code: str | None, *, sent_at: datetime | None, exact: bool
+    ) -> None:
         try:
             cooled, news = await self._database.transaction(
                 gates.cool_down, key, until, code, self._roll(), sent_at=sent_at, exact=exact
@@ -377,6 +387,12 @@ class Gate:
         with contextlib.suppress(ResourceStopped):
             resource = at_scope(key, failure.scope)
             await self.cool_down(resource, self._told(failure), failure.code, sent_at=sent_at)
+
+    def _said_throttled(self, key: str, failure: Failure) -> None:
+        """A handler says so itself: the next one, which may begin before anything is written, does not start."""
+        resource, until = at_scope(key, failure.scope), self._told(failure)
+        if failure.kind != "auth" and self._rest(resource, until):
+            self._reporter.spawn(self._cool_down(resource, until, failure.code, sent_at=None, exact=False))
 
     def _told(self, failure: Failure) -> datetime | None:
         if failure.retry_at is not None:

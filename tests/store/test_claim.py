@@ -290,9 +290,9 @@ class TestRaces:
         database.transaction_sync(resources.ensure, ["a", "a/1"])
         original = claim.start_if_ready
 
-        def edited_first(*args):
+        def edited_first(*args, **kwargs):
             database.transaction_sync(Sweep(Edit(payload=1), JobFilter.of({"ids": [edited]})).step)
-            return original(*args)
+            return original(*args, **kwargs)
 
         monkeypatch.setattr(claim, "start_if_ready", edited_first)
         claimed = database.transaction_sync(claim.claim, ask())
