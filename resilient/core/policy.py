@@ -7,6 +7,7 @@ override aspects at runtime (`override`, a JSON object made by `Policy.to_json`)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,8 +67,8 @@ class Policy:
     plain: bool = field(init=False, repr=False, compare=False, default=True)  # no limit, no cap
 
     def __post_init__(self) -> None:
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InvalidInput(f"a concurrency cap starts at 1, not {self.concurrency}; to stop a resource, pause it")
+        if self.concurrency is not None and not (isinstance(self.concurrency, int) and self.concurrency >= 1):
+            raise InvalidInput(f"a concurrency cap starts at 1, not {self.concurrency!r}; to stop a resource, pause it")
         names = [limit.name for limit in self.limits]
         if len(set(names)) != len(names):
             raise InvalidInput(f"two limits of one resource share a name ({', '.join(names)}): give them names")
@@ -123,13 +124,16 @@ class Policies:
         concurrency: Mapping[str, int] | None = None,
         breakers: Mapping[str, BreakerPolicy] | None = None,
     ) -> None:
-        self._limits = _sorted({pattern: tuple(found) for pattern, found in (limits or {}).items()})
+        self._limits = _sorted({pattern: _declared(pattern, found) for pattern, found in (limits or {}).items()})
         self._caps = _sorted(concurrency or {})
         self._breakers = _sorted(breakers or {})
         for _, found in self._limits:
             Policy(limits=found)  # refuse a bad declaration at start-up, not at its first key
         for _, cap in self._caps:
             Policy(concurrency=cap)
+        for pattern, breaker in self._breakers:
+            if not isinstance(breaker, BreakerPolicy):
+                raise InvalidInput(f"the breaker of {pattern!r} is {breaker!r}: write BreakerPolicy(streak=5)")
         self._known: dict[str, Policy] = {}
         self._shared: dict[Policy, Policy] = {}  # keys of one pattern share one object
 
@@ -155,6 +159,13 @@ class Policies:
             self._known.clear()
         policy = self._known[key] = self._shared.setdefault(policy, policy)
         return policy
+
+
+def _declared(pattern: str, found: Any) -> tuple[Limit, ...]:
+    limits = tuple(found) if isinstance(found, Iterable) else ()
+    if not isinstance(found, Iterable) or not all(isinstance(one, Limit) for one in limits):
+        raise InvalidInput(f"the limits of {pattern!r} are {found!r}: write [Limit(5000, per='1h')]")
+    return limits
 
 
 def _sorted(by_pattern: Mapping[str, Any]) -> list[tuple[str, Any]]:

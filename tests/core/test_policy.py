@@ -165,6 +165,13 @@ def test_bad_declarations_fail_at_the_start():
         Policies(limits={"a": [Limit(1, 1), Limit(1, 1)]})
     with pytest.raises(InvalidInput, match="pause it"):
         Policies(concurrency={"a": 0})
+    with pytest.raises(InvalidInput, match="not '4'"):
+        Policies(concurrency={"a": "4"})
+    for found in ("100/min", Limit(1, 1), ["100/min"], 5):
+        with pytest.raises(InvalidInput, match=r"the limits of 'a' are .*: write \[Limit\("):
+            Policies(limits={"a": found})
+    with pytest.raises(InvalidInput, match=r"the breaker of 'a' is 5: write BreakerPolicy\("):
+        Policies(breakers={"a": 5})
     for bad in ({"streak": 0}, {"ratio": 0.0}, {"ratio": 2.0}, {"window": 0}, {"children": 0}, {"ramp": -1}):
         with pytest.raises(InvalidInput, match="no breaker policy"):
             BreakerPolicy(**bad)
