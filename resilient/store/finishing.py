@@ -75,7 +75,7 @@ def succeed_if_held(
     ).replace("{stamp}", "CAST(:now AS {timestamp})")
     where = " WHERE {job}.id = p.id AND {job}.version = p.version AND {is_running}"
     tail = " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority, {job}.followed,"
-    tail += " {job}.ordering_key IS NOT NULL"
+    tail += " {job}.ordering_key"  # itself: SQLite 3.40 says of every column of a RETURNING that it IS NOT NULL
     effective: set[UUID] = set()
     again: list[tuple[str, int]] = []
     followed: list[UUID] = []
@@ -180,7 +180,7 @@ def finish_if_held(
         f" FROM {d.records('doc', _FINISH_FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version AND {is_running}"
         " RETURNING {job}.id, {job}.state, {job}.resource_key, {job}.priority, {job}.followed,"
-        " {job}.ordering_key IS NOT NULL",
+        " {job}.ordering_key",
         {"doc": doc, "now": now},
         id=ID,
     ).all()
@@ -332,7 +332,7 @@ def bury_if_waiting(c: Connection, d: Dialect, finishes: Sequence[Finish], now: 
         " last_error_kind = p.error_kind, last_error_code = p.error_code, unique_lock = NULL, finished_at = :now,"
         f" updated_at = :now FROM {d.records('doc', _FINISH_FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version AND {job}.state IN ('scheduled', 'ready', 'blocked')"
-        " RETURNING {job}.id, {job}.followed, {job}.ordering_key IS NOT NULL",
+        " RETURNING {job}.id, {job}.followed, {job}.ordering_key",
         {"doc": doc, "now": now},
         id=ID,
     ).all()

@@ -12,7 +12,7 @@ from sqlmodel import Session
 
 from resilient import Event, Fixed, Job, Resilient, Retry, handler
 from resilient.engine import completer
-from resilient.store import followers
+from resilient.store import finishing, followers
 from resilient.store.finishing import Finish
 
 LANE, WORKFLOW = "resilient_order WHERE resource_key = 'p/1'", "resilient_workflow"
@@ -106,14 +106,33 @@ def drain(app):
 
 def end(app, done, dead=(), follow_ups=None):
     """A worker's results, in one batch."""
+    running(app, [*done, *dead])
     finishes = [Finish(id_, 2, "dead", "dead") for id_ in dead]
-    sets = "state = 'running', version = version + 1, locked_by = 'w', lease_until = updated_at"
-    ids = {"ids": app.database.dialect.pack_ids([*done, *dead])}
-    where = f"id {app.database.dialect.among('ids', 'uuid')}"
-    app.database.transaction_sync(lambda c, d: d.run(c, f"UPDATE {{job}} SET {sets} WHERE {where}", ids))
     return lambda: app.database.transaction(
         completer.write, [(id_, 2, None) for id_ in done], finishes, {}, follow_ups=follow_ups
     )
+
+
+def running(app, ids):
+    """As a claim leaves them."""
+    sets = "state = 'running', version = version + 1, locked_by = 'w', lease_until = updated_at"
+    d = app.database.dialect
+    statement = f"UPDATE {{job}} SET {sets} WHERE id {d.among('ids', 'uuid')}"
+    app.database.transaction_sync(lambda c, d: d.run(c, statement, {"ids": d.pack_ids(ids)}))
+
+
+async def test_only_lanes_of_jobs_that_have_one_are_looked_for(anywhere):
+    """SQLite's RETURNING once said of every job that it has a key."""
+    ids = [(await anywhere.enqueue(last, resource_key="p/1", ordering_key=key)).id for key in (None, "a", None, "b")]
+    running(anywhere, ids)
+    ends = followers.Ends()
+
+    def write(c, d):
+        finishing.succeed_if_held(c, d, [(id_, 2, None) for id_ in ids[:2]], d.now(c), ends)
+        finishing.finish_if_held(c, d, [Finish(id_, 2, "dead", "dead") for id_ in ids[2:]], d.now(c), ends)
+
+    await anywhere.database.transaction(write)
+    assert ends.in_lanes == {ids[1], ids[3]}
 
 
 @pytest.mark.parametrize("kind", [publishes, followed], ids=lambda kind: kind.kind)
