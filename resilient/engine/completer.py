@@ -45,7 +45,7 @@ class Completer:
         self,
         database: Database,
         capped: Callable[[str], Sequence[str]],
-        on_written: Callable[[Sequence[UUID]], None],
+        on_written: Callable[[Sequence[UUID], bool], None],
         on_refused: Callable[[UUID, Exception], None],
         poke: Callable[[], None],
     ) -> None:
@@ -130,10 +130,12 @@ class Completer:
         ids = [x[0] for x, _ in done] + [f.id for f, _ in finishes]
         following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
         while True:
+            ends = Ends()
             try:
                 effective = await self._database.transaction(
-                    write, [x for x, _ in done], [f for f, _ in finishes], freed, again=tries > 0, follow_ups=following
-                )
+                    write, [x for x, _ in done], [f for f, _ in finishes], freed, again=tries > 0, follow_ups=following,
+                    ends=ends,
+                )  # fmt: skip
                 break
             except Exception as error:  # noqa: BLE001 - whatever it is, results are not thrown away
                 pause, tries = retry_pause(tries), tries + 1
@@ -158,7 +160,7 @@ class Completer:
             for id_ in following:
                 del self._follow_ups[id_]
             self._poke()
-        return self._saved(ids, effective)
+        return self._saved(ids, effective, released=bool(finishes or freed or following) or ends.released)
 
     def _freed(self, keys: Iterable[str]) -> dict[str, int]:
         """How many slots got free under each concurrency cap."""
@@ -168,7 +170,7 @@ class Completer:
                 freed[capped] = freed.get(capped, 0) + 1
         return freed
 
-    def _saved(self, ids: Sequence[UUID], effective: set[UUID]) -> None:
+    def _saved(self, ids: Sequence[UUID], effective: set[UUID], *, released: bool) -> None:
         self.written += len(effective)
         if len(effective) < len(ids):
             stale = set(ids) - effective
@@ -178,7 +180,7 @@ class Completer:
                 len(stale),
                 min(stale),
             )
-        self._on_written(ids)
+        self._on_written(ids, released)
 
 
 def _is_about_data(error: Exception) -> bool:
@@ -226,14 +228,15 @@ def write(
     *,
     again: bool = False,
     follow_ups: Mapping[UUID, Sequence[Ordered]] | None = None,
+    ends: Ends | None = None,
 ) -> set[UUID]:
     """One batch: jobs by id, then the resources whose slots got free, then, in a later statement, their parked turns.
 
     ``again``: an earlier try may have been committed although its answer was lost; what it wrote counts.
-    ``follow_ups``: what is enqueued with a job's end, if it is this write that ends it.
+    ``follow_ups``: what is enqueued with a job's end, if it is this write that ends it. ``ends`` hears what followed.
     """
     now = d.steer(c)
-    ends = Ends()
+    ends = ends or Ends()
     effective = finishing.succeed_if_held(c, d, sorted(done, key=_by_id), now, ends)
     effective |= finishing.finish_if_held(c, d, finishes, now, ends)
     if follow_ups and (new := [o for i, ordered in follow_ups.items() if i in effective for o in ordered]):

@@ -107,13 +107,15 @@ class Dispatcher:
         self.claims += 1
         self._learn(ask, claimed, now)
         self._missing = claimed.missing
-        if claimed.turns:
-            stuck = not claimed.jobs and not claimed.missing and claimed.continued >= len(claimed.turns)
-            return claimed, BUSY if stuck else 0.0
-        if ask.priority is not None or ask.skip:  # a bounded look found nothing: look everywhere before resting
-            self._unbounded_at = -1e9
-            return None, 0.0 if ask.priority is not None else SKIP_FOR
-        return None, POLL * (0.75 + 0.5 * self._rng.random())
+        found = claimed if claimed.turns else None
+        was_all = ask.priority is None and claimed.taken < ask.take  # what is committed from now on wakes us
+        if claimed.continued or claimed.missing or not was_all:
+            if found is None:  # a bounded look: look everywhere before resting
+                self._unbounded_at = -1e9
+            stuck = not claimed.jobs and not claimed.missing and 0 < len(claimed.turns) <= claimed.continued
+            return found, BUSY if stuck else 0.0
+        self._unbounded_at = -1e9
+        return found, SKIP_FOR if ask.skip else POLL * (0.75 + 0.5 * self._rng.random())
 
     def _ask(self, slots: int, now: float) -> claim.Ask:
         self._looks += 1

@@ -103,6 +103,7 @@ class Worker:
         )
         self.sweeper = Sweeper(self, housekeeping=housekeeping)
         self._wake = asyncio.Event()
+        self._watched = False  # somebody waits until an execution has ended
         self._stopping = asyncio.Event()
         self._told = (datetime.now(UTC), self.monotonic())
         self._unwritten: dict[int, Execution] = {}  # decided, not yet committed: their leases still matter
@@ -140,7 +141,7 @@ class Worker:
         Returns how many executions ended.
         """
         await self.app.ready()
-        before = self.ended
+        before, self._watched = self.ended, True
         async with asyncio.timeout(timeout), self._services(background=False):
             while True:
                 staged = await self.sweeper.stage()
@@ -204,7 +205,8 @@ class Worker:
         """Claim once if it is worth it; returns how long to wait before the next step."""
         self.dispatcher.ended(self.ended - self.executor.beside)
         slots = 0 if self.executor.wants_quiet else self.dispatcher.wanted(self.executor.taken)
-        if slots <= 0:
+        self._watched = slots <= 0
+        if self._watched:
             return 0.005 if self.executor.running else 0.05
         if self.completer.full:
             await self.completer.room()
@@ -280,7 +282,7 @@ class Worker:
             self._count("succeeded")
             if outcome.written:
                 self.completer.written += 1
-                self._written([execution.id])
+                self._written([execution.id], released=True)
             else:
                 if execution.follow_ups is not None:
                     self.completer.follow(execution.id, execution.follow_ups)
@@ -288,7 +290,8 @@ class Worker:
         else:
             self._decide(execution, outcome)
         self._tell(self.wire.ended, execution, outcome)
-        self._wake.set()
+        if self._watched:
+            self._wake.set()
 
     def _decide(self, execution: Execution, outcome: decisions.Outcome) -> None:
         now = self.now()
@@ -328,12 +331,14 @@ class Worker:
     def _count(self, decision: str) -> None:
         self.outcomes[decision] = self.outcomes.get(decision, 0) + 1
 
-    def _written(self, ids: Sequence[UUID]) -> None:
+    def _written(self, ids: Sequence[UUID], released: bool) -> None:  # noqa: FBT001 - a callback
         for id_ in ids:
             execution = self._unwritten.pop(id_.int, None)
             if execution is not None and execution.row.followed:
                 self.sweeper.nudge()  # it may be a step of a workflow
-        self._wake.set()  # what waited for them may be ready now
+            released = released or (execution is not None and bool(execution.probes))
+        if released:  # what waited for them may be ready now
+            self._wake.set()
 
     def _refused(self, id_: UUID, error: Exception) -> None:
         """The follow-up jobs of a job cannot be written, so neither can its end: it has failed."""
@@ -370,6 +375,7 @@ class Worker:
 
     async def _wind_down(self) -> None:
         """Drop what waits, give what runs its grace, hand the rest back, write everything."""
+        self._watched = True
         for execution in [e for e in self.executor.running.values() if not e.started]:
             self.executor.interrupt(execution, "stop")
         deadline = self.monotonic() + self.grace

@@ -68,6 +68,7 @@ class Claimed:
     now: datetime
     jobs: list[ClaimedJob] = field(default_factory=list)  # in the order to start
     turns: list[turns.Turn] = field(default_factory=list)
+    taken: int = 0  # several of one key counted
     missing: list[str] = field(default_factory=list)  # keys without a resource row: `resources.ensure` them
     unknown: list[str] = field(default_factory=list)  # keys that only hold kinds this worker does not know
     held: list[str] = field(default_factory=list)  # keys with a job that somebody holds, found by a careful claim
@@ -106,7 +107,7 @@ class _Claim:
 
     def run(self) -> Claimed:
         leaves = self._held_leaves()
-        out = Claimed(now=self.now, turns=self.taken, missing=self.missing, facts=self.facts)
+        out = Claimed(self.now, turns=self.taken, taken=self.seen.taken, missing=self.missing, facts=self.facts)
         open_leaves = self._drop_stopped(leaves, out)
         candidates = self._candidates(open_leaves)
         open_leaves = self._drop_idle(open_leaves, candidates, out)

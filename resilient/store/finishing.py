@@ -98,6 +98,8 @@ def succeed_if_held(
             if in_lane:
                 in_lanes.append(id_)
     turns.insert(c, d, best_of(again))
+    if ends is not None and again:
+        ends.again = True
     _follow(c, d, followed, in_lanes, now, ends)
     return effective
 

@@ -28,11 +28,17 @@ class Ends:
     that take places in lanes, and say `go_on` last.
     """
 
-    __slots__ = ("_over", "in_lanes")
+    __slots__ = ("_over", "again", "in_lanes")
 
     def __init__(self) -> None:
         self._over: set[UUID] = set()
         self.in_lanes: set[UUID] = set()
+        self.again = False  # whether some of them run once more
+
+    @property
+    def released(self) -> bool:
+        """Whether something may be ready now that was not."""
+        return self.again or bool(self.in_lanes) or bool(self._over)
 
     def add(
         self,

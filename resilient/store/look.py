@@ -30,13 +30,14 @@ PATIENCE: Final = "1s"  # how long a claim waits for a lock: a program may hold 
 
 @dataclass(slots=True)
 class Look:
-    """What was found. ``locked`` are the keys of turns whose rows are held now."""
+    """What was found. ``locked`` are the keys of turns whose rows are held now, ``taken`` counts several of one key."""
 
     now: datetime
     turns: list[turns.Turn]
     locked: set[str]
     facts: dict[str, ResourceFacts]
     jobs: dict[str, list[ClaimedJob]]  # by key, best first
+    taken: int
 
 
 def look(c: Connection, d: Dialect, wanted: turns.Wanted, per_key: int) -> Look | None:
@@ -61,18 +62,20 @@ def look(c: Connection, d: Dialect, wanted: turns.Wanted, per_key: int) -> Look 
                 locked.add(row[_RESOURCE][0])
     if not taken:
         return None
-    return Look(now or resources.in_utc(rows[0][_NOW]), turns.best_of_each(taken, wanted), locked, facts, found)
+    told = now or resources.in_utc(rows[0][_NOW])
+    return Look(told, turns.best_of_each(taken, wanted), locked, facts, found, len(taken))
 
 
 def _one_by_one(c: Connection, d: Dialect, wanted: turns.Wanted, per_key: int) -> Look | None:
-    taken = turns.take(c, d, wanted)
-    if not taken:
+    each = turns.take_each(c, d, wanted)
+    if not each:
         return None
+    taken = turns.best_of_each(each, wanted)
     keys = [t.resource_key for t in taken]
     above = sorted({a for key in keys for a in ancestors(key)})
     now, locked, facts = resources.lock_leaves(c, d, keys, above)
     calm = [key for key in locked if is_calm(key, facts)]
-    return Look(now, taken, set(locked), facts, best_ready(c, d, calm, per_key))
+    return Look(now, taken, set(locked), facts, best_ready(c, d, calm, per_key), len(each))
 
 
 def is_calm(key: str, facts: dict[str, ResourceFacts]) -> bool:

@@ -91,9 +91,14 @@ class Wanted:
 
 def take(c: Connection, d: Dialect, wanted: Wanted) -> list[Turn]:
     """Take turns and delete every visible one of the same keys; one `Turn` per key, in order."""
+    return best_of_each(take_each(c, d, wanted), wanted)
+
+
+def take_each(c: Connection, d: Dialect, wanted: Wanted) -> Sequence[Any]:
+    """The same, with all that were deleted."""
     sql, params = taking(d, wanted)
     sql = f"WITH {sql} SELECT * FROM taken" if d.is_postgresql else sql
-    return best_of_each(d.run(c, sql, params), wanted)
+    return d.run(c, sql, params).all()
 
 
 def taking(d: Dialect, w: Wanted) -> tuple[str, dict[str, object]]:

@@ -9,10 +9,11 @@ from datetime import timedelta
 from uuid import uuid4
 
 import psycopg
+import pytest
 
 from resilient import Item, Job, Resilient, Throttled, handler
 from resilient.core.policy import Policies
-from resilient.engine import sweeper
+from resilient.engine import dispatcher, sweeper
 from resilient.engine.dispatcher import Dispatcher
 from resilient.store import claim, jobs, look
 
@@ -157,3 +158,83 @@ async def test_what_was_parked_is_looked_at_when_its_cooldown_ends(database_url,
     await running
     await app.close()
     assert len(ran) == 4
+
+
+@pytest.fixture
+async def alone(postgres_url, monkeypatch):
+    """A worker that looks again only if it is told to, and does not hear its own NOTIFY."""
+    monkeypatch.setattr(dispatcher, "POLL", 1000.0)
+
+    @handler("work")
+    async def work(job: Job[float]) -> None:
+        if job.payload:
+            await asyncio.sleep(job.payload)
+
+    app = Resilient(postgres_url, handlers=[work], upgrade=False, concurrency={"capped/*": 1})
+    monkeypatch.setattr(app._waker, "poke", lambda: None)
+    worker = app.worker()
+    running = asyncio.create_task(worker.run(signals=False))
+    await until(lambda: worker.dispatcher.claims >= 1)
+    yield app, worker
+    worker.stop()
+    await running
+    await app.close()
+
+
+async def until(true):
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - counts, no event
+            await asyncio.sleep(0.01)
+
+
+async def test_the_end_of_a_job_that_frees_nobody_is_no_reason_to_look_again(alone):
+    app, worker = alone
+    for n in range(1, 12):
+        await app.enqueue("work", 0, resource_key="p/1")
+        await until(lambda n=n: worker.completer.written == n)
+        await asyncio.sleep(0.05)
+        if n == 1:  # its resource was new
+            before = worker.dispatcher.claims
+    assert worker.dispatcher.claims - before <= 10  # the look that brings it, and none beside
+
+
+@pytest.mark.parametrize(
+    "two",
+    [
+        [{"ordering_key": "a"}, {"ordering_key": "a"}],
+        [{"unique_key": "a"}, {"unique_key": "a", "while_running": "once_more"}],
+        [{"resource_key": "capped/a"}, {"resource_key": "capped/a"}],
+        [{}, {"after": True}],
+    ],
+    ids=["lane", "once more", "cap", "dependency"],
+)
+async def test_the_end_of_a_job_for_which_another_waits_is_one(alone, two):
+    app, worker = alone
+    first = await app.enqueue("work", 0.2, **{"resource_key": "p/1", **two[0]})
+    await until(lambda: worker.executor.running)
+    later = {"resource_key": "p/1", **two[1]}
+    await app.enqueue("work", 0, **later | ({"after": first} if "after" in later else {}))
+    await until(lambda: worker.completer.written == 2)
+
+
+async def test_one_key_with_many_turns_hides_no_other(alone):
+    """A look takes as many turns as there are slots for; several of one key are not several keys."""
+    app, worker = alone
+    async with app.database.async_engine.begin() as c:
+        for _ in range(4):
+            await app.enqueue("work", 0, resource_key="p/many", priority=1, session=c)
+        await app.enqueue("work", 0, resource_key="p/one", session=c)
+    await until(lambda: worker.completer.written == 5)
+
+
+async def test_kinds_of_another_worker_hide_nothing(alone, postgres_url):
+    app, worker = alone
+
+    @handler("strange")
+    async def strange(job: Job[None]) -> None: ...
+
+    other = Resilient(postgres_url, handlers=[strange], upgrade=False)
+    await other.enqueue_many(strange, [Item(None, resource_key=f"p/{n}") for n in range(20)])
+    await other.close()
+    await app.enqueue("work", 0, resource_key="p/1")
+    await until(lambda: worker.completer.written == 1)
