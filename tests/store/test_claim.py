@@ -10,8 +10,9 @@ import pytest
 
 from resilient.core.policy import Limit, Policies
 from resilient.engine.completer import write
+from resilient.engine.heartbeat import beat
 from resilient.engine.sweeper import recheck
-from resilient.store import claim, gates, jobs, resources, turns
+from resilient.store import claim, gates, jobs, resources, turns, workers
 from resilient.store.changes import Sweep
 from resilient.store.edits import Edit
 from resilient.store.filters import JobFilter
@@ -356,3 +357,23 @@ def test_the_number_of_a_turn_is_never_used_again(database):
     first = [t.id for t in database.transaction_sync(turns.take, turns.Wanted(10))]
     database.transaction_sync(turns.insert, [("a/1", 0), ("a/2", 0)])
     assert min(t.id for t in database.transaction_sync(turns.take, turns.Wanted(10))) > max(first)
+
+
+def test_a_process_that_stops_in_the_middle_keeps_no_row_locked_for_ever(open_database, postgres_url):
+    """PostgreSQL ends the engine's own transactions after ten idle seconds, and nobody else's."""
+    database = open_database(postgres_url)
+    (id_,) = put(database, new("a/1"))
+    database.transaction_sync(resources.ensure, ["a", "a/1"])
+
+    def after(fn, *args):
+        def run(c, d):
+            fn(c, d, *args)
+            return d.run(c, "SELECT current_setting('idle_in_transaction_session_timeout')").scalar()
+
+        return database.transaction_sync(run)
+
+    row = workers.Beat(id="w", host="h", pid=1, kinds=["k"], concurrency=1, running=0, code_version="0", stopping=False)
+    assert after(claim.claim, ask()) == "10s"
+    assert after(beat, row, [(id_, 1)], timedelta(seconds=60), lambda: 0.0) == "10s"
+    assert after(write, [(id_, 1, None)], [], {}) == "10s"
+    assert after(jobs.insert, [new("a/1")]) == "0"
