@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from uuid import uuid4
 
@@ -282,6 +283,19 @@ class TestRaces:
             assert len(claimed.jobs) == 1
             finish(database, claimed)
         assert len(take(database).jobs) == 1
+        assert lost(database) == []
+
+    def test_two_claims_at_once_keep_the_cap_of_what_is_above_both(self, database):
+        """The second waits for the first one's commit, and then counts its job."""
+        policies = Policies(concurrency={"a": 1})
+        put(database, new("a/1"), new("a/2"))
+        database.transaction_sync(resources.ensure, ["a", "a/1", "a/2"])
+        with database.sync_engine.connect() as one, ThreadPoolExecutor(1) as other:
+            with one.begin():
+                first = claim.claim(one, database.dialect, ask(policies, take=1))
+                second = other.submit(take, database, policies)
+                wait([second], timeout=0.5)
+            assert (len(first.jobs), second.result(20).jobs) == (1, [])
         assert lost(database) == []
 
     @pytest.mark.parametrize("jobs_there", [1, 2])
