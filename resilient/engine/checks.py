@@ -104,7 +104,7 @@ def _check_sessions(server: Server) -> Iterator[Finding]:
             "connections",
             "warn",
             f"{server.sessions} of {most} connections are in use",
-            "lower pool_size or the number of workers, or raise max_connections",
+            "run fewer workers and programs, or raise max_connections",
         )
     if server.hidden:
         yield Finding(

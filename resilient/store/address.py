@@ -25,7 +25,7 @@ _HINTS: Final = {
     "No such file or directory": " (is the server running?)",
     "does not exist": " (create it, or correct the address)",
     "password": " (correct the user or the password)",
-    "too many clients": " (lower pool_size or the number of workers, or raise max_connections)",
+    "too many clients": " (run fewer workers and programs, or raise max_connections)",
     "unable to open": " (does its directory exist, and may this user write to it?)",
     "is locked": f" (another process has been writing for {BUSY_TIMEOUT:.0f} s)",
 }

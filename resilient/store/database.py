@@ -241,7 +241,8 @@ class Database:
             yield
         except PoolTimeout:
             raise DatabaseUnreachable(
-                f"every connection to {self.address} is in use: raise pool_size, or shorten transactions"
+                f"every connection to {self.address} is in use: shorten transactions, or hand over an engine with a"
+                " larger pool: Resilient(create_async_engine(..., pool_size=...))"
             ) from None
         except NotImplementedError as error:
             if "DateStyle" not in str(error):

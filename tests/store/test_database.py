@@ -199,7 +199,7 @@ async def test_no_connection_left(postgres_url, open_database):
     with engine.connect():
         message = await refused(database)
     assert "every connection" in message
-    assert "raise pool_size" in message
+    assert "hand over an engine with a larger pool" in message
     engine.dispose()
 
 

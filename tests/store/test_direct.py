@@ -285,7 +285,7 @@ async def test_every_connection_in_use_is_said(postgres_url):
             database.statement(lambda c, d: d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 0.5}))
         )
         await asyncio.sleep(0.1)
-        with pytest.raises(DatabaseUnreachable, match="raise pool_size"):
+        with pytest.raises(DatabaseUnreachable, match="is in use: shorten transactions"):
             await database.transaction(keys)
         await held
         assert await database.transaction(keys) == []

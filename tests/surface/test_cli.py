@@ -278,6 +278,15 @@ def test_resources(enqueue, ok, run, read):
     assert [run("resources", "show", "github/b", *how)[0] for how in ((), ("--json",))] == [3, 3]
 
 
+@pytest.mark.parametrize(("change", "done"), [("resume", "resumed"), ("close", "closed"), ("reset", "reset")])
+def test_a_stop_of_a_mistyped_resource_is_not_said_to_be_ended(enqueue, run, read, change, done):
+    enqueue()
+    status, out, err = run("resources", change, "githb/a")
+    assert (status, out) == (3, "")
+    assert err.startswith(f"error: githb/a is not {done}: there is no job of it, and never was one: is the key right?")
+    assert [one["key"] for one in read("resources", "list")["resources"]] in ([], ["github/a"])
+
+
 def test_resources_by_pattern(ok, run, read, database):
     database.transaction_sync(resources.ensure, ["github/a", "github/b", "gitlab/a"])
     status, _, err = run("resources", "pause", "github/*")

@@ -147,6 +147,7 @@ def _is_unused(run: Context, info: ResourceInfo) -> bool:
     return info.created_at is None and not run.app.sync.jobs.count(within=info.key, limit=1)
 
 
+_ENDING: Final = ("resume", "close", "reset")  # what can only be meant for a resource in use
 _IS_IT_RIGHT: Final = "is the key right? `resilient resources list` shows those in use"
 
 
@@ -315,6 +316,8 @@ def _change(
         if meant and not run.out.confirm(ask, yes=yes):
             raise typer.Exit(FAILED)
     unused = not pattern and _is_unused(run, run.app.sync.resources.get(which))
+    if unused and change.__name__ in _ENDING:
+        raise NotFound(f"{which} is not {done}: there is no job of it, and never was one: {_IS_IT_RIGHT}")
     changed = change(which, **options, **criteria)
     if run.out.as_json:
         run.out.json({**changed.to_json(), "dry_run": dry_run})
