@@ -34,6 +34,7 @@ _BEGIN: Final = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off"
 )
 _PREPARE: Final = {"prepare_threshold": 1}  # with the second execution
+_ABOUT_DATA: Final = "22"  # sqlstates of values that PostgreSQL refuses
 _OUT_OF_DATE: Final = "0A000"  # a kept plan whose columns have been altered since: it fails for as long as it is kept
 
 
@@ -152,6 +153,8 @@ class Direct:
                 return await_only(_fetch(self._cursor, statement, params))
             return _fetch_sync(self._cursor, statement, params)
         except self._errors as error:
+            if (getattr(error, "sqlstate", None) or "").startswith(_ABOUT_DATA):
+                raise self._explained(_bare(error), statement) from None
             raise self._explained(error, statement) from error
 
     def _explained(self, error: Exception, statement: str | None) -> BaseException:
@@ -227,7 +230,7 @@ def unless_cut_off(c: Connection) -> Iterator[None]:
 
 
 def _bare(error: Any) -> Exception:
-    """Without the line of the COPY that PostgreSQL quotes: payloads do not belong into error messages."""
+    """Without what PostgreSQL quotes, a line of a COPY or a part of JSON: payloads belong into no error message."""
     said = error.diag.message_primary
     bare: Exception = error if said is None else type(error)(said)
     return bare
