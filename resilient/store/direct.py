@@ -34,6 +34,7 @@ _BEGIN: Final = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off"
 )
 _PREPARE: Final = {"prepare_threshold": 1}  # with the second execution
+_PREPARED: Final = {"COMMIT": False, "ROLLBACK": False}  # others as often as they are used
 _ABOUT_DATA: Final = "22"  # sqlstates of values that PostgreSQL refuses
 _OUT_OF_DATE: Final = "0A000"  # a kept plan whose columns have been altered since: it fails for as long as it is kept
 
@@ -237,7 +238,7 @@ def _bare(error: Any) -> Exception:
 
 
 async def _fetch(cursor: Any, statement: str, params: Mapping[str, Any] | None) -> Rows:
-    await cursor.execute(statement, params)
+    await cursor.execute(statement, params, prepare=_PREPARED.get(statement))
     while cursor.nextset():
         pass
     rows = Rows(await cursor.fetchall() if cursor.pgresult.nfields else ())  # `description` describes every column
@@ -246,7 +247,7 @@ async def _fetch(cursor: Any, statement: str, params: Mapping[str, Any] | None) 
 
 
 def _fetch_sync(cursor: Any, statement: str, params: Mapping[str, Any] | None) -> Rows:
-    cursor.execute(statement, params)
+    cursor.execute(statement, params, prepare=_PREPARED.get(statement))
     while cursor.nextset():
         pass
     rows = Rows(cursor.fetchall() if cursor.pgresult.nfields else ())
