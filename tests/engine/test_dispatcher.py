@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from resilient import Item, Job, Resilient, Throttled, handler
 from resilient.core.policy import Policies
@@ -220,10 +221,11 @@ async def test_the_end_of_a_job_for_which_another_waits_is_one(alone, two):
 async def test_one_key_with_many_turns_hides_no_other(alone):
     """A look takes as many turns as there are slots for; several of one key are not several keys."""
     app, worker = alone
-    async with app.database.async_engine.begin() as c:
+    async with AsyncSession(app.database.async_engine) as s:  # it tells of its commit when that is over
         for _ in range(4):
-            await app.enqueue("work", 0, resource_key="p/many", priority=1, session=c)
-        await app.enqueue("work", 0, resource_key="p/one", session=c)
+            await app.enqueue("work", 0, resource_key="p/many", priority=1, session=s)
+        await app.enqueue("work", 0, resource_key="p/one", session=s)
+        await s.commit()
     await until(lambda: worker.completer.written == 5)
 
 
