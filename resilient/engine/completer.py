@@ -160,7 +160,8 @@ class Completer:
             for id_ in following:
                 del self._follow_ups[id_]
             self._poke()
-        return self._saved(ids, effective, released=bool(finishes or freed or following) or ends.released)
+        told = bool(finishes or freed or following or tries)  # tries: a commit whose answer was lost released it
+        return self._saved(ids, effective, released=told or ends.released)
 
     def _freed(self, keys: Iterable[str]) -> dict[str, int]:
         """How many slots got free under each concurrency cap."""
