@@ -2,9 +2,9 @@
 
 A page ends a stream only if the answer says so: a missing cursor beside "there is more", a list that is not
 there, a page that came before are errors, because a sync that ends early deletes what it did not see. The
-last page may tell where the next pass begins (`Turn.resume`): a delta link, a sync token.
+last page may tell where the next pass begins (`PageRead.resume`): a delta link, a sync token.
 
-    paginator.turn(request, answer) -> Turn(items, next, resume)
+    paginator.read(request, answer) -> PageRead(items, next, resume)
 
 `Loop` notices that pages go round: it keeps one fingerprint and renews it at every power of two (Brent's
 algorithm), so that it is a few bytes in a stored cursor however long the stream is.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LONGEST: Final = 8192  # characters of a cursor
 
 
-class Turn(NamedTuple):
+class PageRead(NamedTuple):
     """What one answer says. ``next`` is None on the last page; ``resume``: where the next pass begins."""
 
     items: list[Any]
@@ -43,13 +43,13 @@ class Loop(NamedTuple):
     until: int = 1
     page: str = ""  # the digest of the last page with items
 
-    def step(self, request: PageRequest, turn: Turn) -> Loop:
+    def step(self, request: PageRequest, read: PageRead) -> Loop:
         """Take in one page. Raises `PagingError` if its request or its items came before."""
-        page = _digest(turn.items) if turn.items else ""
-        if page and page == self.page and turn.next is not None:
+        page = _digest(read.items) if read.items else ""
+        if page and page == self.page and read.next is not None:
             raise PagingError("two pages in a row hold the same records: the server does not go on")
         asked = request.fingerprint
-        if asked == self.kept or (turn.next is not None and turn.next.fingerprint == asked):
+        if asked == self.kept or (read.next is not None and read.next.fingerprint == asked):
             raise PagingError(f"the pages go round: after {self.steps} the same one is asked for again")
         if self.steps + 1 >= self.until:
             return Loop(asked, self.steps + 1, self.until * 2, page or self.page)
@@ -83,7 +83,7 @@ class Paginator(ABC):
             return request.with_body(self.size, self.most)
         return request.with_query(**{self.size: self.most})
 
-    def turn(self, request: PageRequest, answer: AnswerFacts) -> Turn:
+    def read(self, request: PageRequest, answer: AnswerFacts) -> PageRead:
         """The page's records and the next request. Raises `PagingError`."""
         items = self.records(answer)
         following = None if self._ends(answer) else self._next(request, answer, items)
@@ -92,7 +92,7 @@ class Paginator(ABC):
                 f"{self.more or self.done!r} says that there are more pages, but {type(self).__name__} finds"
                 " no way there"
             )
-        return Turn(items, following, None if following is not None else cursor_at(answer, self.resume))
+        return PageRead(items, following, None if following is not None else cursor_at(answer, self.resume))
 
     def records(self, answer: AnswerFacts) -> list[Any]:
         """The page's records. Raises `PagingError` if the answer has no list where it should be."""

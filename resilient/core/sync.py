@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.errors import InvalidInput
 from resilient.core.page_request import PageRequest
-from resilient.core.paging import Loop, Turn, cursor_at
+from resilient.core.paging import Loop, PageRead, cursor_at
 from resilient.core.positions import instant, later, shifted
 from resilient.core.provider import pick
 
@@ -202,25 +202,25 @@ def asked_since(cursor: Cursor, rules: Rules) -> str:
 
 
 def take(
-    cursor: Cursor, request: PageRequest, answer: AnswerFacts, turn: Turn, rules: Rules, now: datetime
+    cursor: Cursor, request: PageRequest, answer: AnswerFacts, read: PageRead, rules: Rules, now: datetime
 ) -> tuple[list[Record], Cursor]:
     """The new records of one answer, and the cursor behind it.
 
-    ``turn`` is what the paginator read. Raises `PagingError` if the pages go round.
+    ``read`` is what the paginator read. Raises `PagingError` if the pages go round.
     """
-    cursor = replace(cursor, loop=cursor.loop.step(request, turn), began=cursor.began or _clock_of(answer, now))
+    cursor = replace(cursor, loop=cursor.loop.step(request, read), began=cursor.began or _clock_of(answer, now))
     known = set() if cursor.full else {digest for digest, _ in cursor.edge}
     records: list[Record] = []
-    for raw in turn.items:
+    for raw in read.items:
         digest = _digest(raw)
         cursor = _measured(cursor, raw, digest, rules)
         if digest not in known:
             known.add(digest)
             records.append(_record(raw, rules))
-    told = _told(answer, turn, rules)
+    told = _told(answer, read, rules)
     cursor = replace(
         cursor,
-        next=turn.next,
+        next=read.next,
         told=told or cursor.told,
         pages=cursor.pages + 1,
         records=cursor.records + len(records),
@@ -324,16 +324,16 @@ def _is_gone(raw: Any, marker: str) -> bool:
     return any(str(v) == value for v in found) if equals else any(v not in (None, False, "", [], {}) for v in found)
 
 
-def _told(answer: AnswerFacts, turn: Turn, rules: Rules) -> str | None:
+def _told(answer: AnswerFacts, read: PageRead, rules: Rules) -> str | None:
     """The cursor for the next pass, where this answer tells one."""
     incremental = rules.incremental
     if incremental is None or incremental.taken == "before_pass":
-        return turn.resume
+        return read.resume
     if incremental.style == "conditional":
         return answer.headers.get("etag" if incremental.header.lower() == "if-none-match" else "last-modified")
-    if not incremental.found or incremental.taken == "items" or (incremental.taken == "last_page" and turn.next):
-        return turn.resume
-    return cursor_at(answer, incremental.found) or turn.resume
+    if not incremental.found or incremental.taken == "items" or (incremental.taken == "last_page" and read.next):
+        return read.resume
+    return cursor_at(answer, incremental.found) or read.resume
 
 
 def _clock_of(answer: AnswerFacts, now: datetime) -> float:

@@ -124,11 +124,11 @@ def _pass(stream: Stream[Any], place: Place, cursor: Cursor, params: dict[str, A
             if stream.rules.incremental is not None and stream.rules.incremental.style == "conditional":
                 cursor = replace(cursor, full=True)  # what changed is told by showing everything
             request = replace(request, url=str(response.request.url)) if not _absolute(request) else request
-            turn = _turn(paginator, request, answer)
-            if now is None or turn.next is None:  # a page in between needs no time: a round trip less
+            read = _read(paginator, request, answer)
+            if now is None or read.next is None:  # a page in between needs no time: a round trip less
                 now = yield Query(_clock, ())
             try:
-                records, moved = take(cursor, request, answer, turn, stream.rules, now)
+                records, moved = take(cursor, request, answer, read, stream.rules, now)
             except PagingError as error:
                 raise _Refused(str(error), cursor, final=True) from error
         if hidden and moved.next is not None:
@@ -193,11 +193,11 @@ def _json(response: httpx.Response) -> Any:
         return None
 
 
-def _turn(paginator: Any, request: PageRequest, answer: AnswerFacts) -> Any:
+def _read(paginator: Any, request: PageRequest, answer: AnswerFacts) -> Any:
     if isinstance(paginator, GraphQLPages) and pick(answer.body, "errors[].message"):
         raise Permanent(f"GraphQL error: {pick(answer.body, 'errors[].message')[0]}"[:500], code="graphql_error")
     try:
-        return paginator.turn(request, answer)
+        return paginator.read(request, answer)
     except PagingError as error:
         raise Transient(f"an answer is no page: {error}") from error
 

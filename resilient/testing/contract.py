@@ -197,12 +197,12 @@ def _pass(paginator: Paginator, passed: Pages) -> Iterator[str]:
         if PageRequest.from_json(json.loads(json.dumps(request.to_json()))) != request:
             yield f"page {number} cannot be stored"
         try:
-            turn = paginator.turn(request, AnswerFacts(200, Fields.of(page.headers), body=page.body))
-            loop = loop.step(request, turn)
+            read = paginator.read(request, AnswerFacts(200, Fields.of(page.headers), body=page.body))
+            loop = loop.step(request, read)
         except PagingError as error:
             yield f"page {number}: {error}"
             return
-        count, request, resume = count + len(turn.items), turn.next, turn.resume
+        count, request, resume = count + len(read.items), read.next, read.resume
     if request is not None:
         yield f"does not end, but asks for {request.to_json()}"
     if count != passed.items:
@@ -226,13 +226,13 @@ def _round(paginator: Paginator, passed: Pages) -> Iterator[str]:
     page = passed.pages[0]
     for _ in range(_LONGEST_LOOP):
         try:
-            turn = paginator.turn(request, AnswerFacts(200, Fields.of(page.headers), body=page.body))
-            loop = loop.step(request, turn)
+            read = paginator.read(request, AnswerFacts(200, Fields.of(page.headers), body=page.body))
+            loop = loop.step(request, read)
         except PagingError:
             return
-        if turn.next is None:
+        if read.next is None:
             return
-        request = turn.next
+        request = read.next
     yield "goes round for ever when the server repeats its first page"
 
 

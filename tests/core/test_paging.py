@@ -18,7 +18,7 @@ from resilient.core.paginators import (
     PageNumber,
     links,
 )
-from resilient.core.paging import Loop, Turn
+from resilient.core.paging import Loop, PageRead
 
 URL = "https://api.example.com/things"
 FIRST = PageRequest(URL)
@@ -32,10 +32,10 @@ def walk(paginator, server, request=FIRST, most=100):
     """Everything a server gives, by the paginator's own requests."""
     request, loop, items, resume = paginator.first(request), Loop(), [], None
     for _ in range(most):
-        turn = paginator.turn(request, server(request))
-        loop = loop.step(request, turn)
-        items += turn.items
-        request, resume = turn.next, turn.resume
+        read = paginator.read(request, server(request))
+        loop = loop.step(request, read)
+        items += read.items
+        request, resume = read.next, read.resume
         if request is None:
             return items, resume
     raise AssertionError("no end")
@@ -119,24 +119,24 @@ def test_pages_may_be_counted_from_zero():
 
 def test_an_offset_within_a_query_language():
     paginator = Offset(items="r", query="q", clause="STARTPOSITION {offset}", start=1)
-    turn = paginator.turn(PageRequest(URL + "?q=select+x+MAXRESULTS+9"), answer({"r": [1, 2]}))
-    assert turn.next.query("q") == "select x MAXRESULTS 9 STARTPOSITION 3"
-    turn = paginator.turn(PageRequest(URL + "?q=select+x+startposition+5+MAXRESULTS+9"), answer({"r": [1, 2]}))
-    assert turn.next.query("q") == "select x STARTPOSITION 7 MAXRESULTS 9"
+    read = paginator.read(PageRequest(URL + "?q=select+x+MAXRESULTS+9"), answer({"r": [1, 2]}))
+    assert read.next.query("q") == "select x MAXRESULTS 9 STARTPOSITION 3"
+    read = paginator.read(PageRequest(URL + "?q=select+x+startposition+5+MAXRESULTS+9"), answer({"r": [1, 2]}))
+    assert read.next.query("q") == "select x STARTPOSITION 7 MAXRESULTS 9"
 
 
 def test_a_cursor_with_a_path_of_its_own_is_sent_alone():
     paginator = NextCursor(items="e", found="c", body="cursor", more="m", path="/continue", alone=True)
     request = PageRequest(URL, "POST", {"path": "/x"})
-    second = paginator.turn(request, answer({"e": [1], "c": "c1", "m": True})).next
+    second = paginator.read(request, answer({"e": [1], "c": "c1", "m": True})).next
     assert second == PageRequest(URL + "/continue", "POST", {"cursor": "c1"})
-    third = paginator.turn(second, answer({"e": [2], "c": "c2", "m": True})).next
+    third = paginator.read(second, answer({"e": [2], "c": "c2", "m": True})).next
     assert third == PageRequest(URL + "/continue", "POST", {"cursor": "c2"})
 
 
 def test_a_cursor_alone_in_the_query():
     paginator = NextCursor(items="e", found="c", query="cursor", alone=True)
-    assert paginator.turn(PageRequest(URL + "?a=1"), answer({"e": [1], "c": "x"})).next.url == URL + "?cursor=x"
+    assert paginator.read(PageRequest(URL + "?a=1"), answer({"e": [1], "c": "x"})).next.url == URL + "?cursor=x"
 
 
 def test_the_size_is_asked_for_unless_the_caller_said_one():
@@ -149,19 +149,19 @@ def test_the_size_is_asked_for_unless_the_caller_said_one():
 @pytest.mark.parametrize("cursor", [None, "", False])
 def test_no_cursor_is_the_end(cursor):
     body = {"d": []} | ({} if cursor is False else {"n": cursor})
-    assert NextCursor(items="d", found="n", query="c").turn(FIRST, answer(body)) == Turn([], None)
+    assert NextCursor(items="d", found="n", query="c").read(FIRST, answer(body)) == PageRead([], None)
 
 
 def test_a_cursor_may_be_a_number_but_zero_is_the_beginning_and_so_the_end():
     paginator = NextCursor(items="d", found="n", query="c")
-    assert paginator.turn(FIRST, answer({"d": [], "n": 17})).next.query("c") == "17"
-    assert paginator.turn(FIRST, answer({"d": [], "n": 0})).next is None
+    assert paginator.read(FIRST, answer({"d": [], "n": 17})).next.query("c") == "17"
+    assert paginator.read(FIRST, answer({"d": [], "n": 0})).next is None
 
 
 @pytest.mark.parametrize("cursor", [{"a": 1}, ["x"], True, 1.5, "x" * 9000])
 def test_what_is_no_cursor_is_an_error(cursor):
     with pytest.raises(PagingError, match="cursor should be"):
-        NextCursor(items="d", found="n", query="c").turn(FIRST, answer({"d": [], "n": cursor}))
+        NextCursor(items="d", found="n", query="c").read(FIRST, answer({"d": [], "n": cursor}))
 
 
 @pytest.mark.parametrize(
@@ -174,43 +174,43 @@ def test_what_is_no_cursor_is_an_error(cursor):
 )
 def test_more_without_a_way_there_is_an_error_not_the_end(paginator):
     with pytest.raises(PagingError, match="more pages"):
-        paginator.turn(FIRST, answer({"d": [1], "more": paginator.more != ""}))
+        paginator.read(FIRST, answer({"d": [1], "more": paginator.more != ""}))
 
 
 def test_the_flag_ends_it_whatever_else_is_there():
     paginator = NextCursor(items="d", found="n", query="c", more="more", resume="n")
-    assert paginator.turn(FIRST, answer({"d": [1], "n": "x", "more": False})) == Turn([1], None, "x")
+    assert paginator.read(FIRST, answer({"d": [1], "n": "x", "more": False})) == PageRead([1], None, "x")
     done = NextCursor(items="d", found="n", query="c", done="end", resume="n")
-    assert done.turn(FIRST, answer({"d": [1], "n": "x", "end": True})) == Turn([1], None, "x")
+    assert done.read(FIRST, answer({"d": [1], "n": "x", "end": True})) == PageRead([1], None, "x")
 
 
 def test_only_the_last_page_says_where_the_next_pass_begins():
     paginator = NextUrl(items="d", found="n", resume="delta")
-    assert paginator.turn(FIRST, answer({"d": [], "n": "?p=2", "delta": "x"})).resume is None
+    assert paginator.read(FIRST, answer({"d": [], "n": "?p=2", "delta": "x"})).resume is None
 
 
 @pytest.mark.parametrize("body", [None, {}, {"d": None}, {"d": {}}, {"d": "x"}, [], "text"])
 def test_a_page_without_its_list_is_an_error(body):
     with pytest.raises(PagingError, match="no list"):
-        OnePage(items="d").turn(FIRST, answer(body))
+        OnePage(items="d").read(FIRST, answer(body))
 
 
 def test_unless_the_provider_leaves_empty_lists_out():
     paginator = OnePage(items="d", absent="empty")
-    assert paginator.turn(FIRST, answer({})).items == []
+    assert paginator.read(FIRST, answer({})).items == []
     with pytest.raises(PagingError):
-        paginator.turn(FIRST, answer(None))  # no JSON at all is never an empty page
-    assert OnePage(items="d").turn(FIRST, answer(None, status=204)).items == []
+        paginator.read(FIRST, answer(None))  # no JSON at all is never an empty page
+    assert OnePage(items="d").read(FIRST, answer(None, status=204)).items == []
 
 
 def test_a_record_without_its_key_is_an_error():
     with pytest.raises(PagingError, match="'id'"):
-        LastKey(items="d", more="more").turn(FIRST, answer({"d": [{}], "more": True}))
+        LastKey(items="d", more="more").read(FIRST, answer({"d": [{}], "more": True}))
 
 
 def test_a_next_page_elsewhere_is_refused():
     with pytest.raises(PagingError, match="another host"):
-        LinkHeader().turn(FIRST, answer([1], link='<https://evil.test/>; rel="next"'))
+        LinkHeader().read(FIRST, answer([1], link='<https://evil.test/>; rel="next"'))
 
 
 # -- GraphQL -------------------------------------------------------------------------------------------------
@@ -231,36 +231,36 @@ QUERY = PageRequest(URL, "POST", {"query": "q", "variables": {"owner": "a"}})
 
 
 def test_graphql_pages_through_its_only_connection():
-    turn = GraphQLPages().turn(QUERY, graphql(issues=connection([1], "c")))
-    assert turn.items == [1]
-    assert turn.next.body == {"query": "q", "variables": {"owner": "a", "after": "c"}}
-    assert GraphQLPages().turn(QUERY, graphql(issues=connection([2]))) == Turn([2], None)
+    read = GraphQLPages().read(QUERY, graphql(issues=connection([1], "c")))
+    assert read.items == [1]
+    assert read.next.body == {"query": "q", "variables": {"owner": "a", "after": "c"}}
+    assert GraphQLPages().read(QUERY, graphql(issues=connection([2]))) == PageRead([2], None)
 
 
 def test_graphql_connections_within_records_are_not_paged():
     inner = {"labels": connection([7], "inner")}
-    assert GraphQLPages().turn(QUERY, graphql(issues=connection([inner]))).next is None
+    assert GraphQLPages().read(QUERY, graphql(issues=connection([inner]))).next is None
 
 
 def test_graphql_with_two_connections_asks_which():
     both = graphql(issues=connection([1]), pulls=connection([2], "p"))
     with pytest.raises(PagingError, match="connection="):
-        GraphQLPages().turn(QUERY, both)
-    turn = GraphQLPages(connection="owner.pulls", variable="afterPull").turn(QUERY, both)
-    assert (turn.items, turn.next.body["variables"]["afterPull"]) == ([2], "p")
+        GraphQLPages().read(QUERY, both)
+    read = GraphQLPages(connection="owner.pulls", variable="afterPull").read(QUERY, both)
+    assert (read.items, read.next.body["variables"]["afterPull"]) == ([2], "p")
 
 
 @pytest.mark.parametrize("body", [{"data": None, "errors": [{}]}, {"errors": []}, None, [], {"data": {}}])
 def test_graphql_without_data_is_an_error(body):
     with pytest.raises(PagingError):
-        GraphQLPages().turn(QUERY, answer(body))
+        GraphQLPages().read(QUERY, answer(body))
 
 
 def test_graphql_with_more_but_no_cursor_is_an_error():
     with pytest.raises(PagingError, match="endCursor"):
-        GraphQLPages().turn(QUERY, graphql(issues=connection([1], None, more=True)))
+        GraphQLPages().read(QUERY, graphql(issues=connection([1], None, more=True)))
     with pytest.raises(PagingError, match="nodes nor edges"):
-        GraphQLPages().turn(QUERY, graphql(issues={"pageInfo": {"hasNextPage": False}}))
+        GraphQLPages().read(QUERY, graphql(issues={"pageInfo": {"hasNextPage": False}}))
 
 
 # -- Link headers --------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_a_hostile_link_header_costs_no_time(header):
 
 
 def turn_to(request, items=()):
-    return Turn(list(items), request)
+    return PageRead(list(items), request)
 
 
 def pages_of(n):
@@ -342,4 +342,4 @@ def test_two_empty_pages_are_no_circle():
 
 def test_the_last_page_may_look_like_the_one_before():
     one, two, _ = pages_of(3)
-    Loop().step(one, turn_to(two, [1])).step(two, Turn([1], None))
+    Loop().step(one, turn_to(two, [1])).step(two, PageRead([1], None))

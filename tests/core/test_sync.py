@@ -10,7 +10,7 @@ from resilient.core.budgets import Fields
 from resilient.core.exchange import AnswerFacts
 from resilient.core.incremental import Incremental
 from resilient.core.page_request import PageRequest, PagingError
-from resilient.core.paging import Turn
+from resilient.core.paging import PageRead
 from resilient.core.positions import instant, later, shifted
 from resilient.core.sync import Cursor, Rules, asked_since, begin, refuse, restart, take, unchanged
 
@@ -26,7 +26,7 @@ def record(id_, minutes):
 
 def one_page(cursor, items, rules=FILTER, now=NOW, following=None, request=ASK):
     answer = AnswerFacts(200, Fields.of([("date", "Tue, 01 Jan 2030 12:00:00 GMT")]), body=items)
-    return take(begin(cursor, now, rules), request, answer, Turn(items, following), rules, now)
+    return take(begin(cursor, now, rules), request, answer, PageRead(items, following), rules, now)
 
 
 def ids(records):

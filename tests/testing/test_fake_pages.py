@@ -95,9 +95,9 @@ def pages(fake, listed, request):
     while request is not None and len(found) < 20:
         answer = client.request(request.method, request.url, json=request.body)
         body = answer.json() if answer.content else None
-        turn = listed.paginator.turn(request, AnswerFacts(answer.status_code, Fields.of(answer.headers), body=body))
-        found.append([one["id"] for one in turn.items])
-        request = turn.next
+        read = listed.paginator.read(request, AnswerFacts(answer.status_code, Fields.of(answer.headers), body=body))
+        found.append([one["id"] for one in read.items])
+        request = read.next
     return found
 
 
