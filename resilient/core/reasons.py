@@ -191,8 +191,8 @@ def gates(path: Path, now: datetime) -> Iterator[Reason]:
                 ) + f" {counted(waiting, 'job waits', 'jobs wait')} there."
             yield Reason(stop.gate, text, key, stop.since, stop.until)
         elif level.facts.breaker.state != "closed":
-            text = f"The circuit of {key} is due for a trial: the next job to start there is the one."
-            yield Reason("trial", text, key, level.facts.breaker.opened_at)
+            text = f"The circuit of {key} is due for a probe: the next job to start there is the one."
+            yield Reason("probe", text, key, level.facts.breaker.opened_at)
 
 
 def _gate_text(  # noqa: PLR0911 - one sentence a gate
@@ -241,11 +241,11 @@ def _breaker_text(stop: Stop, level: Level, since: str, end: str) -> str:
         reason = f" ({brief(level.facts.paused_reason)})" if level.facts.paused_reason else ""
         return f"The circuit of {key} was opened by hand{reason}{since}, until {end}."
     if stop.code == "probing":
-        return f"The circuit of {key} is open{since}; a trial is under way, decided by {end}."
+        return f"The circuit of {key} is open{since}; a probe is under way, decided by {end}."
     if stop.code == "ramp":
         running = counted(level.running, "job runs", "jobs run")
         return f"{key} works again{since}: its load comes back step by step, {running} now."
-    return f"The circuit of {key} is open{since}; the next trial is at {end}."
+    return f"The circuit of {key} is open{since}; the next probe is at {end}."
 
 
 # -- line, turn, workers ------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Resources:
         session: CallersSession = None,
         **bulk: Unpack[Bulk],
     ) -> Changed:
-        """Open the circuit by hand, until it is closed by hand or a trial after ``until`` goes well."""
+        """Open the circuit by hand, until it is closed by hand or a probe after ``until`` goes well."""
         return await self._each(which, gate, bulk, session, _open, until=until, reason=reason)
 
     async def close(self, which: str, *, session: CallersSession = None, **bulk: Unpack[Bulk]) -> Changed:

@@ -92,7 +92,7 @@ GATES = [
         level(breaker=BreakerFacts("open", open_until=at(seconds=20), opened_at=at(minutes=-2))),
         "breaker",
         (
-            "The circuit of github/a is open since 11:58:00 UTC (2 min ago); the next trial is at 12:00:20 UTC"
+            "The circuit of github/a is open since 11:58:00 UTC (2 min ago); the next probe is at 12:00:20 UTC"
             " (in 20 s)."
             " Last error at 11:58:00 UTC (2 min ago): transient http_503: HTTP 503"
         ),
@@ -101,7 +101,7 @@ GATES = [
         level(breaker=BreakerFacts("half_open", opened_at=at(minutes=-2), probe_owner="w", probe_until=at(seconds=50))),
         "breaker",
         (
-            "The circuit of github/a is open since 11:58:00 UTC (2 min ago); a trial is under way, decided by"
+            "The circuit of github/a is open since 11:58:00 UTC (2 min ago); a probe is under way, decided by"
             " 12:00:50 UTC"
             " (in 50 s). Last error at 11:58:00 UTC (2 min ago): transient http_503: HTTP 503"
         ),
@@ -169,7 +169,7 @@ def test_a_stop_without_an_end_leaves_the_end_open():
 
 def test_a_circuit_that_is_due_says_who_tries_next():
     due = level(breaker=BreakerFacts("open", open_until=at(seconds=-1), opened_at=at(minutes=-2)))
-    assert "trial" in codes(why_job(JOB, path(due), NOW))
+    assert "probe" in codes(why_job(JOB, path(due), NOW))
 
 
 # -- states ----------------------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def open_(
 ) -> None:
     """Open the circuit by hand.
 
-    Nothing goes through, not even requests of jobs that run, until it is closed by hand or a trial goes well.
+    Nothing goes through, not even requests of jobs that run, until it is closed by hand or a probe goes well.
     """
     run: Context = ctx.obj
     options = {"reason": reason, "until": until("--until", duration, end), "gate": gate}

@@ -151,10 +151,10 @@ _END = {"pause": "by hand", "breaker": "by hand", "auth": "on reconnect"}
 def state_of(info: ResourceInfo) -> str:
     """One or two words for what stops a resource."""
     if info.gate == "breaker":
-        return {"probing": "trial", "isolated": "isolated"}.get(info.code or "", "circuit open")
+        return {"probing": "probe", "isolated": "isolated"}.get(info.code or "", "circuit open")
     if info.gate is not None:
         return {"pause": "paused"}.get(info.gate, info.gate)
-    return "open" if info.breaker == "closed" else "trial due"
+    return "open" if info.breaker == "closed" else "probe due"
 
 
 def group_row(group: StoppedGroup, now: datetime) -> Row:
