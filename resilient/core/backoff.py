@@ -11,15 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.delays import (
-    Decorrelated,
     Delay,
     DelayLike,
-    EqualJitter,
-    Exponential,
-    Fixed,
     FullJitter,
-    Linear,
-    PlusMinus,
     Tenacity,
     as_delay,
 )
@@ -28,18 +22,6 @@ from resilient.core.failure import Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = [
-    "Decorrelated",
-    "Delay",
-    "DelayLike",
-    "EqualJitter",
-    "Exponential",
-    "Fixed",
-    "FullJitter",
-    "Linear",
-]
-__all__ += ["PlusMinus", "Retry", "as_delay"]
 
 DEFAULT_DELAY: Final = FullJitter()
 CONFLICT_DELAY: Final = FullJitter(base=0.5, cap=15.0)  # the other side is done soon

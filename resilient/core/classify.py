@@ -21,7 +21,7 @@ from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.instants import read
 from resilient.core.plain_text import plain
 from resilient.core.provider import Provider, Rule, Wait, pick
-from resilient.core.retry_after import Told, WaitDialect, in_text, told, when
+from resilient.core.retry_after import WaitDialect, ahead, in_text, when
 
 if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts, RequestFacts
@@ -166,9 +166,9 @@ def _by_rule(
 def _told_by(wait: Wait, answer: AnswerFacts, now: datetime) -> float | None:
     """What this error's own field says, in seconds."""
     skew = answer.headers.skew(now)
-    hint = told(read(answer.headers.get(wait.header), wait.word, now, skew), wait.header, now) if wait.header else None
+    hint = ahead(read(answer.headers.get(wait.header), wait.word, now, skew), now) if wait.header else None
     if hint is None and wait.body:
-        every = (told(read(value, wait.word, now, skew), wait.body, now) for value in pick(answer.body, wait.body))
+        every = (ahead(read(value, wait.word, now, skew), now) for value in pick(answer.body, wait.body))
         hint = next((one for one in every if one is not None), None)
     if hint is None and wait.text:
         hint = in_text(answer.text, now, re.compile(wait.text), wait.word)
@@ -223,8 +223,8 @@ def _dialect(kind: FailureKind, provider: Provider) -> WaitDialect:
     return provider.waits if kind in _TOLD_WAITS else provider.floors
 
 
-def _seconds(hint: Told | None, now: datetime) -> float | None:
-    return None if hint is None else (hint.at - now).total_seconds()
+def _seconds(hint: datetime | None, now: datetime) -> float | None:
+    return None if hint is None else (hint - now).total_seconds()
 
 
 def _next(period: str, now: datetime) -> datetime:

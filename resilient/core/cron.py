@@ -119,11 +119,6 @@ def next_after(spec: Ticks, after: datetime) -> datetime:
     return found
 
 
-def latest_until(spec: Ticks, now: datetime) -> datetime | None:
-    """The last tick not later than ``now``, in UTC; None if there was none for 50 years."""
-    return next(_back(spec, now), None)
-
-
 def back(spec: Ticks, now: datetime, most: int, since: datetime | None = None) -> list[datetime]:
     """Up to ``most`` ticks not later than ``now``, oldest first; none older than the last one before ``since``."""
     found: list[datetime] = []

@@ -1,14 +1,17 @@
 """What becomes of a job whose execution ended: (job, outcome, policy, now, dice) -> `Transition`.
 
-Rules, in the order in which they win: - a success is a success, also when a cancel came too late; - a request
-that may have been received is never blindly repeated: while its mark stands, the job goes on only by
-reconciling, else it is dead, "unknown outcome". A cancelled one is not run again, not even to reconcile: a
-person looks; - a permanent failure, and whatever is out of attempts or rescues, is dead; - a cancel wins over
-every way of going on; so does an expiry that comes before the next try; - waiting is not charged: throttles,
-quotas, credentials, stopped resources, snoozes, used-up slices, hand-backs and lost workers. A job that waits
-for a resource on its own path goes back to ready and keeps its place: the gate holds it. A resource elsewhere
-gates nothing in the claim, so then the job is scheduled; - everything else is charged and backed off; what
-the provider told is a floor.
+Rules, in the order in which they win:
+
+1. A success is a success, also when a cancel came too late.
+2. A request that may have been received is never blindly repeated: while its mark stands, the job goes on only
+   by reconciling, else it is dead, "unknown outcome". A cancelled one is not run again, not even to reconcile:
+   a person looks.
+3. A permanent failure, and whatever is out of attempts or rescues, is dead.
+4. A cancel wins over every way of going on; so does an expiry that comes before the next try.
+5. Waiting is not charged: throttles, quotas, credentials, stopped resources, snoozes, used-up slices, hand-backs
+   and lost workers. A job that waits for a resource on its own path goes back to ready and keeps its place: the
+   gate holds it. A resource elsewhere gates nothing in the claim, so then the job is scheduled.
+6. Everything else is charged and backed off; what the provider told is a floor.
 
 `decide` never raises for a handler's mistakes: a delay function that fails is replaced by the default delay.
 """
@@ -21,10 +24,9 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from resilient.core.backoff import DEFAULT_DELAY
-from resilient.core.failure import WAITS_FOR_RESOURCE, Failure, FailureKind, at_scope
+from resilient.core.failure import UNCHARGED, Failure, FailureKind, at_scope
 from resilient.core.instants import add_seconds
 from resilient.core.outcomes import (
-    SUCCEEDED,
     CancelledByHandler,
     Decision,
     Deferred,
@@ -47,9 +49,6 @@ from resilient.core.states import JobState
 
 if TYPE_CHECKING:
     from resilient.core.backoff import Retry
-
-__all__ = ["CancelledByHandler", "Decision", "Deferred", "Expired", "Failed", "HandedBack", "JobFacts"]
-__all__ += ["SUCCEEDED", "Outcome", "Reconciled", "Rescued", "Snoozed", "Succeeded", "Transition", "decide"]
 
 REFUSALS: Final = 3  # refused credentials after which an open gate is not believed
 RECHECK: Final = 60.0  # seconds until a job asks again for a resource that is not on its path
@@ -104,7 +103,7 @@ def _failed(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: f
     about = _about(job, outcome)
     if kind in _DEAD_AT_ONCE:
         return _dead(job, kind, outcome.message, charged=kind not in _NEVER_RAN)._replace(**_origin(about))
-    if kind in WAITS_FOR_RESOURCE or kind is FailureKind.RESET_CURSOR:
+    if kind in UNCHARGED:
         if (unknown := _unanswered(job, outcome.message)) is not None:
             return unknown._replace(**_origin(about))
         told = _told(failure, now)

@@ -40,8 +40,8 @@ class Scope(StrEnum):
     PROVIDER = "provider"  # one segment
 
 
-UNCHARGED: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA, FailureKind.AUTH, FailureKind.RESET_CURSOR})
 WAITS_FOR_RESOURCE: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA, FailureKind.AUTH})
+UNCHARGED: Final = WAITS_FOR_RESOURCE | {FailureKind.RESET_CURSOR}
 
 
 @dataclass(frozen=True, slots=True)

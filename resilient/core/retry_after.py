@@ -2,15 +2,13 @@
 
 Rules: garbage is no hint (the caller backs off as computed), never zero; zero, negative and past are no
 usable hint either, or a request would be repeated at once; a hint is never capped, because that means asking
-too early: one farther ahead than the horizon is returned with `Told.beyond` set, to be parked and alerted.
-Absolute times are corrected by the response's own Date. What is waited is a little longer than told.
+too early. Absolute times are corrected by the response's own Date. What is waited is a little longer than told.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.budgets import GENERIC, Budget, BudgetFields, Fields, budgets
@@ -18,11 +16,8 @@ from resilient.core.instants import Word, add_seconds, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime, timedelta
 
-__all__ = ["Budget", "BudgetFields", "Fields", "Told", "WaitDialect", "Word"]
-__all__ += ["budgets", "in_text", "read", "resume_at", "told", "when"]
-
-HORIZON: Final = timedelta(hours=24)  # farther ahead, a person should look
 GRAIN: Final = 1.0  # seconds added: headers are whole seconds, and the server's clock may be just behind
 JITTER: Final = 0.1  # of the wait, so that not everybody returns in the same second
 MOST_JITTER: Final = 30.0
@@ -37,15 +32,6 @@ _IN_TEXT: Final = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _WORDED: Final = {"mil": "ms", "sec": "s", "min": "m", "hou": "h", "hr": "h", "hrs": "h"}
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """``at``: never earlier than this; ``source``: the field that said so; ``beyond``: past the horizon."""
-
-    at: datetime
-    source: str
-    beyond: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +53,8 @@ _MILLISECONDS: Final = (("retry-after-ms", Word.DELTA_MS), ("x-ms-retry-after-ms
 
 
 def when(
-    headers: Mapping[str, str],
-    now: datetime,
-    dialect: WaitDialect = STANDARD,
-    *,
-    cost: float = 1.0,
-    horizon: timedelta = HORIZON,
-) -> Told | None:
+    headers: Mapping[str, str], now: datetime, dialect: WaitDialect = STANDARD, *, cost: float = 1.0
+) -> datetime | None:
     """When the server wants to be asked again, or None if it says nothing usable. Never raises.
 
     ``cost`` is what the refused request would have drawn: a budget with less than that left counts as spent.
@@ -82,16 +63,15 @@ def when(
     skew = fields.skew(now)
     for name, word in (*dialect.hints, *_MILLISECONDS):
         if (value := fields.get(name)) is not None:
-            hint = told(read(value, word, now, skew), name, now, horizon)
+            hint = ahead(read(value, word, now, skew), now)
             if hint is not None:
                 return hint
     if (value := fields.get("retry-after")) is not None:
-        hint = told(_retry_after(value, dialect.retry_after, now, skew), "retry-after", now, horizon)
+        hint = ahead(_retry_after(value, dialect.retry_after, now, skew), now)
         if hint is not None:
             return hint
     spent = [_full_again(b, now, cost) for b in budgets(fields, now, fields=dialect.budgets)]
-    at, name = max((s for s in spent if s is not None), default=(now, ""))
-    return told(at, name, now, horizon)
+    return ahead(max((at for at in spent if at is not None), default=None), now)
 
 
 def in_text(
@@ -99,32 +79,29 @@ def in_text(
     now: datetime,
     pattern: re.Pattern[str] | None = None,
     word: Word = Word.AUTO,
-    *,
-    horizon: timedelta = HORIZON,
-) -> Told | None:
+) -> datetime | None:
     """The time an error message tells: "Retry after 2025-11-02T10:00:00Z", "try again in 1m2s".
 
     ``pattern`` (a provider's own) has the time in its group ``value``, or else its first, in the dialect
     ``word``.
     """
     if pattern is None:
-        return told(_plain_text(text[:_TEXT], now), "text", now, horizon)
+        return ahead(_plain_text(text[:_TEXT], now), now)
     if (m := pattern.search(text[:_TEXT])) is None:
         return None
     value = m["value"] if "value" in pattern.groupindex else m[1] if pattern.groups else m[0]
-    return told(read(value, word, now), "text", now, horizon)
+    return ahead(read(value, word, now), now)
 
 
-def told(at: datetime | None, source: str, now: datetime, horizon: timedelta = HORIZON) -> Told | None:
-    """``at`` as a hint, or None if it is no usable one: absent, or not in the future."""
-    return None if at is None or at <= now else Told(at, source, at - now > horizon)
+def ahead(at: datetime | None, now: datetime) -> datetime | None:
+    """``at``, if it is a usable hint: neither absent nor past."""
+    return None if at is None or at <= now else at
 
 
-def resume_at(told: Told | datetime, now: datetime, roll: float) -> datetime:
+def resume_at(told: datetime, now: datetime, roll: float) -> datetime:
     """When to go on: what was told, plus 1 s, plus up to 10 % of the wait (at most 30 s)."""
-    at = told.at if isinstance(told, Told) else told
-    wait = max(0.0, (at - now).total_seconds())
-    return add_seconds(max(at, now), GRAIN + roll * min(wait * JITTER, MOST_JITTER))
+    wait = max(0.0, (told - now).total_seconds())
+    return add_seconds(max(told, now), GRAIN + roll * min(wait * JITTER, MOST_JITTER))
 
 
 def _plain_text(text: str, now: datetime) -> datetime | None:
@@ -146,11 +123,11 @@ def _retry_after(value: str, word: Word, now: datetime, skew: timedelta) -> date
     return read(value, word, now, skew) or read(value, Word.HTTP_DATE, now, skew)
 
 
-def _full_again(budget: Budget, now: datetime, cost: float) -> tuple[datetime, str] | None:
+def _full_again(budget: Budget, now: datetime, cost: float) -> datetime | None:
     """When a spent budget is full again; a whole window from now if the server states no reset."""
     spent = budget.remaining is not None and budget.remaining < cost
     if budget.reset_at is not None and (spent or budget.remaining is None):
-        return budget.reset_at, budget.name
+        return budget.reset_at
     if spent and budget.window is not None:
-        return add_seconds(now, budget.window), budget.name
+        return add_seconds(now, budget.window)
     return None

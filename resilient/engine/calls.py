@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor as ThreadPool
 
-    from resilient.core.decide import Outcome
+    from resilient.core.outcomes import Outcome
     from resilient.engine.batch_run import BatchRun
     from resilient.engine.execution import Execution
 

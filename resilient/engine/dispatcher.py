@@ -69,7 +69,6 @@ class Dispatcher:
         self._missing: list[str] = []  # keys without a resource row
         self._careful_until = -1e9
         self.claims = 0
-        self.lost = 0
 
     # -- how many -------------------------------------------------------------------------------------------------
 
@@ -147,7 +146,6 @@ class Dispatcher:
         )
 
     def _learn(self, ask: claim.Ask, claimed: claim.Claimed, now: float) -> None:
-        self.lost += claimed.lost
         self._keys = max(1, len(claimed.turns)) if len(claimed.turns) < ask.take else MOST_TURNS
         for key in (*claimed.unknown, *claimed.held):
             self._skip[key] = now + SKIP_FOR

@@ -29,14 +29,14 @@ log = logging.getLogger("resilient.gate")
 PATIENCE: Final = 2.0  # seconds a request may wait in place
 Path = tuple[tuple[str, "Limit"], ...]  # (resource, limit) of every request limit on a request's path
 _BATCH: Final = 500
-_MOST_LANES: Final = 10_000
+_MOST_PURSES: Final = 10_000
 _LEAST_LEASE: Final = 2  # units
 _AWAY: Final = 5.0  # seconds a job waits if the database does not answer
 
 
 @dataclass(slots=True)
-class Lane:
-    """One path of limits as this worker uses it."""
+class Purse:
+    """What this worker holds of one path of limits: units that were leased, to be spent without asking."""
 
     path: Path
     chunk: int  # units worth leasing at once; below 2: none
@@ -67,7 +67,7 @@ class Lane:
 
 @dataclass(slots=True)
 class _Waiting:
-    lane: Lane
+    purse: Purse
     cost: float
     answer: asyncio.Future[Drawn]
 
@@ -77,24 +77,24 @@ class Drawing:
 
     def __init__(self, database: Database, monotonic: Callable[[], float], now: Callable[[], datetime]) -> None:
         self._database, self._monotonic, self._now = database, monotonic, now
-        self._lanes: dict[tuple[tuple[str, str], ...], Lane] = {}
-        self._leased: list[Lane] = []  # lanes with units
+        self._purses: dict[tuple[tuple[str, str], ...], Purse] = {}
+        self._leased: list[Purse] = []  # purses with units
         self._waiting: list[_Waiting] = []
         self._settled: list[tuple[str, Limit, float]] = []
         self._seen: dict[tuple[str, str], Seen] = {}
         self._task: asyncio.Task[None] | None = None
 
-    async def draw(self, path: Path, cost: float) -> tuple[Lane, float]:
-        """Draw ``cost`` from every limit of ``path``: the lane, and the seconds to wait before sending.
+    async def draw(self, path: Path, cost: float) -> tuple[Purse, float]:
+        """Draw ``cost`` from every limit of ``path``: the purse, and the seconds to wait before sending.
 
         Raises `ResourceStopped`.
         """
-        lane, at = self._lane(path), self._monotonic()
-        lane.count(at)
-        if lane.spend(cost, at):
-            return lane, 0.0
-        self._refuse_if_shut(lane, cost)
-        waiting = _Waiting(lane, cost, asyncio.get_running_loop().create_future())
+        purse, at = self._purse(path), self._monotonic()
+        purse.count(at)
+        if purse.spend(cost, at):
+            return purse, 0.0
+        self._refuse_if_shut(purse, cost)
+        waiting = _Waiting(purse, cost, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._start()
         try:
@@ -103,15 +103,15 @@ class Drawing:
             self._cancelled(waiting)
             raise
         if not drawn.draw.granted:
-            lane.shut_until, lane.shut_cost = drawn.draw.until, cost
-            lane.shut_by = path[drawn.draw.by][0]
-            raise self._stopped(lane)
-        return lane, drawn.draw.wait
+            purse.shut_until, purse.shut_cost = drawn.draw.until, cost
+            purse.shut_by = path[drawn.draw.by][0]
+            raise self._stopped(purse)
+        return purse, drawn.draw.wait
 
-    def settle(self, lane: Lane, units: float) -> None:
+    def settle(self, purse: Purse, units: float) -> None:
         """Draw ``units`` more than were asked for, or (negative) give some back, with the next draw."""
         if units:
-            self._settled += [(key, limit, units) for key, limit in lane.path]
+            self._settled += [(key, limit, units) for key, limit in purse.path]
             self._start()
 
     def see(self, seen: Seen) -> None:
@@ -133,29 +133,29 @@ class Drawing:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _lane(self, path: Path) -> Lane:
+    def _purse(self, path: Path) -> Purse:
         id_ = tuple((key, limit.name) for key, limit in path)
-        lane = self._lanes.get(id_)
-        if lane is None or lane.path != path:
-            if len(self._lanes) >= _MOST_LANES:
-                self._lanes.clear()
+        purse = self._purses.get(id_)
+        if purse is None or purse.path != path:
+            if len(self._purses) >= _MOST_PURSES:
+                self._purses.clear()
             lease = min(limit.lease for _, limit in path)
             chunk = int(min(lease / limit.interval for _, limit in path))
-            lane = self._lanes[id_] = Lane(path, chunk if chunk >= _LEAST_LEASE else 0, lease)
-        return lane
+            purse = self._purses[id_] = Purse(path, chunk if chunk >= _LEAST_LEASE else 0, lease)
+        return purse
 
-    def _refuse_if_shut(self, lane: Lane, cost: float) -> None:
-        if cost >= lane.shut_cost and lane.shut_until > self._now().timestamp() + PATIENCE:
-            raise self._stopped(lane)
+    def _refuse_if_shut(self, purse: Purse, cost: float) -> None:
+        if cost >= purse.shut_cost and purse.shut_until > self._now().timestamp() + PATIENCE:
+            raise self._stopped(purse)
 
-    def _stopped(self, lane: Lane) -> ResourceStopped:
+    def _stopped(self, purse: Purse) -> ResourceStopped:
         # A little early: the wait that is left is waited in place, where it has a reserved end.
-        until = datetime.fromtimestamp(lane.shut_until - PATIENCE / 2, UTC)
-        return ResourceStopped(lane.shut_by, "limit", until)
+        until = datetime.fromtimestamp(purse.shut_until - PATIENCE / 2, UTC)
+        return ResourceStopped(purse.shut_by, "limit", until)
 
     def _cancelled(self, waiting: _Waiting) -> None:
         if waiting.answer.done() and not waiting.answer.cancelled() and waiting.answer.result().draw.granted:
-            self.settle(waiting.lane, -waiting.cost)
+            self.settle(waiting.purse, -waiting.cost)
 
     def _start(self) -> None:
         if self._task is None or self._task.done():
@@ -166,7 +166,7 @@ class Drawing:
             batch = [w for w in self._waiting[:_BATCH] if not w.answer.cancelled()]
             self._waiting = self._waiting[_BATCH:]
             settled, self._settled = self._settled + self._left_over(), []
-            asks = [limits.Ask(w.lane.path, w.cost, PATIENCE, self._more(w, batch)) for w in batch]
+            asks = [limits.Ask(w.purse.path, w.cost, PATIENCE, self._more(w, batch)) for w in batch]
             try:
                 drawn = await self._transaction(asks, settled)
             except Exception as error:  # noqa: BLE001 - the database may be away; the jobs wait
@@ -175,17 +175,17 @@ class Drawing:
                 until = self._now() + timedelta(seconds=_AWAY)
                 for w in batch:
                     if not w.answer.done():
-                        w.answer.set_exception(ResourceStopped(w.lane.path[0][0], "database", until))
+                        w.answer.set_exception(ResourceStopped(w.purse.path[0][0], "database", until))
                 continue
             at = self._monotonic()
             for w, answer in zip(batch, drawn, strict=True):
                 if answer.leased:
-                    w.lane.units, w.lane.until = w.lane.units + answer.leased, at + w.lane.lease
-                    self._leased.append(w.lane)
+                    w.purse.units, w.purse.until = w.purse.units + answer.leased, at + w.purse.lease
+                    self._leased.append(w.purse)
                 if not w.answer.done():
                     w.answer.set_result(answer)
                 elif answer.draw.granted:  # cancelled meanwhile
-                    self._settled += [(key, limit, -w.cost) for key, limit in w.lane.path]
+                    self._settled += [(key, limit, -w.cost) for key, limit in w.purse.path]
 
     async def _transaction(self, asks: list[limits.Ask], settled: list[tuple[str, Limit, float]]) -> list[limits.Drawn]:
         try:
@@ -195,19 +195,19 @@ class Drawing:
             return await self._database.transaction(limits.draw, asks, settled)
 
     def _more(self, w: _Waiting, batch: list[_Waiting]) -> int:
-        """Units to lease on top: as many as the lane used lately, for the last of its draws in the batch."""
-        lane = w.lane
-        if not lane.chunk or next(x for x in reversed(batch) if x.lane is lane) is not w:
+        """Units to lease on top: as many as the purse used lately, for the last of its draws in the batch."""
+        purse = w.purse
+        if not purse.chunk or next(x for x in reversed(batch) if x.purse is purse) is not w:
             return 0
-        lately = max(lane.before, lane.draws)
-        return min(lane.chunk, lately) if lately >= _LEAST_LEASE else 0
+        lately = max(purse.before, purse.draws)
+        return min(purse.chunk, lately) if lately >= _LEAST_LEASE else 0
 
     def _left_over(self) -> list[tuple[str, Limit, float]]:
         """Leased units nobody spent in time."""
         at = self._monotonic()
-        over = [lane for lane in self._leased if lane.until <= at]
-        self._leased = [lane for lane in self._leased if lane.until > at]
-        found = [(key, limit, -lane.units) for lane in over if lane.units for key, limit in lane.path]
-        for lane in over:
-            lane.units = 0.0
+        over = [purse for purse in self._leased if purse.until <= at]
+        self._leased = [purse for purse in self._leased if purse.until > at]
+        found = [(key, limit, -purse.units) for purse in over if purse.units for key, limit in purse.path]
+        for purse in over:
+            purse.units = 0.0
         return found

@@ -17,9 +17,20 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
-from resilient.core import decide as decisions
 from resilient.core.errors import Cancel, JobFailure, LostLease, ResourceStopped, Snooze
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.outcomes import (
+    SUCCEEDED,
+    CancelledByHandler,
+    Deferred,
+    Failed,
+    HandedBack,
+    Outcome,
+    Reconciled,
+    Snoozed,
+    Succeeded,
+    Transition,
+)
 from resilient.core.plain_text import plain
 from resilient.store.finishing import Finish
 from resilient.wire.explain import chain
@@ -34,73 +45,71 @@ _NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 TRACEBACK_LIMIT: Final = 8_000
 
 
-def returned(execution: Execution, result: Any, *, reconciling: bool) -> decisions.Outcome:
+def returned(execution: Execution, result: Any, *, reconciling: bool) -> Outcome:
     """What a handler's return value means; ``reconciling``: it is its reconcile hook's."""
     if isinstance(result, (Snooze, Cancel)):
         return _told(result)
     if inspect.isawaitable(result):
         return _never_ran(result)
     if reconciling:
-        return decisions.Reconciled(took_effect=result)
+        return Reconciled(took_effect=result)
     if result is None:
-        return decisions.SUCCEEDED
+        return SUCCEEDED
     try:
         text = _RESULT.dump_json(result).decode()
     except (PydanticSerializationError, RecursionError) as error:
         log.warning("result of job %s (%s) is not JSON and was dropped: %s", execution.id, execution.row.kind, error)
-        return decisions.SUCCEEDED
+        return SUCCEEDED
     if "\\u0000" in text:  # PostgreSQL takes no NUL in a text
         text = _NUL.sub(r"\1\\ufffd", text)
-    return decisions.Succeeded(text)
+    return Succeeded(text)
 
 
-def _never_ran(result: Any) -> decisions.Outcome:
+def _never_ran(result: Any) -> Outcome:
     if inspect.iscoroutine(result):
         result.close()
     message = "the handler returned an awaitable: a decorator hides that it is async, so nobody awaited it"
-    return decisions.Failed(Failure(FailureKind.BUG, code="NotAwaited"), message)
+    return Failed(Failure(FailureKind.BUG, code="NotAwaited"), message)
 
 
-def raised(execution: Execution, error: BaseException) -> decisions.Outcome:
+def raised(execution: Execution, error: BaseException) -> Outcome:
     """What an exception that left a handler means."""
     if isinstance(error, asyncio.CancelledError) and execution.reason is not None:
         return interrupted(execution)
     if execution.lost or isinstance(error, LostLease):
-        return decisions.HandedBack("its lease was lost")
+        return HandedBack("its lease was lost")
     for one in chain(error):  # SDKs and task groups wrap what they catch
         if isinstance(one, (Snooze, Cancel)):
             return _told(one)
         if isinstance(one, ResourceStopped):
-            return decisions.Deferred(one.resource, one.gate, one.until, str(one))
+            return Deferred(one.resource, one.gate, one.until, str(one))
         if isinstance(one, JobFailure):
             break  # raised over one of the others: it says more
     if execution.reason == "timeout":
         return interrupted(execution)
     told = execution.worker.wire.explain(execution, error)
     trace = _trace(error) if told.failure.kind is FailureKind.BUG else None
-    return decisions.Failed(told.failure, text_of(error), trace, resource=told.resource)
+    return Failed(told.failure, text_of(error), trace, resource=told.resource)
 
 
-def interrupted(execution: Execution) -> decisions.Outcome:
+def interrupted(execution: Execution) -> Outcome:
     """What it means that an execution was stopped from outside."""
     if execution.reason == "timeout":
-        return decisions.Failed(
-            Failure(FailureKind.TIMEOUT), f"took longer than its timeout of {execution.handler.timeout:g} s"
-        )
+        return Failed(Failure(FailureKind.TIMEOUT), f"took longer than its timeout of {execution.handler.timeout:g} s")
     if execution.reason == "cancel":
-        return decisions.CancelledByHandler("cancelled on request")
-    return decisions.HandedBack("its worker stopped" if execution.reason == "stop" else "its lease was lost")
+        return CancelledByHandler("cancelled on request")
+    return HandedBack("its worker stopped" if execution.reason == "stop" else "its lease was lost")
 
 
-def broken(error: BaseException) -> decisions.Outcome:
+def broken(error: BaseException) -> Outcome:
     """What it means that the engine itself failed over an execution."""
-    return decisions.Failed(Failure(FailureKind.BUG, code=type(error).__name__), text_of(error), _trace(error))
+    return Failed(Failure(FailureKind.BUG, code=type(error).__name__), text_of(error), _trace(error))
 
 
-def _told(word: Snooze | Cancel) -> decisions.Outcome:
+def _told(word: Snooze | Cancel) -> Outcome:
     if isinstance(word, Cancel):
-        return decisions.CancelledByHandler(str(word.reason))
-    return decisions.Snoozed(delay=word.delay, until=word.until)
+        return CancelledByHandler(str(word.reason))
+    return Snoozed(delay=word.delay, until=word.until)
 
 
 def text_of(error: BaseException) -> str:
@@ -116,7 +125,7 @@ def _trace(error: BaseException) -> str:
     return scrub(plain("".join(traceback.format_exception(error))[-TRACEBACK_LIMIT:]))
 
 
-def finish_of(execution: Execution, transition: decisions.Transition, worker_id: str, started_at: Any) -> Finish:
+def finish_of(execution: Execution, transition: Transition, worker_id: str, started_at: Any) -> Finish:
     """The store's form of a decision about what this process ran.
 
     Which requests are unanswered is written as this process knows it: a mark whose write was cut off may stand in the
@@ -128,14 +137,12 @@ def finish_of(execution: Execution, transition: decisions.Transition, worker_id:
     return replace(finish, clear_sent=not execution.marks, marks=execution.marks)
 
 
-def finish_of_row(row: Any, transition: decisions.Transition, worker_id: str | None) -> Finish:
+def finish_of_row(row: Any, transition: Transition, worker_id: str | None) -> Finish:
     """The store's form of a decision about a running row of somebody else (rescue)."""
     return _finish(row, row.version, row.executions, transition, worker_id, row.started_at)
 
 
-def _finish(
-    row: Any, fence: int, execution: int, t: decisions.Transition, worker_id: str | None, started_at: Any
-) -> Finish:
+def _finish(row: Any, fence: int, execution: int, t: Transition, worker_id: str | None, started_at: Any) -> Finish:
     return Finish(
         id=row.id,
         version=fence,

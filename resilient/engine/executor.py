@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from resilient.core import decide as decisions
+from resilient.core.outcomes import HandedBack, Outcome
 from resilient.engine.batch_run import BatchRun
 from resilient.engine.calls import call, call_batch, uncancel
 from resilient.engine.endings import broken, interrupted
@@ -44,7 +44,7 @@ class Executor:
         concurrency: int,
         threads: ThreadPool,
         *,
-        on_done: Callable[[Execution, decisions.Outcome], None],
+        on_done: Callable[[Execution, Outcome], None],
         before: Callable[[Execution], ResourceStopped | None],
     ) -> None:
         self.concurrency = concurrency
@@ -183,7 +183,7 @@ class Executor:
                 breath = 0
                 await asyncio.sleep(0)
 
-    def _close(self, execution: Execution, outcome: decisions.Outcome) -> None:
+    def _close(self, execution: Execution, outcome: Outcome) -> None:
         """An execution ended: pass its outcome on, unless it was given up before."""
         if self._leave(execution):
             self._on_done(execution, outcome)
@@ -231,7 +231,7 @@ class Executor:
             self._solo.clear()
             self._gathering.clear()
             for one in waiting:
-                self._close(one, decisions.HandedBack("every slot of its worker is taken by handlers that do not end"))
+                self._close(one, HandedBack("every slot of its worker is taken by handlers that do not end"))
 
     def _check_deadlines(self) -> None:
         """Interrupt what has run for too long. One look at all costs less than a timer for each."""

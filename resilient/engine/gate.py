@@ -6,7 +6,7 @@ it is told (`forget`); where nobody can be told, on SQLite, facts age faster, so
 Limits are drawn per request (`drawing.py`), outcomes summed (`tally.py`), throttles written immediately and once,
 however many requests were in flight.
 
-Everything runs on the worker's event loop. Threads use the ``_sync`` twins, which come to the loop.
+Everything runs on the worker's event loop; requests of threads come to it (`Worker.from_thread`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from resilient.core.failure import WAITS_FOR_RESOURCE, at_scope
 from resilient.core.outcomes import Failed, Succeeded
 from resilient.core.phrases import moment
 from resilient.core.resource_key import path
-from resilient.core.retry_after import HORIZON
 from resilient.engine.budgets import spent, told_of
 from resilient.engine.drawing import Drawing
 from resilient.engine.probing import Probing
@@ -45,13 +44,14 @@ if TYPE_CHECKING:
     from resilient.core.failure import Failure
     from resilient.core.outcomes import Outcome
     from resilient.core.policy import Policies
-    from resilient.engine.drawing import Lane, Path
+    from resilient.engine.drawing import Path, Purse
     from resilient.store.circuits import Change
     from resilient.store.database import Database
 
 log = logging.getLogger("resilient.gate")
 MAX_AGE: Final = 0.25  # seconds
 MAX_AGE_UNTOLD: Final = 0.05
+HORIZON: Final = timedelta(hours=24)  # a cooldown that ends later is one that a person should look at
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Ticket:
     sent_at: datetime
     elected: tuple[tuple[str, int], ...] = ()  # circuits it tries out by election of its own, and generations
     cost: float = 0.0
-    lane: Lane | None = field(default=None, repr=False)
+    purse: Purse | None = field(default=None, repr=False)
 
 
 class Gate:
@@ -105,14 +105,12 @@ class Gate:
         )
         self._on_cooldown = on_cooldown
         self._resting: dict[str, datetime] = {}  # throttles on their way to the database
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Remember the loop, for threads and timers."""
-        self._loop = asyncio.get_running_loop()
-        self._reporter.start(self._loop)
+        """Begin on this loop."""
+        self._reporter.start(asyncio.get_running_loop())
 
     async def close(self) -> None:
         """Write everything and stop."""
@@ -194,10 +192,10 @@ class Gate:
         limits = self._limits(key)
         if (not limits or cost <= 0) and not due:
             return self._ticket(key, probes)
-        lane, elected = None, tuple[tuple[str, int], ...]()
+        purse, elected = None, tuple[tuple[str, int], ...]()
         try:
             if limits and cost > 0:
-                lane, wait = await self._drawing.draw(limits, cost)
+                purse, wait = await self._drawing.draw(limits, cost)
                 if wait > 0:
                     await asyncio.sleep(wait)
             if await self.check(key, probes=probes, own=own):  # both the wait and the draw took time
@@ -205,13 +203,13 @@ class Gate:
                 probes = (*probes, *(level for level, _ in elected))
                 await self.check(key, probes=probes)
         except BaseException:
-            if lane is not None:
-                self._drawing.settle(lane, -cost)
+            if purse is not None:
+                self._drawing.settle(purse, -cost)
             for level, generation in elected:
                 self._probing.give_back(level, generation)
             raise
         ticket = self._ticket(key, probes)
-        ticket.cost, ticket.lane, ticket.elected = cost if lane else 0.0, lane, elected
+        ticket.cost, ticket.purse, ticket.elected = cost if purse else 0.0, purse, elected
         return ticket
 
     def give_back(self, key: str, generation: int) -> None:
@@ -223,8 +221,8 @@ class Gate:
         if failure is not None and failure.kind in WAITS_FOR_RESOURCE:
             await self._throttled(key, failure, ticket.sent_at)
         self._count(ticket, failure)
-        if ticket.lane is not None and answer.cost is not None:
-            self._drawing.settle(ticket.lane, answer.cost - ticket.cost)
+        if ticket.purse is not None and answer.cost is not None:
+            self._drawing.settle(ticket.purse, answer.cost - ticket.cost)
         if answer.budgets:
             await self.budgets(ticket, answer.budgets)
 
@@ -306,26 +304,6 @@ class Gate:
                 self._reporter.wake(0.0 if seen.remaining <= seen.limit.capacity else 1.0)
             elif (reset_at := spent(budget, declared, now)) is not None:
                 await self.cool_down(ticket.key, reset_at, f"budget:{budget.name}", exact=True)
-
-    # -- threads ---------------------------------------------------------------------------------------------
-
-    def admit_sync(self, key: str, cost: float = 1.0, *, probes: Collection[str] = ()) -> Ticket:
-        """`admit`, for a thread."""
-        return self._on_loop(self.admit(key, cost, probes=probes))  # type: ignore[no-any-return]
-
-    def answered_sync(self, ticket: Ticket, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
-        """`answered`, for a thread."""
-        self._on_loop(self.answered(ticket, key, answer, failure))
-
-    def failed_sync(self, ticket: Ticket, key: str, failure: Failure) -> None:
-        """`failed`, for a thread."""
-        self._on_loop(self.failed(ticket, key, failure))
-
-    def _on_loop(self, coroutine: Any) -> Any:
-        if self._loop is None:
-            coroutine.close()
-            raise RuntimeError("the gate is not started")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     # -- inside ----------------------------------------------------------------------------------------------
 

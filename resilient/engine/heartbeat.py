@@ -41,7 +41,6 @@ class Heartbeat:
         self._worker = worker
         self._interval = min(worker.lease.total_seconds() / 4, LONGEST_BEAT)
         self._stop = threading.Event()
-        self._beat_now = threading.Event()
         self._thread = threading.Thread(target=self._run, name="resilient-heartbeat", daemon=True)
         self._alive_at = 0.0  # when the loop last moved
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from resilient.core import decide as decisions
 from resilient.core.errors import BadPayload
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.outcomes import Deferred, Expired, Failed, HandedBack, Outcome, Snoozed
 from resilient.engine.endings import raised, text_of
 
 if TYPE_CHECKING:
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 NEWER_VERSION_DELAY: Final = 30.0
 
 
-def refusal(execution: Execution, before: Callable[[Execution], ResourceStopped | None]) -> decisions.Outcome | None:
+def refusal(execution: Execution, before: Callable[[Execution], ResourceStopped | None]) -> Outcome | None:
     """Why it does not run; None if it does, and its payload is decoded then. ``before`` asks the gate."""
     if execution.lost:
-        return decisions.HandedBack("its lease was lost before it started")
+        return HandedBack("its lease was lost before it started")
     row = execution.row  # housekeeping ends expired jobs now and then; what a mark stands for is found out first
     if row.expires_at is not None and not row.sent and row.expires_at <= execution.worker.now():
-        return decisions.Expired()
+        return Expired()
     if (stopped := before(execution)) is not None:
-        return decisions.Deferred(stopped.resource, stopped.gate, stopped.until, str(stopped))
+        return Deferred(stopped.resource, stopped.gate, stopped.until, str(stopped))
     if execution.sent and execution.handler.reconcile is None:
-        return decisions.Failed(Failure(FailureKind.AMBIGUOUS), execution.doubt())
+        return Failed(Failure(FailureKind.AMBIGUOUS), execution.doubt())
     return _undecodable(execution)
 
 
-async def prepared(execution: Execution) -> decisions.Outcome | None:
+async def prepared(execution: Execution) -> Outcome | None:
     """Look up where its account lives, before its handler asks for a client; why that cannot be had."""
     try:
         await execution.worker.wire.prepare(execution)
@@ -41,23 +41,23 @@ async def prepared(execution: Execution) -> decisions.Outcome | None:
     return None
 
 
-def _undecodable(execution: Execution) -> decisions.Outcome | None:
+def _undecodable(execution: Execution) -> Outcome | None:
     """Why its payload cannot be read; None if it was."""
     handler, row = execution.handler, execution.row
     if row.payload_version > handler.version:
-        return decisions.Snoozed(
+        return Snoozed(
             delay=NEWER_VERSION_DELAY,
             message=f"payload version {row.payload_version} is newer than this worker's {handler.version} of"
             f" {handler.kind!r}; waiting for a newer worker",
         )
     if row.tags and not isinstance(row.tags, dict):
-        return decisions.Failed(Failure(FailureKind.UNDECODABLE), "its tags are not a JSON object of strings")
+        return Failed(Failure(FailureKind.UNDECODABLE), "its tags are not a JSON object of strings")
     try:
         execution.payload = handler.decode(row.payload, row.payload_version)
     except BadPayload as error:
-        return decisions.Failed(Failure(FailureKind.UNDECODABLE), str(error))
+        return Failed(Failure(FailureKind.UNDECODABLE), str(error))
     except Exception as error:  # noqa: BLE001 - the user's upgrade function
-        return decisions.Failed(
+        return Failed(
             Failure(FailureKind.UNDECODABLE),
             f"upgrade of payload version {row.payload_version}: {text_of(error)}",
         )

@@ -43,9 +43,9 @@ REST: Final = 60.0  # seconds without a schedule that failed: what was wrong may
 class Schedules:
     """Schedules of one app: ``app.schedules``."""
 
-    def __init__(self, app: Resilient, declared: Iterable[Schedule] = (), rng: random.Random | None = None) -> None:
+    def __init__(self, app: Resilient, declared: Iterable[Schedule]) -> None:
         self._app = app
-        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._rng = random.Random()  # noqa: S311 - jitter
         self.declared = by_name(declared)
         self._specs = {s.name: (s.kind, s.spec(app._encoder)) for s in self.declared.values()}  # noqa: SLF001
         self._check_sources(app.grants.accounts.store is not None)

@@ -21,9 +21,9 @@ log = logging.getLogger("resilient.worker")
 
 
 class Services:
-    """What runs beside the claiming: completer, heartbeat, listener, staging and housekeeping."""
+    """Completer and heartbeat; with ``background`` also what looks by itself: listener, staging, rescue, chores."""
 
-    def __init__(self, worker: Worker, *, background: bool) -> None:
+    def __init__(self, worker: Worker, *, background: bool = True) -> None:
         self._worker, self._background = worker, background
         self._tasks: list[asyncio.Task[Any]] = []
 

@@ -15,14 +15,16 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import alerts, marks
-from resilient.core import decide as decisions
 from resilient.core.admission import needs_count, releasable, stop_of
 from resilient.core.breaker import orphaned
+from resilient.core.decide import decide
+from resilient.core.outcomes import JobFacts, Rescued
 from resilient.core.phrases import moment
 from resilient.core.resource_key import path
 from resilient.engine import workflows
 from resilient.engine.completer import free_slots
 from resilient.engine.endings import finish_of_row
+from resilient.engine.handler import DEFAULT_RETRY
 from resilient.store import (
     circuits,
     dependencies,
@@ -62,9 +64,8 @@ RECHECK: Final = 60.0
 class Sweeper:
     """Staging, rescue and housekeeping of one worker."""
 
-    def __init__(self, worker: Worker, *, housekeeping: bool = True) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._housekeeping = housekeeping
         self._database = worker.app.database
         self.rescued = 0
         self.repaired = 0
@@ -75,11 +76,12 @@ class Sweeper:
     def tasks(self) -> list[asyncio.Task[Any]]:
         """The loops, started."""
         rescue_every = max(0.2, min(self._worker.lease.total_seconds() / 4, 15.0))
-        loops = [("stage", self.stage_step, TICK), ("rescue", self.rescue, rescue_every)]
-        # On its own: a program's function that tells accounts may take its time.
-        loops.append(("schedules", self._worker.app.tick_schedules, TICK))
-        if self._housekeeping:
-            loops.append(("housekeeping", self.keep_house, HOUSEKEEPING.total_seconds() / 3))
+        loops = [
+            ("stage", self.stage_step, TICK),
+            ("rescue", self.rescue, rescue_every),
+            ("schedules", self._worker.app.tick_schedules, TICK),  # apart: a program's `for_each` may take its time
+            ("housekeeping", self.keep_house, HOUSEKEEPING.total_seconds() / 3),
+        ]
         return [asyncio.create_task(self._loop(*loop), name=f"resilient-{loop[0]}") for loop in loops]
 
     async def _loop(self, name: str, step: Callable[[], Any], every: float) -> None:
@@ -262,7 +264,7 @@ def rescue(c: Connection, d: Dialect, worker: Worker) -> int:
     finishes = []
     for row in rows:
         handler = worker.app.kinds.get(row.kind)
-        facts = decisions.JobFacts(
+        facts = JobFacts(
             attempts=row.attempts,
             max_attempts=row.max_attempts,
             executions=row.executions - 1,
@@ -276,8 +278,9 @@ def rescue(c: Connection, d: Dialect, worker: Worker) -> int:
             resource_key=row.resource_key,
             can_reconcile=handler is not None and handler.reconcile is not None,
         )
-        outcome = decisions.Rescued(f"worker {row.locked_by} was lost or silent for longer than its lease")
-        transition = decisions.decide(facts, outcome, worker.retry_of(handler), now, worker.rng.random())
+        outcome = Rescued(f"worker {row.locked_by} was lost or silent for longer than its lease")
+        retry = DEFAULT_RETRY if handler is None else handler.retry
+        transition = decide(facts, outcome, retry, now, worker.rng.random())
         finishes.append(finish_of_row(row, transition, row.locked_by))
     rescued = finishing.finish_if_held(c, d, finishes, now)
     _free_slots(c, d, worker, [row for row in rows if row.id in rescued], now)

@@ -92,7 +92,7 @@ def _held(execution: Execution) -> Iterator[None]:
         execution.transaction_open = False
 
 
-class Turns:
+class Writer:
     """SQLite has one writer: a worker's handlers queue for it here, instead of waking up now and then to ask."""
 
     def __init__(self) -> None:
@@ -103,13 +103,13 @@ class Turns:
 @asynccontextmanager
 async def _exclusive(execution: Execution) -> AsyncIterator[None]:
     with _held(execution):
-        async with execution.worker.turns.tasks if execution.app.database.is_sqlite else nullcontext():
+        async with execution.worker.writer.tasks if execution.app.database.is_sqlite else nullcontext():
             yield
 
 
 @contextmanager
 def _exclusive_sync(execution: Execution) -> Iterator[None]:
-    with _held(execution), execution.worker.turns.threads if execution.app.database.is_sqlite else nullcontext():
+    with _held(execution), execution.worker.writer.threads if execution.app.database.is_sqlite else nullcontext():
         yield
 
 

@@ -20,8 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from resilient.core import decide as decisions
+from resilient.core.decide import decide
 from resilient.core.errors import LostLease, ResourceStopped, SetupError
+from resilient.core.outcomes import Outcome, Succeeded
 from resilient.core.phrases import counted
 from resilient.core.states import TERMINAL
 from resilient.engine.collector import rare_collections
@@ -31,29 +32,27 @@ from resilient.engine.endings import broken, finish_of
 from resilient.engine.execution import Execution
 from resilient.engine.executor import Executor
 from resilient.engine.gate import Gate
-from resilient.engine.handler import DEFAULT_RETRY
 from resilient.engine.services import Services
 from resilient.engine.sweeper import Sweeper
-from resilient.engine.user_sessions import Turns
+from resilient.engine.user_sessions import Writer
 from resilient.engine.wiring import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from uuid import UUID
 
-    from resilient.core.backoff import Retry
     from resilient.engine.app import Resilient
-    from resilient.engine.handler import Handler
+    from resilient.store.claim import Claimed
 
 T = TypeVar("T")
 log = logging.getLogger("resilient.worker")
 DEFAULT_CONCURRENCY: Final = 50
-LEASE: Final = 60.0
-GRACE: Final = 30.0
+LEASE: Final = 60.0  # seconds, unless a heartbeat renews it
+GRACE: Final = 30.0  # seconds
 
 
 class Worker:
-    """Runs jobs until told to stop."""
+    """Runs jobs until told to stop. ``lease`` and ``grace`` are seconds; see `Resilient.worker`."""
 
     def __init__(
         self,
@@ -63,7 +62,6 @@ class Worker:
         kinds: Sequence[str] | None = None,
         lease: float = LEASE,
         grace: float = GRACE,
-        housekeeping: bool = True,
         rng: random.Random | None = None,
     ) -> None:
         if concurrency < 1:
@@ -86,7 +84,7 @@ class Worker:
             on_cooldown=app.cooled_down,
         )  # fmt: skip
         self.wire = Wire(self)
-        self.turns = Turns()
+        self.writer = Writer()
         self.threads = ThreadPoolExecutor(concurrency, "resilient-handler")
         self.completer = Completer(app.database, self.gate.capped, self._written, self._refused, app.poke)
         self.executor = Executor(concurrency, self.threads, on_done=self._decided, before=self._stopped)
@@ -101,7 +99,8 @@ class Worker:
             rng=self.rng,
             batches={kind: size for kind in self.kinds if (size := app.kinds[kind].batch)},
         )
-        self.sweeper = Sweeper(self, housekeeping=housekeeping)
+        self.sweeper = Sweeper(self)
+        self.loop: asyncio.AbstractEventLoop | None = None  # while it runs, and after
         self._wake = asyncio.Event()
         self._watched = False  # somebody waits until an execution has ended
         self._stopping = asyncio.Event()
@@ -130,7 +129,7 @@ class Worker:
         log.info("worker %s stopped after %d executions", self.id, self.executions)
 
     async def _run(self) -> None:
-        async with self._services():
+        async with Services(self):
             log.info("worker %s started: %d slots, kinds %s", self.id, self.concurrency, ", ".join(self.kinds))
             await self._claim_until_stopped()
             await self._wind_down()
@@ -142,7 +141,7 @@ class Worker:
         """
         await self.app.ready()
         before, self._watched = self.ended, True
-        async with asyncio.timeout(timeout), self._services(background=False):
+        async with asyncio.timeout(timeout), Services(self, background=False):
             while True:
                 staged = await self.sweeper.stage()
                 claimed = await self._claim_once()
@@ -161,9 +160,6 @@ class Worker:
         """Claim nothing more, then finish or hand back what is running. Call it from the worker's loop."""
         self._stopping.set()
         self._wake.set()
-
-    def _services(self, *, background: bool = True) -> Services:
-        return Services(self, background=background)
 
     def _on_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
         handled: list[int] = []
@@ -234,7 +230,7 @@ class Worker:
                 return total
         return total
 
-    def _submit(self, claimed: Any) -> None:
+    def _submit(self, claimed: Claimed) -> None:
         self.gate.learn(claimed.facts, claimed.now)
         self.executions += len(claimed.jobs)
         handlers = self.app.kinds
@@ -264,8 +260,6 @@ class Worker:
             raise LostLease(f"worker {self.id} has stopped")
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
-    loop: asyncio.AbstractEventLoop | None = None
-
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def _stopped(self, execution: Execution) -> ResourceStopped | None:
@@ -273,11 +267,11 @@ class Worker:
         stop = self.gate.stop(execution.resource_key, probes=execution.probes)
         return None if stop is None else ResourceStopped(stop.resource, stop.gate, stop.until)
 
-    def _decided(self, execution: Execution, outcome: decisions.Outcome) -> None:
+    def _decided(self, execution: Execution, outcome: Outcome) -> None:
         """An execution ended: decide and pass the result on."""
         self.ended += 1
         self._unwritten[execution.number] = execution
-        if isinstance(outcome, decisions.Succeeded):
+        if isinstance(outcome, Succeeded):
             result = outcome.result
             self._count("succeeded")
             if outcome.written:
@@ -293,13 +287,13 @@ class Worker:
         if self._watched:
             self._wake.set()
 
-    def _decide(self, execution: Execution, outcome: decisions.Outcome) -> None:
+    def _decide(self, execution: Execution, outcome: Outcome) -> None:
         now = self.now()
         facts, retry, roll = execution.facts(), execution.handler.retry, self.rng.random()
         try:
-            transition = decisions.decide(facts, outcome, retry, now, roll)
+            transition = decide(facts, outcome, retry, now, roll)
         except Exception as error:  # noqa: BLE001 - a handler said something impossible: a time that is none, say
-            transition = decisions.decide(facts, broken(error), retry, now, roll)
+            transition = decide(facts, broken(error), retry, now, roll)
         self._count(transition.decision)
         started = now - timedelta(seconds=max(0.0, self._elapsed(execution)))
         if execution.follow_ups is not None and transition.decision in ("succeeded", "once_more"):
@@ -356,10 +350,6 @@ class Worker:
     def synchronise(self, told: datetime, at: float) -> None:
         """Take the database's time, read at the monotonic time ``at``."""
         self._told = (told, at)
-
-    def retry_of(self, handler: Handler[Any, Any] | None) -> Retry:
-        """The retry policy of a kind; the default for kinds this worker does not know."""
-        return DEFAULT_RETRY if handler is None else handler.retry
 
     @property
     def stopping(self) -> bool:

@@ -91,12 +91,6 @@ def _insert(c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mappin
     return row is not None
 
 
-def unbind(c: Connection, d: Dialect, key: str) -> bool:
-    """The resource has no connection any more; whether it had one."""
-    row = d.run(c, "DELETE FROM {connection} WHERE resource_key = :key RETURNING 1", {"key": key}).first()
-    return row is not None
-
-
 # -- on the way through a consent page -----------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import Uuid, bindparam, text
 
 from resilient.store import tables
 from resilient.store.direct import Direct
-from resilient.store.types import DOCUMENT, SEARCHED, SQLITE_FORMAT, UtcDateTime
+from resilient.store.types import DOCUMENT, SQLITE_FORMAT, UtcDateTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,10 +91,9 @@ class Dialect:
     # -- statements -----------------------------------------------------------------------------------------------
 
     def sql(self, template: str, **columns: Any) -> TextClause:
-        """The statement for ``template``; ``columns`` are result types (see `RESULT_TYPES` for the usual names).
+        """The statement for ``template``; ``columns`` are the types of its results, where they need one (`ID`, `TIME`).
 
-        Parameters get their type by name: ``id``/``*_id`` as UUID where the caller says so with ``UUID_PARAMS``,
-        ``now``, ``until`` and ``*_at``/``*_until`` as times.
+        Parameters that are named as times are (`_TIMES`, ``*_at``, ``*_until``, ``*_since``).
         """
         key = (template, tuple(columns))
         if (known := self._cache.get(key)) is not None:
@@ -243,4 +242,3 @@ _STEER: Final = f"SELECT clock_timestamp() AS now, concat({STEERING})"
 ID: Final = Uuid()
 TIME: Final = UtcDateTime()
 JSON: Final = DOCUMENT
-TAGS: Final = SEARCHED

@@ -128,13 +128,6 @@ class JobFilter:
         """Whether a time range is asked for that an index serves."""
         return any(getattr(self, name) is not None for name in _MOMENTS if not name.startswith("created"))
 
-    @property
-    def narrows(self) -> bool:
-        """Whether anything but the state is asked for."""
-        return self.ids is not None or any(
-            getattr(self, f.name) not in ((), None) for f in fields(self) if f.name not in ("ids", "state")
-        )
-
     def with_states(self, allowed: Iterable[JobState]) -> JobFilter:
         """The same jobs, of these states only."""
         names = tuple(str(s) for s in allowed)

@@ -90,13 +90,13 @@ def suspects(c: Connection, d: Dialect, provider: str) -> list[UUID]:
     return list(rows.scalars())
 
 
-def well(c: Connection, d: Dialect, provider: str, limit: int = 5) -> list[UUID]:
-    """Grants that nobody doubts and that may be refreshed: those whose tokens end first."""
+def well(c: Connection, d: Dialect, provider: str) -> list[UUID]:
+    """A few grants that nobody doubts and that may be refreshed: those whose tokens end first."""
     rows = d.run(
         c,
         f"SELECT id FROM {{grant}} WHERE provider = :provider AND state IN ({_WELL}) AND died_at IS NULL"
-        " AND kind = 'oauth2' ORDER BY expires_at NULLS LAST, id LIMIT :limit",
-        {"provider": provider, "limit": limit},
+        " AND kind = 'oauth2' ORDER BY expires_at NULLS LAST, id LIMIT 5",
+        {"provider": provider},
         id=ID,
     )
     return list(rows.scalars())

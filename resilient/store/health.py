@@ -181,8 +181,8 @@ def _seen(row: Any, now: datetime) -> WorkerSeen:
     )
 
 
-def notifies(url: URL, seconds: float = 1.0) -> bool:
-    """Whether a NOTIFY reaches a LISTEN at this address; a pooler in transaction mode swallows it.
+def notifies(url: URL) -> bool:
+    """Whether a NOTIFY reaches a LISTEN at this address within a second; a pooler in transaction mode swallows it.
 
     Raises `DatabaseUnreachable`.
     """
@@ -192,7 +192,7 @@ def notifies(url: URL, seconds: float = 1.0) -> bool:
             listening.exec_driver_sql("LISTEN resilient_doctor")
             telling.exec_driver_sql("NOTIFY resilient_doctor")
             driver: Any = listening.connection.driver_connection
-            return any(driver.notifies(timeout=seconds, stop_after=1))
+            return any(driver.notifies(timeout=1.0, stop_after=1))
     except DBAPIError as error:
         raise DatabaseUnreachable(reason(error, engine.url)) from None
     finally:

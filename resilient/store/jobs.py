@@ -332,8 +332,8 @@ def _make_ready(
     return [r[0] for r in rows]
 
 
-def stage(c: Connection, d: Dialect, now: datetime, limit: int = STAGE_LIMIT) -> int:
-    """Scheduled jobs that are due become ready; returns how many (call again until fewer than ``limit``)."""
+def stage(c: Connection, d: Dialect, now: datetime) -> int:
+    """Scheduled jobs that are due become ready; returns how many (call again until fewer than `STAGE_LIMIT`)."""
     return len(
         _make_ready(
             c,
@@ -341,7 +341,7 @@ def stage(c: Connection, d: Dialect, now: datetime, limit: int = STAGE_LIMIT) ->
             "state = 'ready', version = {job}.version + 1, updated_at = :now",
             "id IN (SELECT id FROM {job} WHERE state = 'scheduled' AND run_at <= :now"
             " ORDER BY run_at, id LIMIT :limit {skip_locked})",
-            {"now": now, "limit": limit},
+            {"now": now, "limit": STAGE_LIMIT},
         )
     )
 

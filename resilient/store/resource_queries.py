@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Gate: TypeAlias = Literal["breaker", "cooldown", "pause", "auth"]
 Between: TypeAlias = "tuple[datetime | None, datetime | None]"  # from the first on, before the second
-GATES: Final = ("breaker", "cooldown", "pause", "auth")
 KEYS_PAGE: Final = 500
 STOPPED_LIMIT: Final = 10_000  # rows of a summary
 RESOURCE: Final[sa.Table] = tables.metadata.tables["resilient_resource"]

@@ -260,13 +260,13 @@ def arm(c: Connection, d: Dialect, parked_on: str, recheck_at: datetime, *, skip
 RECHECK_BATCH: Final = 500
 
 
-def due_parked(c: Connection, d: Dialect, now: datetime, limit: int = RECHECK_BATCH) -> dict[str, list[int]]:
-    """Parked turns whose recheck is due, locked: resource parked on to turn ids."""
+def due_parked(c: Connection, d: Dialect, now: datetime) -> dict[str, list[int]]:
+    """Parked turns whose recheck is due, up to `RECHECK_BATCH`, locked: resource parked on to turn ids."""
     rows = d.run(
         c,
         "SELECT id, parked_on FROM {turn} WHERE parked_on IS NOT NULL AND recheck_at <= :now"
         " ORDER BY recheck_at LIMIT :limit {skip_locked}",
-        {"now": now, "limit": limit},
+        {"now": now, "limit": RECHECK_BATCH},
     )
     found: dict[str, list[int]] = {}
     for id_, parked_on in rows:

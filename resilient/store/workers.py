@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.store.dialect import JSON, TIME, Dialect
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Connection, Row
+
+LATELY: Final = timedelta(seconds=30)
+KEPT: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,12 @@ def remove(c: Connection, d: Dialect, worker_id: str) -> None:
     d.run(c, "DELETE FROM {worker} WHERE id = :id", {"id": worker_id})
 
 
-def forget_silent(c: Connection, d: Dialect, now: datetime, after: timedelta = timedelta(days=1)) -> int:
+def forget_silent(c: Connection, d: Dialect, now: datetime) -> int:
     """Drop rows of workers that vanished long ago; returns how many."""
-    return int(d.run(c, "DELETE FROM {worker} WHERE seen_at < :before", {"before": now - after}).rowcount)
+    return int(d.run(c, "DELETE FROM {worker} WHERE seen_at < :before", {"before": now - KEPT}).rowcount)
 
 
-def alive(c: Connection, d: Dialect, now: datetime, within: timedelta = timedelta(seconds=30)) -> Sequence[Row[Any]]:
+def alive(c: Connection, d: Dialect, now: datetime, within: timedelta = LATELY) -> Sequence[Row[Any]]:
     """Workers seen lately, oldest first."""
     return d.run(
         c,

@@ -52,8 +52,7 @@ class TokenAnswer:
 class TokenClient:
     """Asks token endpoints. One per app; its connections are its own."""
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
         redact.install()
@@ -102,7 +101,7 @@ class TokenClient:
     async def _ask(self, oauth: OAuth2, url: str, body: str, now: datetime, *, revoking: bool = False) -> TokenAnswer:
         request = self._request(oauth, url, body, now)
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(PATIENCE):
                 answer = await self._send(request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol):
             return TokenAnswer(failure=Failure(FailureKind.TRANSIENT, code="connect", provider_wide=True))
@@ -153,7 +152,7 @@ class TokenClient:
         if self._client is None or self._loop is not loop:
             self._loop = loop
             limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
-            self._client = httpx.AsyncClient(timeout=self._patience, limits=limits, trust_env=False)
+            self._client = httpx.AsyncClient(timeout=PATIENCE, limits=limits, trust_env=False)
         return self._client
 
 

@@ -8,8 +8,9 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.backoff import (
-    CONFLICT_DELAY,
+from resilient.core.backoff import CONFLICT_DELAY, Retry
+from resilient.core.delays import (
+    LONGEST,
     Decorrelated,
     EqualJitter,
     Exponential,
@@ -17,10 +18,8 @@ from resilient.core.backoff import (
     FullJitter,
     Linear,
     PlusMinus,
-    Retry,
     as_delay,
 )
-from resilient.core.delays import LONGEST
 from resilient.core.errors import InvalidInput, JobFailure
 from resilient.core.failure import Failure, FailureKind
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.core.cron import Ticks, latest_until, missed, next_after, ticks
+from resilient.core.cron import Ticks, back, missed, next_after, ticks
 from resilient.core.errors import BadCron, InvalidInput, NaiveDatetime
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)  # a Sunday
@@ -68,8 +68,8 @@ def test_fractions_of_a_second():
     just_before, just_after = NOW - timedelta(microseconds=1), NOW + timedelta(microseconds=1)
     assert next_after(spec, just_before) == NOW
     assert next_after(spec, just_after) == NOW + timedelta(minutes=1)
-    assert latest_until(spec, just_before) == NOW - timedelta(minutes=1)
-    assert latest_until(spec, NOW) == latest_until(spec, just_after) == NOW
+    assert back(spec, just_before, 1)[0] == NOW - timedelta(minutes=1)
+    assert back(spec, NOW, 1)[0] == back(spec, just_after, 1)[0] == NOW
 
 
 # -- changes of the clocks -------------------------------------------------------------------------
@@ -166,12 +166,12 @@ def test_forwards_and_backwards_agree(spec, now):
     """Whoever starts when, in whatever process: the same ticks."""
     after = next_after(spec, now)
     assert after > now
-    assert latest_until(spec, after) == after
-    before = latest_until(spec, now)
+    assert back(spec, after, 1)[0] == after
+    before = back(spec, now, 1)[0]
     assert before <= now
     assert next_after(spec, before) == after
     assert next_after(spec, after - timedelta(microseconds=1)) == after
-    assert latest_until(spec, after - timedelta(microseconds=1)) == before
+    assert back(spec, after - timedelta(microseconds=1), 1)[0] == before
 
 
 @settings(deadline=None)
@@ -213,7 +213,7 @@ def test_an_interval_is_anchored_and_never_drifts():
     assert next_after(hourly, late) == at("2026-03-01T14:00Z")
     anchored = ticks(every="1h", anchor=at("2030-01-01T00:20:00+01:00"))  # also before its anchor
     assert next_after(anchored, NOW) == at("2026-03-01T12:20Z")
-    assert latest_until(anchored, NOW) == at("2026-03-01T11:20Z")
+    assert back(anchored, NOW, 1)[0] == at("2026-03-01T11:20Z")
 
 
 # -- missed ticks ----------------------------------------------------------------------------------

@@ -7,8 +7,11 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.backoff import Decorrelated, Linear, Retry
-from resilient.core.decide import (
+from resilient.core.backoff import Retry
+from resilient.core.decide import decide
+from resilient.core.delays import Decorrelated, Linear
+from resilient.core.failure import UNCHARGED, Failure, FailureKind, Scope
+from resilient.core.outcomes import (
     SUCCEEDED,
     CancelledByHandler,
     Deferred,
@@ -20,9 +23,7 @@ from resilient.core.decide import (
     Rescued,
     Snoozed,
     Succeeded,
-    decide,
 )
-from resilient.core.failure import UNCHARGED, Failure, FailureKind, Scope
 from resilient.core.phrases import moment
 from resilient.core.states import TERMINAL, JobState, permitted
 

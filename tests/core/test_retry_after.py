@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from resilient.core.budgets import BudgetFields
 from resilient.core.instants import FAR, Word
-from resilient.core.retry_after import HORIZON, Told, WaitDialect, in_text, resume_at, told, when
+from resilient.core.retry_after import WaitDialect, ahead, in_text, resume_at, when
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 EPOCH = int(NOW.timestamp())
@@ -59,8 +59,7 @@ def in_(seconds: float) -> datetime:
 def test_retry_after(headers, seconds):
     found = when(headers, NOW)
     assert found is not None
-    assert found.at == in_(seconds)
-    assert not found.beyond
+    assert found == in_(seconds)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +96,11 @@ def test_no_usable_hint(value):
     assert when({"Retry-After": value}, NOW) is None
 
 
-def test_absurd_values_are_told_as_they_are_and_flagged():
-    assert when({"Retry-After": "86400"}, NOW) == Told(in_(86400), "retry-after")
-    assert when({"Retry-After": "86401"}, NOW) == Told(in_(86401), "retry-after", beyond=True)
-    assert when({"Retry-After": "3600"}, NOW, horizon=timedelta(minutes=30)) == Told(
-        in_(3600), "retry-after", beyond=True
-    )
-    assert when({"Retry-After": "9" * 400}, NOW) == Told(FAR, "retry-after", beyond=True)
+def test_absurd_values_are_told_as_they_are():
+    assert when({"Retry-After": "86401"}, NOW) == in_(86401)
+    assert when({"Retry-After": "9" * 400}, NOW) == FAR
     year_out = when({"Retry-After": "Mon, 01 Mar 2027 12:00:00 GMT"}, NOW)
-    assert year_out == Told(datetime(2027, 3, 1, 12, tzinfo=UTC), "retry-after", beyond=True)
+    assert year_out == datetime(2027, 3, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +131,7 @@ def test_absurd_values_are_told_as_they_are_and_flagged():
 def test_dialects(dialect, headers, seconds):
     found = when(headers, NOW, dialect)
     assert found is not None
-    assert found.at == in_(seconds)
+    assert found == in_(seconds)
 
 
 # -- budgets as hints ------------------------------------------------------------------------------
@@ -164,21 +159,21 @@ def test_reset_of_a_spent_budget(reset, word, seconds):
     fields = BudgetFields("b", remaining="x-ratelimit-remaining", reset="x-ratelimit-reset", word=word)
     dialect = WaitDialect(budgets=(fields,))
     spent = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
-    assert when(spent, NOW, dialect) == Told(in_(seconds), "b")
-    assert when({"X-RateLimit-Reset": reset}, NOW, dialect) == Told(in_(seconds), "b")  # no word of what is left
+    assert when(spent, NOW, dialect) == in_(seconds)
+    assert when({"X-RateLimit-Reset": reset}, NOW, dialect) == in_(seconds)  # no word of what is left
     left = {"X-RateLimit-Remaining": "40", "X-RateLimit-Reset": reset}
     assert when(left, NOW, dialect) is None  # a refusal for another reason: GitHub's 403
-    assert when(left, NOW, dialect, cost=41) == Told(in_(seconds), "b")
+    assert when(left, NOW, dialect, cost=41) == in_(seconds)
 
 
 def test_the_latest_of_the_spent_budgets_counts():
     headers = {"RateLimit": '"second";r=0;t=1, "hour";r=0;t=1800, "day";r=500;t=40000'}
-    assert when(headers, NOW) == Told(in_(1800), "hour")
+    assert when(headers, NOW) == in_(1800)
 
 
 def test_a_spent_budget_without_a_reset_waits_for_its_window():
     daily = BudgetFields("daily", remaining="x-left", window=10.0)
-    assert when({"x-left": "0"}, NOW, WaitDialect(budgets=(daily,))) == Told(in_(10), "daily")
+    assert when({"x-left": "0"}, NOW, WaitDialect(budgets=(daily,))) == in_(10)
     assert when({"x-left": "1"}, NOW, WaitDialect(budgets=(daily,))) is None
 
 
@@ -208,7 +203,7 @@ def test_a_reset_in_the_past_is_no_hint():
     ],
 )
 def test_time_in_a_message(text, seconds):
-    assert in_text(text, NOW) == Told(in_(seconds), "text")
+    assert in_text(text, NOW) == in_(seconds)
 
 
 @pytest.mark.parametrize(
@@ -233,11 +228,9 @@ def test_no_time_in_a_message(text):
 
 def test_a_providers_own_pattern():
     named = re.compile(r"backoff=(?P<value>\d+)")
-    assert in_text('{"msg": "backoff=1500"}', NOW, named, Word.DELTA_MS) == Told(in_(1.5), "text")
-    assert in_text("again at 2026-03-01T12:01:00Z!", NOW, re.compile(r"again at (\S+)!"), Word.ISO8601) == Told(
-        in_(60), "text"
-    )
-    assert in_text("42", NOW, re.compile(r"\d+"), Word.DELTA_S) == Told(in_(42), "text")
+    assert in_text('{"msg": "backoff=1500"}', NOW, named, Word.DELTA_MS) == in_(1.5)
+    assert in_text("again at 2026-03-01T12:01:00Z!", NOW, re.compile(r"again at (\S+)!"), Word.ISO8601) == in_(60)
+    assert in_text("42", NOW, re.compile(r"\d+"), Word.DELTA_S) == in_(42)
     assert in_text("none", NOW, named) is None
 
 
@@ -259,7 +252,7 @@ def test_a_providers_own_pattern():
 )
 def test_resume(wait, roll, expected):
     assert resume_at(in_(wait), NOW, roll) == in_(expected)
-    assert resume_at(Told(in_(wait), "x"), NOW, roll) == in_(expected)
+    assert resume_at(in_(wait), NOW, roll) == in_(expected)
 
 
 def test_resume_saturates():
@@ -281,8 +274,7 @@ def test_nobody_is_ever_early(at, now, roll):
 def test_seconds_are_never_cut(seconds):
     found = when({"Retry-After": str(seconds)}, NOW)
     assert found is not None
-    assert found.at == (in_(seconds) if seconds < (FAR - NOW).total_seconds() else FAR)
-    assert found.beyond == (seconds > HORIZON.total_seconds())
+    assert found == (in_(seconds) if seconds < (FAR - NOW).total_seconds() else FAR)
 
 
 @given(
@@ -301,7 +293,7 @@ def test_http_dates_survive_any_skew(wait, skew, roll):
     }
     found = when(headers, NOW)
     assert found is not None
-    assert found.at == in_(wait)
+    assert found == in_(wait)
     assert resume_at(found, NOW, roll) > in_(wait)
 
 
@@ -319,18 +311,17 @@ DIALECTS = st.builds(
 def test_any_header_text_gives_a_future_time_or_none(headers, dialect):
     found = when(headers, NOW, dialect)
     if found is not None:
-        assert NOW < found.at <= FAR
-        assert found.beyond == (found.at - NOW > HORIZON)
+        assert NOW < found <= FAR
 
 
 @given(st.text(max_size=200))
 def test_any_message_gives_a_future_time_or_none(text):
     for message in (text, f"Retry after {text}", f"try again in {text}"):
         found = in_text(message, NOW)
-        assert found is None or found.at > NOW
+        assert found is None or found > NOW
 
 
-def test_told():
-    assert told(None, "x", NOW) is None
-    assert told(NOW, "x", NOW) is None
-    assert told(in_(1), "x", NOW) == Told(in_(1), "x")
+def test_what_is_ahead():
+    assert ahead(None, NOW) is None
+    assert ahead(NOW, NOW) is None
+    assert ahead(in_(1), NOW) == in_(1)

@@ -420,28 +420,6 @@ async def test_an_undeclared_budget_that_is_spent_is_a_cooldown(clock, database,
     assert (found.blocked_until, found.blocked_code) == (reset_at, "budget:search")
 
 
-# -- threads -------------------------------------------------------------------------------------------------
-
-
-async def test_threads_come_to_the_loop(clock, database, make):
-    gate = await make(policies=Policies(breakers={"p/*": BreakerPolicy(streak=None, ratio=None)}))
-
-    def handler():
-        ticket = gate.admit_sync("p/a")
-        gate.answered_sync(ticket, "p/a", OK, None)
-        gate.failed_sync(gate.admit_sync("p/a"), "p/a", DOWN)
-
-    await asyncio.gather(*(asyncio.to_thread(handler) for _ in range(8)))
-    await gate.flush()
-    w = facts(database, "p/a").breaker.window
-    assert (w.ok, w.failed) == (8, 8)
-
-
-async def test_a_gate_that_was_not_started_says_so(database):
-    with pytest.raises(RuntimeError, match="not started"):
-        await asyncio.to_thread(Gate(database, POLICIES).admit_sync, "p/a")
-
-
 # -- a database that is away ---------------------------------------------------------------------------------
 
 

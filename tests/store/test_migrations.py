@@ -190,7 +190,7 @@ async def test_looking_creates_no_file(tmp_path, open_database):
     assert list(tmp_path.iterdir()) == []
     schema.upgrade_sync(database)
     schema.check_sync(database)
-    assert schema.current_sync(database) == "0001"
+    assert await schema.current(database) == "0001"
 
 
 @pytest.mark.parametrize("version", [(12, 18), (3, 34, 1)])

@@ -126,7 +126,7 @@ class Meter:
         for level in path(key):
             self.in_flight[level] = self.in_flight.get(level, 0) + by
 
-    def headers(self, key: str, at: datetime, *, spent: bool = False, wait: float | None = None) -> dict[str, str]:
+    def headers(self, key: str, at: datetime, *, spent: bool = False) -> dict[str, str]:
         """What the provider says about its budgets, in its own fields. ``spent``: that nothing is left."""
         windows = [window for _, window in self._of(key, at.timestamp())]
         if not windows or not _own(self._fields):
@@ -139,7 +139,7 @@ class Meter:
             if not named and len(self._fields) == 1:
                 named = [min(windows, key=lambda one: one.left() / one.size)]
             if named:
-                made |= _written(fields, named[0], at, spent=spent, wait=wait)
+                made |= _written(fields, named[0], at, spent=spent)
         return made
 
     def _of(self, key: str, now: float) -> list[tuple[str, Window]]:
@@ -157,11 +157,9 @@ def _own(fields: Sequence[BudgetFields]) -> bool:
     return bool(fields) and any(f.name not in ("ratelimit", "x-ratelimit", "x-rate-limit") for f in fields)
 
 
-def _written(
-    fields: BudgetFields, window: Window, at: datetime, *, spent: bool, wait: float | None
-) -> Mapping[str, Any]:
+def _written(fields: BudgetFields, window: Window, at: datetime, *, spent: bool) -> Mapping[str, Any]:
     size, left = int(window.size), 0 if spent else int(window.left())
-    seconds = wait if wait is not None else window.full_in(at.timestamp())
+    seconds = window.full_in(at.timestamp())
     made = {}
     if fields.limit:
         made[fields.limit] = str(size)

@@ -20,7 +20,8 @@ import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from resilient.core.backoff import FullJitter, Retry
+from resilient.core.backoff import Retry
+from resilient.core.delays import FullJitter
 from resilient.core.errors import InvalidInput, JobFailure, MissingExtra
 from resilient.core.failure import Failure, FailureKind
 

@@ -152,7 +152,7 @@ def _failure(answer: httpx.Response) -> JobFailure | None:
     if status == _GONE:
         return Permanent("the webhook answered 410: its receiver wants no more events", code="gone")
     if status in _OVERLOADED and (told := when(answer.headers, datetime.now(UTC))) is not None:
-        return Throttled(told.at, message=f"the webhook answered {status} and asked to wait")
+        return Throttled(told, message=f"the webhook answered {status} and asked to wait")
     ill = status >= _SERVER_ERROR or status in _OVERLOADED
     return refused(f"the webhook answered {status}", f"http_{status}", ill=ill)
 
