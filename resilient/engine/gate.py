@@ -160,9 +160,7 @@ class Gate:
             facts = known.get(level)
             override = None if facts is None else facts.policy_override
             policy = self._policies.for_key(level, override)
-            if policy.concurrency is not None or (
-                facts is not None and not facts.calm and needs_count(facts, policy, self.now())
-            ):
+            if policy.concurrency is not None or (facts is not None and needs_count(facts, policy, self.now())):
                 found.append(level)
         return found
 

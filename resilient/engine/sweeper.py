@@ -58,7 +58,6 @@ SOONEST: Final = 0.005  # seconds; what is due and locked by somebody else is lo
 PARKED_PACE: Final = 0.05  # seconds between two looks for the sake of parked turns
 HOUSEKEEPING: Final = timedelta(seconds=30)
 RELEASE_BATCH: Final = 200
-RECHECK: Final = 60.0
 
 
 class Sweeper:
@@ -222,7 +221,7 @@ def hold_back(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], r
         if count >= waiting.BATCH:
             continue
         stop, soon = stop_of(known, now), now + turns.RELEASE_STEP
-        until = soon if stop is None else now + timedelta(seconds=RECHECK * (0.75 + 0.5 * roll))
+        until = soon if stop is None else now + turns.recheck_in(roll)
         if stop is not None and stop.until is not None:
             until = max(soon, min(until, stop.until))
         held += waiting.put_off(c, d, key, now, until, spare=count)
@@ -249,7 +248,7 @@ def recheck(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], rol
             released += turns.release(c, d, key, count, now)
             continue
         stop = stop_of(known, now) if known is not None else None
-        later = now + timedelta(seconds=RECHECK * (0.75 + 0.5 * roll))
+        later = now + turns.recheck_in(roll)
         until = stop.until if stop is not None and stop.until is not None else later
         turns.postpone(c, d, ids[:1], max(now + turns.RELEASE_STEP, min(until, later)))
         turns.postpone(c, d, ids[1:], later)

@@ -26,7 +26,7 @@ from resilient.core.provider import pick
 from resilient.core.sync import RESETS, begin, refuse, restart, take, unchanged
 from resilient.engine import user_sessions
 from resilient.engine.streams import Page, Rejected, Stream, checked_params
-from resilient.store import cursors
+from resilient.store import cursors, leases
 from resilient.wire.flow import fields
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def _save(session: Session, execution: Execution, move: Move) -> None:
     if not cursors.write_if_unmoved(c, d, move.place, cursor, execution.id, now):
         raise _moved(move.place)
     told = {"stream": move.place[1], "pass": cursor.pass_id, "pages": cursor.pages, "records": cursor.records}
-    execution.require_held(cursors.save_if_held(c, d, execution.id, execution.fence, json.dumps(told), now))
+    execution.require_held(leases.checkpoint_if_held(c, d, execution.id, execution.fence, json.dumps(told), now))
 
 
 def _saved(execution: Execution, move: Move) -> None:

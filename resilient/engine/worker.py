@@ -87,7 +87,7 @@ class Worker:
         self.writer = Writer()
         self.threads = ThreadPoolExecutor(concurrency, "resilient-handler")
         self.completer = Completer(app.database, self.gate.capped, self._written, self._refused, app.poke)
-        self.executor = Executor(concurrency, self.threads, on_done=self._decided, before=self._stopped)
+        self.executor = Executor(concurrency, self.threads, on_done=self._done, before=self._stopped)
         self.dispatcher = Dispatcher(
             app.database,
             worker_id=self.id,
@@ -144,12 +144,12 @@ class Worker:
         async with asyncio.timeout(timeout), Services(self, background=False):
             while True:
                 staged = await self.sweeper.stage()
-                claimed = await self._claim_once()
+                claimed = await self._claim_all()
                 while self.executor.running:
                     await self._wake_or(0.01)
                 await self.completer.flushed()
                 await self.gate.flush()
-                if not staged and not claimed and not await self._claim_once():
+                if not staged and not claimed and not await self._claim_all():
                     if self.executor.running:
                         continue
                     break
@@ -215,7 +215,7 @@ class Worker:
             await asyncio.sleep(0)
         return delay
 
-    async def _claim_once(self) -> int:
+    async def _claim_all(self) -> int:
         """Claim until a look brings nothing; for `drain`."""
         total = 0
         for _ in range(1000):
@@ -267,8 +267,8 @@ class Worker:
         stop = self.gate.stop(execution.resource_key, probes=execution.probes)
         return None if stop is None else ResourceStopped(stop.resource, stop.gate, stop.until)
 
-    def _decided(self, execution: Execution, outcome: Outcome) -> None:
-        """An execution ended: decide and pass the result on."""
+    def _done(self, execution: Execution, outcome: Outcome) -> None:
+        """An execution is over: what it came to goes to the completer."""
         self.ended += 1
         self._unwritten[execution.number] = execution
         if isinstance(outcome, Succeeded):

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from resilient.core.policy import Policy
 
-RECHECK: Final = 60.0  # seconds until a parked turn is looked at whatever happened, plus jitter
-MIN_RECHECK: Final = 0.05
+MIN_RECHECK: Final = timedelta(seconds=0.05)
 BATCH_ROWS: Final = 4_000  # candidates beyond ``per_key`` that a claim reads for batches
 
 
@@ -274,11 +273,10 @@ class _Claim:
         return chosen
 
     def _park(self, key: str, priority: int, stop: Stop) -> None:
-        jitter = timedelta(seconds=RECHECK * (0.75 + 0.5 * self.ask.roll()))
-        first = self.now + jitter
+        first = spread = self.now + turns.recheck_in(self.ask.roll())
         if stop.until is not None:
-            first = min(first, max(stop.until, self.now + timedelta(seconds=MIN_RECHECK)))
-        self.parkings.append(turns.Parking(key, priority, stop.resource, first, self.now + jitter))
+            first = min(first, max(stop.until, self.now + MIN_RECHECK))
+        self.parkings.append(turns.Parking(key, priority, stop.resource, first, spread))
 
     # -- writing --------------------------------------------------------------------------------------------------
 

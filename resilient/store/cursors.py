@@ -104,19 +104,6 @@ def forget(c: Connection, d: Dialect, places: Sequence[Place]) -> int:
     return len(done) - done.count(None)
 
 
-def save_if_held(c: Connection, d: Dialect, id_: UUID, fence: int, progress: str, now: datetime) -> bool:
-    """The fence of a checkpoint: the job still runs here. Progress was made, so its lost workers are forgotten."""
-    return (
-        d.run(
-            c,
-            f"UPDATE {{job}} SET progress = {json_param(d, 'progress', 'json')}, rescues = 0, updated_at = :now"
-            " WHERE id = :id AND version = :version AND state = 'running' RETURNING 1",
-            {"progress": progress, "id": d.id(id_), "version": fence, "now": now},
-        ).first()
-        is not None
-    )
-
-
 def _at(place: Place) -> dict[str, str]:
     return dict(zip(("resource_key", "stream", "part"), place, strict=True))
 

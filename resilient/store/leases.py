@@ -99,28 +99,30 @@ def bound_idle(c: Connection, d: Dialect, seconds: float) -> None:
 
 def mark_sent_if_held(c: Connection, d: Dialect, id_: UUID, version: int, mark: str | None, now: datetime) -> bool:
     """Commit (or with None clear) the mark of an unanswered non-idempotent request, under the fence."""
-    return (
-        d.run(
-            c,
-            f"UPDATE {{job}} SET sent = {json_param(d, 'mark', 'json')}, updated_at = :now"
-            " WHERE id = :id AND version = :version AND state = 'running' RETURNING 1",
-            {"mark": mark, "id": d.id(id_), "version": version, "now": now},
-        ).first()
-        is not None
-    )
+    return _save_if_held(c, d, "sent = {value}", id_, version, mark, now)
 
 
 def set_progress_if_held(c: Connection, d: Dialect, id_: UUID, version: int, progress: str, now: datetime) -> bool:
     """Save what a running job says about its progress (JSON text), under the fence."""
-    return (
-        d.run(
-            c,
-            f"UPDATE {{job}} SET progress = {json_param(d, 'progress', 'json')}, updated_at = :now"
-            " WHERE id = :id AND version = :version AND state = 'running' RETURNING 1",
-            {"progress": progress, "id": d.id(id_), "version": version, "now": now},
-        ).first()
-        is not None
-    )
+    return _save_if_held(c, d, "progress = {value}", id_, version, progress, now)
+
+
+def checkpoint_if_held(c: Connection, d: Dialect, id_: UUID, version: int, progress: str, now: datetime) -> bool:
+    """The fence of a checkpoint: the job still runs here. Progress was made, so its lost workers are forgotten."""
+    return _save_if_held(c, d, "progress = {value}, rescues = 0", id_, version, progress, now)
+
+
+def _save_if_held(
+    c: Connection, d: Dialect, sets: str, id_: UUID, version: int, value: str | None, now: datetime
+) -> bool:
+    sets = sets.replace("{value}", json_param(d, "value", "json"))
+    row = d.run(
+        c,
+        f"UPDATE {{job}} SET {sets}, updated_at = :now"
+        " WHERE id = :id AND version = :version AND state = 'running' RETURNING 1",
+        {"value": value, "id": d.id(id_), "version": version, "now": now},
+    ).first()
+    return row is not None
 
 
 _OVERDUE_TYPES: Final[dict[str, Any]] = {"id": ID, "expires_at": TIME, "started_at": TIME, "sent": JSON}

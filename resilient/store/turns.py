@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from resilient.store.dialect import Dialect
 
 RELEASE_STEP: Final = timedelta(seconds=1)
+RECHECK: Final = timedelta(seconds=60)  # until a parked turn is looked at whatever happened, jittered
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,11 @@ def arm(c: Connection, d: Dialect, parked_on: str, recheck_at: datetime, *, skip
 
 
 RECHECK_BATCH: Final = 500
+
+
+def recheck_in(roll: float) -> timedelta:
+    """How long a parked turn rests at most: `RECHECK`, a quarter more or less, so that not all come at once."""
+    return RECHECK * (0.75 + 0.5 * roll)
 
 
 def due_parked(c: Connection, d: Dialect, now: datetime) -> dict[str, list[int]]:
