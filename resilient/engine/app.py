@@ -181,13 +181,17 @@ class Resilient:
             self._ready = True
 
     async def close(self) -> None:
-        """Close connections and threads opened here; an engine that was handed in stays open."""
+        """Close connections and threads opened here; an engine that was handed in stays open.
+
+        An app that is used again, such as by the next test's ``lifespan``, opens new ones.
+        """
         await self.grants.close()
         await asyncio.to_thread(self.sync.close)
         await self.alerts.close()
         self._waker.close()
         await self.session_engines.close()
         await self.database.close()
+        self._ready = False  # in memory the tables are gone too
 
     async def credentials(self, key: str) -> Access:
         """What requests of an account carry, refreshed if need be: for code that sends them without a job.

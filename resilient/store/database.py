@@ -281,20 +281,26 @@ class Database:
     # -- the end ---------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close what was opened here; an engine that was handed over stays open."""
-        for engine in self._owned:
-            if isinstance(engine, AsyncEngine):
-                await engine.dispose()
+        """Close what was opened here; an engine that was handed over stays open. What is used again opens anew."""
+        for engine in self._let_go(AsyncEngine):
+            await engine.dispose()
         self.close_sync()
 
     def close_sync(self) -> None:
         """Close the synchronous side."""
-        for engine in self._owned:
-            if isinstance(engine, Engine):
-                engine.dispose()
-        self._owned.clear()
-        self._direct_async = self._direct_sync = None
+        for engine in self._let_go(Engine):
+            engine.dispose()
         self._threads.shutdown(wait=True)
+        self._queue_up()  # it starts no thread before one is needed
+
+    def _let_go(self, kind: type[T]) -> list[T]:
+        """The engines of this kind that were made here; from now on there are none."""
+        left: list[T] = [one for one in self._owned if isinstance(one, kind)]
+        self._owned = [one for one in self._owned if one not in left]
+        for name in ("_sync", "_async", "_direct_sync", "_direct_async"):
+            if getattr(self, name) in left:
+                setattr(self, name, None)
+        return left
 
 
 # -- SQLite --------------------------------------------------------------------------------------------------

@@ -49,16 +49,12 @@ class Waker:
 
     def __init__(self, database: Database, *, listen_url: URL | None = None) -> None:
         self._database, self._url = database, listen_url
-        self._closed = threading.Event()
         self.begin_anew()
         forks.renew_in_children(self)
 
     def begin_anew(self) -> None:
         """See `forks`."""
-        closed, self._closed = self._closed.is_set(), threading.Event()
-        if closed:
-            self._closed.set()
-        self._poked = threading.Event()
+        self._closed, self._poked = threading.Event(), threading.Event()
         self._work = False
         self._changed: set[str] = set()
         self._thread: threading.Thread | None = None
@@ -75,18 +71,19 @@ class Waker:
         self._send()
 
     def _send(self) -> None:
-        if self._database.is_sqlite or self._closed.is_set():
+        if self._database.is_sqlite:
             return
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="resilient-waker", daemon=True)
+                    run, closed = self._run, self._closed
+                    self._thread = threading.Thread(target=run, args=(closed,), name="resilient-waker", daemon=True)
                     self._thread.start()
         self._poked.set()
 
-    def _run(self) -> None:
+    def _run(self, closed: threading.Event) -> None:
         name = channel(self._database).encode()
-        while not self._closed.is_set() or self._poked.is_set():
+        while not closed.is_set() or self._poked.is_set():
             try:
                 with _autocommit(self._database, self._url) as connection:
                     driver: Any = connection.connection.driver_connection
@@ -94,12 +91,12 @@ class Waker:
                         self._poked.wait()
                         self._poked.clear()
                         self._notify(driver.pgconn, name)  # also when closing: a short program may just have begun
-                        if self._closed.is_set():
+                        if closed.is_set():
                             return
-                        self._closed.wait(COALESCE)
+                        closed.wait(COALESCE)
             except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
                 log.debug("NOTIFY failed (%s); workers find the work by polling", type(error).__name__)
-                if self._closed.wait(0.5):
+                if closed.wait(0.5):
                     return
 
     def _notify(self, libpq: Any, name: bytes) -> None:
@@ -134,11 +131,14 @@ class Waker:
             yield " ".join(keys)
 
     def close(self) -> None:
-        """Send what is pending and stop the thread."""
-        self._closed.set()
+        """Send what is pending and stop the thread. What is told afterwards starts another one."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            closed, self._closed = self._closed, threading.Event()
+        closed.set()
         self._poked.set()
-        if self._thread is not None:
-            self._thread.join(timeout=2)
+        if thread is not None:
+            thread.join(timeout=2)
 
 
 class Listener:

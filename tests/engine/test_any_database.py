@@ -216,3 +216,21 @@ async def test_the_command_line_in_a_schema(app, place, capsys):
     assert "paused" in await call(run, "resources", "show", "api/0")
     assert "api/0" in await call(run, "status")
     await call(run, "prune", "--older-than", "1s", "--dry-run")
+
+
+async def test_a_closed_app_opens_anew_when_it_is_used_again(database_url):
+    """A program's one app, entered by the lifespan of each of its tests."""
+
+    @handler("a.run")
+    async def run(job: Job[None]) -> None: ...
+
+    app = Resilient(database_url, handlers=[run])
+    for done in (2, 4):
+        async with app:
+            await app.enqueue(run, resource_key="a/b")
+            await asyncio.to_thread(app.sync.enqueue, run, resource_key="a/b")
+            assert await app.worker().drain() == 2
+            assert await app.jobs.count(state="succeeded") == done
+        assert app.database._owned == []
+    assert app.sync.enqueue(run, resource_key="a/b").created
+    await app.close()

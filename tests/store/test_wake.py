@@ -50,9 +50,11 @@ def test_a_short_program_still_sends_its_hint(postgres_url):
     assert heard.wait(5)
     heard.clear()
     waker = Waker(database)
-    waker.poke()
-    waker.close()
-    assert heard.wait(5)
+    for _ in range(2):  # a waker that was closed begins anew
+        waker.poke()
+        waker.close()
+        assert heard.wait(5)
+        heard.clear()
     listener.close()
 
 
