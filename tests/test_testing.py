@@ -7,7 +7,19 @@ import asyncio
 import httpx
 import pytest
 
-from resilient import Job, Resilient, Snooze, SyncJob, handler, testing
+from resilient import (
+    Job,
+    NoResult,
+    OnePage,
+    PageRequest,
+    Resilient,
+    SetupError,
+    Snooze,
+    Stream,
+    SyncJob,
+    handler,
+    testing,
+)
 
 
 @handler("fetch")
@@ -59,3 +71,36 @@ def test_time_moves_when_told(sqlite_url):
 
     asyncio.run(run())
     assert (seen[1] - seen[0]).total_seconds() == pytest.approx(3601)
+
+
+async def test_a_job_without_a_client_says_so():
+    @handler("push")
+    async def push(job: Job[None]) -> None:
+        await job.client.post("/contacts")
+
+    @handler("push.plain")
+    def plainly(job: SyncJob[None]) -> None:
+        job.client.post("/contacts")
+
+    says = r"POST /contacts: this job was made without a client, .* client=httpx\.{}\(transport"
+    with pytest.raises(SetupError, match=says.format("AsyncClient")):
+        await push(testing.job(None))
+    with pytest.raises(SetupError, match=says.format("Client")):
+        plainly(testing.sync_job(None))
+
+
+async def test_what_a_job_was_made_without_is_named():
+    issues, job = Stream("issues", request=lambda: PageRequest("/x"), paginator=OnePage()), testing.job(None)
+    with pytest.raises(AttributeError, match=r"without an app: testing\.job\(\.\.\., app=\.\.\.\)"):
+        [page async for page in job.pages(issues)]
+    with pytest.raises(AttributeError, match=r"without an app: .* or results="):
+        await job.result_of(fetch)
+    with pytest.raises(AttributeError, match=r"without a session: testing\.job\(\.\.\., session="):
+        async with job.complete() as session:
+            session.add(object())
+    with pytest.raises(AttributeError, match="made has no resource_key: run the handler by a worker"):
+        async with job.sweep(issues):
+            pass
+    assert not job.app
+    with pytest.raises(NoResult, match="given no result of 'fetch'"):  # as of a step that did not succeed
+        await testing.job(None, results={}).result_of(fetch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from resilient.core.errors import NoResult
 from resilient.engine.sessions import Transactions
 from resilient.engine.workflows import results_of, the_one
 
@@ -42,7 +43,10 @@ def _given(job: BaseJob[Any], step: Any) -> list[Any] | None:
     given = getattr(job._side, "results", None)  # noqa: SLF001 - the job's other half
     if given is None:
         return None
-    found = given[step if isinstance(step, str) else getattr(step, "kind", None) or step.name]
+    name = step if isinstance(step, str) else getattr(step, "kind", None) or step.name
+    if name not in given:
+        raise NoResult(f"this job was given no result of {name!r}, as if that step had not succeeded")
+    found = given[name]
     return list(found) if isinstance(found, list) else [found]
 
 

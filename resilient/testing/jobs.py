@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import httpx
 from uuid_utils.compat import uuid7
 
+from resilient.core.errors import SetupError
 from resilient.engine.batch import Batch, SyncBatch
 from resilient.engine.enqueue import Enqueued
 from resilient.engine.job import BaseJob, Job, SyncJob
@@ -43,16 +44,24 @@ class Bench:
     followed: list[Followed] = field(default_factory=list)  # what `then` was told
     after: list[Callable[[], Any]] = field(default_factory=list)  # what `after_commit` was told
 
+    def __getattr__(self, name: str) -> Any:
+        """What only a worker's jobs have: streams, and steps within `complete`."""
+        raise AttributeError(f"a job that resilient.testing made has no {name}: {_WORKER}")
+
     def async_client(self) -> Any:
-        """The client that was given, or a plain one."""
+        """The client that was given, or a plain one, which knows no base URL."""
         if self.client is None:
-            self.client = httpx.AsyncClient()
+
+            async def check(request: httpx.Request) -> None:
+                _require_address(request, "httpx.AsyncClient")
+
+            self.client = httpx.AsyncClient(event_hooks={"request": [check]})
         return self.client
 
     def sync_client(self) -> Any:
         """The same for a plain handler."""
         if self.client is None:
-            self.client = httpx.Client()
+            self.client = httpx.Client(event_hooks={"request": [lambda one: _require_address(one, "httpx.Client")]})
         return self.client
 
     def async_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
@@ -80,22 +89,22 @@ class Bench:
     @asynccontextmanager
     async def prepare(self) -> AsyncIterator[Any]:
         """The session that was given."""
-        yield self.session
+        yield _SESSION if self.session is None else self.session
 
     @asynccontextmanager
     async def complete(self) -> AsyncIterator[Any]:
         """The session that was given; committing it is the test's business."""
-        yield self.session
+        yield _SESSION if self.session is None else self.session
 
     @contextmanager
     def prepare_sync(self) -> Iterator[Any]:
         """The session that was given."""
-        yield self.session
+        yield _SESSION if self.session is None else self.session
 
     @contextmanager
     def complete_sync(self) -> Iterator[Any]:
         """The session that was given; committing it is the test's business."""
-        yield self.session
+        yield _SESSION if self.session is None else self.session
 
     def after_commit(self, fn: Callable[[], Any]) -> None:
         """Remember what is to be called."""
@@ -116,6 +125,34 @@ class Bench:
     def progress_sync(self, value: Any) -> None:
         """The same for a plain handler."""
         self.progress_saved.append(value)
+
+
+def _require_address(request: httpx.Request, client: str) -> None:
+    if not request.url.is_absolute_url:
+        raise SetupError(
+            f"{request.method} {request.url.path}: this job was made without a client, so nothing says where that is:"
+            f" testing.job(..., client={client}(transport=..., base_url=...))"
+        )
+
+
+class _Missing:
+    """What a job was made without; using it says so."""
+
+    def __init__(self, word: str, needed: str) -> None:
+        self._word, self._needed = word, needed
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"this job was made without {self._word}: {self._needed}")
+
+
+_SESSION: Final = _Missing("a session", "testing.job(..., session=...)")
+_WORKER: Final = "run the handler by a worker on a database (see `drain` in docs/testing.md)"
+_APP: Final = _Missing("an app", f"testing.job(..., app=...), or results=... for result_of; or {_WORKER}")
 
 
 class Followed(NamedTuple):
@@ -189,7 +226,7 @@ def job(
             execution,
             tags,
             id,
-            Bench(app, deps, client=client, session=session, results=results),
+            Bench(_APP if app is None else app, deps, client=client, session=session, results=results),
         )
     )
 
@@ -219,7 +256,7 @@ def sync_job(
             execution,
             tags,
             id,
-            Bench(app, deps, client=client, session=session, results=results),
+            Bench(_APP if app is None else app, deps, client=client, session=session, results=results),
         )
     )
 
