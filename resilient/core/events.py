@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.records import fields_of
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from resilient.core.states import JobState
 
 RESOURCE = "outbox"
+
+
+def destination(resource_key: str) -> str:
+    """Where the jobs of a resource publish to."""
+    return resource_key.removeprefix(RESOURCE + "/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ class EventInfo:
         return cls(
             id=str(event.get("id", "")),
             type=str(event.get("type", "")),
-            destination=job.resource_key.removeprefix(RESOURCE + "/"),
+            destination=destination(job.resource_key),
             state=job.state,
             key=event.get("partitionkey"),
             sequence=int(number) if isinstance(number, str) and number.isdecimal() else job.order_no,
@@ -76,10 +81,14 @@ class EventInfo:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How many published events were put in line again, or with a dry run would be (counted up to a bound)."""
+    """How many published events were put in line again, or with a dry run would be (counted up to a bound).
+
+    An event that went to two destinations is counted at both: ``by_destination`` tells them apart.
+    """
 
     events: int = 0
     more: bool = False
+    by_destination: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Every field under its own name."""

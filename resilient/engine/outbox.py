@@ -7,6 +7,7 @@ if, and only if, its transaction was committed: at least once, and in the order 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection
@@ -16,6 +17,7 @@ from uuid_utils import uuid7
 
 from resilient.core.errors import InvalidInput
 from resilient.core.events import EventInfo, Replayed
+from resilient.core.events import destination as destination_of
 from resilient.core.message import numbered
 from resilient.engine import joining, sessions, trace
 from resilient.engine.event import data_of
@@ -184,26 +186,30 @@ class Outbox:
         consumers with an inbox take only what they miss; they are next in their key's line, in the order of their
         numbers. What is dead was never published: retry it (`app.jobs.retry`).
 
-        In batches, each in a transaction of its own. A dry run counts, up to 10,000. Raises `InvalidInput`.
+        In batches, each in a transaction of its own. A dry run counts, up to 10,000. Raises `InvalidInput`, also for a
+        destination that is not declared.
         """
         if limit is not None and limit < 1:
             raise InvalidInput(f"limit={limit}: replay at least 1 event, or give no limit")
         now = await self._db.read(None, _now)  # what is published meanwhile, the replayed ones too, is not replayed
-        f = _filter(_words(destination), finished_after=since, finished_before=until or now).at(now)
+        names = tuple(self.destinations) if destination is None else _words(destination) or ()
+        known(names, self.destinations, "the replay")
+        f = _filter(names, finished_after=since, finished_before=until or now).at(now)
         words: dict[str, Any] = {"types": _words(type) or (), "key": key}
         if dry_run:
-            count = await self._db.read(None, store.count_published, f, **words, limit=min(limit or _MOST, _MOST) + 1)
-            return Replayed(min(count, limit or _MOST), more=count > (limit or _MOST))
-        done, behind = 0, None
-        while limit is None or done < limit:
-            size = _BATCH if limit is None else min(_BATCH, limit - done)
+            most = min(limit or _MOST, _MOST)
+            where = await self._db.read(None, store.where_published, f, **words, limit=most + 1)
+            return _replayed(Counter(where[:most]), more=len(where) > most)
+        done, behind = Counter[str](), None
+        while limit is None or done.total() < limit:
+            size = _BATCH if limit is None else min(_BATCH, limit - done.total())
             words |= {"behind": behind, "limit": size}
             found = await self._db.write(None, self._replay, f, words)
-            done += len(found)
+            done.update(destination_of(job.resource_key) for job in found)
             if len(found) < size:
                 break
             behind = found[-1].finished_at, found[-1].id
-        return Replayed(done)
+        return _replayed(done)
 
     def _replay(self, c: Connection, d: Dialect, f: JobFilter, words: dict[str, Any]) -> builtins.list[JobInfo]:
         found = store.published(c, d, f, **words)
@@ -221,6 +227,10 @@ class Outbox:
 
 def _numbered(text: str, info: EventInfo) -> str:
     return text if info.sequence is None or "sequence" in info.event else numbered(text, info.sequence)
+
+
+def _replayed(counts: Counter[str], *, more: bool = False) -> Replayed:
+    return Replayed(counts.total(), more=more, by_destination=dict(counts))
 
 
 def _now(c: Connection, d: Dialect) -> datetime:

@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from resilient.core import resource_key
 from resilient.core.errors import InvalidInput, NaiveDatetime
+from resilient.core.failure import FailureKind
 from resilient.core.states import TERMINAL, JobState
 from resilient.store import tables
 
@@ -68,7 +69,7 @@ class JobFilter:
     ``tags``: all of these; ``text``: occurs in the last error, in any case; ``worker``: the worker that runs
     it. ``*_after`` includes its moment, ``*_before`` does not; a timedelta is that long ago.
 
-    Raises `InvalidInput` for unknown states, bad patterns and naive datetimes.
+    Raises `InvalidInput` for unknown states and kinds of error, bad patterns and naive datetimes.
     """
 
     ids: tuple[UUID, ...] | None = None
@@ -112,6 +113,9 @@ class JobFilter:
         for state in self.state:
             if state not in list(JobState):
                 raise InvalidInput(f"{state!r} is not a job state: use one of {', '.join(JobState)}")
+        for kind in self.error_kind:
+            if kind not in list(FailureKind):
+                raise InvalidInput(f"{kind!r} is not a kind of error: use one of {', '.join(FailureKind)}")
         for pattern in self.resource:
             resource_key.check_pattern(pattern)
         if self.within is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from resilient.core.events import RESOURCE
+from resilient.core.events import RESOURCE, destination
 from resilient.core.records import JobInfo
 from resilient.core.states import JobState
 from resilient.store.filters import JOB, JobFilter, as_id, conditions, in_state
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from resilient.store.dialect import Dialect
 
-__all__ = ["Order", "as_id", "count_published", "page", "published", "resources"]
+__all__ = ["Order", "as_id", "page", "published", "resources", "where_published"]
 
 _COLUMNS: Final = tuple(JOB.c[name] for name in JobInfo.__slots__)
 
@@ -86,13 +86,12 @@ def _info(row: Mapping[Any, Any]) -> JobInfo:
     return JobInfo(**{**{name: row[name] for name in JobInfo.__slots__}, "state": JobState(row["state"])})
 
 
-def count_published(
+def where_published(
     c: Connection, d: Dialect, f: JobFilter, *, types: Sequence[str] = (), key: str | None = None, limit: int
-) -> int:
-    """How many `published` would give, counted up to ``limit``."""
-    inner = _published((JOB.c.id,), d, f, types, key, None).limit(limit).subquery()
-    found: int = d.execute(c, sa.select(sa.func.count()).select_from(inner)).scalar_one()
-    return found
+) -> list[str]:
+    """Of each event that `published` would give, its destination."""
+    rows = d.execute(c, _published((JOB.c.resource_key,), d, f, types, key, None).order_by(*_AT).limit(limit))
+    return [destination(row.resource_key) for row in rows]
 
 
 _TEXT: Final = sa.cast(JOB.c.payload, sa.Text).label("text")  # digit for digit

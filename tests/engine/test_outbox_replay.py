@@ -100,15 +100,25 @@ async def test_the_consumer_takes_only_what_it_misses(app, history, seen, databa
 
 
 async def test_a_dry_run_and_a_limit(app, history, seen, monkeypatch):
-    assert app.sync.outbox.replay(since=9 * HOUR, dry_run=True).to_json() == {"events": 6, "more": False}
-    assert app.sync.outbox.replay(since=9 * HOUR, dry_run=True, limit=4).to_json() == {"events": 4, "more": True}
+    assert app.sync.outbox.replay(since=9 * HOUR, dry_run=True).to_json() == {
+        "events": 6, "more": False, "by_destination": {"orders": 4, "audit": 2},
+    }  # fmt: skip
+    cut = app.sync.outbox.replay(since=9 * HOUR, dry_run=True, limit=3)
+    assert (cut.events, cut.more, sum(cut.by_destination.values())) == (3, True, 3)
     monkeypatch.setattr("resilient.engine.outbox._BATCH", 2)
-    assert (await again(app, seen, since=9 * HOUR, limit=3))[0].events == 3
+    assert (await again(app, seen, since=9 * HOUR, limit=3))[0].by_destination == cut.by_destination
     for limit in (0, -1):
         with pytest.raises(InvalidInput, match="at least 1"):
             await app.outbox.replay(since=HOUR, limit=limit)
     seen.clear()
     assert (await again(app, seen, since=9 * HOUR, until=HOUR / 2))[0].events == 6
+
+
+async def test_only_to_destinations_that_are_declared(app, history, seen, database):
+    with pytest.raises(InvalidInput, match="'orders2', which is not declared; known are: audit, orders"):
+        await app.outbox.replay(since=HOUR, destination="orders2", dry_run=True)
+    later = Resilient(database, destinations={"audit": app.outbox.destinations["audit"]})  # orders was given up
+    assert (await later.outbox.replay(since=9 * HOUR)).by_destination == {"audit": 2}
 
 
 async def test_what_was_not_published_is_not_replayed(app, database, seen, clock):

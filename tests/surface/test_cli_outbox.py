@@ -95,10 +95,17 @@ def test_show(run, events):
     assert "never committed, or it was pruned" in err
 
 
+_REPLAY = ("outbox", "replay", "--since", "1h")
+
+
 def test_replay(run, events):
-    assert "1 event would be published again" in run("outbox", "replay", "--since", "1h", "--dry-run")[1]
-    assert "Publish 1 event again? Say --yes" in run("outbox", "replay", "--since", "1h")[2]
-    assert json.loads(run("outbox", "replay", "--since", "1h", "--yes", "--json")[1]) == {"replayed": 1}
+    assert "Would be put in line to be published once more: 1 event to orders." in run(*_REPLAY, "--dry-run")[1]
+    assert "Publish once more 1 event to orders? Say --yes" in run(*_REPLAY)[2]
+    told = {"events": 1, "more": False, "by_destination": {"orders": 1}, "dry_run": False}
+    assert json.loads(run(*_REPLAY, "--yes", "--json")[1]) == told
     assert len(json.loads(run("outbox", "show", events[0], "--json")[1])["events"]) == 2
-    assert "Nothing was published then" in run("outbox", "replay", "--since", "1h", "--to", "orders", "--key", "x")[1]
+    assert "No event that was published then fits" in run(*_REPLAY, "--to", "orders", "--key", "x")[1]
+    assert "Nothing was published then" in run("outbox", "replay", "--since", "1s", "--until", "1s")[1]
+    status, _, err = run(*_REPLAY, "--to", "order")
+    assert (status, "destination 'order', which is not declared; known are: orders" in err) == (2, True)
     assert run("outbox", "replay", "--since", "yesterday")[0] != 0

@@ -116,6 +116,7 @@ def _with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]],
 
 
 _DEFAULTS: Final = {"dry_run": False}
+_SPELT: Final = {"created_after": "--created-after/--since"}
 
 
 def criteria_of(given: dict[str, Any]) -> Criteria:
@@ -125,8 +126,7 @@ def criteria_of(given: dict[str, Any]) -> Criteria:
         found["tags"] = tags_of(found.pop("tag"))
     for name, value in found.items():
         if name.endswith(("_after", "_before")):
-            option = "--since" if name == "created_after" else "--" + name.replace("_", "-")
-            found[name] = moment(option, value)
+            found[name] = moment(_SPELT.get(name, "--" + name.replace("_", "-")), value)
     return cast("Criteria", found)
 
 

@@ -17,7 +17,7 @@ from resilient.surface.cli.output import Row
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from resilient.core.events import EventInfo
+    from resilient.core.events import EventInfo, Replayed
     from resilient.surface.cli.context import Context
 
 outbox = typer.Typer(help="Events on their way to their destinations.", no_args_is_help=True)
@@ -114,24 +114,29 @@ def replay(
         "since": moment("--since", since), "until": moment("--until", until) if until else None, "type": types or (),
         "destination": destinations, "key": key, "limit": limit,
     }  # fmt: skip
-    would = api.replay(**words, dry_run=True)
-    number = f"{would.events:,}+ events" if would.more else counted(would.events, "event")
-    if dry_run or not would.events:
-        if run.out.as_json:
-            run.out.json({"would_replay" if dry_run else "replayed": would.events, "more": would.more})
-        else:
-            run.out.say(f"{counted(would.events, 'event')} would be published again." if would.events else _NOTHING)
-        return
-    if not run.out.confirm(f"Publish {number} again?", yes=yes):
-        raise typer.Exit(FAILED)
-    done = api.replay(**words)
+    done = api.replay(**words, dry_run=True)
+    if done.events and not dry_run:
+        if not run.out.confirm(f"Publish once more {_counted(done, limit)}?", yes=yes):
+            raise typer.Exit(FAILED)
+        done = api.replay(**words)
     if run.out.as_json:
-        run.out.json({"replayed": done.events})
+        run.out.json({**done.to_json(), "dry_run": dry_run})
+    elif not done.events:
+        run.out.say(_NONE_FITS if types or destinations or key else _NOTHING)
     else:
-        run.out.say(f"{counted(done.events, 'event')} in line to be published again.")
+        run.out.say(f"{'Would be p' if dry_run else 'P'}ut in line to be published once more: {_counted(done, limit)}.")
 
 
-_NOTHING = f"Nothing was published then. (Events are jobs on {RESOURCE}/DESTINATION, kept as long as succeeded jobs.)"
+_KEPT = f"(Events are jobs on {RESOURCE}/DESTINATION, kept as long as succeeded jobs.)"
+_NOTHING = f"Nothing was published then. {_KEPT}"
+_NONE_FITS = f"No event that was published then fits. {_KEPT}"
+
+
+def _counted(found: Replayed, limit: int | None) -> str:
+    """At each destination; of more than a dry run counts, these and that there are others."""
+    more = found.more and found.events != limit
+    told = [f"{counted(number, 'event')} to {name}" for name, number in sorted(found.by_destination.items())]
+    return ", ".join(told) + (", and more" if more else "")
 
 
 def _row(e: EventInfo, now: datetime) -> Row:
