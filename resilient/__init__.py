@@ -77,11 +77,12 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
     from resilient.core.paging import Paginator
     from resilient.core.parts import BatchEndpoint, Part, PartAnswer
     from resilient.core.policy import BreakerPolicy
-    from resilient.core.provider import Errors, Idempotency, Overrides, Provider, Rule, Wait
+    from resilient.core.provider import Idempotency, Overrides, Provider
     from resilient.core.reasons import Reason
     from resilient.core.records import AttemptInfo, Count, JobInfo, ResourceInfo, StoppedGroup
     from resilient.core.retention import Pruned, Retention
     from resilient.core.retry_after import WaitDialect
+    from resilient.core.rules import Errors, Rule, Wait
     from resilient.core.schedule import ScheduledAccount, ScheduleInfo
     from resilient.core.states import JobState
     from resilient.core.tokens import Credentials, GrantState
@@ -292,11 +293,12 @@ _HOMES = {
     "core.paging": "Paginator",
     "core.parts": "BatchEndpoint Part PartAnswer",
     "core.policy": "BreakerPolicy",
-    "core.provider": "Errors Idempotency Overrides Provider Rule Wait",
+    "core.provider": "Idempotency Overrides Provider",
     "core.reasons": "Reason",
     "core.records": "AttemptInfo Count JobInfo ResourceInfo StoppedGroup",
     "core.retention": "Pruned Retention",
     "core.retry_after": "WaitDialect",
+    "core.rules": "Errors Rule Wait",
     "core.schedule": "ScheduleInfo ScheduledAccount",
     "core.states": "JobState",
     "core.tokens": "Credentials GrantState",

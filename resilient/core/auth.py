@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import origin_of, without_secrets
 from resilient.core.placeholders import at_origin, fill_url
-from resilient.core.provider import NONE, Errors
+from resilient.core.rules import NONE, Errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

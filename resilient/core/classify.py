@@ -17,14 +17,16 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.body import pick
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.instants import read
 from resilient.core.plain_text import plain
-from resilient.core.provider import Provider, Rule, Wait, pick
 from resilient.core.retry_after import WaitDialect, ahead, in_text, when
 
 if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts, RequestFacts
+    from resilient.core.provider import Provider
+    from resilient.core.rules import Rule, Wait
 
 _T, _P, _C = FailureKind.TRANSIENT, FailureKind.PERMANENT, FailureKind.CONFLICT
 BY_STATUS: Final = {

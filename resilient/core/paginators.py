@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.body import pick
 from resilient.core.page_request import PageRequest, PagingError, Value
 from resilient.core.paging import Paginator, cursor_at
-from resilient.core.provider import pick
 
 if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts

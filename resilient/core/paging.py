@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from resilient.core.body import pick
 from resilient.core.page_request import PageRequest, PagingError
-from resilient.core.provider import pick
 
 if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts

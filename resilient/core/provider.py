@@ -2,10 +2,6 @@
 
 Everything here is a frozen declaration that others read: `classify` the errors, `retry_after` the waits, the
 gate the limits, the wire the hosts and keys. Facts have a date and a source, because providers change them.
-
-Paths into a JSON body are written ``error.code``, ``errors[0].code``, ``errors[].extensions.code`` (every
-one), ``data.*.userErrors`` (under any name) and ``error['.tag']``. Rules are asked in order and the first that
-fits decides, so the narrow ones stand first.
 """
 
 from __future__ import annotations
@@ -15,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import Origins, host_pattern, origin_of
-from resilient.core.instants import Word
 from resilient.core.placeholders import at_origin, fill_header, fill_url, names_in
 from resilient.core.retry_after import STANDARD, WaitDialect
+from resilient.core.rules import NONE, Errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,91 +25,16 @@ if TYPE_CHECKING:
 
     from resilient.core.auth import Auth, ClientAuth, OAuth2
     from resilient.core.exchange import AnswerFacts, RequestFacts
-    from resilient.core.failure import Failure, FailureKind, Scope
+    from resilient.core.failure import Failure, FailureKind
     from resilient.core.incremental import Incremental
     from resilient.core.paging import Paginator
     from resilient.core.parts import BatchEndpoint
     from resilient.core.policy import Limit
     from resilient.core.webhook import Webhook
 
-NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 _NAME: Final = re.compile(r"[A-Za-z0-9._:@+-]+")
-_STEP: Final = re.compile(r"\[(?:(\d+)|'([^']*)')?\]|([^.\[\]]+)")
-_MOST: Final = 100  # items of one list that are looked at
-MESSAGES: Final = ("error.message", "message", "error_description", "errors[0].message", "detail", "title")
 _OF_THE_CLIENT: Final = ("redirect_uri", "scopes", "authorize_params", "client_auth", "key_header")
 _LEVELS: Final = MappingProxyType({"provider": "", "account": "/*"})
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Where one error says how long to wait, before the provider's general `WaitDialect` is asked.
-
-    ``header`` and ``body`` (a path) name a field in the dialect ``word``; ``text`` is a pattern whose group
-    ``value`` is one; ``seconds`` computes it from the JSON body. Told nothing: ``fallback`` seconds, or the
-    start of the next ``period`` (UTC), which is when such a budget is full again.
-    """
-
-    header: str = ""
-    body: str = ""
-    text: str = ""
-    word: Word = Word.AUTO
-    seconds: Callable[[Any], float | None] | None = None
-    fallback: float | None = None
-    period: Literal["", "hour", "day", "month"] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One line of an error dialect: if all that is stated fits, the answer is a failure of ``kind``.
-
-    ``kind``: None says that it is none at all. ``status``: one, several, or a range; without it the rule fits
-    every answer from 400 up, so a rule about a 200 names it. ``code``: patterns (``*``) of which one fits one
-    of the codes found by `Errors`. ``where``: body paths and their values (``...`` stands for any but a
-    missing, null, false or empty one). ``header``: names and regular expressions. ``text``: a regular
-    expression within the body. ``json``: whether the body is JSON. ``path``: a pattern of the request's path.
-    """
-
-    kind: FailureKind | None
-    status: int | range | tuple[int, ...] | None = None
-    code: str | tuple[str, ...] = ()
-    where: Mapping[str, Any] = field(default_factory=lambda: NONE)
-    header: Mapping[str, str] = field(default_factory=lambda: NONE)
-    text: str = ""
-    json: bool | None = None
-    path: str = ""
-    scope: Scope | None = None
-    wait: Wait | None = None
-    counts_for_breaker: bool | None = None
-    provider_wide: bool | None = None
-
-    def fits_status(self, status: int) -> bool:
-        """Whether the rule speaks about this status."""
-        if self.status is None:
-            return status >= 400  # noqa: PLR2004 - HTTP's own border of failure
-        return status == self.status if isinstance(self.status, int) else status in self.status
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """An error dialect: where codes and messages are, and what they mean.
-
-    ``code``, ``message``: body paths, the first that is there names the error. ``code_header``: a header with
-    a code; ``code_text``: a regular expression whose first group is a code in a body that is no JSON;
-    ``code_form``: one whose first group is the part of a found code that matters.
-    """
-
-    code: tuple[str, ...] = ()
-    message: tuple[str, ...] = MESSAGES
-    code_header: str = ""
-    code_text: str = ""
-    code_form: str = ""
-    rules: tuple[Rule, ...] = ()
-    reads_success: bool = field(init=False, default=False)  # a 2xx may be an error: its JSON has to be read
-
-    def __post_init__(self) -> None:
-        found = any(rule.kind and any(rule.fits_status(s) for s in range(200, 300)) for rule in self.rules)
-        object.__setattr__(self, "reads_success", found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +88,7 @@ class Provider:
     limits: Mapping[str, Sequence[Limit]] = field(default_factory=lambda: NONE)
     concurrency: Mapping[str, int] = field(default_factory=lambda: NONE)
     waits: WaitDialect = STANDARD
-    errors: Errors = Errors()
+    errors: Errors = field(default_factory=Errors)
     idempotency: Idempotency | None = None
     reads: tuple[str, ...] = ()
     graphql: str = "/graphql"
@@ -322,49 +243,3 @@ def _pattern(name: str, level: str) -> str:
             f"{level!r} is no level of provider {name!r}: use 'provider', 'account' or 'account/<suffix>'"
         )
     return name + _LEVELS[head] + slash + suffix
-
-
-@lru_cache(maxsize=4096)
-def _steps(path: str) -> tuple[str | int | None, ...]:
-    """``errors[].code`` as ``("errors", None, "code")``. Raises `InvalidInput`."""
-    steps: list[str | int | None] = []
-    at = 0
-    while at < len(path):
-        found = _STEP.match(path, at)
-        if found is None:
-            raise InvalidInput(f"{path!r} is no path into a body: write error.code, errors[0].code, errors[].code")
-        index, quoted, name = found.groups()
-        steps.append(name or quoted or (int(index) if index is not None else None))
-        at = found.end() + (path[found.end() : found.end() + 1] == ".")
-    return tuple(steps)
-
-
-def pick(body: Any, path: str) -> list[Any]:
-    """Every value at ``path`` in a JSON body; none where the body has another shape."""
-    found = [body]
-    for step in _steps(path):
-        if step is None:
-            found = [item for value in found if isinstance(value, list) for item in value[:_MOST]]
-        elif isinstance(step, int):
-            found = [value[step] for value in found if isinstance(value, list) and step < len(value)]
-        elif step == "*":
-            found = [item for value in found if isinstance(value, dict) for item in list(value.values())[:_MOST]]
-        else:
-            found = [value[step] for value in found if isinstance(value, dict) and step in value]
-    return found
-
-
-def hidden(body: Any, path: str) -> Any:
-    """A copy of a JSON body in which what stands at ``path`` is empty text."""
-    return _emptied(body, _steps(path))
-
-
-def _emptied(value: Any, steps: tuple[str | int | None, ...]) -> Any:
-    if not steps:
-        return ""
-    step, rest = steps[0], steps[1:]
-    if isinstance(value, list) and not isinstance(step, str):  # one of a list hides the same in all of it
-        return [_emptied(item, rest) for item in value]
-    if isinstance(value, dict) and step in value:
-        return {name: _emptied(item, rest) if name == step else item for name, item in value.items()}
-    return value

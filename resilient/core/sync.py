@@ -21,11 +21,11 @@ from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
 from resilient.core.page_request import PageRequest
 from resilient.core.paging import Loop, PageRead, cursor_at
 from resilient.core.positions import instant, later, shifted
-from resilient.core.provider import pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,10 +18,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.body import pick
 from resilient.core.classify import classify
 from resilient.core.exchange import RequestFacts
 from resilient.core.failure import Failure, FailureKind, Scope
-from resilient.core.provider import Provider, Rule, pick
+from resilient.core.provider import Provider
+from resilient.core.rules import Rule
 
 if TYPE_CHECKING:
     from datetime import datetime

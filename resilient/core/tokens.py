@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.auth import OAuth2, Rotation
+from resilient.core.body import pick
 from resilient.core.failure import Failure, FailureKind, Scope
-from resilient.core.provider import pick
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

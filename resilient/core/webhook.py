@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qsl, urlsplit
 
+from resilient.core.body import hidden, pick
 from resilient.core.budgets import Fields
 from resilient.core.errors import InvalidInput
 from resilient.core.instants import Word, read
-from resilient.core.provider import hidden, pick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

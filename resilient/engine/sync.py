@@ -16,13 +16,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from resilient.core.body import pick
 from resilient.core.errors import InvalidInput, JobFailure, Permanent, ResilientError, Transient
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.hosts import without_params
 from resilient.core.page_request import PagingError
 from resilient.core.paginators import GraphQLPages
-from resilient.core.provider import pick
 from resilient.core.sync import RESETS, begin, refuse, restart, take, unchanged
 from resilient.engine import user_sessions
 from resilient.engine.streams import Page, Rejected, Stream, checked_params

@@ -26,7 +26,7 @@ from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import FailureKind, Scope
 from resilient.core.page_request import PageRequest, PagingError
 from resilient.core.paging import Loop
-from resilient.core.provider import Provider, Rule
+from resilient.core.provider import Provider
 from resilient.core.resource_key import check
 from resilient.core.token_answer import RFC_6749, classify_token
 from resilient.core.webhook import Delivery, verify
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from resilient.core.exchange import RequestFacts
     from resilient.core.failure import Failure
     from resilient.core.paging import Paginator
+    from resilient.core.rules import Rule
 
 _EXACT: Final = 0.001  # seconds
 _LONGEST_LOOP: Final = 12  # pages after which going round must have been noticed

@@ -7,15 +7,16 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.auth import OAuth2
+from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
 from resilient.core.policy import Policies
-from resilient.core.provider import Provider, pick
+from resilient.core.provider import Provider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from resilient.core.provider import Errors
+    from resilient.core.rules import Errors
 
 _WHOLE: Final = re.compile(r"\{\w+\}")  # each account at a host of its own
 _FIELDS: Final = frozenset(field.name for field in fields(Provider))

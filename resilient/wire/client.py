@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
+from resilient.core.body import pick
 from resilient.core.failure import Failure, FailureKind
-from resilient.core.provider import pick
 from resilient.wire.answer import KEY
 from resilient.wire.failures import failed_answer
 from resilient.wire.outgoing import Passage

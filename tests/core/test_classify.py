@@ -10,8 +10,9 @@ from resilient.core.exchange import AnswerFacts, RequestFacts
 from resilient.core.failure import FailureKind as K
 from resilient.core.failure import Scope
 from resilient.core.instants import Word
-from resilient.core.provider import GENERIC, Errors, Provider, Rule, Wait
+from resilient.core.provider import GENERIC, Provider
 from resilient.core.retry_after import WaitDialect
+from resilient.core.rules import Errors, Rule, Wait
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 GET = RequestFacts("GET", "https://api.example.com/x", "api.example.com", "/x", key="api/acct")

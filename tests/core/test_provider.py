@@ -2,10 +2,11 @@
 
 import pytest
 
+from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import without_secrets
 from resilient.core.policy import Limit
-from resilient.core.provider import GENERIC, Idempotency, Provider, pick
+from resilient.core.provider import GENERIC, Idempotency, Provider
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "git hub", "ü"])

@@ -9,7 +9,7 @@ from resilient.core.budgets import Fields
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import FailureKind as K
 from resilient.core.failure import Scope
-from resilient.core.provider import Errors, Rule
+from resilient.core.rules import Errors, Rule
 from resilient.core.token_answer import classify_token, token_in
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)

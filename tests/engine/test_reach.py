@@ -30,7 +30,7 @@ from resilient import (
 from resilient.core.delays import Fixed
 from resilient.core.failure import FailureKind
 from resilient.core.policy import BreakerPolicy
-from resilient.core.provider import Errors, Rule
+from resilient.core.rules import Errors, Rule
 from resilient.engine.job import Job, SyncJob
 from resilient.store.secrets import new_key
 

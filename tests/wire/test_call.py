@@ -9,7 +9,8 @@ import pytest
 
 from resilient.core.errors import InvalidInput, JobFailure, LostLease, ResourceStopped
 from resilient.core.failure import FailureKind as K
-from resilient.core.provider import GENERIC, Errors, Idempotency, Provider, Rule
+from resilient.core.provider import GENERIC, Idempotency, Provider
+from resilient.core.rules import Errors, Rule
 from resilient.wire.call import AsyncCall, SyncCall
 from resilient.wire.client import build_client
 from resilient.wire.names import derive

@@ -9,7 +9,8 @@ import pytest
 from resilient.core.errors import InvalidInput, JobFailure, LostLease, Permanent, ResourceStopped, Throttled, Transient
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import FailureKind as K
-from resilient.core.provider import Errors, Idempotency, Rule
+from resilient.core.provider import Idempotency
+from resilient.core.rules import Errors, Rule
 from resilient.wire.failures import FailedAnswer
 from resilient.wire.names import derive
 

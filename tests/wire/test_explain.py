@@ -12,7 +12,8 @@ from resilient.core.errors import Ambiguous, Permanent, ResourceStopped, Throttl
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, Scope
 from resilient.core.failure import FailureKind as K
-from resilient.core.provider import Errors, Provider, Rule
+from resilient.core.provider import Provider
+from resilient.core.rules import Errors, Rule
 from resilient.wire.explain import Explained, chain, explain
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from resilient.core.errors import Permanent
 from resilient.core.failure import FailureKind as K
-from resilient.core.provider import Errors, Idempotency, Provider, Rule
+from resilient.core.provider import Idempotency, Provider
+from resilient.core.rules import Errors, Rule
 from resilient.wire.explain import explain
 from resilient.wire.failures import AnswerTooLarge
 from resilient.wire.pool import Pool, PoolSettings

@@ -13,7 +13,7 @@ from resilient.core.instants import Word
 from resilient.core.paginators import GraphQLPages
 from resilient.core.phrases import figure, length, span
 from resilient.core.provider import GENERIC as UNKNOWN
-from resilient.core.provider import MESSAGES
+from resilient.core.rules import MESSAGES
 from resilient.core.webhook import Webhook
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from resilient.core.incremental import Incremental
     from resilient.core.limit import Limit
     from resilient.core.paging import Paginator
-    from resilient.core.provider import Provider, Rule
+    from resilient.core.provider import Provider
     from resilient.core.retry_after import WaitDialect
+    from resilient.core.rules import Rule
 
 _SECRET: Final = frozenset({"client_secret"})
 _CHALLENGES: Final = {

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
-    from resilient.core.provider import Errors, Rule, Wait
     from resilient.core.retry_after import WaitDialect
+    from resilient.core.rules import Errors, Rule, Wait
 
 K = FailureKind
 STATUSES: Final[dict[FailureKind, tuple[int, ...]]] = {

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, unquote_plus, urlencode, urlsplit
 
 from authlib.oauth2.rfc7636 import create_s256_code_challenge  # type: ignore[import-untyped]
 
+from resilient.core.body import pick
 from resilient.core.failure import FailureKind, Scope
-from resilient.core.provider import pick
 from resilient.core.retry_after import STANDARD
 from resilient.core.token_answer import classify_token
 from resilient.testing.fake.answers import Voice, compose

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
+from resilient.core.body import pick
 from resilient.core.page_request import PageRequest
 from resilient.core.paginators import (
     GraphQLPages,
@@ -22,7 +23,6 @@ from resilient.core.paginators import (
     OnePage,
     PageNumber,
 )
-from resilient.core.provider import pick
 from resilient.testing.fake.log import Reply
 from resilient.testing.fake.shapes import plain, put
 
