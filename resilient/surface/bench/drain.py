@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from resilient import Resilient
     from resilient.store.dialect import Dialect
+    from resilient.surface.scratch import Scratch
 
 _CHUNK: Final = 10_000
 _PROBE_IN: Final = timedelta(milliseconds=100)  # the open circuit's probe comes due during the run
@@ -44,7 +45,7 @@ def drain(
     with scratch(url, "bench") as place:
         app = build(place, limits=limits)
         try:
-            fill(app, jobs=jobs, resources=resources, blocked=blocked)
+            fill(app, place, jobs=jobs, resources=resources, blocked=blocked)
             found = _measured(app, Load(place, jobs, concurrency, limits), workers)
         finally:
             app.database.close_sync()
@@ -55,8 +56,8 @@ def drain(
     return found
 
 
-def fill(app: Resilient, *, jobs: int, resources: int, blocked: int) -> None:
-    """Enqueue the blocked jobs, then the others; then vacuum, as the floor does (PostgreSQL)."""
+def fill(app: Resilient, place: Scratch, *, jobs: int, resources: int, blocked: int) -> None:
+    """Enqueue the blocked jobs, then the others; then settle it, as the floor does (PostgreSQL)."""
     app.ready_sync()
     for first in range(0, blocked, _CHUNK):
         app.enqueue_many_sync(down, range(first, min(blocked, first + _CHUNK)), resource_key=DOWN)
@@ -64,9 +65,10 @@ def fill(app: Resilient, *, jobs: int, resources: int, blocked: int) -> None:
         app.sync.resources.open(DOWN, until=app.now() + _PROBE_IN)
     _fill_ready(app, jobs, resources)
     if not app.database.is_sqlite:
-        with app.database.sync_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as c:
-            for table in ("resilient_job", "resilient_turn"):
-                c.exec_driver_sql(f'VACUUM ANALYZE "{app.database.dialect.schema}".{table}')
+        from resilient.surface.bench.floor_postgresql import connect, settle  # noqa: PLC0415 - the driver may be missing
+
+        with connect(place) as c:
+            settle(c, "resilient_job", "resilient_turn")
 
 
 def _fill_ready(app: Resilient, jobs: int, resources: int) -> None:
