@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
-from resilient.core.errors import DatabaseUnreachable, MissingExtra, SetupError
-from resilient.store.address import shown
+from resilient.core.errors import DatabaseUnreachable, SetupError
+from resilient.store.address import checked, shown, without_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,25 +54,12 @@ def scratch(url: str | None, purpose: str) -> Iterator[Scratch]:
     Raises `SetupError` for what is no address, `MissingExtra` without psycopg, `DatabaseUnreachable` if
     nobody answers.
     """
-    backend = _backend(url)
-    if backend == "sqlite":
+    if checked(url or "sqlite://").get_backend_name() == "sqlite":
         with _file(url, purpose) as found:
             yield found
     else:
         with _schema(str(url), purpose) as found:
             yield found
-
-
-def _backend(url: str | None) -> str:
-    try:
-        backend = make_url(url or "sqlite://").get_backend_name()
-    except ArgumentError:
-        raise SetupError(
-            "that is not a database address: write sqlite:///app.db or postgresql://user:password@host/name",
-        ) from None
-    if backend not in ("sqlite", "postgresql"):
-        raise SetupError(f"{backend!r} databases are not supported: use sqlite:/// or postgresql://")
-    return backend
 
 
 @contextmanager
@@ -105,10 +91,8 @@ def _schema(url: str, purpose: str) -> Iterator[Scratch]:
 @contextmanager
 def _connection(url: str) -> Iterator[Any]:
     """An autocommit connection, closed at the end."""
-    try:
-        import psycopg  # noqa: PLC0415 - the extra may be missing
-    except ImportError:
-        raise MissingExtra("PostgreSQL needs psycopg: install resilient-engine[postgres]") from None
+    import psycopg  # noqa: PLC0415 - the extra may be missing, and then nobody comes here
+
     try:
         c = psycopg.connect(_conninfo(url), autocommit=True, connect_timeout=10)
     except psycopg.OperationalError as error:
@@ -121,4 +105,5 @@ def _connection(url: str) -> Iterator[Any]:
 
 
 def _conninfo(url: str) -> str:
-    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    address, _ = without_threshold(checked(url))
+    return address.set(drivername="postgresql").render_as_string(hide_password=False)

@@ -250,7 +250,7 @@ async def test_a_handler_that_heard_of_the_stop_and_returned_has_not_done_its_wo
 @pytest.mark.parametrize("kind", [returns_early, swallows])
 async def test_a_handler_that_heard_of_the_cancel_and_returned_is_cancelled(app, kind):
     done = await app.enqueue(kind, resource_key="p/1")
-    worker, running = await started(app, lease=0.4)
+    worker, running = await started(app, lease=1.5)
     await app.jobs.cancel(done.id)
     await until(app, done.id, "cancelled")
     worker.stop()
@@ -259,7 +259,7 @@ async def test_a_handler_that_heard_of_the_cancel_and_returned_is_cancelled(app,
 
 async def test_a_thread_that_never_heard_of_the_cancel_and_finished_has_succeeded(app):
     done = await app.enqueue(finishes, resource_key="p/1")
-    worker, running = await started(app, lease=0.4)
+    worker, running = await started(app, lease=1.5)
     await app.jobs.cancel(done.id)
     assert (await until(app, done.id, "succeeded")).result == "all of it"
     worker.stop()

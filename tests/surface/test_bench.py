@@ -107,6 +107,14 @@ def test_a_scratch_schema_goes_with_all_it_holds(postgres_url):
 
 
 @pytest.mark.parametrize(
+    "write", [lambda url: url + "&prepare_threshold=none", lambda url: url.replace("ql://", "://")]
+)
+def test_a_place_takes_every_address_that_an_app_takes(postgres_url, write):
+    with scratch(write(postgres_url), "bench") as place, psycopg.connect(place.conninfo) as c:
+        assert c.execute("SELECT to_regnamespace(%s) IS NULL", [place.schema]).fetchone() == (False,)
+
+
+@pytest.mark.parametrize(
     ("url", "error", "message"),
     [
         ("what", SetupError, "not a database address"),
