@@ -17,6 +17,8 @@ Origin = tuple[str, str, int]
 PORTS: Final = {"http": 80, "https": 443}
 _HOST: Final = re.compile(r"(?:\*\.)?[A-Za-z0-9_.-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
 _MOST_KNOWN: Final = 1024
+# A password may hold what ends a host, unless it looks like a port.
+_LOGIN: Final = re.compile(r"(://)[^\s/:@]*:(?!\d{1,5}(?:[/?#]|$))[^\s@]*@")
 
 
 def origin_of(url: str) -> Origin:
@@ -43,7 +45,7 @@ def host_pattern(text: str) -> Origin:
 
 def without_secrets(url: str) -> str:
     """A URL for people: without user, password, query values and fragment."""
-    head, query, rest = url.partition("?")
+    head, query, rest = _LOGIN.sub(r"\1", url).partition("?")
     scheme, found, tail = head.partition("://")
     if found:
         authority, slash, path = tail.partition("/")

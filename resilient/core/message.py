@@ -30,9 +30,9 @@ class Message(NamedTuple):
     """What a destination is given.
 
     ``id`` is the event's: the same at every destination, in every retry and replay; consumers tell duplicates by it.
-    ``delivery`` is the job's: the same over its retries, another one in a replay, which a broker that drops what it
-    has seen lately must not drop. ``body`` is the whole event as CloudEvents JSON. ``sequence`` counts the events of
-    ``key`` at this destination from 1.
+    ``delivery`` is the job's: the same over its retries, another one in a replay, and once somebody retries what was
+    published: a broker that drops what it has seen lately must not drop those. ``body`` is the whole event as
+    CloudEvents JSON. ``sequence`` counts the events of ``key`` at this destination from 1.
     """
 
     id: str

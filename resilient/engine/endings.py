@@ -108,7 +108,7 @@ def broken(error: BaseException) -> Outcome:
 
 def _told(word: Snooze | Cancel) -> Outcome:
     if isinstance(word, Cancel):
-        return CancelledByHandler(str(word.reason))
+        return CancelledByHandler(scrub(str(word.reason)))
     return Snoozed(delay=word.delay, until=word.until)
 
 

@@ -138,6 +138,6 @@ def _is_ill(error: Exception) -> bool:
 def message_of(job: Job[str]) -> Message:
     """The event of a job; raises `Permanent` for a payload that is none."""
     try:
-        return decode(job.payload, delivery=str(job.id), number=job.order_no)
+        return decode(job.payload, delivery=job.idempotency_key, number=job.order_no)
     except ValueError as error:
         raise Permanent(f"the payload of job {job.id} ({job.kind}) is {error}", code="undecodable") from None

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from resilient.core import marks
+from resilient.core.events import RESOURCE
 from resilient.core.states import TERMINAL, JobState
 from resilient.store import jobs, order, workflows
 from resilient.store.changes import Sorted, next_key, write_all
@@ -69,6 +70,7 @@ class Retry:
             fresh["sent"] = None
         kept = sa.case((JOB.c.expires_at > now, JOB.c.expires_at))  # a passed expiry would end it again at once
         write_all(c, d, rows, waiting_for=None, progress=None, result=None, expires_at=kept, **fresh)
+        write_all(c, d, [row for row in rows if _was_published(row)], idempotency_key=next_key())
         first, later = self._spread(rows, now)
         starts = {row.id: now for row in first} | {row.id: at for row, at in later}
         _put_back(c, d, [(row, starts[row.id]) for row in rows if row.ordering_key is not None], now)
@@ -90,6 +92,11 @@ class Retry:
         due = [(row, self._started + self.spacing * (self._done + n)) for n, row in enumerate(rows)]
         self._done += len(rows)
         return [row for row, at in due if at <= now], [(row, at) for row, at in due if at > now]
+
+
+def _was_published(row: Row[Any]) -> bool:
+    """An event that its destination has: under the key it had, a broker that drops what it knows would drop it."""
+    return bool(row.state == JobState.SUCCEEDED and row.resource_key.startswith(f"{RESOURCE}/"))
 
 
 def _relock(c: Connection, d: Dialect, id_: UUID) -> bool:

@@ -25,7 +25,9 @@ _HTTPCORE: Final = (
     "httpcore.proxy",
     "httpcore.socks",
 )
-_URL: Final = re.compile(r"https?://[^\s'\"<>]+", re.IGNORECASE)
+_URL: Final = re.compile(
+    r"\b[a-z][a-z0-9+.-]{1,30}://[^\s'\"<>]+", re.IGNORECASE
+)  # databases and brokers have some too
 _PAIR: Final = re.compile(r"\((b'(?:[^'\\]|\\.)*'|b\"(?:[^\"\\]|\\.)*\"), (b'(?:[^'\\]|\\.)*'|b\"(?:[^\"\\]|\\.)*\")\)")
 _HARMLESS: Final = re.compile(
     r"""b['"](?:date|server|content-[a-z-]+|transfer-encoding|connection|retry-after|x?-?rate-?limit[a-z0-9-]*"""
@@ -33,6 +35,11 @@ _HARMLESS: Final = re.compile(
     re.IGNORECASE,
 )
 _SCHEME: Final = re.compile(r"\b(Bearer|Basic|Token)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
+_NAMED: Final = re.compile(  # password=..., 'api_key': '...'; not "password: wrong"
+    r"""\b((?:password|passwd|passphrase|pwd|secret|client_secret|(?:access_|refresh_)?token|api_?key|private_key)"""
+    r"""(?:\s?=|['"]\s?[:=])\s?)('[^']*'|"[^"]*"|[^\s,;&'"()…]+)""",
+    re.IGNORECASE,
+)
 _SHORTEST: Final = 6  # characters of a value worth masking; shorter ones would garble harmless text
 
 
@@ -47,7 +54,7 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
         for part in (secret, secret.rpartition(" ")[2]):  # "Bearer abc" and "abc"
             if len(part) >= _SHORTEST:
                 text = text.replace(part, MASK)
-    return urls(_SCHEME.sub(rf"\1 {MASK}", text))
+    return _NAMED.sub(rf"\1{MASK}", urls(_SCHEME.sub(rf"\1 {MASK}", text)))
 
 
 def without_frames(error: E, outer: BaseException | None) -> E:

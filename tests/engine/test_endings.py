@@ -11,7 +11,7 @@ import pytest
 
 from resilient.core.backoff import Retry
 from resilient.core.delays import Fixed
-from resilient.core.errors import Permanent, ResourceStopped, Snooze, Throttled, Transient
+from resilient.core.errors import Cancel, Permanent, ResourceStopped, Snooze, Throttled, Transient
 from resilient.engine.app import Resilient
 from resilient.engine.completer import Completer
 from resilient.engine.handler import handler
@@ -64,6 +64,8 @@ async def raises(job: Job[str]) -> None:
         "cancelled": asyncio.CancelledError,
         "no time": lambda: Throttled(until=60),
         "no delay": lambda: Transient(retry_after="soon"),
+        "secret": lambda: OSError("no amqp://app:hunter2@mq/v and no host=db password=hunter2"),
+        "secret reason": lambda: Cancel("redis://:hunter2@cache is gone"),
     }[job.payload]()  # noqa: RSE102 - a function that makes the error
 
 
@@ -182,6 +184,21 @@ async def test_whatever_is_raised_is_charged_and_written(app, what, text):
     assert (job.state, job.attempts) == ("dead", 1)
     assert text in job.last_error
     assert {(await app.jobs.get(one.id)).state for one in more} == {"succeeded"}
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("secret", "OSError: no amqp://mq/v and no host=db password=[hidden]"),
+        ("secret reason", "redis://cache is gone"),
+    ],
+)
+async def test_passwords_in_a_text_are_not_kept(app, what, text):
+    bad = await app.enqueue(raises, what, resource_key="p/1")
+    await drain(app)
+    job, history = await app.jobs.get(bad.id), await app.jobs.attempts(bad.id)
+    assert "hunter2" not in repr((job, history))  # the history has the traceback too
+    assert text in repr(history)
 
 
 async def test_a_result_with_a_nul(app):

@@ -1,13 +1,18 @@
 """What was published is published once more, with the ids and numbers it had."""
 
 import asyncio
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlmodel import Session
 
-from resilient import Event, InvalidInput, Resilient
+from resilient import Event, InvalidInput, Nats, Permanent, Resilient, Transient
 from resilient.store import order
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import brokers
 
 HOUR = timedelta(hours=1)
 
@@ -119,6 +124,53 @@ async def test_only_to_destinations_that_are_declared(app, history, seen, databa
         await app.outbox.replay(since=HOUR, destination="orders2", dry_run=True)
     later = Resilient(database, destinations={"audit": app.outbox.destinations["audit"]})  # orders was given up
     assert (await later.outbox.replay(since=9 * HOUR)).by_destination == {"audit": 2}
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_what_was_published_and_is_retried_by_hand_is_another_delivery(database, clock, key):
+    """A broker that drops what it has seen lately would drop it; what failed keeps its name, for that very reason."""
+    errors, deliveries = [Transient("no answer"), Permanent("refused")], []
+
+    async def sink(message):
+        deliveries.append(message.delivery)
+        if errors:
+            raise errors.pop(0)
+
+    app = Resilient(database, destinations={"a": sink}, routes={Paid: ["a"]})
+    with Session(database.sync_engine) as s:
+        app.outbox.publish(s, Paid(number=1), key=key)
+        s.commit()
+    for _ in range(2):  # the second ends it, dead
+        await app.worker().drain(timeout=30)
+        clock.advance(hours=1)
+    (job,) = await app.jobs.list(state="dead")
+    for _ in range(3):  # published at last, and twice more
+        assert (await app.jobs.retry(job.id)).retried == 1
+        await app.worker().drain(timeout=30)
+    assert deliveries[:3] == [str(job.id)] * 3
+    assert len(set(deliveries)) == 3
+
+
+async def test_nats_takes_what_was_published_and_is_retried_by_hand(sqlite_url):
+    import nats
+
+    server = brokers.NatsServer().start()
+    try:
+        connection = await nats.connect(server.url)
+        stream = connection.jetstream()
+        await stream.add_stream(name="ORDERS", subjects=["events.>"])
+        app = Resilient(sqlite_url, destinations={"nats": Nats(server.url)}, routes={Paid: ["nats"]})
+        with Session(app.database.sync_engine) as s:
+            app.outbox.publish(s, Paid(number=1), key="k")
+            s.commit()
+        for expected in (1, 2):
+            await app.worker().drain(timeout=30)
+            assert (await stream.stream_info("ORDERS")).state.messages == expected
+            await app.jobs.retry(state="succeeded")
+        await app.close()
+        await connection.close()
+    finally:
+        server.close()
 
 
 async def test_what_was_not_published_is_not_replayed(app, database, seen, clock):

@@ -138,6 +138,16 @@ class TestRabbitMQ:
         assert [isinstance(r, JobFailure) for r in results] == [m.type == "nobody" for m in sent]
         assert len(await self.got(q, 20)) == 20
 
+    async def test_of_copies_that_are_returned_none_is_taken_for_published(self, queue):
+        """An event and its replays have one id, and the library tells what is returned apart by nothing else."""
+        url, name, q = queue
+        publisher = await RabbitMQ(url, exchange=name).connect()
+        copies = [message(1, of=of, delivery=f"d-{n}") for n, of in enumerate(["nobody", "nobody", "order.placed"])]
+        results = await asyncio.gather(*(publisher.publish(one) for one in copies * 5), return_exceptions=True)
+        await publisher.close()
+        assert [isinstance(r, JobFailure) for r in results] == [True, True, False] * 5
+        assert len(await self.got(q, 5)) == 5
+
     async def test_a_missing_exchange(self, queue):
         error = await failed(RabbitMQ(queue[0], exchange="never-declared"))
         assert error.failure.code == "no_exchange"

@@ -42,6 +42,22 @@ def test_only_queries(document, operation, expected):
         ("see https://u:p@h.test/a?sig=1&x=2.", (), "see https://h.test/a?sig=…&x=…"),
         ("a short one: abc", ("abc",), "a short one: abc"),
         ("plain", (), "plain"),
+        ("no amqp://app:pa/s?s@mq:5672/v, bye", (), "no amqp://mq:5672/v, bye"),
+        ("(postgresql+psycopg://app:p@ss@db/x?password=y)", (), "(postgresql+psycopg://db/x?password=…"),
+        ("redis://:pass@h:6379", (), "redis://h:6379"),
+        ("GET http://h:8080/users/bob@b.example", (), "GET http://h:8080/users/bob@b.example"),
+        ("host=db password=hunter2 user=app", (), "host=db password=[hidden] user=app"),
+        ("Pwd='a b';x", (), "Pwd=[hidden];x"),
+        (
+            "{'user': 'a', 'api_key': 'b, c', \"secret\":\"d\"}",
+            (),
+            "{'user': 'a', 'api_key': [hidden], \"secret\":[hidden]}",
+        ),
+        (
+            "connect(token=t) failed: page_token=7, password: wrong",
+            (),
+            "connect(token=[hidden]) failed: page_token=7, password: wrong",
+        ),
     ],
 )
 def test_scrub(text, secrets, shown):

@@ -6,9 +6,11 @@ away. So messages are mandatory, and a returned one is a failure (https://www.ra
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from resilient.core.message import CONTENT_TYPE
 from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
@@ -58,6 +60,7 @@ class RabbitMQ(Destination):
 class _Exchange:
     def __init__(self, said: RabbitMQ, aio_pika: Any, connection: Any, exchange: Any) -> None:
         self._said, self._aio_pika, self._connection, self._exchange = said, aio_pika, connection, exchange
+        self._under_way: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by event
 
     async def publish(self, message: Message) -> None:
         """Publish, and wait for the broker's confirm."""
@@ -72,8 +75,11 @@ class _Exchange:
             type=message.type,
             headers=headers,
         )
+        # What is returned is told apart by the message's id alone: of two copies one would be taken for published.
+        alone = self._under_way.setdefault(message.id, asyncio.Lock())
         try:
-            await self._exchange.publish(sent, filled(self._said.routing_key, message), mandatory=True)
+            async with alone:
+                await self._exchange.publish(sent, filled(self._said.routing_key, message), mandatory=True)
         except Exception as error:
             raise _failure(error, self._said.exchange) from error
 
