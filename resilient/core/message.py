@@ -23,7 +23,7 @@ CONTENT_TYPE: Final = "application/cloudevents+json"
 _DIGITS: Final = 20
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-_LONGEST: Final = 255
+LONGEST: Final = 255
 
 
 class Message(NamedTuple):
@@ -107,7 +107,7 @@ class Envelope:
 
 def checked(name: str, value: str) -> str:
     """A text attribute as the specification wants it: not empty, no control characters."""
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST or _CONTROL.search(value):
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or _CONTROL.search(value):
         raise InvalidInput(f"{name} of an event must be 1 to 255 characters without control ones, not {value!r:.60}")
     return value
 

@@ -191,9 +191,10 @@ class Outbox:
         """
         if limit is not None and limit < 1:
             raise InvalidInput(f"limit={limit}: replay at least 1 event, or give no limit")
+        names = known(_words(destination) or tuple(self.destinations), self.destinations, "the replay")
+        if not names:
+            return Replayed()
         now = await self._db.read(None, _now)  # what is published meanwhile, the replayed ones too, is not replayed
-        names = tuple(self.destinations) if destination is None else _words(destination) or ()
-        known(names, self.destinations, "the replay")
         f = _filter(names, finished_after=since, finished_before=until or now).at(now)
         words: dict[str, Any] = {"types": _words(type) or (), "key": key}
         if dry_run:

@@ -1,7 +1,8 @@
 """The open connections to destinations: one of a destination and worker, opened when its first event is due.
 
 One that was lost is closed and forgotten, and the next event opens another one; events that were in flight over it have
-their own errors. A destination that confirms nothing in time is treated as lost: what comes late is not waited for.
+their own errors. (One that mends itself stays: there each event has a connection of its own.) A destination that
+confirms nothing in time is treated as lost: what comes late is not waited for.
 """
 
 from __future__ import annotations
@@ -67,19 +68,21 @@ class Publishers:
         return found
 
     def _forget(self, name: str, publisher: Publisher) -> None:
-        if self._open.get(name) is publisher:
-            del self._open[name]
-            task = asyncio.get_running_loop().create_task(_close(name, publisher))
-            self._closing.add(task)  # the loop keeps no strong reference
-            task.add_done_callback(self._closing.discard)
+        if self._open.get(name) is publisher and not getattr(publisher, "mends", False):
+            self._close(name)
+
+    def _close(self, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(_close(name, self._open.pop(name)))
+        self._closing.add(task)  # the loop keeps no strong reference
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Close them all."""
         for task in list(self._opening.values()):
             task.cancel()
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
-        for name, publisher in list(self._open.items()):
-            self._forget(name, publisher)
+        for name in list(self._open):
+            self._close(name)
         if self._closing:
             await asyncio.gather(*self._closing)
 

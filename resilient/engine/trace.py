@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from resilient.core.message import LONGEST
+
 
 def current() -> tuple[str | None, str | None]:
     """``traceparent`` and ``tracestate`` of the current span; None where there is none."""
@@ -18,4 +20,7 @@ def current() -> tuple[str | None, str | None]:
     if not context.is_valid:
         return None, None
     parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
-    return parent, context.trace_state.to_header() or None
+    state = context.trace_state.to_header()
+    return parent, state if 0 < len(
+        state
+    ) <= LONGEST else None  # the state may be dropped, the transaction may not fail

@@ -272,6 +272,22 @@ class TestPublish:
         assert found[2].headers["traceparent"] == f"00-{0xABC:032x}-{0xD:016x}-01"
         assert found[2].headers["tracestate"] == "v=1"
 
+    @pytest.mark.parametrize("state", ["", "v=" + "1" * 400])
+    async def test_a_trace_is_no_reason_to_fail(self, app, session, sink, monkeypatch, state):
+        """W3C lets a long state be dropped; a business transaction must not fail over it."""
+        span = types.SimpleNamespace(
+            is_valid=True, trace_id=1, span_id=2, trace_flags=0,
+            trace_state=types.SimpleNamespace(to_header=lambda: state),
+        )  # fmt: skip
+        module = types.ModuleType("opentelemetry.trace")
+        module.get_current_span = lambda: types.SimpleNamespace(get_span_context=lambda: span)
+        monkeypatch.setitem(sys.modules, "opentelemetry.trace", module)
+        with session() as s:
+            app.outbox.publish(s, OrderPlaced(number=1))
+            s.commit()
+        await relayed(app)
+        assert (sink.seen[0].traceparent is not None, sink.seen[0].tracestate) == (True, None)
+
     async def test_a_waiting_worker_hears_of_it(self, app, session, sink):
         worker = app.worker()
         running = asyncio.create_task(worker.run(signals=False))

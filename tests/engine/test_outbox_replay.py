@@ -124,6 +124,7 @@ async def test_only_to_destinations_that_are_declared(app, history, seen, databa
         await app.outbox.replay(since=HOUR, destination="orders2", dry_run=True)
     later = Resilient(database, destinations={"audit": app.outbox.destinations["audit"]})  # orders was given up
     assert (await later.outbox.replay(since=9 * HOUR)).by_destination == {"audit": 2}
+    assert (await Resilient(database).outbox.replay(since=9 * HOUR)).events == 0
 
 
 @pytest.mark.parametrize("key", ["k", None])

@@ -169,3 +169,8 @@ async def test_a_broker_that_says_nothing(broker):
 def test_no_password_is_shown():
     shown = repr(Kafka("b:9092", options={"sasl_plain_password": "canary"}))
     assert "canary" not in shown
+
+
+async def test_a_mistake_in_the_programs_own_function_is_not_the_brokers(broker):
+    (error,) = await published(Kafka(broker.address, topic=lambda _: 1 / 0, timeout=5), message(1))
+    assert isinstance(error, ZeroDivisionError)

@@ -78,6 +78,25 @@ def test_a_missing_library_is_named_with_its_extra(destination, extra, monkeypat
         destination.require()
 
 
+async def test_a_mistake_in_the_programs_own_function_is_not_the_brokers():
+    """It says nothing about the connection, which others use."""
+
+    def to(message):
+        raise KeyError(message.type)
+
+    server = brokers.NatsServer().start()
+    try:
+        for destination in (
+            RabbitMQ(brokers.require(brokers.RABBITMQ, "RabbitMQ"), routing_key=to),
+            Nats(server.url, subject=to),
+            RedisStream(brokers.require(brokers.REDIS, "Redis"), stream=to),
+        ):
+            with pytest.raises(KeyError):
+                await published(destination, message())
+    finally:
+        server.close()
+
+
 def test_bounds():
     for words in ({"timeout": 0}, {"timeout": 301}, {"batch": 0}, {"batch": 1001}, {"when_dead": "wait"}):
         with pytest.raises(InvalidInput, match=next(iter(words))):
@@ -152,6 +171,12 @@ class TestRabbitMQ:
         error = await failed(RabbitMQ(queue[0], exchange="never-declared"))
         assert error.failure.code == "no_exchange"
         assert "declare it" in str(error)
+
+    async def test_a_routing_key_beyond_amqp_is_refused_for_good(self, queue):
+        """It can never be sent; taken for a lost connection it would close that one again and again."""
+        with pytest.raises(Permanent, match="more than 255 bytes") as caught:
+            await published(RabbitMQ(queue[0], exchange=queue[1], routing_key="order.{key}"), message(key="ü" * 130))
+        assert caught.value.failure.code == "long_key"
 
     async def test_a_full_queue_refuses(self, queue):
         aio_pika = pytest.importorskip("aio_pika")

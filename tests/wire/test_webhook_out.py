@@ -1,6 +1,7 @@
 """Events as webhooks: signed so that others believe them, and never sent where they do not belong."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from resilient import InvalidInput, Permanent, Signature, StandardWebhook, Throt
 from resilient.core.errors import JobFailure
 from resilient.core.message import Envelope, decode
 from resilient.core.webhook import Delivery, verify
+from resilient.engine.publishers import Publishers
 from resilient.wire.publishers import guard
 from resilient.wire.publishers.base import ConnectionLost
 
@@ -163,6 +165,35 @@ class TestAnswers:
             with pytest.raises(ConnectionLost) as caught:
                 await to.publish(MESSAGE)
         assert "canary" not in str(caught.value)
+
+
+class TestTogether:
+    async def test_one_that_gets_no_answer_takes_no_other_with_it(self):
+        """A receiver that resets a connection may have taken what is on its way over the others."""
+
+        async def serve(reader, writer):
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                if b"webhook-id: e-1\r" in head.lower():
+                    await slow.wait()
+                else:
+                    slow.set()
+                    await gone.wait()
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            writer.close()
+
+        slow, gone = asyncio.Event(), asyncio.Event()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+        publishers = Publishers({"partner": StandardWebhook(url, NEW, allow=["127.0.0.1"])})
+        other = asyncio.create_task(publishers.publish("partner", MESSAGE._replace(id="e-2")))
+        with pytest.raises(ConnectionLost):
+            await publishers.publish("partner", MESSAGE)
+        await asyncio.sleep(0.05)
+        gone.set()
+        await other
+        await publishers.close()
+        server.close()
 
 
 class TestAddresses:

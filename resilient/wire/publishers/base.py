@@ -40,7 +40,10 @@ class ConnectionLost(JobFailure):
 
 
 class Publisher(Protocol):
-    """A live connection to a destination."""
+    """A live connection to a destination.
+
+    One with a true attribute ``mends`` replaces what is lost itself: another event's connection is well.
+    """
 
     async def publish(self, message: Message) -> None:
         """Hand one event over; returns when it is confirmed."""

@@ -72,10 +72,11 @@ class _Producer:
 
     async def publish(self, message: Message) -> None:
         """Send, and wait until all replicas in sync have it."""
+        topic = filled(self._said.topic, message)
         key = None if message.key is None else message.key.encode()
         headers = [(name, value.encode()) for name, value in message.headers.items()]
         try:
-            sent = await self._producer.send(filled(self._said.topic, message), message.body, key=key, headers=headers)
+            sent = await self._producer.send(topic, message.body, key=key, headers=headers)
             await sent
         except Exception as error:
             raise _failure(error) from error

@@ -63,11 +63,9 @@ class _JetStream:
 
     async def publish(self, message: Message) -> None:
         """Publish, and wait for the stream's acknowledgement."""
-        headers = {**message.headers, "Nats-Msg-Id": message.delivery}
+        subject, headers = filled(self._said.subject, message), {**message.headers, "Nats-Msg-Id": message.delivery}
         try:
-            await self._stream.publish(
-                filled(self._said.subject, message), message.body, stream=self._said.stream, headers=headers
-            )
+            await self._stream.publish(subject, message.body, stream=self._said.stream, headers=headers)
         except Exception as error:
             raise _failure(error, connected=self._connection.is_connected) from error
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+from resilient.core.errors import Permanent
 from resilient.core.message import CONTENT_TYPE
 from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from resilient.core.errors import JobFailure
     from resilient.core.message import Message
+
+_LONGEST_KEY: Final = 255  # bytes, says AMQP
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class _Exchange:
 
     async def publish(self, message: Message) -> None:
         """Publish, and wait for the broker's confirm."""
+        to = filled(self._said.routing_key, message)
+        if len(to.encode()) > _LONGEST_KEY:
+            raise Permanent(
+                f"the event's routing key has more than {_LONGEST_KEY} bytes: {to[:40]!r}...", code="long_key"
+            )
         headers = {name: value for name, value in message.headers.items() if name != "content-type"}
         if message.key is not None:
             headers["partitionkey"] = message.key
@@ -79,7 +87,7 @@ class _Exchange:
         alone = self._under_way.setdefault(message.id, asyncio.Lock())
         try:
             async with alone:
-                await self._exchange.publish(sent, filled(self._said.routing_key, message), mandatory=True)
+                await self._exchange.publish(sent, to, mandatory=True)
         except Exception as error:
             raise _failure(error, self._said.exchange) from error
 

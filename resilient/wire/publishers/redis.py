@@ -52,11 +52,12 @@ class _Stream:
 
     async def publish(self, message: Message) -> None:
         """Add it, and wait for the answer."""
+        stream = filled(self._said.stream, message)
         fields = {"id": message.id, "type": message.type, "event": message.body}
         if message.key is not None:
             fields["key"] = message.key
         try:
-            await self._client.xadd(filled(self._said.stream, message), fields, maxlen=self._said.maxlen)
+            await self._client.xadd(stream, fields, maxlen=self._said.maxlen)
         except Exception as error:
             raise _failure(error) from error
 

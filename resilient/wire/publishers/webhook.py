@@ -89,6 +89,8 @@ class StandardWebhook(Destination):
 
 
 class _Poster:
+    mends = True
+
     def __init__(self, said: StandardWebhook, signers: Sequence[Any]) -> None:
         self._said, self._signers = said, signers
         self._client = httpx.AsyncClient(
