@@ -33,6 +33,7 @@ _CURSOR: Final = "resilient.cursor"
 _BEGIN: Final = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off"
 )
+_ISOLATION: Final = "READ COMMITTED"
 _PREPARE: Final = {"prepare_threshold": 1}  # with the second execution
 _PREPARED: Final = {"COMMIT": False, "ROLLBACK": False}  # others as often as they are used
 _ABOUT_DATA: Final = "22"  # sqlstates of values that PostgreSQL refuses
@@ -87,7 +88,8 @@ class Rows(list[Any]):
 class Direct:
     """A pooled connection in autocommit, used through its driver; as a context manager: one transaction.
 
-    ``one_statement``: exactly one statement is run, which needs no BEGIN and no COMMIT.
+    ``one_statement``: exactly one statement is run, which needs no BEGIN and no COMMIT; unless another isolation is the
+    database's default, as the first connection found out.
     """
 
     __slots__ = ("_asynchronous", "_begun", "_cursor", "_driver", "_errors", "_one_statement", "_pooled", "engine")
@@ -105,6 +107,8 @@ class Direct:
             raise self._explained(error, None) from error
         self._driver: Any = self._pooled.driver_connection
         self._cursor = cursor_of(self._driver, self._pooled.info)
+        if self._one_statement and self.engine.dialect.default_isolation_level != _ISOLATION:
+            self._one_statement = self._begun = False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

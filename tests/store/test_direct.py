@@ -137,6 +137,21 @@ async def test_it_is_read_committed_whatever_the_database_says(quick, postgres_u
     assert await quick(lambda c, d: d.run(c, "SHOW transaction_isolation").scalar()) == "read committed"
 
 
+async def test_so_is_a_single_statement(postgres_server, open_database):
+    name = postgres_server.create()
+    with postgres_server.connect() as c:
+        c.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    database = open_database(postgres_server.url(name))
+    for _ in range(2):
+        assert await database.statement(isolation) == "read committed"
+        assert await asyncio.to_thread(database.statement_sync, isolation) == "read committed"
+
+
+@direct
+def isolation(c, d):
+    return d.run(c, "SHOW transaction_isolation").scalar()
+
+
 async def test_a_statement_keeps_its_plan_from_its_second_time_on(quick):
     """Each connection would plan it ten times: some of a worker's first jobs would wait for that."""
     for _ in range(3):
