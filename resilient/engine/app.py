@@ -293,8 +293,14 @@ class Resilient:
         self.poke()
         return done
 
-    def poke(self) -> None:
-        """There may be work: tell the workers of this process and of others."""
+    def poke(self, is_open: Callable[[], bool] | None = None) -> None:
+        """There may be work: tell the workers of this process and of others.
+
+        ``is_open`` says whether the transaction that brings it is still being committed: they are told once it is not.
+        """
+        if is_open is not None and not self.database.is_sqlite:
+            self._waker.call_after(is_open, self.poke)
+            return
         for worker in list(self.local_workers):
             worker.wake()
         self._waker.poke()

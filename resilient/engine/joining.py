@@ -29,7 +29,7 @@ from resilient.engine.writing import write
 from resilient.store.callers import shortest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from resilient.store.dialect import Dialect
 
@@ -43,7 +43,7 @@ class _Buffered(NamedTuple):
     dialect: Dialect  # of its app: there may be two, in two schemas
 
 
-def join(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: Callable[[], None]) -> list[Enqueued]:
+def join(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: sessions.Wake) -> list[Enqueued]:
     """Write into the caller's transaction: a sync Session or Connection."""
     target, c = sessions.enter(target, on_commit)
     if isinstance(target, Connection):
@@ -59,9 +59,7 @@ def join(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: Callabl
     return [written.get(o.row.id) or Enqueued(o.row.id, created=None) for o in ordered]
 
 
-async def join_async(
-    target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: Callable[[], None]
-) -> list[Enqueued]:
+async def join_async(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: sessions.Wake) -> list[Enqueued]:
     """Write into the caller's transaction: any of the four."""
     target = sessions.unscoped(target)
     if isinstance(target, (AsyncSession, AsyncConnection)):
@@ -69,7 +67,7 @@ async def join_async(
     return join(target, d, ordered, on_commit)
 
 
-def buffer(session: Session, d: Dialect, ordered: Iterable[Ordered], on_commit: Callable[[], None]) -> None:
+def buffer(session: Session, d: Dialect, ordered: Iterable[Ordered], on_commit: sessions.Wake) -> None:
     """Write with the outermost commit whatever it is, without any I/O now: for `outbox.publish`.
 
     What sort of connection the session gets is seen only then: one that commits each statement makes the commit fail.

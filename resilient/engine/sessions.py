@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from functools import cache, partial, wraps
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
@@ -37,6 +38,13 @@ A = TypeVar("A")
 CallersSession: TypeAlias = (
     Session | AsyncSession | Connection | AsyncConnection | scoped_session[Any] | async_scoped_session[Any] | None
 )
+
+
+class Wake(Protocol):
+    """Wakes workers after a commit: now, or once a transaction is not ``is_open`` any more."""
+
+    def __call__(self, is_open: Callable[[], bool] | None = None) -> None:
+        """See `Resilient.poke`."""
 
 
 class Transactions:
@@ -125,7 +133,7 @@ def unscoped(target: Any) -> Any:
     return target() if isinstance(target, (scoped_session, async_scoped_session)) else target
 
 
-def enter(target: Any, on_commit: Callable[[], None]) -> tuple[Any, Connection]:
+def enter(target: Any, on_commit: Wake) -> tuple[Any, Connection]:
     """The caller's session or connection, and the connection to write on; ``on_commit`` is called after its commit.
 
     Raises `InvalidInput` for anything else, and for autocommit: what is written there would be committed at once.
@@ -143,7 +151,10 @@ def enter(target: Any, on_commit: Callable[[], None]) -> tuple[Any, Connection]:
         target.begin()
     c = target.connection()
     require_transaction(c, "session")
-    on_outermost_commit(target, on_commit)
+    if target.get_bind() is c:  # a commit of the session may end nothing
+        _hook_connection(c, on_commit)
+    else:
+        on_outermost_commit(target, on_commit)
     return target, c
 
 
@@ -183,7 +194,7 @@ def _commits_by_itself(c: Connection) -> bool:
     return getattr(c.connection.dbapi_connection, "autocommit", None) is True
 
 
-def on_outermost_commit(session: Session, on_commit: Callable[[], None]) -> None:
+def on_outermost_commit(session: Session, on_commit: Wake) -> None:
     """Call after each outermost commit: a hint to workers, it may be lost and costs nothing."""
     if (wakes := session.info.get(_WAKES)) is None:
         session.info[_WAKES] = {on_commit}
@@ -204,18 +215,24 @@ def _committed(session: Session) -> None:
             wake()
 
 
-def _hook_connection(c: Connection, on_commit: Callable[[], None]) -> None:
-    if c in _CONNECTIONS:
+def _hook_connection(c: Connection, on_commit: Wake) -> None:
+    """Call after each commit of the connection; its own events come before."""
+    if (wakes := _CONNECTIONS.get(c)) is not None:
+        wakes.add(on_commit)
         return
-    _CONNECTIONS.add(c)
+    wakes = _CONNECTIONS[c] = {on_commit}
 
-    @event.listens_for(c, "commit")
-    def _(_: Connection) -> None:
-        on_commit()
+    def committing(c: Connection, *_: Any) -> None:
+        is_open = attrgetter("is_active")
+        for wake in wakes:
+            wake(partial(is_open, c.get_transaction()))
+
+    for name in ("commit", "commit_twophase"):
+        event.listen(c, name, committing)
 
 
 _WAKES: Final = "resilient.wakes"
-_CONNECTIONS: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+_CONNECTIONS: Final[weakref.WeakKeyDictionary[Connection, set[Wake]]] = weakref.WeakKeyDictionary()
 
 
 class Face(Generic[A]):

@@ -2,8 +2,8 @@
 
 PostgreSQL: NOTIFY from a thread and connection of its own, after the commit and coalesced: inside the business
 transaction it takes a database-wide lock at commit and cost 65 % of the throughput. It goes straight to libpq, because
-busy publishers pay for each. SQLite: every commit changes ``PRAGMA data_version`` for other connections, so a thread
-looks at that.
+busy publishers pay for each. A plain Connection only says that its commit begins: the thread looks for its end. SQLite:
+every commit changes ``PRAGMA data_version`` for other connections, so a thread looks at that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import sqlite3
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import create_engine
@@ -57,6 +58,7 @@ class Waker:
         self._closed, self._poked = threading.Event(), threading.Event()
         self._work = False
         self._changed: set[str] = set()
+        self._ending: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -68,6 +70,11 @@ class Waker:
     def tell(self, key: str) -> None:
         """A gate of this resource shut or opened: what is known about it elsewhere is out of date."""
         self._changed.add(key)
+        self._send()
+
+    def call_after(self, is_open: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Call ``then`` once a transaction whose commit begins now is over."""
+        self._ending.append((is_open, then))
         self._send()
 
     def _send(self) -> None:
@@ -88,8 +95,9 @@ class Waker:
                 with _autocommit(self._database, self._url) as connection:
                     driver: Any = connection.connection.driver_connection
                     while True:
-                        self._poked.wait()
+                        self._poked.wait(COALESCE if self._ending else None)
                         self._poked.clear()
+                        self._call_ended()
                         self._notify(driver.pgconn, name)  # also when closing: a short program may just have begun
                         if closed.is_set():
                             return
@@ -98,6 +106,14 @@ class Waker:
                 log.debug("NOTIFY failed (%s); workers find the work by polling", type(error).__name__)
                 if closed.wait(0.5):
                     return
+
+    def _call_ended(self) -> None:
+        for _ in range(len(self._ending)):
+            is_open, then = self._ending.popleft()
+            if is_open():
+                self._ending.append((is_open, then))
+            else:
+                then()
 
     def _notify(self, libpq: Any, name: bytes) -> None:
         """Send what there is to tell; what a connection that is gone did not take is left for the next."""

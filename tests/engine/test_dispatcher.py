@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+import time
 from datetime import timedelta
+from functools import partial
 from uuid import uuid4
 
 import psycopg
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from resilient import Item, Job, Resilient, Throttled, handler
 from resilient.core.policy import Policies
@@ -227,6 +231,55 @@ async def test_one_key_with_many_turns_hides_no_other(alone):
         await app.enqueue("work", 0, resource_key="p/one", session=s)
         await s.commit()
     await until(lambda: worker.completer.written == 5)
+
+
+SLOW_COMMIT = (
+    "CREATE TABLE slow (n int);"
+    " CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NULL; END';"
+    " CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED"
+    " FOR EACH ROW EXECUTE FUNCTION slow()"
+)
+INSERT = text("INSERT INTO slow VALUES (1)")
+
+
+async def on_an_async_connection(app):
+    async with app.database.async_engine.begin() as c:
+        await c.execute(INSERT)
+        await app.enqueue("work", 0, resource_key="p/1", session=c)
+
+
+def on_a_connection(app, begin="begin"):
+    with app.database.sync_engine.connect() as c, getattr(c, begin)():
+        c.execute(INSERT)
+        app.sync.enqueue("work", 0, resource_key="p/1", session=c)
+
+
+def on_a_session_whose_commit_ends_nothing(app):
+    with app.database.sync_engine.begin() as c:
+        with Session(c) as s:
+            s.execute(INSERT)
+            app.sync.enqueue("work", 0, resource_key="p/1", session=s)
+            s.commit()
+        time.sleep(0.3)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        on_an_async_connection,
+        on_a_connection,
+        partial(on_a_connection, begin="begin_twophase"),
+        on_a_session_whose_commit_ends_nothing,
+    ],
+    ids=["AsyncConnection", "Connection", "two phases", "Session"],
+)
+async def test_who_enqueues_on_a_connection_wakes_the_worker_after_the_commit(alone, postgres_url, write):
+    """SQLAlchemy tells only of its beginning; this one takes a while."""
+    app, worker = alone
+    with psycopg.connect(postgres_url) as c:
+        c.execute(SLOW_COMMIT)
+    await (write(app) if write is on_an_async_connection else asyncio.to_thread(write, app))
+    await until(lambda: worker.completer.written == 1)
 
 
 async def test_kinds_of_another_worker_hide_nothing(alone, postgres_url):
