@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from resilient import Job, Resilient, handler
 from resilient.core.errors import DatabaseUnreachable
+from resilient.engine import dispatcher
 from resilient.store import schema
 from resilient.store.database import Database
 
@@ -188,6 +189,22 @@ async def test_a_finish_whose_answer_is_lost_is_recognised(behind_proxy, postgre
     assert proxy.lost == 1
     assert sorted(RAN) == sorted(ids)
     assert (worker.completer.written, worker.completer.stale) == (5, 0)
+
+
+async def test_what_a_finish_released_is_found_although_its_answer_is_lost(behind_proxy, postgres, monkeypatch):
+    """The next of its lane: nobody else tells the worker, and it looks by itself only now and then."""
+    monkeypatch.setattr(dispatcher, "POLL", 1000.0)
+    proxy, app = behind_proxy
+    monkeypatch.setattr(app._waker, "poke", lambda: None)
+    await app.enqueue_many(work, [{}, {}], resource_key="p/1", ordering_key="o")
+    worker = app.worker(lease=5)
+    proxy.lose("ELSE 'succeeded' END")
+    running = asyncio.create_task(worker.run(signals=False))
+    await finished(postgres, 2)
+    worker.stop()
+    await running
+    assert proxy.lost == 1
+    assert (worker.completer.written, worker.completer.stale) == (2, 0)
 
 
 async def test_a_claim_whose_answer_is_lost_is_rescued(behind_proxy, postgres):
