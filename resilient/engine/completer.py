@@ -2,6 +2,10 @@
 
 Handlers never wait for a commit. What cannot be written (database away) is tried again with the same batch: the fence
 makes that harmless, and a commit whose answer was lost is recognised by the version it left behind.
+
+A program's open transaction may hold a job, or what follows it: a lane, a workflow. After a second the others of the
+batch are written without it (jobs are looked at, anything else is found by halving), and it is tried again beside them.
+Nobody can rescue a job that is held; once it is let go, a living worker's is spared for a while (`engine/sweeper.py`).
 """
 
 from __future__ import annotations
@@ -10,16 +14,16 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from resilient.core.errors import DuplicateJob
 from resilient.engine import writing
-from resilient.store import finishing, leases, resources, turns
+from resilient.store import finishing, leases, patience, resources, turns
 from resilient.store.direct import direct
 from resilient.store.followers import Ends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -33,9 +37,35 @@ log = logging.getLogger("resilient.worker")
 BATCH: Final = 500
 BACKLOG: Final = 5_000  # results waiting to be written, beyond which slots wait
 LONGEST_PAUSE: Final = 10.0
+CAREFUL_FOR: Final = 30.0  # seconds after somebody was found to hold what a result needs
+HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
 Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
-Dones = list[tuple[Done, str]]  # with their resource keys
-Finishes = list[tuple[finishing.Finish, str]]
+
+
+class Batch(NamedTuple):
+    """Results to be written together, each with its resource key."""
+
+    done: list[tuple[Done, str]]
+    finishes: list[tuple[finishing.Finish, str]]
+    tries: int = 0  # that failed: one may have been committed although its answer was lost
+
+    @property
+    def ids(self) -> list[UUID]:
+        """Their jobs."""
+        return [x[0] for x, _ in self.done] + [f.id for f, _ in self.finishes]
+
+    def only(self, ids: Collection[UUID]) -> Batch:
+        """Those of these jobs."""
+        done, finishes = [x for x in self.done if x[0][0] in ids], [x for x in self.finishes if x[0].id in ids]
+        return Batch(done, finishes, self.tries)
+
+    def parts(self) -> list[Batch]:
+        """The batch in two, or nothing if it is one result."""
+        if self.done and self.finishes:
+            return [self._replace(finishes=[]), self._replace(done=[])]
+        half = (len(self.done) + len(self.finishes)) // 2
+        first, rest = slice(half), slice(half, None)
+        return [Batch(self.done[some], self.finishes[some], self.tries) for some in (first, rest)] if half else []
 
 
 class Completer:
@@ -61,6 +91,9 @@ class Completer:
         self._idle.set()
         self._quiet = True  # nothing to write
         self._closing = False
+        self._careful_until = -1e9  # loop time
+        self._held: list[Batch] = []
+        self._beside: asyncio.Task[None] | None = None  # writes those
         self.written = 0
         self.stale = 0
 
@@ -106,62 +139,126 @@ class Completer:
 
     async def run(self) -> None:
         """Write batches until closed."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._done or self._finishes:
-                await self._write_batch()
-            self._quiet = True
-            self._room.set()
-            self._idle.set()
-            if self._closing:
-                return
+        try:
+            while not (self._closing and self._idle.is_set()):
+                await self._wake.wait()
+                self._wake.clear()
+                while self._done or self._finishes:
+                    await self._write_batch()
+                self._quiet = True
+                self._room.set()
+                if self._beside is None:
+                    self._idle.set()
+        finally:
+            if self._beside is not None:
+                self._beside.cancel()
 
     async def _write_batch(self) -> None:
         done = [self._done.popleft() for _ in range(min(BATCH, len(self._done)))]
         finishes = [self._finishes.popleft() for _ in range(min(BATCH, len(self._finishes)))]
-        await self._save(done, finishes)
+        await self._save(Batch(done, finishes))
         if len(self._done) + len(self._finishes) < BACKLOG:
             self._room.set()
 
-    async def _save(self, done: Dones, finishes: Finishes, tries: int = 0) -> None:
-        """Write results, however often it takes; one that no database takes must not hold up the others."""
-        freed = self._freed(key for _, key in (*done, *finishes))
-        ids = [x[0] for x, _ in done] + [f.id for f, _ in finishes]
-        following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
+    async def _save(self, batch: Batch) -> None:
+        """Write results, however often it takes; one that cannot be written must not hold up the others."""
         while True:
-            ends = Ends()
+            careful = asyncio.get_running_loop().time() < self._careful_until
             try:
-                effective = await self._database.transaction(
-                    write, [x for x, _ in done], [f for f, _ in finishes], freed, again=tries > 0, follow_ups=following,
-                    ends=ends,
-                )  # fmt: skip
-                break
+                if careful and not (batch := await self._free(batch)).ids:
+                    return
+                effective, released = await self._write(batch, patience.SHORT if careful else patience.PATIENCE)
             except Exception as error:  # noqa: BLE001 - whatever it is, results are not thrown away
-                pause, tries = retry_pause(tries), tries + 1
-                log.warning(
-                    "cannot save %d results (%s: %s); trying again in %.1f s",
-                    len(done) + len(finishes),
-                    type(error).__name__,
-                    error,
-                    pause,
-                )
-                if _is_about_data(error):
-                    if parts := _parted(done, finishes):
-                        for part in parts:
-                            await self._save(*part, tries)
-                        return None
-                    if following:
-                        del self._follow_ups[ids[0]]
-                        return self._on_refused(ids[0], error)
-                    done, finishes = _bare(done, finishes)
-                await asyncio.sleep(pause)
+                if patience.was_held_up(error):
+                    self._take_care()
+                    parts = self._halves(batch) if careful else [batch]
+                else:
+                    parts = await self._failed(batch, error)
+            else:
+                self._saved(batch.ids, effective, released=released)
+                return
+            if len(parts) != 1:
+                break
+            batch = parts[0]
+        for part in parts:
+            await self._save(part)
+
+    async def _write(self, batch: Batch, how_long: str) -> tuple[set[UUID], bool]:
+        """In one transaction; returns whose results are written, and whether something may be ready over it."""
+        ids, ends = batch.ids, Ends()
+        freed = self._freed(key for _, key in (*batch.done, *batch.finishes))
+        following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
+        effective = await self._database.transaction(
+            write, [x for x, _ in batch.done], [f for f, _ in batch.finishes], freed, again=batch.tries > 0,
+            follow_ups=following, ends=ends, how_long=how_long,
+        )  # fmt: skip
         if following:
             for id_ in following:
                 del self._follow_ups[id_]
             self._poke()
-        told = bool(finishes or freed or following or tries)  # tries: a commit whose answer was lost released it
-        return self._saved(ids, effective, released=told or ends.released)
+        told = batch.finishes or freed or following or batch.tries  # the last: a commit whose answer was lost did it
+        return effective, bool(told) or ends.released
+
+    async def _failed(self, batch: Batch, error: Exception) -> list[Batch]:
+        """What to try next."""
+        pause, batch = retry_pause(batch.tries), batch._replace(tries=batch.tries + 1)
+        log.warning(
+            "cannot save %d results (%s: %s); trying again in %.1f s",
+            len(batch.ids),
+            type(error).__name__,
+            error,
+            pause,
+        )
+        if _is_about_data(error):
+            if parts := batch.parts():
+                return parts
+            (id_,) = batch.ids
+            if self._follow_ups.pop(id_, None):
+                self._on_refused(id_, error)
+                return []
+            batch = _bare(batch)
+        await asyncio.sleep(pause)
+        return [batch]
+
+    # -- what somebody holds --------------------------------------------------------------------------------------
+
+    def _take_care(self) -> None:
+        self._careful_until = asyncio.get_running_loop().time() + CAREFUL_FOR
+
+    async def _free(self, batch: Batch) -> Batch:
+        """The results of jobs that nobody holds; the others are put aside."""
+        held: set[UUID] = await self._database.statement(patience.held, batch.ids)
+        if not held:
+            return batch
+        self._take_care()
+        self._put_aside(batch.only(held))
+        return batch.only(set(batch.ids) - held)
+
+    def _halves(self, batch: Batch) -> list[Batch]:
+        """Something else is held that one of these results needs; the last one is put aside."""
+        if not (parts := batch.parts()):
+            self._put_aside(batch)
+        return parts
+
+    def _put_aside(self, batch: Batch) -> None:
+        self._held.append(batch)
+        if self._beside is None:
+            log.warning(
+                "%d results cannot be saved yet: a transaction that is open holds their jobs, or what follows them"
+                " (first: job %s)",
+                len(batch.ids),
+                min(batch.ids),
+            )
+            self._beside = asyncio.create_task(self._write_held(), name="resilient-held-results")
+
+    async def _write_held(self) -> None:
+        while self._held:
+            await asyncio.sleep(HELD_PAUSE)
+            held, self._held = self._held, []
+            for batch in held:
+                await self._save(batch)
+        self._beside = None
+        self._wake.set()
 
     def _freed(self, keys: Iterable[str]) -> dict[str, int]:
         """How many slots got free under each concurrency cap."""
@@ -192,21 +289,10 @@ def _is_about_data(error: Exception) -> bool:
     return state[:2] in ("22", "54") or "malformed JSON" in str(error)
 
 
-def _parted(done: Dones, finishes: Finishes) -> list[tuple[Dones, Finishes]]:
-    """The batch in two, or nothing if it is one result."""
-    if done and finishes:
-        return [(done, []), ([], finishes)]
-    half = (len(done) + len(finishes)) // 2
-    if not half:
-        return []
-    return [(done[:half], []), (done[half:], [])] if done else [([], finishes[:half]), ([], finishes[half:])]
-
-
-def _bare(done: Dones, finishes: Finishes) -> tuple[Dones, Finishes]:
+def _bare(batch: Batch) -> Batch:
     """The same decision without the words and values that cannot be stored."""
-    id_ = done[0][0][0] if done else finishes[0][0].id
-    log.error("the result or error of job %s cannot be stored and is left out", id_)
-    bare = [
+    log.error("the result or error of job %s cannot be stored and is left out", batch.ids[0])
+    finishes = [
         (
             replace(
                 f, error="(its error cannot be stored)" if f.error else None, error_code=None, traceback=None,
@@ -214,9 +300,9 @@ def _bare(done: Dones, finishes: Finishes) -> tuple[Dones, Finishes]:
             ),
             key,
         )
-        for f, key in finishes
+        for f, key in batch.finishes
     ]  # fmt: skip
-    return [((i, fence, None), key) for (i, fence, _), key in done], bare
+    return Batch([((i, fence, None), key) for (i, fence, _), key in batch.done], finishes, batch.tries)
 
 
 @direct
@@ -230,13 +316,15 @@ def write(
     again: bool = False,
     follow_ups: Mapping[UUID, Sequence[Ordered]] | None = None,
     ends: Ends | None = None,
+    how_long: str | None = None,
 ) -> set[UUID]:
     """One batch: jobs by id, then the resources whose slots got free, then, in a later statement, their parked turns.
 
     ``again``: an earlier try may have been committed although its answer was lost; what it wrote counts.
     ``follow_ups``: what is enqueued with a job's end, if it is this write that ends it. ``ends`` hears what followed.
+    ``how_long``: waits for each lock so long (see `patience.py`).
     """
-    now = d.steer(c)
+    now = d.steer(c, how_long)
     ends = ends or Ends()
     effective = finishing.succeed_if_held(c, d, sorted(done, key=_by_id), now, ends)
     effective |= finishing.finish_if_held(c, d, finishes, now, ends)

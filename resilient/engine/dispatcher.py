@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import DBAPIError
 
-from resilient.store import claim, resources
+from resilient.store import claim, patience, resources
 
 if TYPE_CHECKING:
     import random
@@ -99,7 +99,7 @@ class Dispatcher:
         try:
             claimed: claim.Claimed = await self._database.transaction(claim.claim, ask)
         except DBAPIError as error:
-            if ask.careful or not claim.was_held_up(error):
+            if ask.careful or not patience.was_held_up(error):
                 raise
             self._careful_until = now + CAREFUL_FOR
             return None, 0.0

@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy.exc import DBAPIError
+
 from resilient.core import alerts, marks
 from resilient.core.admission import needs_count, releasable, stop_of
 from resilient.core.breaker import orphaned
@@ -25,6 +27,7 @@ from resilient.engine import workflows
 from resilient.engine.completer import free_slots
 from resilient.engine.endings import finish_of_row
 from resilient.engine.handler import DEFAULT_RETRY
+from resilient.engine.heartbeat import LONGEST_BEAT
 from resilient.store import (
     circuits,
     dependencies,
@@ -34,6 +37,7 @@ from resilient.store import (
     jobs,
     leases,
     order,
+    patience,
     resources,
     schedules,
     turns,
@@ -44,6 +48,7 @@ from resilient.store.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from uuid import UUID
 
     from sqlalchemy import Connection
 
@@ -71,6 +76,9 @@ class Sweeper:
         self._walk = dependencies.Walk()  # how far the look at waiting jobs has come
         self._look_at = inf  # loop time by which this worker's own parked turns want to be looked at
         self._rest: asyncio.Timeout | None = None  # of the staging loop
+        self._seen: dict[tuple[UUID, int], float] = {}  # overdue jobs of living workers in the look before: since when
+        self._overdue: dict[tuple[UUID, int], float] = {}  # and in this one
+        self._spare = 2 * min(worker.lease.total_seconds() / 4, LONGEST_BEAT)
 
     def tasks(self) -> list[asyncio.Task[Any]]:
         """The loops, started."""
@@ -163,14 +171,40 @@ class Sweeper:
 
     async def rescue(self) -> None:
         """Jobs whose lease is over go back, or die after too many rescues."""
+        self._seen, self._overdue = self._overdue, {}
         while True:
-            rescued = await self._database.transaction(rescue, self._worker)
+            try:
+                rescued = await self._database.transaction(rescue, self._worker)
+            except DBAPIError as error:
+                if not patience.was_held_up(error):
+                    raise
+                rescued = await self._rescue_each()
             self.rescued += rescued
             if rescued:
                 log.warning("%d jobs of vanished or silent workers were rescued", rescued)
                 self._worker.wake()
             if rescued < leases.RESCUE_BATCH:
                 return
+
+    async def _rescue_each(self) -> int:
+        """Somebody holds what one of them needs, its lane or its workflow: that keeps no other waiting."""
+        rescued = 0
+        for id_ in await self._database.transaction(_overdue):
+            try:
+                rescued += await self._database.transaction(rescue, self._worker, id_)
+            except DBAPIError as error:
+                if not patience.was_held_up(error):
+                    raise
+        return rescued
+
+    def spares(self, row: Any) -> bool:
+        """Whether the living worker of an overdue job gets a little more time: to renew the lease, or save the result.
+
+        It could not while a program held the job; so what was overdue for long may be let go just now.
+        """
+        key, now = (row.id, row.version), self._worker.monotonic()
+        first = self._overdue[key] = self._seen.get(key, now)
+        return now - first < self._spare
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 
@@ -255,11 +289,15 @@ def recheck(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], rol
     return released
 
 
+def _overdue(c: Connection, d: Dialect) -> list[UUID]:
+    return [row.id for row in leases.overdue(c, d, d.now(c))]
+
+
 @direct
-def rescue(c: Connection, d: Dialect, worker: Worker) -> int:
+def rescue(c: Connection, d: Dialect, worker: Worker, only: UUID | None = None) -> int:
     """Decide about jobs whose lease is over; returns how many."""
-    now = d.steer(c)
-    rows = leases.overdue(c, d, now)
+    now = d.steer(c, patience.PATIENCE if only is None else patience.SHORT)
+    rows = [row for row in leases.overdue(c, d, now, only) if not (row.alive and worker.sweeper.spares(row))]
     finishes = []
     for row in rows:
         handler = worker.app.kinds.get(row.kind)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from sqlalchemy import Connection
-    from sqlalchemy.exc import DBAPIError
 
     from resilient.core.policy import Policy
 
@@ -57,7 +56,7 @@ class Ask:
     oldest_first: bool = False
     skip: Sequence[str] = ()
     batches: Mapping[str, int] = field(default_factory=dict)  # kinds whose jobs share a slot, and how many of them
-    careful: bool = False  # pass over jobs that somebody holds (a cancel in an open transaction): see `was_held_up`
+    careful: bool = False  # pass over jobs that somebody holds (a cancel in an open transaction): see `patience.py`
 
 
 @dataclass(slots=True)
@@ -341,11 +340,6 @@ def _lock_order(key: str) -> tuple[int, str]:
 
 def _by_id(row: ClaimedJob) -> int:
     return row.id.int  # comparing the ids themselves is Python code
-
-
-def was_held_up(error: DBAPIError) -> bool:
-    """Whether a claim gave up waiting for a lock: it did nothing, and is to be made again carefully."""
-    return getattr(error.orig, "sqlstate", None) == "55P03"
 
 
 def start_if_ready(

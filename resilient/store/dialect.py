@@ -144,8 +144,10 @@ class Dialect:
             return now
         return datetime.now(UTC)
 
-    def steer(self, c: Connection) -> datetime:
+    def steer(self, c: Connection, how_long: str | None = None) -> datetime:
         """The clock, and index plans for the rest of this transaction of our own (never of a caller's).
+
+        ``how_long``: how long it waits for a lock from now on; by default as the database says, mostly for ever.
 
         Without fresh statistics, or on a small table, PostgreSQL prefers hashing the whole job table over a few
         hundred look-ups by primary key: 5 ms instead of 1.5 for a batch of 320. Prepared statements keep their plan:
@@ -156,7 +158,8 @@ class Dialect:
         """
         if not self.is_postgresql:
             return self.now(c)
-        now: datetime = self.run(c, _STEER, now=TIME).scalar_one()
+        patience = "" if how_long is None else f", set_config('lock_timeout', '{how_long}', true)"
+        now: datetime = self.run(c, f"{_STEER}{patience})", now=TIME).scalar_one()
         return self.clock() if self.clock is not None else now
 
     @property
@@ -238,7 +241,7 @@ STEERING: Final = (
     " set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),"
     " set_config('jit', 'off', true), set_config('idle_in_transaction_session_timeout', '10s', true)"
 )  # see `Dialect.steer`
-_STEER: Final = f"SELECT clock_timestamp() AS now, concat({STEERING})"
+_STEER: Final = f"SELECT clock_timestamp() AS now, concat({STEERING}"
 ID: Final = Uuid()
 TIME: Final = UtcDateTime()
 JSON: Final = DOCUMENT

@@ -55,14 +55,20 @@ def held_versions(c: Connection, d: Dialect, ids: Sequence[UUID]) -> dict[UUID, 
 RESCUE_BATCH: Final = 100
 
 
-def overdue(c: Connection, d: Dialect, now: datetime, limit: int = RESCUE_BATCH) -> Sequence[Row[Any]]:
-    """Running jobs whose lease is over, locked; never waits on a job row."""
+def overdue(c: Connection, d: Dialect, now: datetime, only: UUID | None = None) -> Sequence[Row[Any]]:
+    """Running jobs whose lease is over (or this one, if it is), locked; never waits on a job row.
+
+    ``alive``: its worker was heard of since then. It could not renew the lease while somebody held the job; or it does
+    not know that the job is its own, because the answer to a claim was lost.
+    """
+    this = "" if only is None else " AND id = :id"
     return d.run(
         c,
         "SELECT id, version, kind, resource_key, attempts, max_attempts, executions, deferrals, rescues, expires_at,"
-        " sent, cancel_requested, once_more, locked_by, started_at FROM {job}"
-        " WHERE state = 'running' AND lease_until < :now ORDER BY id LIMIT :limit {skip_locked}",
-        {"now": now, "limit": limit},
+        " sent, cancel_requested, once_more, locked_by, started_at, EXISTS (SELECT 1 FROM {worker} w"
+        " WHERE w.id = {job}.locked_by AND w.seen_at > {job}.lease_until) AS alive FROM {job}"
+        f" WHERE state = 'running' AND lease_until < :now{this} ORDER BY id LIMIT :limit {{skip_locked}}",
+        {"now": now, "limit": RESCUE_BATCH} | ({} if only is None else {"id": d.id(only)}),
         **_OVERDUE_TYPES,
     ).all()
 

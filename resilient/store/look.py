@@ -15,6 +15,7 @@ from resilient.core.resource_key import ancestors, path
 from resilient.store import resources, turns
 from resilient.store.candidates import ClaimedJob, best_ready, best_sql
 from resilient.store.dialect import STEERING
+from resilient.store.patience import PATIENCE
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
     from resilient.core.admission import ResourceFacts
     from resilient.store.dialect import Dialect
-
-
-PATIENCE: Final = "1s"  # how long a claim waits for a lock: a program may hold a job for as long as it likes
 
 
 @dataclass(slots=True)
