@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,8 @@ def test_everything_promised_is_true(small, database_url, backend):
         "Everything that was promised is true",
     ):
         assert line in said, said
+    assert re.search(r"[1-9]\d* requests repeated one whose answer was lost; their keys were recognised", said), said
+    assert re.search(r"[1-9]\d* answers were 503, then the port was closed", said), said
     assert "crm/umbrella said" not in said  # one endpoint is limited, the account flows
     assert "FALSE" not in said
     if backend == "postgresql":

@@ -6,12 +6,14 @@ import hashlib
 import io
 import json
 import re
-from datetime import UTC, datetime
+from collections import Counter
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
 from standardwebhooks import Webhook
 
 from resilient.core.errors import SetupError
@@ -20,8 +22,9 @@ from resilient.surface.demo.accounts import Plan, plan
 from resilient.surface.demo.audit import MOST_INTO_OUTAGE, ON_THE_WIRE, Evidence, audit
 from resilient.surface.demo.oauth import CLIENT_ID
 from resilient.surface.demo.provider import Provider
+from resilient.surface.demo.screen import screen
 from resilient.surface.demo.sink import Sink
-from resilient.surface.demo.view import JobView
+from resilient.surface.demo.view import JobView, ResourceView, Snapshot
 from resilient.surface.demo.waits import DIALECTS, Dialect, wait_headers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data" / "contacts.csv"
@@ -329,6 +332,57 @@ async def test_the_webhook_takes_what_is_signed_and_goes_away_once():
         ("event", 1), ("forged", None), ("event", 2), ("forged", None), ("event", 3), ("forged", None),
     ]  # fmt: skip
     assert away == [3]
+
+
+# -- the screen ----------------------------------------------------------------------------------------------
+
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+GATES = {
+    "crm/acme": ResourceView("crm/acme"),
+    "crm/globex": ResourceView("crm/globex", blocked_until=NOW + timedelta(seconds=2.1)),
+    "crm/initech": ResourceView("crm/initech", "open", open_until=NOW + timedelta(seconds=0.7)),
+    "crm/umbrella/leads": ResourceView("crm/umbrella/leads", "half_open"),
+    "crm/hooli": ResourceView("crm/hooli", auth="needs_reauth"),
+}
+LOOK = Snapshot(
+    NOW, GATES, {key: Counter(ready=30, scheduled=4, running=2, succeeded=63, dead=1) for key in GATES},
+    {"host:1:a": 10}, 0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_live_screen_shows_each_accounts_gate_backlog_and_progress(width):
+    text = io.StringIO()
+    terminal = Console(file=text, force_terminal=True, width=width, color_system=None)
+    with screen(terminal, plain=False) as live:
+        live.say("too early for a picture")
+        live.show(LOOK)
+        live.say("crm/globex said: come back later")
+    shown = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert max(map(len, shown[-8:])) <= width
+    rows = {line.split()[0]: re.split(r" {2,}", line)[1:] for line in shown if line.startswith("crm/")}
+    story = {"crm/globex": ["throttled: 429 in five dialects"]} if width == 140 else {}
+    assert rows["crm/globex"] == ["told to wait 2.1 s", *story.get("crm/globex", ()), "34", "2", "63", "1"]
+    assert {key: row[0] for key, row in rows.items() if key in GATES} == {
+        "crm/acme": "flows",
+        "crm/globex": "told to wait 2.1 s",
+        "crm/initech": "open, tries again in 0.7 s",
+        "crm/umbrella/leads": "half open: one job tries",
+        "crm/hooli": "must be connected again",
+    }
+    assert all(row[-4:] == ["34", "2", "63", "1"] for key, row in rows.items() if key in GATES)
+    assert any("320 of 500 done, 10 running on 1 workers" in line for line in shown)
+    assert any("crm/globex said: come back later" in line for line in shown)
+
+
+def test_where_no_terminal_is_it_shows_lines():
+    text = io.StringIO()
+    with screen(Console(file=text, width=200), plain=False) as lines:
+        lines.show(LOOK)
+        lines.show(LOOK)  # too soon after it
+    (line,) = text.getvalue().splitlines()
+    assert "320 of 500 done; waiting: crm/acme 34, crm/globex 34, " in line
 
 
 # -- the audit -----------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ def gate(resource: ResourceView | None, now: datetime) -> str:
     if resource.auth != "ok":
         return "must be connected again" if resource.auth == "needs_reauth" else f"stopped: {resource.auth}"
     if resource.breaker == "open":
-        return f"circuit open, tries again in {_left(resource.open_until, now)}"
+        return f"open, tries again in {_left(resource.open_until, now)}"
     if resource.breaker != "closed":
-        return "circuit half open: one job tries" if resource.breaker == "half_open" else resource.breaker
+        return "half open: one job tries" if resource.breaker == "half_open" else resource.breaker
     if resource.blocked_until is not None and resource.blocked_until > now:
         return f"told to wait {_left(resource.blocked_until, now)}"
     return "flows"

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
+from rich import box
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _EVENTS: Final = 12  # lines of events on the screen
 _PLAIN_EVERY: Final = 3.0  # seconds between two lines of progress
 _WAITING: Final = ("ready", "scheduled", "blocked")
+_NUMBERS: Final = ("waiting", "running", "done", "dead")
+_ROOM_FOR_STORIES: Final = 132  # columns of the terminal
 
 
 class Screen(Protocol):
@@ -117,25 +120,26 @@ class LiveScreen:
             ProgressBar(total=jobs, completed=done, width=40),
             f"{done} of {jobs} done, {snapshot.total('running')} running on {len(snapshot.running)} workers",
         )
-        return Group(head, _table(snapshot), *(Text(line, no_wrap=True, overflow="ellipsis") for line in self._events))
+        return Group(
+            head,
+            _table(snapshot, self._console.width),
+            *(Text(line, no_wrap=True, overflow="ellipsis") for line in self._events),
+        )
 
 
-def _table(snapshot: Snapshot) -> Table:
-    table = Table(expand=False)
-    for name in ("account", "gate", "story"):
+def _table(snapshot: Snapshot, width: int) -> Table:
+    """Gate, backlog and progress of each account; the story, which never changes, only where there is room."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    names = ("account", "gate", "story") if width >= _ROOM_FOR_STORIES else ("account", "gate")
+    for name in names:
         table.add_column(name, no_wrap=True)
-    for name in ("waiting", "running", "done", "dead"):
-        table.add_column(name, justify="right")
+    for name in _NUMBERS:
+        table.add_column(name, justify="right", min_width=len(name))
     for key in sorted(snapshot.states):
         count = snapshot.states[key]
         state = gate(snapshot.resources.get(key), snapshot.now)
-        table.add_row(
-            key,
-            Text(state, style="green" if state == "flows" else "yellow" if state.startswith("told") else "red"),
-            accounts.story(key),
-            str(sum(count[s] for s in _WAITING)),
-            str(count["running"]),
-            str(count["succeeded"]),
-            str(count["dead"]),
-        )
+        color = "green" if state == "flows" else "yellow" if state.startswith("told") else "red"
+        words = (key, Text(state, style=color), accounts.story(key))[: len(names)]
+        numbers = (sum(count[s] for s in _WAITING), count["running"], count["succeeded"], count["dead"])
+        table.add_row(*words, *map(str, numbers))
     return table
