@@ -297,14 +297,21 @@ class _Claim:
                     self.again.setdefault(t.resource_key, t.priority)
                     if careful:
                         out.held.append(t.resource_key)
-                if probes:
-                    out.probes |= {row.id: probes for row in picked if row.id in won}
+                if probes and picked[0].id in won:
+                    out.probes[picked[0].id] = probes
+                elif probes:
+                    self._take_back(probes)
         changed = [k for k, level in self.levels.items() if level is not self.before[k]]
         if changed:
             self.facts.update((k, self.levels[k].facts) for k in changed)  # elected probes, for the worker's snapshot
             resources.write_levels(
                 self.c, self.d, [self.before[k] for k in changed], [self.levels[k] for k in changed], self.now
             )
+
+    def _take_back(self, probes: Sequence[str]) -> None:
+        """The job that was to try these circuits is lost: they are due as before, and nobody waits for its verdict."""
+        self.levels |= {key: self.before[key] for key in probes}
+        self.again |= {p.resource_key: p.priority for p in self.parkings if p.parked_on in probes}
 
     def _settle(self, out: Claimed) -> None:
         """Account for every taken turn."""

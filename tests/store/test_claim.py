@@ -9,12 +9,14 @@ from uuid import uuid4
 
 import pytest
 
+from resilient.core.breaker import Report
 from resilient.core.policy import Limit, Policies
 from resilient.engine.completer import write
 from resilient.engine.heartbeat import beat
 from resilient.engine.sweeper import recheck
-from resilient.store import claim, gates, jobs, resources, turns, workers
+from resilient.store import circuits, claim, gates, jobs, resources, turns, workers
 from resilient.store.changes import Sweep
+from resilient.store.circuits import Evidence
 from resilient.store.edits import Edit
 from resilient.store.filters import JobFilter
 
@@ -199,6 +201,27 @@ class TestGates:
         assert parked(database) == {"a/1": "a/1"}  # the others wait for the verdict
         assert lost(database) == []
 
+    def test_after_a_probe_that_proved_nothing_another_key_tries(self, database, clock):
+        """A key whose jobs fail by themselves must not keep the circuit of all from being tried out."""
+        put(database, *(new(f"a/{n}") for n in (1, 2, 3) for _ in range(3)))
+        database.transaction_sync(resources.ensure, ["a", "a/1", "a/2", "a/3"])
+        database.transaction_sync(gates.open_, "a", until=clock.now() + timedelta(seconds=30))
+        assert take(database).jobs == []
+        clock.advance(31)
+        tried = []
+        for _ in range(4):
+            assert database.transaction_sync(recheck, NONE.for_key, 0.5) == 1
+            claimed = take(database)
+            assert list(claimed.probes.values()) == [("a",)]
+            tried += keys(claimed)
+            generation = database.transaction_sync(resources.read, ["a"])["a"].breaker.generation
+            silence = [Evidence("a", Report(generation, neutral=1, probe=True))]
+            (change,) = database.transaction_sync(circuits.report_if_current, silence, NONE, lambda: 0.5)
+            assert (change.after.breaker.state, change.after.breaker.reopens) == ("open", 0)  # no longer than before
+            clock.advance(1)
+        assert tried == ["a/1", "a/2", "a/3", "a/1"]
+        assert lost(database) == []
+
 
 class TestCaps:
     POLICIES = Policies(concurrency={"a": 3, "a/1": 2})
@@ -315,6 +338,33 @@ class TestRaces:
         assert lost(database) == []
         monkeypatch.undo()
         assert [row.id for row in take(database).jobs] == [edited]
+
+    @pytest.mark.parametrize("due", ["a", "a/1"])
+    def test_a_probe_that_is_lost_between_look_and_claim_leaves_the_circuit_due(
+        self, database, clock, monkeypatch, due
+    ):
+        """Elected, it would have kept everybody waiting for a verdict that nobody brings."""
+        edited, *_ = put(database, new("a/1", priority=1), new("a/1"), new("a/2"))
+        database.transaction_sync(resources.ensure, ["a", "a/1", "a/2"])
+        database.transaction_sync(gates.open_, due, until=clock.now() - timedelta(seconds=1))
+        original = claim.start_if_ready
+
+        def edited_first(c, d, rows, *args, **kwargs):
+            ids = [row.id for row in rows]
+            assert edited in ids
+            database.transaction_sync(Sweep(Edit(payload=1), JobFilter.of({"ids": [edited]})).step)
+            return original(c, d, rows, *args, **kwargs)
+
+        monkeypatch.setattr(claim, "start_if_ready", edited_first)
+        claimed = database.transaction_sync(claim.claim, ask())
+        monkeypatch.undo()
+        assert (claimed.lost, claimed.probes) == (1, {})
+        assert parked(database) == {}
+        breaker = database.transaction_sync(resources.read, [due])[due].breaker
+        assert (breaker.state, breaker.probe_owner) == ("isolated", None)
+        again = take(database)
+        assert list(again.probes.values()) == [(due,)]
+        assert lost(database) == []
 
     def test_a_gate_that_opens_between_judging_and_parking_strands_nobody(self, database):
         """Claim reads the pause; the resume commits, releasing nothing; then the claim parks."""
