@@ -25,7 +25,7 @@ async def call(execution: Execution, threads: ThreadPool) -> Outcome:
     """Run and translate. Only a bug of the engine's own is raised."""
     handler = execution.handler
     try:
-        if execution.worker.wire.scattered and (refused := await prepared(execution)) is not None:
+        if (execution.waited or execution.worker.wire.scattered) and (refused := await prepared(execution)) is not None:
             return refused
         job = _job(execution)
         reconciling = execution.sent and handler.reconcile is not None

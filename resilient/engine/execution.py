@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from resilient.core import marks
 from resilient.core.errors import LostLease, ResilientError, TransactionOpen
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from resilient.engine.worker import Worker
     from resilient.store.candidates import ClaimedJob
     from resilient.wire.trail import Trail
+
+FACTS_LAST: Final = 1.0  # seconds after its claim in which a job may start by what the claim has read of the gates
 
 
 class Side(Sender, Protocol):
@@ -90,6 +92,7 @@ class Execution:
     run: BatchRun | None = None  # the call it shares with others
     work: Work | None = None  # its handler's transactions
     follow_ups: list[Ordered] | None = None  # jobs to enqueue if it succeeds
+    since = 0.0  # loop time of its claim
     started = 0.0  # loop time; 0 until it starts
     task: asyncio.Task[Any] | None = None  # the slot that runs it
     thread = False  # its function runs in a thread, which cannot be interrupted
@@ -120,6 +123,11 @@ class Execution:
         self.probes = probes  # half-open resources this job tries out
         if row.sent is not None:
             self._marks = marks.readable(row.sent)
+
+    @property
+    def waited(self) -> bool:
+        """Whether what its claim has read of the gates may be out of date now that it starts."""
+        return self.started - self.since > FACTS_LAST
 
     @property
     def app(self) -> Resilient:

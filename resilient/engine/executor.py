@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -76,6 +77,7 @@ class Executor:
         if (old := self.running.get(execution.number)) is not None:  # this process slept through its lease
             self.interrupt(old, "lost")
         self.running[execution.number] = execution
+        execution.since = time.monotonic()
         if self._deadlines is None:
             self._deadlines = asyncio.get_running_loop().call_later(DEADLINE_LOOK, self._check_deadlines)
         unit: Execution | BatchRun = execution

@@ -33,8 +33,10 @@ def refusal(execution: Execution, before: Callable[[Execution], ResourceStopped 
 
 
 async def prepared(execution: Execution) -> Outcome | None:
-    """Look up where its account lives, before its handler asks for a client; why that cannot be had."""
+    """The gate as it is now, if it waited; where its account lives, before its handler asks. Why it does not run."""
     try:
+        if execution.waited:
+            await execution.worker.gate.check(execution.resource_key, probes=execution.probes)
         await execution.worker.wire.prepare(execution)
     except Exception as error:  # noqa: BLE001 - a stopped account, the database, an address that is none
         return raised(execution, error)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import Job, Resilient, SyncJob, Throttled, handler
+from resilient import Batch, Item, Job, Resilient, SyncJob, Throttled, handler
 from resilient.core.admission import Level, admit
 from resilient.core.budgets import Budget
 from resilient.core.errors import ResourceStopped
@@ -14,6 +14,7 @@ from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.outcomes import SUCCEEDED, Deferred, Failed, HandedBack
 from resilient.core.policy import BreakerPolicy, Limit, Policies, Policy
+from resilient.engine import execution
 from resilient.engine.gate import Gate
 from resilient.store import circuits, gates, resources
 
@@ -473,4 +474,42 @@ async def test_what_was_claimed_before_a_gate_shut_does_not_start(clock, databas
     assert len(ran) == 1
     jobs = await app.jobs.list()
     assert [(job.attempts, job.deferrals) for job in jobs] == [(0, 1)] * 3
+    await app.close()
+
+
+@pytest.mark.parametrize("sort", ["coroutine", "function", "batch"])
+async def test_what_waits_for_its_slot_does_not_start_once_another_process_shut_the_gate(
+    clock, database, monkeypatch, sort
+):
+    """The claim's facts are old by then, and a handler that asks for no client never meets the gate again."""
+    monkeypatch.setattr(execution, "FACTS_LAST", 0.0)
+    ran = []
+
+    def another_pauses(ran_now):
+        ran.append(ran_now)
+        database.transaction_sync(gates.pause, "p", reason="maintenance")
+        clock.advance(2)
+
+    async def coroutine(job: Job[int]) -> None:
+        another_pauses(1)
+
+    def function(job: SyncJob[int]) -> None:
+        another_pauses(1)
+
+    async def batch(some: Batch[int]) -> None:
+        another_pauses(len(some))
+
+    declared = handler("work", batch=1 if sort == "batch" else None)
+    app = Resilient(database, handlers=[declared(locals()[sort])], upgrade=False)
+    database.transaction_sync(resources.ensure, ["p", "p/0", "p/1", "p/2"])
+    await app.enqueue_many("work", [Item(n, resource_key=f"p/{n}") for n in range(3)])
+    worker = app.worker(concurrency=1)
+    worker.concurrency = 3  # so many are claimed; there is one slot
+    worker.dispatcher._yield = 0.5  # and all at once
+    await worker.drain(timeout=20)
+    assert ran == [1]
+    jobs = await app.jobs.list()
+    assert sorted((job.state, job.attempts, job.deferrals) for job in jobs) == [("ready", 0, 1)] * 2 + [
+        ("succeeded", 0, 0)
+    ]
     await app.close()
