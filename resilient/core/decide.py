@@ -50,12 +50,13 @@ from resilient.core.states import JobState
 if TYPE_CHECKING:
     from resilient.core.backoff import Retry
 
-REFUSALS: Final = 3  # refused credentials after which an open gate is not believed
+REFUSALS: Final = 3  # refused credentials or cursors after which it is not tried again at once
 RECHECK: Final = 60.0  # seconds until a job asks again for a resource that is not on its path
 LONGEST_ERROR: Final = 8_000  # characters
 _DEAD_AT_ONCE: Final = frozenset(
     {FailureKind.PERMANENT, FailureKind.UNDECODABLE, FailureKind.EXPIRED, FailureKind.LOST_WORKER}
 )
+_UNGATED: Final = frozenset({FailureKind.AUTH, FailureKind.RESET_CURSOR})  # uncharged, and perhaps no gate shuts
 _NEVER_RAN: Final = frozenset({FailureKind.UNDECODABLE, FailureKind.EXPIRED, FailureKind.LOST_WORKER})
 
 
@@ -203,12 +204,12 @@ def _uncharged(job: JobFacts, about: dict[str, Any], told: datetime | None, now:
         step = _step(job, JobState.READY, "reset_cursor", **about)
     else:
         step = _wait_for(job, about["resource_key"], told, now, roll)._replace(**about)
-        if about["error_kind"] is FailureKind.AUTH and job.deferrals >= REFUSALS and step.state == JobState.READY:
-            # Its gate is open and yet it is refused again and again: nobody is hammered, not even uncharged.
-            pause = min(RECHECK, 2.0 ** min(job.deferrals - REFUSALS, 10)) * (1 - roll / 2)
-            later = add_seconds(now, pause)
-            later = later if told is None else max(later, resume_at(told, now, roll))
-            step = step._replace(state=JobState.SCHEDULED, run_at=later)
+    if about["error_kind"] in _UNGATED and job.deferrals >= REFUSALS and step.state == JobState.READY:
+        # No gate holds it and yet it is refused again and again: nobody is hammered, not even uncharged.
+        pause = min(RECHECK, 2.0 ** min(job.deferrals - REFUSALS, 10)) * (1 - roll / 2)
+        later = add_seconds(now, pause)
+        later = later if told is None else max(later, resume_at(told, now, roll))
+        step = step._replace(state=JobState.SCHEDULED, run_at=later)
     return step._replace(deferrals=job.deferrals + 1)
 
 

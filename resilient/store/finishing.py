@@ -173,7 +173,7 @@ def finish_if_held(
         " last_error = CASE WHEN p.error_kind IS NULL THEN {job}.last_error ELSE p.error END,"
         f" last_error_kind = CASE WHEN {_IN_DOUBT} THEN 'ambiguous'"
         " ELSE coalesce(p.error_kind, {job}.last_error_kind) END,"
-        " last_error_code = coalesce(p.error_code, {job}.last_error_code),"
+        " last_error_code = CASE WHEN p.error_kind IS NULL THEN {job}.last_error_code ELSE p.error_code END,"
         f" waiting_for = CASE WHEN NOT {_CANCELLED} THEN p.waiting_for END,"
         f" sent = {_SENT}, result = coalesce(p.result, {{job}}.result),"
         f" finished_at = CASE WHEN {_OVER} THEN CAST(:now AS {{timestamp}}) END,"

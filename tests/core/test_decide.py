@@ -514,12 +514,13 @@ def test_a_failing_job_ends_after_exactly_its_attempts(job, kind, roll):
     assert job.max_attempts is None
 
 
-def test_credentials_that_are_refused_again_and_again_are_not_tried_at_full_pace():
-    """The gate did not close, because each refusal was about another token: the job backs off, uncharged."""
-    assert step(fail("auth"), deferrals=2).state == READY
+@pytest.mark.parametrize("kind", ["auth", "reset_cursor"])
+def test_credentials_and_cursors_that_are_refused_again_and_again_are_not_tried_at_full_pace(kind):
+    """No gate shut: each refusal was about another token, or the handler resets no cursor. It backs off, uncharged."""
+    assert step(fail(kind), deferrals=2).state == READY
     pauses = []
     for deferrals in (3, 4, 5, 12, 500):
-        found = step(fail("auth"), deferrals=deferrals, roll=0.0)
+        found = step(fail(kind), deferrals=deferrals, roll=0.0)
         assert (found.state, found.charged, found.attempts) == (SCHEDULED, False, 1)
         pauses.append((found.run_at - NOW).total_seconds())
     assert pauses == [1, 2, 4, 60, 60]
