@@ -9,10 +9,9 @@ import asyncio
 
 import pytest
 
-from resilient import Bearer, Idempotency, Provider, Resilient, Retry, handler
+from resilient import Bearer, Errors, Idempotency, Provider, Resilient, Retry, Rule, Wait, handler
 from resilient.core.delays import Fixed
 from resilient.core.failure import FailureKind as K
-from resilient.core.provider import Errors, Rule, Wait
 from resilient.engine.job import Job
 from resilient.store import circuits
 from resilient.store.secrets import new_key
