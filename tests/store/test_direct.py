@@ -154,6 +154,8 @@ def isolation(c, d):
 
 async def test_a_statement_keeps_its_plan_from_its_second_time_on(quick):
     """Each connection would plan it ten times: some of a worker's first jobs would wait for that."""
+    if await quick(lambda c, d: int(d.run(c, "SHOW server_version_num").scalar())) < 140000:
+        pytest.skip("PostgreSQL counts such plans from version 14 on")
     for _ in range(3):
         await quick(lambda c, d: d.run(c, "SELECT key AS planned FROM {resource} WHERE key = :key", {"key": "a"}).all())
     kept = "SELECT generic_plans AS kept, custom_plans AS made_anew FROM pg_prepared_statements"
