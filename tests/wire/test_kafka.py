@@ -1,8 +1,7 @@
-"""Kafka against a broker's protocol, spoken by a stand-in: there is no Kafka without a JVM to test against.
+"""Kafka's errors, spoken by a stand-in. What brokers that are not ours make of it: tests/engine/test_outbox_kafka.py.
 
 The stand-in reads and writes real frames (aiokafka's own structures): what is asked of it (acks, producer id, sequence
-numbers, keys, headers) is what a broker would see, and its errors are what a broker would answer. What a real cluster
-does with them is not tested here.
+numbers, keys, headers) is what a broker would see, and its errors are what a broker would answer.
 """
 
 import asyncio
