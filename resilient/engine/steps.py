@@ -51,8 +51,8 @@ class Step(Generic[R_co]):
 def require_going(c: Connection, d: Dialect, id_: UUID, *, lock: bool) -> tuple[str, int]:
     """Name and number of steps of a workflow that takes more. Raises `WorkflowOver`.
 
-    Locks are taken on jobs first, then on workflows. A completion has its jobs still to come, so there the workflow is
-    looked at without a lock, and once more with one as the last thing before the commit.
+    Locks are taken on jobs first, then on lanes, then on workflows. Where jobs are still to come (in a completion, and
+    in a transaction of its own) it is looked at without a lock, and with one as the last thing before the commit.
     """
     found = workflows.find(c, d, id_, lock=lock)
     if found is None:
@@ -204,7 +204,11 @@ class BaseWorkflow:
         ]
 
     def _write_all(self, c: Connection, d: Dialect) -> list[Enqueued]:
-        return writing.write(c, d, self._write(c, d))
+        self.checked_later = later = list["UUID"]()
+        written = writing.write(c, d, self._write(c, d))
+        for id_ in later:
+            require_going(c, d, id_, lock=True)
+        return written
 
     def _join(self, target: Any, d: Dialect) -> None:
         target, c = sessions.enter(target, self._app.poke)

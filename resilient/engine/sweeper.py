@@ -162,7 +162,12 @@ class Sweeper:
         return moved + await self._attend_workflows(), found.job_at, found.turn_at
 
     async def _attend_workflows(self) -> int:
-        looked, stuck = await self._database.transaction(_attend_workflows)
+        try:
+            looked, stuck = await self._database.transaction(workflows.attend)
+        except DBAPIError as error:
+            if not patience.was_held_up(error):
+                raise
+            looked, stuck = await self._database.transaction(workflows.attend, careful=True)
         for name, id_ in stuck:
             self._worker.app.alerts.found(alerts.stuck(name, id_))
         return looked
@@ -260,10 +265,6 @@ def hold_back(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], r
             until = max(soon, min(until, stop.until))
         held += waiting.put_off(c, d, key, now, until, spare=count)
     return held
-
-
-def _attend_workflows(c: Connection, d: Dialect) -> tuple[int, list[tuple[str, str]]]:
-    return workflows.attend(c, d, d.steer(c))
 
 
 def recheck(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import typing
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import TypeAdapter
+from sqlalchemy.exc import DBAPIError
 from uuid_utils.compat import uuid7
 
 from resilient.core.errors import InvalidInput, NoResult, WorkflowNotFound
@@ -16,7 +18,7 @@ from resilient.engine.enqueue import Ordered
 from resilient.engine.handler import Handler, Kind
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
 from resilient.engine.steps import Step
-from resilient.store import changes, workflows
+from resilient.store import changes, patience, workflows
 from resilient.store.filters import as_id
 from resilient.store.jobs import NewJob
 
@@ -101,15 +103,23 @@ def _cancel(c: Connection, d: Dialect, id_: UUID) -> WorkflowInfo:
 # -- staging -----------------------------------------------------------------------------------------------------------
 
 
-def attend(c: Connection, d: Dialect, now: datetime) -> tuple[int, list[tuple[str, str]]]:
+def attend(c: Connection, d: Dialect, *, careful: bool = False) -> tuple[int, list[tuple[str, str]]]:
     """Look at workflows of which a job ended.
 
-    Returns how many, and those (name, id) that got stuck over a dead undo.
+    Returns how many, and those (name, id) that got stuck over a dead undo. Others lock a workflow last and this has it
+    first, so it waits for nobody: it fails (see `patience.py`), and then it is to be ``careful``, and leaves workflows
+    whose jobs or lanes somebody holds for the next look.
     """
+    now = d.steer(c, patience.SHORT)
     rows, stuck = workflows.due(c, d), []
     for row in rows:
-        before = WorkflowState(row.state)
-        after = _attend(c, d, row.id, before, row.reason, now)
+        before, after = WorkflowState(row.state), None
+        try:
+            with c.begin_nested() if careful else nullcontext():
+                after = _attend(c, d, row.id, before, row.reason, now)
+        except DBAPIError as error:
+            if not careful or not patience.was_held_up(error):
+                raise
         if after is WorkflowState.STUCK is not before:
             stuck.append((row.name, str(row.id)))
     return len(rows), stuck

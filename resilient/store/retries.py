@@ -61,10 +61,9 @@ class Retry:
     def write(self, c: Connection, d: Dialect, found: Sorted, now: datetime) -> Counter[str]:
         """Take the unique keys back, then reset."""
         rows = found.get("retried", ())
-        over = workflows.turned_around(c, d, [row.id for row in rows if row.followed])
-        rows = [row for row in rows if row.id not in over]
         lost = {row.id for row in rows if row.unique_key is not None and not _relock(c, d, row.id)}
-        rows = [row for row in rows if row.id not in lost]
+        over = _turned_around(c, d, rows)  # of other jobs: steps have no unique key
+        rows = [row for row in rows if row.id not in lost | over]
         fresh: dict[str, Any] = {"idempotency_key": next_key()} if self.new_operation else {}
         if self.repeat_ambiguous or self.new_operation:  # else keys go on being counted from their first sending
             fresh["sent"] = None
@@ -97,6 +96,14 @@ class Retry:
 def _was_published(row: Row[Any]) -> bool:
     """An event that its destination has: under the key it had, a broker that drops what it knows would drop it."""
     return bool(row.state == JobState.SUCCEEDED and row.resource_key.startswith(f"{RESOURCE}/"))
+
+
+def _turned_around(c: Connection, d: Dialect, rows: Sequence[Row[Any]]) -> set[UUID]:
+    """Steps that nobody may retry any more. Locks workflows, and before that the lanes that `_put_back` needs."""
+    steps = [row.id for row in rows if row.followed]
+    if steps and (in_lanes := [row.id for row in rows if row.ordering_key is not None]):
+        order.hold(c, d, (), in_lanes)
+    return workflows.turned_around(c, d, steps) if steps else set()
 
 
 def _relock(c: Connection, d: Dialect, id_: UUID) -> bool:

@@ -354,7 +354,7 @@ class TestBack:
 def _attend(c, d):
     from resilient.engine import workflows
 
-    return workflows.attend(c, d, d.now(c))
+    return workflows.attend(c, d)
 
 
 class TestResults:
