@@ -12,7 +12,7 @@ from resilient.core.changed import Cancelled, Deleted, Discarded, Edited, Retrie
 from resilient.core.errors import InvalidInput
 from resilient.core.states import JobState
 from resilient.core.why import Why, why_job
-from resilient.engine import bulk
+from resilient.engine import bulk, joining
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
 from resilient.store import queries, situation
 from resilient.store.changes import Cancel, Delete, Discard, Sweep
@@ -193,8 +193,13 @@ class Jobs:
         return Deleted.of(await self._sweep(which, Sweep(Delete(), f, limit, dry_run), session))
 
     async def _sweep(self, which: Which, sweep: Sweep, session: CallersSession) -> Mapping[str, int]:
+        def step(c: Connection, d: Dialect) -> bool:
+            if isinstance(sweep.change, Cancel | Discard) and not sweep.dry_run:
+                sweep.change.later = joining.ends(session, d, self._app.poke)
+            return sweep.step(c, d)
+
         do = self._db.read if sweep.dry_run else self._db.write
-        while not await do(session, sweep.step):
+        while not await do(session, step):
             pass
         return bulk.found(which, sweep).tally
 

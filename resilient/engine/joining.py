@@ -2,11 +2,11 @@
 
 Plain jobs are written where the call stands. Jobs with a unique or ordering key would make other transactions wait for
 this one's end (and so would a look at what a job waits for), so in a caller's Session they are buffered and written,
-sorted, in the outermost commit's hook: the wait then lasts one commit. Lanes come last of all: their numbers are given
-in the order of commits. SQLAlchemy fires ``before_commit`` at savepoint releases too (ignored), and not at all for a
-session that sits on a connection whose transaction somebody else began (there, and on plain connections, they are
-written at once). A rolled-back savepoint takes its buffered jobs with it, and so does whatever is closed without a
-commit, of which no rollback tells.
+sorted, in the outermost commit's hook: the wait then lasts one commit. Lanes come last of all, in one order: their
+numbers are given in the order of commits, and those whose jobs were cancelled or discarded here go on. SQLAlchemy fires
+``before_commit`` at savepoint releases too (ignored), and not at all for a session that sits on a connection whose
+transaction somebody else began (there, and on plain connections, they are written at once). A rolled-back savepoint
+takes its buffered jobs with it, and so does whatever is closed without a commit, of which no rollback tells.
 
 What comes after the hook (the commit's own flush calls the program's listeners, and so may `before_commit` itself) is
 written when the connection is about to commit, if nothing was written before; else it is refused: numbers drawn twice
@@ -27,6 +27,7 @@ from resilient.engine import sessions
 from resilient.engine.enqueue import Enqueued, Ordered
 from resilient.engine.writing import write
 from resilient.store.callers import shortest
+from resilient.store.followers import Ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,7 +39,7 @@ _COMMITTING: Final = "resilient.committing"  # the hook of the outermost commit 
 
 
 class _Buffered(NamedTuple):
-    ordered: Ordered
+    what: Ordered | Ends
     within: tuple[Any, ...]  # the session's transactions, innermost first, when it was ordered
     dialect: Dialect  # of its app: there may be two, in two schemas
 
@@ -76,7 +77,22 @@ def buffer(session: Session, d: Dialect, ordered: Iterable[Ordered], on_commit: 
     _buffer(session, d, ordered)
 
 
-def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
+def ends(target: Any, d: Dialect, on_commit: sessions.Wake) -> Ends | None:
+    """What ended in the caller's session: its lanes and workflows go on with the outermost commit. None: at once."""
+    target = sessions.unscoped(target)
+    session = target.sync_session if isinstance(target, AsyncSession) else target
+    if not isinstance(session, Session) or isinstance(session.get_bind(), Connection):
+        return None
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is not None and pending.written is not None and pending.written in _transactions(session):
+        return None
+    later = Ends()
+    sessions.on_outermost_commit(session, on_commit)
+    _buffer(session, d, [later])
+    return later
+
+
+def _buffer(session: Session, d: Dialect, what: Iterable[Ordered | Ends]) -> None:
     listen()
     pending: _Pending | None = session.info.get(_BUFFER)
     if pending is None:
@@ -93,17 +109,27 @@ def _buffer(session: Session, d: Dialect, ordered: Iterable[Ordered]) -> None:
     elif not pending.own_hook and not _is_last(session):
         event.listen(session, "before_commit", _own_hook)
         pending.own_hook = True
-    pending.waiting.extend([_Buffered(o, within, d) for o in ordered])
+    pending.waiting.extend([_Buffered(one, within, d) for one in what])
 
 
-def taken(session: Session, d: Dialect) -> list[Ordered]:
+def taken(session: Session, d: Dialect) -> tuple[list[Ordered], Ends]:
     """What was buffered for the tables of ``d``: its taker writes it, as the last thing before the commit."""
     pending: _Pending | None = session.info.get(_BUFFER)
     if pending is None:
-        return []
-    found = [b.ordered for b in pending.waiting if b.dialect.schema == d.schema]
+        return [], Ends()
+    found = [b for b in pending.waiting if b.dialect.schema == d.schema]
     pending.waiting = [b for b in pending.waiting if b.dialect.schema != d.schema]
-    return found
+    return _sorted_out(found)
+
+
+def _sorted_out(waiting: Iterable[_Buffered]) -> tuple[list[Ordered], Ends]:
+    ordered, ends = list[Ordered](), Ends()
+    for one in waiting:
+        if isinstance(one.what, Ends):
+            ends.take(one.what)
+        else:
+            ordered.append(one.what)
+    return ordered, ends
 
 
 class _Pending:
@@ -146,17 +172,22 @@ def _hook(session: Session, pending: _Pending | None) -> None:
 
 
 def _write(pending: _Pending, session: Session, c: Connection) -> None:
+    pending.waiting = [b for b in pending.waiting if not isinstance(b.what, Ends) or b.what.released]
     if pending.waiting:
-        for d, ordered in _by_schema(pending.waiting):
-            write(shortest(c), d, ordered)
+        for d, waiting in _by_schema(pending.waiting):
+            ordered, ends = _sorted_out(waiting)
+            way = shortest(c)
+            write(way, d, ordered, ended=ends.in_lanes)
+            if ends.released:
+                ends.go_on(way, d, d.now(way))
         pending.waiting = []
         pending.written = session.get_transaction()
 
 
-def _by_schema(waiting: Iterable[_Buffered]) -> list[tuple[Dialect, list[Ordered]]]:
-    found: dict[str, tuple[Dialect, list[Ordered]]] = {}
+def _by_schema(waiting: Iterable[_Buffered]) -> list[tuple[Dialect, list[_Buffered]]]:
+    found: dict[str, tuple[Dialect, list[_Buffered]]] = {}
     for b in waiting:
-        found.setdefault(b.dialect.schema or "", (b.dialect, []))[1].append(b.ordered)
+        found.setdefault(b.dialect.schema or "", (b.dialect, []))[1].append(b)
     return [found[schema] for schema in sorted(found)]  # everybody's order, so that nobody waits in a circle
 
 

@@ -277,9 +277,10 @@ def _complete(session: Session, execution: Execution, result: Succeeded) -> None
     done = [(execution.id, execution.fence, result.result)]
     d = execution.app.database.dialect
     # What its session buffered takes places in lanes, as what was ended does: written together, lanes are taken sorted.
-    follow_ups = {execution.id: [*(execution.follow_ups or ()), *joining.taken(session, d)]}
+    buffered, ends = joining.taken(session, d)
+    follow_ups = {execution.id: [*(execution.follow_ups or ()), *buffered]}
     c = session.connection()
-    written = completer.write(c, d, done, [], freed, follow_ups=follow_ups)
+    written = completer.write(c, d, done, [], freed, follow_ups=follow_ups, ends=ends)
     execution.require_held(execution.id in written)
     for id_ in sorted(set(execution.work.workflows if execution.work is not None else ())):
         require_going(c, d, id_, lock=True)

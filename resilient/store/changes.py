@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from resilient.core.errors import InvalidInput
 from resilient.core.states import TERMINAL, WAITING, JobState
 from resilient.store.filters import JOB, JobFilter
-from resilient.store.followers import release_followers
+from resilient.store.followers import Ends, release_followers
 from resilient.store.queries import ATTEMPT, picked
 
 if TYPE_CHECKING:
@@ -146,10 +146,12 @@ def _ids(rows: Iterable[Row[Any]]) -> list[UUID]:
     return [row.id for row in rows]
 
 
-def release(c: Connection, d: Dialect, rows: Sequence[Row[Any]], now: datetime, *, gone: bool = False) -> None:
-    """These jobs are over: see `release_followers`."""
-    followed, in_lanes = [r.id for r in rows if r.followed], [r.id for r in rows if r.ordering_key is not None]
-    release_followers(c, d, followed, in_lanes, now, gone=gone)
+def _end(c: Connection, d: Dialect, rows: Sequence[Row[Any]], now: datetime, later: Ends | None) -> None:
+    """These jobs are over. Their lanes and workflows go on: ``later``, where a program's commit is still to come."""
+    ends = later or Ends()
+    ends.add(c, d, [r.id for r in rows if r.followed], [r.id for r in rows if r.ordering_key is not None], now)
+    if later is None:
+        ends.go_on(c, d, now)
 
 
 def write_all(c: Connection, d: Dialect, rows: Sequence[Row[Any]], **values: Any) -> None:
@@ -166,10 +168,11 @@ def next_key() -> sa.ColumnElement[str]:
 # -- cancel, discard, delete ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancel:
-    """Waiting jobs end at once, running ones are asked to."""
+    """Waiting jobs end at once, running ones are asked to. ``later``: goes on with their lanes and workflows."""
 
+    later: Ends | None = None
     verb: str = "cancelled"
     usual: frozenset[JobState] = WAITING | {JobState.RUNNING}
     allowed: frozenset[JobState] = WAITING | {JobState.RUNNING}
@@ -187,14 +190,15 @@ class Cancel:
             unique_lock=None, waiting_for=None, version=JOB.c.version + 1,
         )  # fmt: skip
         write_all(c, d, found.get("requested", ()), cancel_requested=True, updated_at=now)
-        release(c, d, found.get("cancelled", ()), now)
+        _end(c, d, found.get("cancelled", ()), now, self.later)
         return Counter()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Discard:
-    """Dead jobs that nobody will replay become cancelled."""
+    """Dead jobs that nobody will replay become cancelled. ``later``: see `Cancel`."""
 
+    later: Ends | None = None
     verb: str = "discarded"
     usual: frozenset[JobState] = frozenset({JobState.DEAD})
     allowed: frozenset[JobState] = frozenset({JobState.DEAD})
@@ -209,7 +213,7 @@ class Discard:
             c, d, found.get("discarded", ()), state=JobState.CANCELLED.value, finished_at=now, updated_at=now,
             version=JOB.c.version + 1,
         )  # fmt: skip
-        release(c, d, found.get("discarded", ()), now)
+        _end(c, d, found.get("discarded", ()), now, self.later)
         return Counter()
 
 
@@ -227,8 +231,10 @@ class Delete:
 
     def write(self, c: Connection, d: Dialect, found: Sorted, now: datetime) -> Counter[str]:
         """History first: nothing else would ever find it."""
-        release(c, d, found.get("deleted", ()), now, gone=True)
-        if gone := _ids(found.get("deleted", ())):
+        rows = found.get("deleted", ())
+        followed, in_lanes = [r.id for r in rows if r.followed], [r.id for r in rows if r.ordering_key is not None]
+        release_followers(c, d, followed, in_lanes, now, gone=True)
+        if gone := _ids(rows):
             d.execute(c, sa.delete(ATTEMPT).where(ATTEMPT.c.job_id.in_(gone)))
             d.execute(c, sa.delete(JOB).where(JOB.c.id.in_(gone)))
         return Counter()

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class Ends:
     """The jobs that one transaction ends in several statements, for what follows from that.
 
-    Locks are taken on jobs first, then on lanes, then on workflows: say `add` after each statement, then write the jobs
-    that take places in lanes, and say `go_on` last.
+    Locks are taken on jobs first (by id), then on unique keys, then on lanes (by key), then on workflows (by id), here
+    and everywhere: say `add` after each statement, then write the jobs that take places in lanes, and say `go_on` last.
+    In a program's session that is its commit (`engine/joining.py`).
     """
 
     __slots__ = ("_over", "again", "in_lanes")
@@ -39,6 +40,12 @@ class Ends:
     def released(self) -> bool:
         """Whether something may be ready now that was not."""
         return self.again or bool(self.in_lanes) or bool(self._over)
+
+    def take(self, other: Ends) -> None:
+        """What it has heard of too."""
+        self._over |= other._over
+        self.in_lanes |= other.in_lanes
+        self.again = self.again or other.again
 
     def add(
         self,

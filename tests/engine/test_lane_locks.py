@@ -46,7 +46,13 @@ async def followed(job: Job[None]) -> None:
     job.then(last, None, resource_key="outbox/a", ordering_key="k")
 
 
-HANDLERS = [publishes, followed, last]
+@handler("cancels")
+async def cancels(job: Job[str]) -> None:
+    async with job.complete() as session:
+        await job.app.jobs.cancel(job.payload, session=session)
+
+
+HANDLERS = [publishes, followed, last, cancels]
 
 
 @pytest.fixture
@@ -115,7 +121,7 @@ def end(app, done, dead=(), follow_ups=None):
 
 def running(app, ids):
     """As a claim leaves them."""
-    sets = "state = 'running', version = version + 1, locked_by = 'w', lease_until = updated_at"
+    sets = "state = 'running', version = 2, locked_by = 'w', lease_until = updated_at"
     d = app.database.dialect
     statement = f"UPDATE {{job}} SET {sets} WHERE id {d.among('ids', 'uuid')}"
     app.database.transaction_sync(lambda c, d: d.run(c, statement, {"ids": d.pack_ids(ids)}))
@@ -189,6 +195,91 @@ async def test_a_step_publishes_while_a_batch_ends_another_one(app):
         wf.step(publishes, None)
     assert errors(await meet(app, WORKFLOW, drain(app), end(app, [event.id, sibling.id]))) == []
     assert TRIES == [1]
+
+
+async def test_a_step_is_retried_while_a_batch_ends_another_one_of_its_lane(app):
+    """The batch takes the lane, and then the workflow; so does the retry."""
+    async with app.workflow("w", resource_key="p/1") as wf:
+        first = wf.step(last, None, name="first", ordering_key="o")
+        second = wf.step(last, None, name="second", ordering_key="o")
+    await end(app, [first.id])()
+
+    def retry():
+        with Session(app.database.sync_engine) as s:  # in which nothing is tried again
+            app.sync.jobs.retry(first.id, session=s)
+            s.commit()
+
+    assert errors(await meet(app, LANE, end(app, [second.id]), lambda: asyncio.to_thread(retry))) == []
+    assert (await app.jobs.get(first.id)).state == "ready"
+
+
+@pytest.mark.parametrize("change", ["cancel", "discard"])
+async def test_two_sessions_end_jobs_and_write_others_in_their_lanes_crosswise(app, change):
+    """Lanes are taken with the commits, in one order, whatever was said first."""
+    lanes = [("p/1", "o"), ("p/2", "o")]
+    heads = [await app.enqueue(last, resource_key=key, ordering_key=name) for key, name in lanes]
+    followers = [await app.enqueue(last, resource_key=key, ordering_key=name) for key, name in lanes]
+    if change == "discard":
+        await end(app, [], [head.id for head in heads])()
+
+    def write(number):
+        s = Session(app.database.sync_engine)
+        getattr(app.sync.jobs, change)(heads[number].id, session=s)
+        key, name = lanes[1 - number]
+        app.sync.enqueue(last, session=s, resource_key=key, ordering_key=name)
+        return s
+
+    sessions = [await asyncio.to_thread(write, n) for n in range(2)]
+    found = await asyncio.gather(*(asyncio.to_thread(s.commit) for s in sessions), return_exceptions=True)
+    for s in sessions:
+        s.close()
+    assert errors(found) == []
+    assert [(await app.jobs.get(one.id)).state for one in followers] == ["ready", "ready"]
+
+
+async def test_a_lane_goes_on_unless_the_cancel_was_rolled_back(anywhere):
+    app = anywhere
+    head, follower = [await app.enqueue(last, resource_key="p/1", ordering_key="o") for _ in range(2)]
+
+    def cancel(end, savepoint="commit"):
+        with Session(app.database.sync_engine) as s:
+            inner = s.begin_nested()
+            app.sync.jobs.cancel(head.id, session=s)
+            getattr(inner, savepoint)()
+            getattr(s, end)()
+
+    for ends in [("rollback",), ("commit", "rollback")]:
+        await asyncio.to_thread(cancel, *ends)
+        assert (await app.jobs.get(follower.id)).state == "blocked"
+    await asyncio.to_thread(cancel, "commit")
+    assert [(await app.jobs.get(one.id)).state for one in (head, follower)] == ["cancelled", "ready"]
+
+
+async def test_what_a_completion_cancels_lets_its_lane_go_on(clock, anywhere):
+    app = anywhere
+    head, follower = [await app.enqueue(last, resource_key="q/1", ordering_key="o", delay=60) for _ in range(2)]
+    await app.enqueue(cancels, head.id.hex, resource_key="p/1")
+    await app.worker().drain(timeout=30)
+    clock.advance(61)
+    await app.worker().drain(timeout=30)
+    assert [(await app.jobs.get(one.id)).state for one in (head, follower)] == ["cancelled", "succeeded"]
+
+
+async def test_a_look_at_workflows_waits_for_no_lane(app):
+    """It has the workflow already, for which others wait with a lane in their hands."""
+    async with app.workflow("w", resource_key="p/1") as wf:
+        wf.step(last, None, name="waits", ordering_key="o", delay=60)
+    async with app.workflow("x", resource_key="p/2") as other:
+        other.step(last, None, name="waits", ordering_key="o", delay=60)
+    for one in (wf, other):
+        await app.workflows.cancel(one.id)
+    sweeper = app.worker().sweeper
+    with app.database.sync_engine.begin() as c:
+        c.execute(sa.text(f"SELECT 1 FROM {LANE} FOR NO KEY UPDATE"))
+        await asyncio.wait_for(sweeper._attend_workflows(), 20)
+        assert [(await app.workflows.get(one.id)).state for one in (wf, other)] == ["undoing", "failed"]
+    await sweeper._attend_workflows()
+    assert (await app.workflows.get(wf.id)).state == "failed"
 
 
 def errors(found):
