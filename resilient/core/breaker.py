@@ -88,7 +88,7 @@ class BreakerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of requests sent under one generation, summed.
+    """What became of requests sent under one generation, summed; neither ok nor failed is neutral.
 
     ``trailing`` counts the failures after the last ok. ``children_ok`` and ``children_failed`` name the
     children whose *latest* request went well or badly. ``probe``: it was the probe, and its first answer
@@ -98,7 +98,6 @@ class Report:
     generation: int
     ok: int = 0
     failed: int = 0
-    neutral: int = 0
     trailing: int = 0
     children_ok: frozenset[str] = frozenset()
     children_failed: frozenset[str] = frozenset()

@@ -90,7 +90,7 @@ async def _publish(batch: Batch[str]) -> None:
         batch.fail(next(waiting), error)
         strikes = AWAY
 
-    async def lane() -> None:
+    async def publish_waiting() -> None:
         nonlocal strikes
         for job in waiting:
             if strikes >= AWAY:
@@ -109,9 +109,9 @@ async def _publish(batch: Batch[str]) -> None:
                 batch.succeed(job)
                 strikes = 0
 
-    async with asyncio.TaskGroup() as lanes:
+    async with asyncio.TaskGroup() as group:
         for _ in range(min(len(batch), IN_FLIGHT)):
-            lanes.create_task(lane())
+            group.create_task(publish_waiting())
 
 
 def _side(job: Job[str]) -> Execution:

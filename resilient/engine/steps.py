@@ -36,7 +36,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 MAX_STEPS: Final = 1_000
-_REFUSED: Final = ("unique_key", "on_dead", "priority_of", "session")
+_REFUSED: Final = ("unique_key", "on_dead", "session")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ class _Sum:
     generation: int
     ok: int = 0
     failed: int = 0
-    neutral: int = 0
     trailing: int = 0
     well: set[str] = field(default_factory=set)
     ill: set[str] = field(default_factory=set)
@@ -44,7 +43,7 @@ class _Sum:
     written: float = -1e9
 
     def clear(self) -> None:
-        self.ok = self.failed = self.neutral = self.trailing = 0
+        self.ok = self.failed = self.trailing = 0
         self.well, self.ill, self.failure, self.floor = set(), set(), None, None
 
 
@@ -113,10 +112,8 @@ class Tally:
         self, key: str, generation: int, verdict: Verdict, failure: Failure | None, floor: datetime | None
     ) -> None:
         """The verdict of a probe."""
-        r = Report(
-            generation, ok=int(verdict == "ok"), failed=int(verdict == "failed"),
-            neutral=int(verdict == "neutral"), probe=True, floor_until=floor,
-        )  # fmt: skip
+        ok, failed = int(verdict == "ok"), int(verdict == "failed")
+        r = Report(generation, ok=ok, failed=failed, probe=True, floor_until=floor)
         self._evidence.append(Evidence(key, r, failure))
 
     def due(self) -> float | None:
@@ -133,10 +130,8 @@ class Tally:
         found, self._evidence = self._evidence, []
         for key in [k for k in self._open if everything or self._sums[k].due <= at]:
             s = self._sums[key]
-            r = Report(
-                s.generation, s.ok, s.failed, s.neutral, s.trailing, frozenset(s.well), frozenset(s.ill),
-                floor_until=s.floor,
-            )  # fmt: skip
+            well, ill = frozenset(s.well), frozenset(s.ill)
+            r = Report(s.generation, s.ok, s.failed, s.trailing, well, ill, floor_until=s.floor)
             found.append(Evidence(key, r, s.failure))
             s.clear()
             s.written = at

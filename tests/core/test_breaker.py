@@ -117,9 +117,9 @@ def test_the_probe_decides():
     reopened = report(HALF, failed(generation=2, probe=True), P, at(21), 0.5)
     assert (reopened.state, reopened.generation, reopened.reopens) == ("open", 3, 1)
     assert (reopened.open_until, reopened.opened_at) == (at(21 + 22.5), NOW)
-    neutral = report(HALF, Report(2, neutral=1, probe=True), P, at(21), 0.5)
+    neutral = report(HALF, Report(2, probe=True), P, at(21), 0.5)
     assert (neutral.state, neutral.reopens, neutral.open_until) == ("open", 0, at(22))
-    throttled = report(HALF, Report(2, neutral=1, probe=True, floor_until=at(90)), P, at(21), 0.5)
+    throttled = report(HALF, Report(2, probe=True, floor_until=at(90)), P, at(21), 0.5)
     assert throttled.open_until == at(90)
 
 
@@ -289,7 +289,8 @@ class Machine(RuleBasedStateMachine):
             return
         generation, probe = self.flying.pop(data.draw(st.integers(0, len(self.flying) - 1)))
         names = {"children_ok": frozenset(child)} if verdict == "ok" else {"children_failed": frozenset(child)}
-        r = Report(generation, trailing=int(verdict == "failed"), probe=probe, **{verdict: 1}, **names)
+        counts = {} if verdict == "neutral" else {verdict: 1}
+        r = Report(generation, trailing=int(verdict == "failed"), probe=probe, **counts, **names)
         before = self.b
         self._step(report(self.b, r, self.policy, self.now, roll))
         if generation != before.generation:

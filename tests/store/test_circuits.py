@@ -140,7 +140,7 @@ def test_a_throttled_probe_waits_for_the_cooldown(clock, database):
     generation = elect(database)
     until = clock.now() + timedelta(seconds=90)
     database.transaction_sync(gates.cool_down, "p/a", until, "http_429", 0.0)
-    report(database, Evidence("p/a", Report(generation, neutral=1, probe=True)))
+    report(database, Evidence("p/a", Report(generation, probe=True)))
     found = facts(database)
     assert (found.breaker.state, found.breaker.reopens) == ("open", 0)
     assert found.breaker.open_until == found.blocked_until == until + timedelta(seconds=1)
