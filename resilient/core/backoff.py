@@ -77,23 +77,16 @@ class Retry:
             return own
         return own if of_job is None else of_job if own is None else min(own, of_job)
 
-    def seconds(
-        self,
-        kind: FailureKind,
-        attempt: int,
-        roll: float,
-        previous: float | None = None,
-        failure: Failure | None = None,
-    ) -> float:
+    def seconds(self, kind: FailureKind, attempt: int, roll: float, failure: Failure | None = None) -> float:
         """Seconds to wait after ``attempt`` (from 1) ended in an error of this kind.
 
         A user's function that raises, raises through this; one that returns no delay raises `InvalidInput`.
         """
         rule = self.rule(kind)
         if isinstance(rule.delay, Tenacity):
-            wait = rule.delay.after(attempt, roll, previous, failure)
+            wait = rule.delay.after(attempt, failure)
         else:
-            wait = rule.delay.seconds(attempt, roll, previous)
+            wait = rule.delay.seconds(attempt, roll)
         if kind is FailureKind.CONFLICT and rule is self:  # nobody asked for another one
             wait = min(wait, CONFLICT_DELAY.seconds(attempt, roll))
         return wait

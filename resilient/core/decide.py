@@ -237,7 +237,7 @@ def _snoozed(job: JobFacts, outcome: Snoozed, retry: Retry, now: datetime, roll:
     else:
         delay = outcome.delay.total_seconds() if isinstance(outcome.delay, timedelta) else outcome.delay
         if not isinstance(delay, (int, float)) or not isfinite(delay):
-            delay = _delay(job, None, retry, job.deferrals + 1, roll)[0]
+            delay = _delay(None, retry, job.deferrals + 1, roll)[0]
         run_at = add_seconds(now, delay)
     step = _step(job, JobState.SCHEDULED, "snooze", error=_clip(outcome.message))
     return _at(step, run_at, now)._replace(deferrals=job.deferrals + 1)
@@ -304,15 +304,15 @@ def _origin(about: dict[str, Any]) -> dict[str, Any]:
 
 def _next_try(job: JobFacts, failure: Failure, retry: Retry, now: datetime, roll: float) -> tuple[datetime, str]:
     """When to try again, never earlier than told, and a remark if the policy's delay failed."""
-    delay, remark = _delay(job, failure, retry, job.attempts + 1, roll)
+    delay, remark = _delay(failure, retry, job.attempts + 1, roll)
     run_at, told = add_seconds(now, delay), _told(failure, now)
     return (run_at if told is None else max(run_at, resume_at(told, now, roll))), remark
 
 
-def _delay(job: JobFacts, failure: Failure | None, retry: Retry, attempt: int, roll: float) -> tuple[float, str]:
+def _delay(failure: Failure | None, retry: Retry, attempt: int, roll: float) -> tuple[float, str]:
     kind = FailureKind.TRANSIENT if failure is None else failure.kind
     try:
-        return retry.seconds(kind, attempt, roll, job.previous_delay, failure), ""
+        return retry.seconds(kind, attempt, roll, failure), ""
     except Exception as error:  # noqa: BLE001 - a user's function must not lose the job
         remark = f" (its delay function failed, the default is used: {type(error).__name__}: {error})"
         return DEFAULT_DELAY.seconds(attempt, roll), remark

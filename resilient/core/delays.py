@@ -23,15 +23,15 @@ from resilient.core.failure import Failure, FailureKind
 Seconds = float | timedelta
 
 LONGEST: Final = 366 * 86400.0  # seconds; longer is a mistake of units in a user's function
-_MOST_STEPS: Final = 64  # of a decorrelated chain that is made up; it settles much earlier
+_MOST_STEPS: Final = 64  # of a decorrelated chain; it settles much earlier
 
 
 @runtime_checkable
 class Delay(Protocol):
     """A delay strategy."""
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:
-        """Seconds to wait after ``attempt`` (from 1) failed; ``previous``: the delay before it, if known."""
+    def seconds(self, attempt: int, roll: float) -> float:
+        """Seconds to wait after ``attempt`` (from 1) failed."""
 
 
 DelayLike = Delay | Seconds | Callable[..., Any]
@@ -56,7 +56,7 @@ class Fixed(_Value):
     def __init__(self, delay: Seconds) -> None:
         self._set(delay=_seconds("delay", delay))
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+    def seconds(self, attempt: int, roll: float) -> float:  # noqa: ARG002
         """See `Delay`."""
         return self.delay
 
@@ -71,7 +71,7 @@ class Linear(_Value):
     def __init__(self, step: Seconds = 30.0, cap: Seconds = 3600.0) -> None:
         self._set(step=_seconds("step", step), cap=_seconds("cap", cap))
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+    def seconds(self, attempt: int, roll: float) -> float:  # noqa: ARG002
         """See `Delay`."""
         return min(self.cap, attempt * self.step)
 
@@ -99,7 +99,7 @@ class Exponential(_Value):
         except OverflowError:
             return self.cap if self.base else 0.0
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+    def seconds(self, attempt: int, roll: float) -> float:  # noqa: ARG002
         """See `Delay`."""
         return self.curve(attempt)
 
@@ -108,7 +108,7 @@ class Exponential(_Value):
 class FullJitter(Exponential):
     """Anything between nothing and the exponential delay, but at least half the base. The default."""
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+    def seconds(self, attempt: int, roll: float) -> float:
         """See `Delay`."""
         return max(self.base / 2, roll * self.curve(attempt))
 
@@ -117,16 +117,16 @@ class FullJitter(Exponential):
 class EqualJitter(Exponential):
     """Half the exponential delay, and up to as much again."""
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+    def seconds(self, attempt: int, roll: float) -> float:
         """See `Delay`."""
         return self.curve(attempt) * (1 + roll) / 2
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Decorrelated(_Value):
-    """Between ``base`` and three times the previous delay, at most ``cap``.
+    """Between ``base`` and three times the delay before, at most ``cap``.
 
-    Where the previous delay is not known, the mean of such a chain stands for it.
+    A job does not keep its delays: the mean of such a chain stands for the one before.
     """
 
     base: float
@@ -138,12 +138,11 @@ class Decorrelated(_Value):
             raise InvalidInput(f"base={low:g} s is longer than cap={high:g} s: raise the cap or lower the base")
         self._set(base=low, cap=high)
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:
+    def seconds(self, attempt: int, roll: float) -> float:
         """See `Delay`."""
-        if previous is None:
-            previous = self.base
-            for _ in range(min(attempt - 1, _MOST_STEPS)):
-                previous = (self.base + self._high(previous)) / 2
+        previous = self.base
+        for _ in range(min(attempt - 1, _MOST_STEPS)):
+            previous = (self.base + self._high(previous)) / 2
         return self.base + roll * (self._high(previous) - self.base)
 
     def _high(self, previous: float) -> float:
@@ -163,9 +162,9 @@ class PlusMinus:
         object.__setattr__(self, "of", Exponential() if of is None else as_delay(of))
         object.__setattr__(self, "ratio", float(ratio))
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:
+    def seconds(self, attempt: int, roll: float) -> float:
         """See `Delay`."""
-        return self.of.seconds(attempt, roll, previous) * (1 - self.ratio + 2 * self.ratio * roll)
+        return self.of.seconds(attempt, roll) * (1 - self.ratio + 2 * self.ratio * roll)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,7 @@ class Custom:
 
     function: Callable[[int], Any]
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:  # noqa: ARG002
+    def seconds(self, attempt: int, roll: float) -> float:  # noqa: ARG002
         """See `Delay`. Raises `InvalidInput` if the function returns no delay."""
         return _returned(self.function(attempt), self.function)
 
@@ -185,16 +184,16 @@ class Tenacity:
 
     wait: Callable[[Any], Any]
 
-    def seconds(self, attempt: int, roll: float, previous: float | None = None) -> float:
+    def seconds(self, attempt: int, roll: float) -> float:  # noqa: ARG002
         """See `Delay`. Raises `InvalidInput` if it returns no delay."""
-        return self.after(attempt, roll, previous, None)
+        return self.after(attempt, None)
 
-    def after(self, attempt: int, roll: float, previous: float | None, failure: Failure | None) -> float:  # noqa: ARG002
+    def after(self, attempt: int, failure: Failure | None) -> float:
         """The delay after this failure."""
         error = JobFailure("failed", failure=failure or Failure(FailureKind.TRANSIENT))
         outcome = SimpleNamespace(exception=lambda: error, failed=True, attempt_number=attempt)
         state = SimpleNamespace(
-            attempt_number=attempt, outcome=outcome, idle_for=previous or 0.0, seconds_since_start=None,
+            attempt_number=attempt, outcome=outcome, idle_for=0.0, seconds_since_start=None,
             upcoming_sleep=0.0, next_action=None, start_time=0.0, outcome_timestamp=None, fn=None, args=(),
             kwargs={}, retry_object=None,
         )  # fmt: skip

@@ -26,7 +26,6 @@ class JobFacts(NamedTuple):
 
     attempts: int = 0  # charged so far
     max_attempts: int | None = None  # the row's; None: no end
-    executions: int = 0
     deferrals: int = 0
     rescues: int = 0
     expires_at: datetime | None = None
@@ -37,7 +36,6 @@ class JobFacts(NamedTuple):
     resource_key: str = ""
     can_reconcile: bool = False  # its handler has a reconcile hook
     checkpointed: bool = False  # since the claim
-    previous_delay: float | None = None  # seconds, for decorrelated jitter; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,6 @@ class Execution:
         return JobFacts(
             attempts=row.attempts,
             max_attempts=row.max_attempts,
-            executions=row.executions,
             deferrals=row.deferrals,
             rescues=0 if self.checkpointed else row.rescues,
             expires_at=row.expires_at,

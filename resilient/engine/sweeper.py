@@ -305,7 +305,6 @@ def rescue(c: Connection, d: Dialect, worker: Worker, only: UUID | None = None) 
         facts = JobFacts(
             attempts=row.attempts,
             max_attempts=row.max_attempts,
-            executions=row.executions - 1,
             deferrals=row.deferrals,
             rescues=row.rescues,
             expires_at=row.expires_at,

@@ -155,7 +155,7 @@ class Database:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, lambda: self.transaction_sync(fn, *args, **kwargs))
         with self._named_errors():
-            async with self._writer(engine), engine.connect() as ac:
+            async with self._writer(), engine.connect() as ac:
                 c = await ac.execution_options(**self._isolation(engine))
                 async with c.begin():
                     return await c.run_sync(self._run, engine, fn, args, kwargs)
@@ -216,7 +216,7 @@ class Database:
         return {"isolation_level": "READ COMMITTED"} if theirs and not self.is_sqlite else {}
 
     @asynccontextmanager
-    async def _writer(self, _engine: AsyncEngine) -> AsyncIterator[None]:
+    async def _writer(self) -> AsyncIterator[None]:
         """SQLite's one writer of this process, so that its busy timeout is left for other processes."""
         if not self.is_sqlite:
             yield

@@ -100,7 +100,7 @@ def resolve(
         elif e.blocker_id in absent:
             over.append((e, GONE))
         elif (blocker := known.get(e.blocker_id)) is not None:
-            if blocker.state in TERMINAL and (blocker.state == JobState.SUCCEEDED or e.on_dead != "wait"):
+            if blocker.state in TERMINAL and not _keeps_waiting(e, blocker):
                 over.append((e, blocker))
             else:
                 open_.append(e)

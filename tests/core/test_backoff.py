@@ -54,7 +54,7 @@ HIGH = 0.9999999
         (as_delay(lambda attempt: timedelta(minutes=attempt)), 0.9, [60, 120, 180, 240]),
         (as_delay(timedelta(seconds=3)), 0.9, [3, 3, 3, 3]),
         (as_delay(2.5), 0.9, [2.5, 2.5, 2.5, 2.5]),
-        # without the previous delay the mean of the chain stands for it: 1, 2, 3.5, 5.75
+        # the mean of the chain stands for the delay before: 1, 2, 3.5, 5.75
         (Decorrelated(), 0.0, [1, 1, 1, 1]),
         (Decorrelated(), 0.5, [2, 3.5, 5.75, 9.125]),
         (Decorrelated(cap=4), 0.5, [2, 2.5, 2.5, 2.5]),
@@ -62,14 +62,6 @@ HIGH = 0.9999999
 )
 def test_strategies(delay, roll, expected):
     assert [delay.seconds(n, roll) for n in (1, 2, 3, 4)] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("previous", "roll", "expected"),
-    [(1, 0.0, 1), (1, 1.0, 3), (10, 0.5, 15.5), (500, 1.0, 600), (0.1, 1.0, 1)],
-)
-def test_decorrelated_grows_from_the_previous_delay(previous, roll, expected):
-    assert Decorrelated().seconds(7, roll, previous) == pytest.approx(expected)
 
 
 def test_jitter_spreads_those_who_have_reached_the_cap():
@@ -92,10 +84,10 @@ STRATEGIES = st.one_of(
 )
 
 
-@given(STRATEGIES, st.integers(0, 10**9), st.floats(0, 1, exclude_max=True), st.none() | st.floats(0, 1e9))
-def test_delays_stay_between_zero_and_the_cap(delay, attempt, roll, previous):
-    assert 0 <= delay.seconds(attempt, roll, previous) <= delay.cap
-    assert 0 <= PlusMinus(delay).seconds(attempt, roll, previous) <= delay.cap * 1.2 + 1e-9
+@given(STRATEGIES, st.integers(0, 10**9), st.floats(0, 1, exclude_max=True))
+def test_delays_stay_between_zero_and_the_cap(delay, attempt, roll):
+    assert 0 <= delay.seconds(attempt, roll) <= delay.cap
+    assert 0 <= PlusMinus(delay).seconds(attempt, roll) <= delay.cap * 1.2 + 1e-9
 
 
 # -- tenacity --------------------------------------------------------------------------------------
@@ -143,8 +135,8 @@ def test_tenacitys_wait_exception_sees_the_failure():
         return 5.0 if error.failure.code == "http_503" else 1.0
 
     retry = Retry(delay=tenacity.wait_exception(by_error))
-    assert retry.seconds(FailureKind.TRANSIENT, 1, 0.5, None, Failure(FailureKind.TRANSIENT, code="http_503")) == 5
-    assert retry.seconds(FailureKind.BUG, 1, 0.5, None, Failure(FailureKind.BUG)) == 1
+    assert retry.seconds(FailureKind.TRANSIENT, 1, 0.5, Failure(FailureKind.TRANSIENT, code="http_503")) == 5
+    assert retry.seconds(FailureKind.BUG, 1, 0.5, Failure(FailureKind.BUG)) == 1
     assert as_delay(tenacity.wait_exception(by_error)).seconds(1, 0.5) == 1
 
 

@@ -29,7 +29,7 @@ from resilient.core.states import TERMINAL, JobState, permitted
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 RETRY = Retry(max_attempts=5, delay=Linear(step=10))
-JOB = JobFacts(attempts=1, max_attempts=5, executions=3, deferrals=2, rescues=1, resource_key="github/acct-7/search")
+JOB = JobFacts(attempts=1, max_attempts=5, deferrals=2, rescues=1, resource_key="github/acct-7/search")
 READY, SCHEDULED, DEAD = JobState.READY, JobState.SCHEDULED, JobState.DEAD
 SUCCESS, CANCELLED = JobState.SUCCEEDED, JobState.CANCELLED
 
@@ -196,11 +196,6 @@ def test_what_the_provider_told_is_a_floor():
 def test_a_delay_of_zero_is_ready_at_the_back_of_the_line():
     t = step(fail("transient"), retry=Retry(5, 0))
     assert (t.state, t.run_at, t.attempts) == (READY, NOW, 2)
-
-
-def test_the_previous_delay_is_used():
-    retry = Retry(5, Decorrelated())
-    assert step(fail("transient"), retry=retry, previous_delay=10.0).run_at == in_(1 + 0.5 * 29)
 
 
 @pytest.mark.parametrize("delay", [lambda _: 1 / 0, lambda _: "soon", tenacity.wait_exception(lambda _: {}["x"])])
@@ -413,7 +408,6 @@ JOBS = st.builds(
     JobFacts,
     attempts=st.integers(0, 20),
     max_attempts=st.none() | st.integers(1, 20),
-    executions=st.integers(0, 50),
     deferrals=st.integers(0, 50),
     rescues=st.integers(0, 4),
     expires_at=st.none() | TIMES.map(lambda t: t.replace(tzinfo=UTC)),
@@ -423,7 +417,6 @@ JOBS = st.builds(
     resource_key=KEYS,
     can_reconcile=st.booleans(),
     checkpointed=st.booleans(),
-    previous_delay=st.none() | st.floats(0, 1e6),
 )
 FAILURES = st.builds(
     Failure,
