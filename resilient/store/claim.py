@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.admission import Level, ResourceFacts, Stop, admit, needs_count, needs_lock, stop_of
 from resilient.core.resource_key import ancestors, depth, path
-from resilient.store import finishing, resources, turns
+from resilient.store import finishing, limits, resources, turns
 from resilient.store.candidates import ClaimedJob, best_ready
 from resilient.store.dialect import ID, Dialect
 from resilient.store.direct import direct
@@ -226,7 +226,7 @@ class _Claim:
         keys = {k for t in leaves for k in path(t.resource_key)}
         policies = {k: self._policy(k) for k in keys}
         limited = sorted(k for k in keys if policies[k].limits)
-        states = resources.read_limits(self.c, self.d, limited) if limited else {}
+        states = limits.read(self.c, self.d, limited) if limited else {}
         capped = sorted(k for k in keys if needs_count(self.facts[k], policies[k], self.now))
         running = resources.count_running(self.c, self.d, capped) if capped else {}
         for k in keys:

@@ -96,11 +96,6 @@ def touch(c: Connection, d: Dialect, keys: Sequence[str], now: datetime) -> None
     )
 
 
-def read_limits(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, dict[str, LimitState]]:
-    """See `limits.read`."""
-    return limits.read(c, d, keys)
-
-
 def count_running(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, int]:
     """How many jobs run at or below each key."""
     rows = d.run(

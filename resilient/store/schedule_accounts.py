@@ -88,7 +88,7 @@ def remove(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
     )
 
 
-def forget(c: Connection, d: Dialect, name: str, _now: datetime) -> None:
+def forget(c: Connection, d: Dialect, name: str) -> None:
     """All of them."""
     d.run(c, "DELETE FROM {schedule_account} WHERE schedule = :name", {"name": name})
 

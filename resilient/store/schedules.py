@@ -164,8 +164,10 @@ def _redeclare(
     _, old, removed = known
     anew = removed or _timing(old) != _timing(spec.to_json())
     moved = ", next_at = :next_at, accounts_at = NULL, active_since = :now" if anew else ""
-    if anew:
-        (schedule_accounts.start_anew if spec.for_each else schedule_accounts.forget)(c, d, name, now)
+    if anew and spec.for_each:
+        schedule_accounts.start_anew(c, d, name, now)
+    elif anew:
+        schedule_accounts.forget(c, d, name)
     d.run(
         c,
         f"UPDATE {{schedule}} SET kind = :kind, spec = {_json(d)}, removed = false, updated_at = :now{moved}"

@@ -17,7 +17,7 @@ from resilient.core.blocked import TOLD, JobSeen, Waits
 from resilient.core.reasons import LastError, Path, TurnSeen, WorkerSeen
 from resilient.core.records import Count
 from resilient.core.states import JobState
-from resilient.store import resource_queries, resources, tables, workers
+from resilient.store import limits, resource_queries, resources, tables, workers
 from resilient.store.dialect import ID
 from resilient.store.filters import JOB, in_state
 from resilient.store.resource_queries import RESOURCE
@@ -46,10 +46,10 @@ def path_of(
     now = d.now(c)
     found = [facts.get(k, ResourceFacts(k, calm=True)) for k in keys]
     policies = [policy(f.key, f.policy_override) for f in found]
-    limits = resources.read_limits(c, d, keys)
+    states = limits.read(c, d, keys)
     counted = [f.key for f, p in zip(found, policies, strict=True) if needs_count(f, p, now)]
     running = resources.count_running(c, d, counted) if counted else {}
-    levels = [Level(f, p, limits.get(f.key, {}), running.get(f.key, 0)) for f, p in zip(found, policies, strict=True)]
+    levels = [Level(f, p, states.get(f.key, {}), running.get(f.key, 0)) for f, p in zip(found, policies, strict=True)]
     waiting = resource_queries.waiting(c, d, keys)
     return Path(levels, waiting, _errors(c, d, keys), turn_of(c, d, key), seen_workers(c, d, now)), now
 

@@ -545,11 +545,11 @@ async def test_a_routed_request_draws_its_cost_on_the_whole_path(make, apis, rea
 async def left(app):
     """Units drawn and not yet flowed back, by limit, as of the first row's time."""
     from resilient.core.rate_limit import available
-    from resilient.store import resources
+    from resilient.store import limits
 
     def read(c, d):
         found = {}
-        states = resources.read_limits(c, d, ["api/1", "api/1/search"])
+        states = limits.read(c, d, ["api/1", "api/1/search"])
         now = d.now(c).timestamp()
         for key, by_name in states.items():
             for limit in app.policies.for_key(key, None).limits:
