@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.errors import InvalidInput
-from resilient.core.limit import Counts, Limit, seconds
+from resilient.core.limit import Limit
 from resilient.core.resource_key import check_pattern, matches, path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["BreakerPolicy", "Counts", "Limit", "Policies", "Policy", "seconds"]
 _MOST_KNOWN: Final = 65536  # keys whose choice is remembered
 
 

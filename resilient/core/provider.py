@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts, RequestFacts
     from resilient.core.failure import Failure, FailureKind
     from resilient.core.incremental import Incremental
+    from resilient.core.limit import Limit
     from resilient.core.paging import Paginator
     from resilient.core.parts import BatchEndpoint
-    from resilient.core.policy import Limit
     from resilient.core.webhook import Webhook
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._:@+-]+")

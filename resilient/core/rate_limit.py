@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resilient.core.policy import Limit
+    from resilient.core.limit import Limit
 
 _EPSILON: Final = 1e-6  # seconds; epoch floats have a resolution of about 2e-7
 _SAME_WINDOW: Final = 2.0  # seconds by which resets of one server window may differ (rounding, skew)

@@ -12,7 +12,7 @@ import weakref
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.policy import BreakerPolicy, Limit, Policies
+from resilient.core.policy import BreakerPolicy, Policies
 from resilient.engine import joining, writing
 from resilient.engine import retention as retention_
 from resilient.engine.alerts import Alerts
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from resilient.core.admission import ResourceFacts
     from resilient.core.alerts import Alerting, Sink
+    from resilient.core.limit import Limit
     from resilient.core.message import Message
     from resilient.core.provider import Provider
     from resilient.core.retention import Pruned, Retention, Span
@@ -138,7 +139,7 @@ class Resilient:
         self.webhooks = Webhooks(self, webhooks)
         self.local_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         joining.listen()
-        self._encoder = Encoder(self.declared, max_payload, lambda: None)
+        self._encoder = Encoder(self.declared, max_payload)
         self.outbox = Outbox(self, self._encoder, to, routes, event_source)
         self.schedules = Schedules(self, schedules)
         self.alerts = Alerts(self, alerts)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from resilient.store.database import Database
     from resilient.store.health import Server
 
-__all__ = ["Finding", "examine"]
-
 
 async def examine(
     database: Database,

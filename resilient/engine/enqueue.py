@@ -22,7 +22,7 @@ from resilient.store import jobs
 from resilient.store.filters import as_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 OnConflict = Literal["keep", "replace", "raise"]
@@ -105,8 +105,9 @@ _NO_OPTIONS: Final = (None,) * len(_ITEM_OPTIONS)
 class Encoder:
     """Checks and encodes what is enqueued, for one app."""
 
-    def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int, trace: Callable[[], str | None]) -> None:
-        self._kinds, self._max_payload, self._trace = kinds, max_payload, trace
+    def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int) -> None:
+        """``max_payload`` in bytes."""
+        self._kinds, self._max_payload = kinds, max_payload
 
     def kind_of(self, what: Kind[Any] | str) -> Kind[Any]:
         """The declaration of a kind; raises `UnknownKind` for a name this app does not know."""
@@ -182,7 +183,6 @@ class Encoder:
             unique_until=unique_until if unique_key is not None else None,
             idempotency_key=_name("idempotency_key", idempotency_key),
             tags=_tags(tags),
-            trace=self._trace(),
             ordering_key=_name("ordering_key", ordering_key),
             ordering_policy=ordering_policy if ordering_key is not None else None,
             followed=bool(blockers),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from resilient.engine import sync, workflow_job
 from resilient.engine.requests import Requests, SyncRequests
 from resilient.engine.steps import SyncWorkflow, Workflow
+from resilient.engine.workflows import the_one
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -152,7 +153,7 @@ class Job(BaseJob[P], Requests):
 
         Named by its handler, or by the step itself. Raises `NoResult`.
         """
-        return workflow_job.the_one(await workflow_job.results(self, step), step)
+        return the_one(await workflow_job.results(self, step), step)
 
     async def results_of(self, step: Step[R] | Handler[Any, R]) -> list[R]:
         """The same of several steps of one kind, in their order."""
@@ -226,7 +227,7 @@ class SyncJob(BaseJob[P], SyncRequests):
 
     def result_of(self, step: Step[R] | Handler[Any, R]) -> R:
         """See `Job.result_of`."""
-        return workflow_job.the_one(workflow_job.results_sync(self, step), step)
+        return the_one(workflow_job.results_sync(self, step), step)
 
     def results_of(self, step: Step[R] | Handler[Any, R]) -> list[R]:
         """See `Job.results_of`."""

@@ -10,7 +10,7 @@ from resilient.core.provider import Provider
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from resilient.core.policy import Limit
+    from resilient.core.limit import Limit
 
 
 def registry(providers: Iterable[Provider]) -> Mapping[str, Provider]:

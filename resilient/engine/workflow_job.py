@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilient.core.errors import NoResult
 from resilient.engine.sessions import Transactions
-from resilient.engine.workflows import results_of, the_one
+from resilient.engine.workflows import results_of
 
 if TYPE_CHECKING:
     from resilient.engine.handler import Handler
     from resilient.engine.job import BaseJob
     from resilient.engine.steps import BaseWorkflow, Step
 
-__all__ = ["begin", "results", "results_sync", "the_one"]
 R = TypeVar("R")
 W = TypeVar("W", bound="BaseWorkflow")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from resilient.core.policy import Limit
+    from resilient.core.limit import Limit
     from resilient.store.dialect import Dialect
 
 LimitId = tuple[str, str]  # resource, name

@@ -20,7 +20,8 @@ from resilient.core.admission import (
     stop_of,
 )
 from resilient.core.breaker import BreakerFacts
-from resilient.core.policy import BreakerPolicy, Limit, Policy
+from resilient.core.limit import Limit
+from resilient.core.policy import BreakerPolicy, Policy
 from resilient.core.rate_limit import LimitState
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 
 from resilient.core.errors import BadResourceKey, InvalidInput
-from resilient.core.policy import BreakerPolicy, Limit, Policies, Policy, seconds
+from resilient.core.limit import Limit, seconds
+from resilient.core.policy import BreakerPolicy, Policies, Policy
 
 
 @pytest.mark.parametrize(

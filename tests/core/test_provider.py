@@ -5,7 +5,7 @@ import pytest
 from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import without_secrets
-from resilient.core.policy import Limit
+from resilient.core.limit import Limit
 from resilient.core.provider import GENERIC, Idempotency, Provider
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.core.policy import Limit
+from resilient.core.limit import Limit
 from resilient.core.rate_limit import (
     FRESH,
     LimitState,

@@ -12,8 +12,9 @@ from resilient.core.budgets import Budget
 from resilient.core.errors import ResourceStopped
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind, Scope
+from resilient.core.limit import Limit
 from resilient.core.outcomes import SUCCEEDED, Deferred, Failed, HandedBack
-from resilient.core.policy import BreakerPolicy, Limit, Policies, Policy
+from resilient.core.policy import BreakerPolicy, Policies, Policy
 from resilient.engine import execution
 from resilient.engine.gate import Gate
 from resilient.store import circuits, gates, resources

@@ -6,7 +6,8 @@ import pytest
 
 from resilient.core.errors import ResourceStopped
 from resilient.core.exchange import AnswerFacts
-from resilient.core.policy import Limit, Policies
+from resilient.core.limit import Limit
+from resilient.core.policy import Policies
 from resilient.engine.gate import Gate
 from resilient.store import gates, limits
 

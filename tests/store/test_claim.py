@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 
 from resilient.core.breaker import Report
-from resilient.core.policy import Limit, Policies
+from resilient.core.limit import Limit
+from resilient.core.policy import Policies
 from resilient.engine.completer import write
 from resilient.engine.heartbeat import beat
 from resilient.engine.sweeper import recheck

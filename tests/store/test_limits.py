@@ -2,7 +2,7 @@
 
 import pytest
 
-from resilient.core.policy import Limit
+from resilient.core.limit import Limit
 from resilient.store import limits
 from resilient.store.limits import Ask, Seen
 

@@ -8,7 +8,8 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import event
 
-from resilient.core.policy import Limit, Policies
+from resilient.core.limit import Limit
+from resilient.core.policy import Policies
 from resilient.engine import writing
 from resilient.engine.completer import write
 from resilient.engine.enqueue import Ordered

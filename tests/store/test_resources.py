@@ -7,7 +7,8 @@ import pytest
 
 from resilient.core.admission import Level, ResourceFacts, admit, stop_of
 from resilient.core.breaker import BreakerFacts
-from resilient.core.policy import Limit, Policies, Policy
+from resilient.core.limit import Limit
+from resilient.core.policy import Policies, Policy
 from resilient.store import gates, jobs, limits, resources
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from resilient.core.admission import Level, admit
 from resilient.core.breaker import Report
-from resilient.core.policy import Limit, Policies, Policy
+from resilient.core.limit import Limit
+from resilient.core.policy import Policies, Policy
 from resilient.store import circuits, gates, limits, resources
 from resilient.store.circuits import Evidence
 from tests import nursery
