@@ -72,6 +72,11 @@ def sample_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
     for rule in provider.errors.rules:
         if not any(rule is one for one in used):
             yield f"no sample is decided by the rule {_brief(rule)}"
+    yield from _lacking(provider, dialect)
+
+
+def _lacking(provider: Provider, dialect: Dialect) -> Iterator[str]:
+    """Groups of samples that are empty, or hold what belongs into another."""
     waits = {FailureKind.THROTTLED, FailureKind.QUOTA}
     if not dialect.throttled or any(s.kind not in waits | {FailureKind.CONFLICT} for s in dialect.throttled):
         yield "throttled: give at least one sample, each throttled, quota or conflict"
