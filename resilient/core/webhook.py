@@ -14,7 +14,7 @@ import hmac
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from resilient.core.body import hidden, pick
@@ -111,6 +111,17 @@ class Delivery:
     method: str = "POST"
 
 
+class Received(NamedTuple):
+    """A delivery taken apart, into what a signature may be made of. ``id``: what a repeat of it carries again."""
+
+    fields: Fields
+    raw: bytes
+    body: Any  # its decoded JSON
+    url: str
+    method: str
+    id: str
+
+
 def verify(
     webhook: Webhook,
     delivery: Delivery,
@@ -131,15 +142,16 @@ def verify(
     if not webhook.signatures:
         token = value_at(webhook.token, fields, body, delivery.url)
         return "" if any(_same(token, key) for key in keys) else "its token is not the one agreed"
+    named = identity(webhook, fields, body, delivery.url)
+    received = Received(fields, delivery.body, body, delivery.url, delivery.method, named)
     reason = "it carries no signature"
     for signature in webhook.signatures:
         given = re.findall(signature.pattern, fields.get(signature.header.lower(), ""))
         if not given:
             continue
-        if stale := _stale(signature, delivery, fields, body, now):
+        if stale := _stale(signature, received, now):
             return stale  # not asked for a weaker scheme, or an old delivery could be replayed by it
-        named = identity(webhook, fields, body, delivery.url)
-        if any(_proves(signature, key, given, delivery, named, fields, body, ed25519) for key in keys):
+        if any(_proves(signature, key, given, received, ed25519) for key in keys):
             return ""
         reason = "its signature does not fit"
     return reason
@@ -186,17 +198,15 @@ def without_token(webhook: Webhook, body: Any) -> Any:
     return hidden(body, path) if kind == "body" else body
 
 
-def signed_text(
-    signature: Signature, delivery: Delivery, secret: str, fields: Fields, body: Any, named: str = ""
-) -> bytes:
+def signed_text(signature: Signature, received: Received, secret: str) -> bytes:
     """The bytes that were signed."""
     parts: dict[str, bytes] = {
-        "body": delivery.body,
-        "timestamp": _time_text(signature, delivery, fields, body).encode(),
-        "id": named.encode(),
-        "method": delivery.method.encode(),
-        "url": delivery.url.encode(),
-        "form": _form(delivery.body) if "{form}" in signature.signed else b"",
+        "body": received.raw,
+        "timestamp": _time_text(signature, received).encode(),
+        "id": received.id.encode(),
+        "method": received.method.encode(),
+        "url": received.url.encode(),
+        "form": _form(received.raw) if "{form}" in signature.signed else b"",
         "secret": secret.encode(),
     }
     at, text = 0, b""
@@ -207,18 +217,20 @@ def signed_text(
 
 
 def _proves(
-    signature: Signature, secret: str, given: list[str], delivery: Delivery, named: str, fields: Fields,
-    body: Any, ed25519: Callable[[bytes, bytes, bytes], bool] | None,
-) -> bool:  # fmt: skip
+    signature: Signature,
+    secret: str,
+    given: list[str],
+    received: Received,
+    ed25519: Callable[[bytes, bytes, bytes], bool] | None,
+) -> bool:
+    """Whether one of the given signatures is that of this secret."""
     if signature.scheme == "equal":
         return any(_same(one, secret) for one in given)
     key = key_bytes(signature, secret)
     if key is None:
         return False
-    for url in _spellings(delivery.url) if "{url}" in signature.signed else (delivery.url,):
-        text = signed_text(
-            signature, Delivery(fields, delivery.body, url, delivery.method), secret, fields, body, named
-        )
+    for url in _spellings(received.url) if "{url}" in signature.signed else (received.url,):
+        text = signed_text(signature, received._replace(url=url), secret)
         if signature.scheme == "ed25519":
             if ed25519 is None:
                 raise InvalidInput("verify: this provider signs with Ed25519; pass its check as ed25519=")
@@ -263,16 +275,17 @@ def _decoded(signature: Signature, text: str) -> bytes:
         return b""
 
 
-def _time_text(signature: Signature, delivery: Delivery, fields: Fields, body: Any) -> str:
-    text = value_at(signature.timestamp, fields, body, delivery.url)
+def _time_text(signature: Signature, received: Received) -> str:
+    text = value_at(signature.timestamp, received.fields, received.body, received.url)
     found = re.search(signature.timestamp_pattern, text)
     return found[1] if found else ""
 
 
-def _stale(signature: Signature, delivery: Delivery, fields: Fields, body: Any, now: datetime) -> str:
+def _stale(signature: Signature, received: Received, now: datetime) -> str:
+    """Why its time speaks against it; "" if it does not."""
     if not signature.timestamp:
         return ""
-    sent = read(_time_text(signature, delivery, fields, body), signature.word, now)
+    sent = read(_time_text(signature, received), signature.word, now)
     if sent is None:
         return "it does not say when it was sent"
     off = abs((now - sent).total_seconds())

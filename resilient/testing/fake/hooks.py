@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from resilient.core.budgets import Fields
 from resilient.core.errors import InvalidInput
-from resilient.core.webhook import Delivery, key_bytes, signed_text, verify
+from resilient.core.webhook import Delivery, Received, key_bytes, signed_text, verify
 from resilient.testing.fake.shapes import fitting, put, said
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _sign(
         stamp = fitting(signature.timestamp_pattern, {1: said(signature.word, 0, now)})
         headers[signature.timestamp] = stamp
     body = json.loads(raw) if raw[:1] in (b"{", b"[") else None
-    text = signed_text(signature, Delivery(headers, raw, url), secret, Fields.of(headers), body, delivery)
+    text = signed_text(signature, Received(Fields.of(headers), raw, body, url, "POST", delivery), secret)
     written = fitting(signature.pattern, {1: _signature(signature, secret, text)})
     shared = signature.header.lower() == signature.timestamp.lower()
     headers[signature.header] = f"{stamp},{written}" if shared else written
