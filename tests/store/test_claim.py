@@ -216,7 +216,7 @@ class TestGates:
             assert list(claimed.probes.values()) == [("a",)]
             tried += keys(claimed)
             generation = database.transaction_sync(resources.read, ["a"])["a"].breaker.generation
-            silence = [Evidence("a", Report(generation, neutral=1, probe=True))]
+            silence = [Evidence("a", Report(generation, probe=True))]
             (change,) = database.transaction_sync(circuits.report_if_current, silence, NONE, lambda: 0.5)
             assert (change.after.breaker.state, change.after.breaker.reopens) == ("open", 0)  # no longer than before
             clock.advance(1)

@@ -121,7 +121,7 @@ def test_locks_are_taken_in_one_order(database):
 
 DRAWER = """
 import sys
-from resilient.core.policy import Limit
+from resilient.core.limit import Limit
 from resilient.store import limits
 from resilient.store.database import Database
 
