@@ -91,10 +91,9 @@ class Dispatcher:
 
     async def poll(self, slots: int) -> tuple[claim.Claimed | None, float]:
         """Claim up to ``slots`` jobs; returns what was claimed and the delay until the next look."""
-        if self._missing:  # not after the claim: were that to fail, nobody would hold what was claimed
-            await self._database.statement(resources.ensure, self._missing)
-            self._missing = []
         now = self._monotonic()
+        if self._missing:  # not after the claim: were that to fail, nobody would hold what was claimed
+            await self._make_missing(now)
         ask = self._ask(slots, now)
         try:
             claimed: claim.Claimed = await self._database.transaction(claim.claim, ask)
@@ -115,6 +114,20 @@ class Dispatcher:
             return found, BUSY if stuck else 0.0
         self._unbounded_at = -1e9
         return found, SKIP_FOR if ask.skip else POLL * (0.75 + 0.5 * self._rng.random())
+
+    async def _make_missing(self, now: float) -> None:
+        """Rows of new resources, but for those that somebody makes in an open transaction: they are tried again."""
+        missing, careful = self._missing, now < self._careful_until
+        try:
+            await self._database.statement(resources.ensure, missing, patience.SHORT if careful else patience.PATIENCE)
+        except DBAPIError as error:
+            if not patience.was_held_up(error):
+                raise
+            self._careful_until = now + CAREFUL_FOR
+            if len(missing) > 1:
+                for self._missing in [[key] for key in missing]:
+                    await self._make_missing(now)
+        self._missing = []
 
     def _ask(self, slots: int, now: float) -> claim.Ask:
         self._looks += 1

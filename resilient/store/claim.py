@@ -56,7 +56,7 @@ class Ask:
     oldest_first: bool = False
     skip: Sequence[str] = ()
     batches: Mapping[str, int] = field(default_factory=dict)  # kinds whose jobs share a slot, and how many of them
-    careful: bool = False  # pass over jobs that somebody holds (a cancel in an open transaction): see `patience.py`
+    careful: bool = False  # wait for nobody who holds a job or an ancestor (in an open transaction): see `patience.py`
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Claimed:
     taken: int = 0  # several of one key counted
     missing: list[str] = field(default_factory=list)  # keys without a resource row: `resources.ensure` them
     unknown: list[str] = field(default_factory=list)  # keys that only hold kinds this worker does not know
-    held: list[str] = field(default_factory=list)  # keys with a job that somebody holds, found by a careful claim
+    held: list[str] = field(default_factory=list)  # keys with a job or below a key that somebody holds, if careful
     stops: dict[str, Stop] = field(default_factory=dict)  # leaf to what stops it
     facts: dict[str, ResourceFacts] = field(default_factory=dict)
     probes: dict[UUID, tuple[str, ...]] = field(default_factory=dict)  # job to the keys it probes
@@ -109,7 +109,7 @@ class _Claim:
         open_leaves = self._drop_stopped(leaves, out)
         candidates = self._candidates(open_leaves)
         open_leaves = self._drop_idle(open_leaves, candidates, out)
-        open_leaves = self._lock_ancestors(open_leaves)
+        open_leaves = self._lock_ancestors(open_leaves, out)
         if open_leaves:
             self._build_levels(open_leaves)
             chosen = self._admit(open_leaves, candidates, out)
@@ -200,14 +200,14 @@ class _Claim:
                 out.unknown.append(t.resource_key)
         return left
 
-    def _lock_ancestors(self, leaves: list[turns.Turn]) -> list[turns.Turn]:
+    def _lock_ancestors(self, leaves: list[turns.Turn], out: Claimed) -> list[turns.Turn]:
         """Lock the ancestors that need it and read them again; returns the leaves whose ancestors were locked."""
         above = {a for t in leaves for a in ancestors(t.resource_key)} - self.locked
         shared = sorted((a for a in above if needs_lock(self.facts[a], self._policy(a), self.now)), key=_lock_order)
         if not shared:
             return leaves
         last = max(map(_lock_order, self.locked))
-        ahead = [a for a in shared if _lock_order(a) < last]
+        ahead = [a for a in shared if self.ask.careful or _lock_order(a) < last]
         if ahead:
             _, got, fresh = resources.lock_leaves(self.c, self.d, ahead)
             self.facts.update(fresh)
@@ -218,7 +218,10 @@ class _Claim:
             self.locked.update(fresh)
         self.now = self.d.now(self.c)
         busy = set(ahead) - self.locked
-        self.again |= {t.resource_key: t.priority for t in leaves if not busy.isdisjoint(ancestors(t.resource_key))}
+        below = {t.resource_key: t.priority for t in leaves if not busy.isdisjoint(ancestors(t.resource_key))}
+        self.again |= below
+        if self.ask.careful:
+            out.held += below
         return [t for t in leaves if t.resource_key not in self.again]
 
     def _build_levels(self, leaves: Sequence[turns.Turn]) -> None:

@@ -48,12 +48,18 @@ _DEEPEST_FIRST: Final = " ORDER BY length(key) - length(replace(key, '/', '')) D
 
 
 @direct
-def ensure(c: Connection, d: Dialect, keys: Iterable[str]) -> None:
-    """Make the missing rows of these keys, in lock order: one statement, in a short transaction of its own."""
+def ensure(c: Connection, d: Dialect, keys: Iterable[str], how_long: str | None = None) -> None:
+    """Make the missing rows of these keys, in lock order: one statement, in a short transaction of its own.
+
+    ``how_long``: waits so long for whoever makes one of them too (see `patience.py`).
+    """
+    patience = "true"
+    if how_long is not None and d.is_postgresql:
+        patience = f"set_config('lock_timeout', '{how_long}', true) <> ''"
     d.run(
         c,
         "INSERT INTO {resource} (key, created_at, updated_at)"
-        f" SELECT value, {d.now_sql}, {d.now_sql} FROM {d.array('keys', 'text')} WHERE true"
+        f" SELECT value, {d.now_sql}, {d.now_sql} FROM {d.array('keys', 'text')} WHERE {patience}"
         " ORDER BY value ON CONFLICT (key) DO NOTHING",
         _with_now(d, {"keys": d.pack_keys(sorted(set(keys)))}),
     )

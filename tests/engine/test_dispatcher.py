@@ -20,7 +20,7 @@ from resilient import Item, Job, Resilient, Throttled, handler
 from resilient.core.policy import Policies
 from resilient.engine import dispatcher, sweeper
 from resilient.engine.dispatcher import Dispatcher
-from resilient.store import claim, jobs, look
+from resilient.store import claim, jobs, look, patience
 
 
 class Clock:
@@ -135,6 +135,36 @@ async def test_a_job_that_a_program_holds_keeps_no_other_waiting(postgres_url, m
         other.commit()
         async with asyncio.timeout(20):
             await last.wait()
+    worker.stop()
+    await running
+    await app.close()
+
+
+@pytest.mark.parametrize("key", ["p", "new/1"], ids=["a provider", "a new account"])
+async def test_a_resource_that_a_program_holds_keeps_no_other_waiting(postgres_url, monkeypatch, key):
+    """It pauses a provider with a concurrency cap, or makes the row of an account, and does not commit yet."""
+    for module in (look, patience):
+        monkeypatch.setattr(module, "PATIENCE", "50ms")
+    ran = []
+
+    @handler("work")
+    async def work(job: Job[int]) -> None:
+        ran.append(job.payload)
+
+    app = Resilient(postgres_url, handlers=[work], concurrency={"p": 5})
+    await app.enqueue(work, 0, resource_key="p/1")
+    assert await app.worker().drain(timeout=20) == 1
+    with Session(app.database.sync_engine) as s:
+        app.sync.resources.pause(key, session=s)
+        await app.enqueue_many(
+            work, [Item(-1, "p/1" if key == "p" else key), *(Item(n, f"q/{n}") for n in range(1, 9))]
+        )
+        worker = app.worker(concurrency=20)
+        running = asyncio.create_task(worker.run(signals=False))
+        await until(lambda: len(ran) >= 9)
+        assert sorted(ran) == list(range(9))
+        s.rollback()
+    await until(lambda: len(ran) == 10)
     worker.stop()
     await running
     await app.close()
