@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy.exc import DBAPIError
+
+from resilient.core.errors import DatabaseUnreachable
 from resilient.core.phrases import moment
 from resilient.engine.tally import Tally
-from resilient.store import circuits
+from resilient.store import circuits, patience
+from resilient.store.circuits import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,17 +79,29 @@ class Reporter:
         async with self._writing:
             evidence = self.tally.collect(everything=everything)
             evidence.sort(key=lambda one: (-one.key.count("/"), one.key))
-            for start in range(0, len(evidence), _BATCH):
-                batch = evidence[start : start + _BATCH]
-                try:
-                    changes = await self._database.transaction(
-                        circuits.report_if_current, batch, self._policies, self._roll
-                    )
-                except Exception:
-                    self.tally.put_back(evidence[start:])
-                    raise
-                for change in changes:
-                    self._changed(change)
+            batches, held = [evidence[n : n + _BATCH] for n in range(0, len(evidence), _BATCH)], list[Evidence]()
+            try:
+                while batches:
+                    batches[:1] = await self._report(batches[0], held)
+            finally:
+                self.tally.put_back([*held, *chain(*batches)])
+        if held:
+            raise DatabaseUnreachable(f"a transaction that is open holds resource {held[0].key}")
+
+    async def _report(self, batch: list[Evidence], held: list[Evidence]) -> list[list[Evidence]]:
+        """Write it; or what to write instead, where somebody holds one of these resources: in the end all but that."""
+        try:
+            changes = await self._database.transaction(circuits.report_if_current, batch, self._policies, self._roll)
+        except DBAPIError as error:
+            if not patience.was_held_up(error):
+                raise
+            if half := len(batch) // 2:
+                return [batch[:half], batch[half:]]
+            held += batch
+            return []
+        for change in changes:
+            self._changed(change)
+        return []
 
     def _changed(self, change: Change) -> None:
         self._snapshot.put(change.after)

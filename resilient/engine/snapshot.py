@@ -15,9 +15,11 @@ import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from sqlalchemy.exc import DBAPIError
+
 from resilient.core.admission import ResourceFacts
 from resilient.core.errors import ResourceStopped
-from resilient.store import resources
+from resilient.store import patience, resources
 from resilient.store.direct import direct
 
 if TYPE_CHECKING:
@@ -115,13 +117,21 @@ class Snapshot:
             try:
                 facts, now = await self._database.transaction(_read, wanted)
                 if missing := [key for key in wanted if key not in facts]:
-                    await self._database.transaction(resources.ensure, missing)
+                    await self._make(missing)
                     facts |= {key: ResourceFacts(key, calm=True) for key in missing}
                 self.learn(facts, now)
             except Exception as error:  # noqa: BLE001 - the database may be away; the age decides
                 log.warning("cannot read resources (%s: %s)", type(error).__name__, error)
             finally:
                 mine.set_result(None)
+
+    async def _make(self, missing: Sequence[str]) -> None:
+        """Their rows; if somebody makes one of them in an open transaction, a later round does."""
+        try:
+            await self._database.transaction(resources.ensure, missing, patience.SHORT)
+        except DBAPIError as error:
+            if not patience.was_held_up(error):
+                raise
 
     def _forget(self, at: float) -> None:
         for key in [key for key, seen in self._at.items() if at - seen > _FORGET]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import breaker
 from resilient.core.admission import ResourceFacts, stop_of
 from resilient.core.breaker import BreakerFacts, Report, Window
-from resilient.store import turns, waiting
+from resilient.store import patience, turns, waiting
 from resilient.store.dialect import JSON, TIME
 
 if TYPE_CHECKING:
@@ -52,7 +52,11 @@ class Change:
 def report_if_current(
     c: Connection, d: Dialect, evidence: Sequence[Evidence], policies: Policies, roll: Callable[[], float]
 ) -> list[Change]:
-    """Count what was sent under the present generations and nothing else; returns the changed circuits."""
+    """Count what was sent under the present generations and nothing else; returns the changed circuits.
+
+    Waits for no row that a program holds (see `patience.py`), because nobody can claim those it has already.
+    """
+    patience.limit(c, d, patience.SHORT)
     by_key: dict[str, list[Evidence]] = {}
     for one in evidence:
         by_key.setdefault(one.key, []).append(one)

@@ -30,6 +30,12 @@ def was_held_up(error: BaseException) -> bool:
     return getattr(getattr(error, "orig", None), "sqlstate", None) == _HELD_UP
 
 
+def limit(c: Connection, d: Dialect, how_long: str) -> None:
+    """This transaction of our own waits no longer than so for each lock; see also `Dialect.steer`."""
+    if d.is_postgresql:
+        d.run(c, f"SELECT set_config('lock_timeout', '{how_long}', true)")
+
+
 @direct
 def held(c: Connection, d: Dialect, ids: Sequence[UUID]) -> set[UUID]:
     """Those of these jobs that somebody holds at the moment: one statement, which waits for nobody."""

@@ -5,11 +5,12 @@ import logging
 from datetime import timedelta
 
 import pytest
+from sqlmodel import Session
 
 from resilient import Batch, Item, Job, Resilient, SyncJob, Throttled, handler
 from resilient.core.admission import Level, admit
 from resilient.core.budgets import Budget
-from resilient.core.errors import ResourceStopped
+from resilient.core.errors import DatabaseUnreachable, ResourceStopped
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.limit import Limit
@@ -103,6 +104,30 @@ async def test_what_others_do_is_known_within_its_age(clock, database, gate):
     database.transaction_sync(gates.resume, "p")
     gate.forget(["p"])  # a notification came
     await gate.check("p/a")
+
+
+async def test_what_a_program_holds_keeps_nobody_else_waiting(postgres_url, open_database):
+    """It pauses an account, a new one too, and does not commit yet."""
+    database = open_database(postgres_url)
+    app, gate = Resilient(database), Gate(database, POLICIES, owner="w1")
+    await gate.start()
+    for key in ("p/a", "q/b"):
+        await gate.check(key)
+    with Session(database.sync_engine) as s:
+        for key in ("p/new", "q/b"):
+            app.sync.resources.pause(key, session=s)
+        async with asyncio.timeout(10):
+            await gate.check("p/new")
+            for key in ("p/a", "q/b"):
+                for _ in range(5):
+                    await gate.answered(await gate.admit(key), key, AnswerFacts(503), DOWN)
+            with pytest.raises(DatabaseUnreachable, match="holds resource q/b"):
+                await gate.flush()
+        assert database.transaction_sync(resources.read, ["p/a", "q/b"])["p/a"].breaker.state == "open"
+        s.rollback()
+    await gate.flush()
+    assert facts(database, "q/b").breaker.state == "open"
+    await gate.close()
 
 
 async def test_waiting_requests_share_one_query(clock, gate, statements):
