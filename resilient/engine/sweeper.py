@@ -12,7 +12,7 @@ import contextlib
 import logging
 from datetime import datetime, timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from resilient.engine.worker import Worker
     from resilient.store.dialect import Dialect
 
+T = TypeVar("T")
 log = logging.getLogger("resilient.worker")
 TICK: Final = 1.0  # seconds between two looks at what is due, jittered
 SOONEST: Final = 0.005  # seconds; what is due and locked by somebody else is looked at again
@@ -162,15 +163,19 @@ class Sweeper:
         return moved + await self._attend_workflows(), found.job_at, found.turn_at
 
     async def _attend_workflows(self) -> int:
-        try:
-            looked, stuck = await self._database.transaction(workflows.attend)
-        except DBAPIError as error:
-            if not patience.was_held_up(error):
-                raise
-            looked, stuck = await self._database.transaction(workflows.attend, careful=True)
+        looked, stuck = await self._carefully(workflows.attend)
         for name, id_ in stuck:
             self._worker.app.alerts.found(alerts.stuck(name, id_))
         return looked
+
+    async def _carefully(self, fn: Callable[..., T]) -> T:
+        """``fn``, and once more without what somebody holds if it had to wait for that."""
+        try:
+            return await self._database.transaction(fn)
+        except DBAPIError as error:
+            if not patience.was_held_up(error):
+                raise
+            return await self._database.transaction(fn, careful=True)
 
     # -- rescue ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +225,7 @@ class Sweeper:
 
     async def chores(self) -> None:
         """Expired jobs, lost turns, silent workers, retention, alerts."""
-        while await self._database.transaction(_expire) >= jobs.STAGE_LIMIT:
+        while await self._carefully(_expire) >= jobs.STAGE_LIMIT:
             pass
         stranded, self._walk = await self._database.transaction(_repair_waiting, self._walk)
         self._repaired("jobs", stranded)
@@ -338,8 +343,8 @@ def _free_slots(c: Connection, d: Dialect, worker: Worker, ended: Sequence[Any],
     free_slots(c, d, freed, now)
 
 
-def _expire(c: Connection, d: Dialect) -> int:
-    return finishing.expire(c, d, d.now(c), _expired_text)
+def _expire(c: Connection, d: Dialect, *, careful: bool = False) -> int:
+    return finishing.expire(c, d, d.now(c), _expired_text, careful=careful)
 
 
 def _expired_text(at: datetime) -> str:

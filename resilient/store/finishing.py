@@ -10,8 +10,10 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy.exc import DBAPIError
+
 from resilient.core.states import TERMINAL
-from resilient.store import turns
+from resilient.store import patience, turns
 from resilient.store.dialect import ID, TIME, Dialect
 from resilient.store.followers import Ends, release_followers
 from resilient.store.jobs import NEXT_KEY, STAGE_LIMIT, best_of
@@ -291,9 +293,19 @@ def record_attempts(c: Connection, d: Dialect, finishes: Sequence[Finish], now: 
 
 
 def expire(
-    c: Connection, d: Dialect, now: datetime, describe: Callable[[datetime], str], limit: int = STAGE_LIMIT
+    c: Connection,
+    d: Dialect,
+    now: datetime,
+    describe: Callable[[datetime], str],
+    limit: int = STAGE_LIMIT,
+    *,
+    careful: bool = False,
 ) -> int:
-    """Waiting jobs past their expiry become dead, with a history row; returns how many."""
+    """Waiting jobs past their expiry become dead, with a history row; returns how many.
+
+    ``careful``: one by one, but for those whose lane or workflow somebody holds (see `patience.py`).
+    """
+    patience.limit(c, d, patience.SHORT if careful else patience.PATIENCE)
     rows = d.run(
         c,
         "SELECT id, version, attempts, deferrals, rescues, executions, expires_at FROM {job}"
@@ -320,7 +332,19 @@ def expire(
         )
         for r in rows
     ]
-    return len(bury_if_waiting(c, d, finishes, now))
+    if not careful:
+        return len(bury_if_waiting(c, d, finishes, now))
+    return sum(_buried_alone(c, d, one, now) for one in finishes)
+
+
+def _buried_alone(c: Connection, d: Dialect, finish: Finish, now: datetime) -> int:
+    try:
+        with c.begin_nested():
+            return len(bury_if_waiting(c, d, [finish], now))
+    except DBAPIError as error:
+        if not patience.was_held_up(error):
+            raise
+        return 0
 
 
 def bury_if_waiting(c: Connection, d: Dialect, finishes: Sequence[Finish], now: datetime) -> set[UUID]:

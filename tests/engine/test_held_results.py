@@ -187,6 +187,19 @@ async def test_one_whose_lane_is_held_keeps_no_other_from_rescue(app):
     assert worker.sweeper.rescued == 4
 
 
+async def test_one_whose_lane_is_held_keeps_no_other_from_expiring(app):
+    words = {"ordering_key": "o", "expires_in": 0.001, "delay": 60}
+    ids = [(await app.enqueue(work, n, resource_key=key, **words)).id for n, key in enumerate(("p/1", "p/held", "p/z"))]
+    c = await asyncio.to_thread(next_of_lane, app, None)
+    worker = app.worker()
+    await asyncio.wait_for(worker.sweeper.chores(), 20)
+    assert [(await app.jobs.get(id_)).state for id_ in ids] == ["dead", "scheduled", "dead"]
+    await asyncio.to_thread(c.commit)
+    c.close()
+    await worker.sweeper.chores()
+    assert await app.jobs.count(state="dead") == 3
+
+
 def lease_over_alone(c, d, id_):
     """Its worker is gone."""
     job = sa.text("UPDATE resilient_job SET state = 'running', version = 2, locked_by = 'w', lease_until = :at"
