@@ -27,6 +27,7 @@ from resilient.core.backoff import DEFAULT_DELAY
 from resilient.core.failure import UNCHARGED, Failure, FailureKind, at_scope
 from resilient.core.instants import add_seconds
 from resilient.core.outcomes import (
+    INTERRUPTED,
     CancelledByHandler,
     Decision,
     Deferred,
@@ -173,7 +174,8 @@ def _cancelled(job: JobFacts, outcome: CancelledByHandler) -> Transition:
     """On request, a standing mark wins; a handler that cancels itself knows what it sent."""
     if job.sent and job.cancel_requested:
         return _unknown(job, outcome.reason)
-    return _step(job, JobState.CANCELLED, "cancelled", error=_clip(outcome.reason))
+    code = INTERRUPTED if outcome.interrupted else None
+    return _step(job, JobState.CANCELLED, "cancelled", error=_clip(outcome.reason), error_code=code)
 
 
 def _reconciled(job: JobFacts, outcome: Reconciled, now: datetime) -> Transition:

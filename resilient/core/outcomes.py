@@ -89,9 +89,10 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class CancelledByHandler:
-    """The handler cancelled its job, or ended because a cancel was requested."""
+    """The handler cancelled its job, or was ``interrupted`` because a cancel was requested."""
 
     reason: str = "cancelled by its handler"
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class Expired:
 
 Outcome = Succeeded | Reconciled | Failed | Deferred | Snoozed | CancelledByHandler | HandedBack | Rescued | Expired
 SUCCEEDED: Final = Succeeded()
+INTERRUPTED: Final = "interrupted"  # error code of a job that was cancelled while it ran
 
 
 class Transition(NamedTuple):

@@ -2,8 +2,9 @@
 
 A workflow runs until each of its steps succeeded. If one of them dies or is cancelled, it turns around: unfinished
 steps are cancelled, running ones asked to stop; once nothing of it runs any more, the undos of the steps that
-succeeded, and of those that may have (ambiguous, or over with a request that was never answered: a key makes a repeat
-safe, but tells nobody what became of it), run one after the other, the latest step's first. A dead undo stops
+succeeded, and of those that may have (ambiguous; broken off from outside, by its timeout, a cancel or a lost worker; or
+over with a request that was never answered: a key makes a repeat safe, but tells nobody what became of it), run one
+after the other, the latest step's first. A dead undo stops
 this (`stuck`) until somebody retries or discards it. Once a workflow turned around, it never goes forward again.
 """
 
@@ -47,7 +48,7 @@ class StepFacts(NamedTuple):
     has_undo: bool = False
     undo_begun: bool = False
     undo_state: JobState | None = None
-    in_doubt: bool = False  # some request of it was never answered
+    in_doubt: bool = False  # some request of it was never answered, or it was cancelled while it ran
 
 
 class Plan(NamedTuple):
@@ -93,11 +94,15 @@ def _undo(steps: Sequence[StepFacts]) -> Plan:
     return Plan(WorkflowState.UNDONE if to_undo else WorkflowState.FAILED)
 
 
+_BROKEN_OFF: Final = frozenset({FailureKind.TIMEOUT.value, FailureKind.LOST_WORKER.value})
+_MAY_HAVE: Final = {JobState.DEAD: _BROKEN_OFF | {FailureKind.AMBIGUOUS.value}, JobState.CANCELLED: _BROKEN_OFF}
+
+
 def needs_undo(step: StepFacts) -> bool:
     """Whether it took effect, or may have."""
     if not step.has_undo:
         return False
-    if step.state is JobState.DEAD and step.error_kind == FailureKind.AMBIGUOUS.value:
+    if step.state in _MAY_HAVE and step.error_kind in _MAY_HAVE[step.state]:
         return True
     return step.state is JobState.SUCCEEDED or (step.state in (JobState.DEAD, JobState.CANCELLED) and step.in_doubt)
 

@@ -97,7 +97,7 @@ def interrupted(execution: Execution) -> Outcome:
     if execution.reason == "timeout":
         return Failed(Failure(FailureKind.TIMEOUT), f"took longer than its timeout of {execution.handler.timeout:g} s")
     if execution.reason == "cancel":
-        return CancelledByHandler("cancelled on request")
+        return CancelledByHandler("cancelled on request", interrupted=True)
     return HandedBack("its worker stopped" if execution.reason == "stop" else "its lease was lost")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from resilient.core.outcomes import INTERRUPTED
 from resilient.core.states import JobState
 from resilient.core.workflow import StepInfo, WorkflowInfo, WorkflowState
 from resilient.store.dialect import ID, JSON, TIME
@@ -177,7 +178,7 @@ _STEPS_OF: Final = (
     "SELECT s.workflow_id, s.name, s.no, s.kind, s.resource_key, s.job_id, s.after_names, s.undo_kind, s.undo_version,"
     " {undo_payload} AS undo_payload, s.undo_max_attempts, s.undo_job_id, j.state, j.attempts, j.result, j.last_error,"
     " j.last_error_kind, j.started_at, j.finished_at, u.state AS undo_state, u.last_error AS undo_error,"
-    " j.sent IS NOT NULL AS in_doubt"
+    f" (j.sent IS NOT NULL OR (j.state = 'cancelled' AND j.last_error_code = '{INTERRUPTED}')) AS in_doubt"
     " FROM {step} s LEFT JOIN {job} j ON j.id = s.job_id LEFT JOIN {job} u ON u.id = s.undo_job_id"
 )
 _STEP_TYPES: Final[dict[str, Any]] = {

@@ -474,6 +474,42 @@ async def test_a_commit_whose_answer_was_lost_is_recognised(make, clock, databas
         await engine.dispose()
 
 
+@pytest.mark.parametrize("when", ["in the commit", "after it"])
+async def test_a_commit_and_what_follows_it_are_not_interrupted(make, when):
+    """Broken off in the middle, nobody would know whether it took place."""
+    committing = asyncio.Event()
+
+    class Slow(AsyncSession):
+        async def commit(self):
+            if when == "in the commit" and not committing.is_set():
+                committing.set()
+                await asyncio.sleep(1)
+            await super().commit()
+
+    async def slow():
+        if when == "after it":
+            await asyncio.sleep(1)
+        SEEN.append("told")
+
+    @handler("brief", timeout=0.3, retry=Retry(max_attempts=1))
+    async def brief(job: Job[None]) -> str:
+        async with job.complete() as session:
+            session.add(Row(name="x"))
+            job.after_commit(slow)
+        return "done"
+
+    app = make(brief)
+    url = app.database.url.set(drivername="sqlite+aiosqlite" if app.database.is_sqlite else "postgresql+psycopg")
+    engine = create_async_engine(url)
+    app.session_factory = lambda: Slow(engine)
+    await app.enqueue(brief, resource_key="p/1")
+    worker = await drain(app)
+    job = await only(app, "brief")
+    assert (job.state, job.result, rows(app), SEEN) == ("succeeded", "done", ["x"], ["told"])
+    assert worker.completer.stale == 0
+    await engine.dispose()
+
+
 async def many_rows(job: Job[int]) -> None:
     async with job.complete() as session:
         session.add(Row(name=f"row {job.payload}"))

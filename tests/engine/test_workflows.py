@@ -9,8 +9,10 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from resilient.core.backoff import Retry
 from resilient.core.errors import (
     Ambiguous,
+    Cancel,
     InvalidInput,
     NoResult,
     Permanent,
@@ -294,8 +296,37 @@ class TestBack:
         await run
         await drain(own)
         info = await own.workflows.get(wf.id)
-        assert info.state in ("undone", "failed")
-        assert ("unslow" in LOG) == (info.step("slow").state == "succeeded")
+        assert (info.state, info.step("slow").state, LOG) == ("undone", "succeeded", ["charge", "unslow"])
+
+    @pytest.mark.parametrize("why", ["cancel", "timeout", "its own word"])
+    async def test_a_step_that_was_broken_off_may_have_happened(self, app, why):
+        """Its request was answered; nobody was told."""
+        charged = asyncio.Event()
+
+        @handler("charge", timeout=0.2 if why == "timeout" else 300, retry=Retry(max_attempts=1))
+        async def charge(_job: Job[Order]) -> Receipt:
+            did("charge")
+            charged.set()
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                if why == "its own word":
+                    raise Cancel("I took it back") from None
+                raise
+            raise AssertionError("it had half a minute")
+
+        own = Resilient(app.database, handlers=[charge, refund], upgrade=False)
+        async with own.workflow("order", resource_key="shop/1") as wf:
+            wf.step(charge, Order(id=7), undo=refund)
+        run = asyncio.create_task(own.worker(lease=1.5).drain(timeout=60))
+        await charged.wait()
+        if why != "timeout":
+            await own.workflows.cancel(wf.id)
+            await own.database.transaction(_attend)
+        await run
+        info = await own.workflows.get(wf.id)
+        undone = [] if why == "its own word" else ["refund whatever was charged"]
+        assert (info.state, LOG) == ("undone" if undone else "failed", ["charge", *undone])
 
     async def test_steps_cannot_be_retried_any_more(self, app):
         BROKEN["ship"] = Permanent("no")
@@ -586,6 +617,9 @@ S, D, C, B, RUN = JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobStat
         ([(D, "ambiguous", True, True, S)], ("undone", "step s0 is dead", (), None)),
         ([(D, "transient", True, False, None, True)], ("undoing", "step s0 is dead", (), "s0")),
         ([(C, None, True, False, None, True)], ("undoing", "step s0 was cancelled", (), "s0")),
+        ([(D, "lost_worker", True)], ("undoing", "step s0 is dead", (), "s0")),
+        ([(D, "bug", True)], ("failed", "step s0 is dead", (), None)),
+        ([(C, "timeout", True)], ("undoing", "step s0 was cancelled", (), "s0")),
         ([(C, "ambiguous", True)], ("failed", "step s0 was cancelled", (), None)),
     ],
 )
