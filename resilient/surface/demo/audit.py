@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from resilient.surface.demo.view import JobView
 
@@ -213,7 +213,13 @@ def _facts(log: Sequence[Mapping[str, Any]], jobs: Sequence[JobView]) -> tuple[s
         f"{decisions['unauthorised']} requests met an expired token; they were repeated with a new one",
         f"{rescued} executions were cut off by the kill; their jobs were rescued",
     ]
+    facts += [f"the webhook was away for {back - away:.1f} s" for away, back in _absences(log)]
     return tuple(facts)
+
+
+def _absences(log: Sequence[Mapping[str, Any]]) -> Iterable[tuple[float, float]]:
+    went, came = ([e["t"] for e in log if e["decision"] == what] for what in ("sink_away", "sink_back"))
+    return zip(went, came, strict=False)
 
 
 def _named(culprits: Sequence[str], what: str) -> str:

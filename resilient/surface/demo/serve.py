@@ -92,7 +92,9 @@ async def serve(log: Path, plan: Plan, secret: str) -> None:
     async def absence() -> None:
         await asyncio.sleep(0.1)  # its last answer may still leave
         await third.cut()
+        provider.write({"t": provider.clock(), "decision": "sink_away"})
         await asyncio.sleep(plan.sink_away)
+        provider.write({"t": provider.clock(), "decision": "sink_back"})
         await third.open()
 
     with log.open("a", encoding="utf-8") as file:

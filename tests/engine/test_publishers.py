@@ -1,0 +1,118 @@
+"""Connections to destinations: one of each, another one once it is lost, and none left behind."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from resilient import Destination, Message
+from resilient.engine.publishers import Publishers
+from resilient.wire.publishers.base import ConnectionLost, lost, refused
+
+MESSAGE = Message("e-1", "order.placed", b"{}")
+
+
+class Connection:
+    def __init__(self, to):
+        self.to, self.closed = to, 0
+        self.mends = to.mends
+
+    async def publish(self, _message):
+        error = self.to.errors.pop(0) if self.to.errors else None
+        if error == "hangs":
+            await asyncio.sleep(60)
+        if isinstance(error, asyncio.Event):
+            await error.wait()
+            error = lost("old news", "cut")
+        if error is not None:
+            raise error
+
+    async def close(self):
+        self.closed += 1
+
+
+@dataclass(frozen=True)
+class To(Destination):
+    """A destination of the tests' own."""
+
+    errors: list = field(default_factory=list)
+    opened: list = field(default_factory=list)
+    mends: bool = False
+
+    async def connect(self):
+        await asyncio.sleep(0)
+        self.opened.append(Connection(self))
+        if "refuses" in self.errors:
+            raise lost("nobody there", "broker_down")
+        return self.opened[-1]
+
+
+async def publish(publishers, times=1):
+    found = await asyncio.gather(*(publishers.publish("a", MESSAGE) for _ in range(times)), return_exceptions=True)
+    return [type(one).__name__ for one in found if one is not None]
+
+
+async def test_one_connection_however_many_ask_and_it_stays():
+    to = To()
+    publishers = Publishers({"a": to})
+    assert await publish(publishers, 10) == []
+    to.errors.append(refused("full", "full"))
+    assert await publish(publishers) == ["JobFailure"]
+    assert [one.closed for one in to.opened] == [0]
+    await publishers.close()
+    assert [one.closed for one in to.opened] == [1]
+
+
+async def test_one_try_to_open_it_and_each_hears_of_it():
+    to = To(errors=["refuses"])
+    publishers = Publishers({"a": to})
+    assert await publish(publishers, 5) == ["ConnectionLost"] * 5
+    assert len(to.opened) == 1
+    to.errors.clear()
+    assert await publish(publishers) == []
+    await publishers.close()
+
+
+@pytest.mark.parametrize("how", ["lost", "hangs"])
+@pytest.mark.parametrize("mends", [False, True])
+async def test_what_is_lost_is_closed_and_opened_anew(how, mends):
+    to = To(timeout=0.05, errors=["hangs" if how == "hangs" else lost("cut", "cut")], mends=mends)
+    publishers = Publishers({"a": to})
+    assert await publish(publishers) == ["ConnectionLost"]
+    assert await publish(publishers) == []
+    assert len(to.opened) == (1 if mends else 2)
+    await publishers.close()
+    assert [one.closed for one in to.opened] == [1] * len(to.opened)
+
+
+async def test_what_an_older_connection_tells_late_is_not_about_the_new_one():
+    late = asyncio.Event()
+    to = To(errors=[late, lost("cut", "cut")])
+    publishers = Publishers({"a": to})
+    old = asyncio.create_task(publish(publishers))
+    await asyncio.sleep(0.01)
+    assert await publish(publishers) == ["ConnectionLost"]
+    assert await publish(publishers) == []
+    late.set()
+    assert await old == ["ConnectionLost"]
+    assert [one.closed for one in to.opened] == [1, 0]
+    await publishers.close()
+
+
+async def test_it_may_be_closed_while_it_is_opened():
+    class Slow(To):
+        async def connect(self):
+            await asyncio.sleep(60)
+
+    publishers = Publishers({"a": Slow()})
+    asked = asyncio.create_task(publishers.publish("a", MESSAGE))
+    await asyncio.sleep(0.01)
+    await publishers.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+
+
+def test_a_lost_connection_is_transient():
+    error = lost("cut", "cut")
+    assert isinstance(error, ConnectionLost)
+    assert (error.failure.kind, error.failure.code) == ("transient", "cut")
