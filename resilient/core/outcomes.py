@@ -118,7 +118,7 @@ class Expired:
 
 Outcome = Succeeded | Reconciled | Failed | Deferred | Snoozed | CancelledByHandler | HandedBack | Rescued | Expired
 SUCCEEDED: Final = Succeeded()
-INTERRUPTED: Final = "interrupted"  # error code of a job that was cancelled while it ran
+INTERRUPTED: Final = "interrupted"  # code, in the history, of an execution that a cancel broke off
 
 
 class Transition(NamedTuple):

@@ -35,7 +35,10 @@ class Publishers:
     async def publish(self, name: str, message: Message) -> None:
         """Hand one event over; returns when it is confirmed. See `wire.publishers.base` for what it raises."""
         destination = self._destinations[name]
-        publisher = self._open.get(name) or await self.open(name)
+        try:
+            publisher = self._open.get(name) or await self.open(name)
+        except asyncio.CancelledError:
+            raise _broken_off(name) from None
         try:
             async with asyncio.timeout(destination.timeout):
                 await publisher.publish(message)
@@ -45,6 +48,10 @@ class Publishers:
         except ConnectionLost:
             self._forget(name, publisher)
             raise
+        except asyncio.CancelledError:
+            failure = _broken_off(name)
+            self._forget(name, publisher)
+            raise failure from None
 
     async def open(self, name: str) -> Publisher:
         """The connection to a destination: one, and one failure to open it, however many events ask for it."""
@@ -85,6 +92,17 @@ class Publishers:
             self._close(name)
         if self._closing:
             await asyncio.gather(*self._closing)
+
+
+def _broken_off(name: str) -> ConnectionLost:
+    """Clients cancel what waits for them; taken for our own, that cancellation would end nothing and lose an event.
+
+    Raises `CancelledError` if it is this task that is cancelled.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    return lost(f"{name}: the client broke it off", "broken_off")
 
 
 async def _close(name: str, publisher: Publisher) -> None:

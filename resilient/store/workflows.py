@@ -178,7 +178,8 @@ _STEPS_OF: Final = (
     "SELECT s.workflow_id, s.name, s.no, s.kind, s.resource_key, s.job_id, s.after_names, s.undo_kind, s.undo_version,"
     " {undo_payload} AS undo_payload, s.undo_max_attempts, s.undo_job_id, j.state, j.attempts, j.result, j.last_error,"
     " j.last_error_kind, j.started_at, j.finished_at, u.state AS undo_state, u.last_error AS undo_error,"
-    f" (j.sent IS NOT NULL OR (j.state = 'cancelled' AND j.last_error_code = '{INTERRUPTED}')) AS in_doubt"
+    " (j.sent IS NOT NULL OR (j.state = 'cancelled' AND EXISTS (SELECT 1 FROM {attempt} a WHERE a.job_id = j.id"
+    f" AND a.decision = 'cancelled' AND a.code = '{INTERRUPTED}'))) AS in_doubt"
     " FROM {step} s LEFT JOIN {job} j ON j.id = s.job_id LEFT JOIN {job} u ON u.id = s.undo_job_id"
 )
 _STEP_TYPES: Final[dict[str, Any]] = {

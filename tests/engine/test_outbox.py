@@ -408,6 +408,16 @@ class TestRelay:
         (job,) = await app.jobs.list()
         assert (job.state, job.last_error_code) == ("scheduled", "no_confirm")
 
+    async def test_what_a_client_cancels_is_not_published(self, app, session, sink, clock):
+        """A broken-off wait within a destination is no end of the batch: the event comes again."""
+        sink.errors = [asyncio.CancelledError()]
+        await self.publish(app, session, *range(5))
+        await relayed(app)
+        assert sorted(job.state for job in await app.jobs.list()) == ["scheduled"] + ["succeeded"] * 4
+        clock.advance(hours=1)
+        await relayed(app)
+        assert sorted(sink.numbers) == [0, 1, 2, 3, 4]
+
     async def test_a_payload_that_is_no_event_is_parked(self, app, session, database):
         await self.publish(app, session, 1)
         database.transaction_sync(lambda c, d: d.run(c, "UPDATE {job} SET payload = '[1]'"))

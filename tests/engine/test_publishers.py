@@ -108,8 +108,22 @@ async def test_it_may_be_closed_while_it_is_opened():
     asked = asyncio.create_task(publishers.publish("a", MESSAGE))
     await asyncio.sleep(0.01)
     await publishers.close()
+    with pytest.raises(ConnectionLost):
+        await asked
+
+
+async def test_what_the_client_cancels_is_lost_and_what_we_cancel_is_cancelled():
+    to = To(errors=[asyncio.CancelledError(), "hangs"])
+    publishers = Publishers({"a": to})
+    with pytest.raises(ConnectionLost):
+        await publishers.publish("a", MESSAGE)
+    asked = asyncio.create_task(publishers.publish("a", MESSAGE))
+    await asyncio.sleep(0.01)
+    asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
+    assert [one.closed for one in to.opened] == [1, 0]
+    await publishers.close()
 
 
 def test_a_lost_connection_is_transient():
