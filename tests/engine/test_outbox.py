@@ -4,6 +4,7 @@ import asyncio
 import sys
 import types
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 from pydantic import Field
@@ -31,6 +32,7 @@ from resilient import (
     Transient,
     handler,
 )
+from resilient.wire.publishers.base import lost
 
 
 class OrderPlaced(Event, type="order.placed", version=2):
@@ -369,6 +371,37 @@ class TestRelay:
         assert sum(job.attempts for job in await app.jobs.list()) < 40
         assert {job.state for job in await app.jobs.list()} <= {"ready", "scheduled"}
 
+    async def test_what_cannot_be_opened_is_charged_to_the_first_that_ask(self, database, session):
+        class Away(Callback):
+            async def connect(self):
+                raise lost("nobody there", "broker_down")
+
+        async def never(_message):
+            raise AssertionError
+
+        app = Resilient(database, destinations={"orders": Away(never)}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, *range(50))
+        await relayed(app)
+        assert 0 < sum(job.attempts for job in await app.jobs.list()) < 10
+        assert {job.last_error_code for job in await app.jobs.list()} == {None, "broker_down"}
+
+    async def test_each_event_ends_when_it_is_published(self, database, session):
+        """Not with the last of its batch: a crash meanwhile would publish all of them again."""
+        first = []
+
+        async def sink(message):
+            if not first:
+                first.append(message)
+                return
+            async with asyncio.timeout(10):
+                while (await app.jobs.get(first[0].delivery)).state != "succeeded":  # noqa: ASYNC110 - it is written
+                    await asyncio.sleep(0.01)
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: "orders"})
+        await self.publish(app, session, 1, 2)
+        await relayed(app)
+        assert {(job.state, job.attempts) for job in await app.jobs.list()} == {("succeeded", 0)}
+
     def test_a_programs_own_mistake_does_not_block_for_ever(self, app):
         retry = app.kinds["outbox.orders"].retry
         assert retry.limit(FailureKind.TRANSIENT, None) is None
@@ -417,6 +450,31 @@ class TestRelay:
         clock.advance(hours=1)
         await relayed(app)
         assert sorted(sink.numbers) == [0, 1, 2, 3, 4]
+
+    async def test_what_another_worker_has_by_now_is_not_published_too(self, database, session, monkeypatch):
+        """A worker that stood still goes on with its batch: what is left of it is somebody else's."""
+        monkeypatch.setattr("resilient.engine.relay.IN_FLIGHT", 1)
+        seen, steal = [], "UPDATE {job} SET version = version + 1, locked_by = 'other' WHERE id <> :id"
+
+        async def sink(message):
+            seen.append(message)
+            if len(seen) > 1:
+                return
+            await database.transaction(lambda c, d: d.run(c, steal, {"id": d.id(UUID(message.delivery))}))
+            async with asyncio.timeout(20):
+                while sum(one.lost for one in worker.executor.running.values()) < 2:  # noqa: ASYNC110 - a heartbeat
+                    await asyncio.sleep(0.01)
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: "orders"})
+        await self.publish(app, session, 1, 2, 3)
+        worker = app.worker(lease=0.6)
+        running = asyncio.create_task(worker.run(signals=False))
+        async with asyncio.timeout(30):
+            while worker.outcomes.get("succeeded") != 1 or worker.executor.running:  # noqa: ASYNC110 - another task
+                await asyncio.sleep(0.01)
+        worker.stop()
+        await running
+        assert len(seen) == 1
 
     async def test_a_payload_that_is_no_event_is_parked(self, app, session, database):
         await self.publish(app, session, 1)

@@ -127,6 +127,38 @@ async def test_only_to_destinations_that_are_declared(app, history, seen, databa
     assert (await Resilient(database).outbox.replay(since=9 * HOUR)).events == 0
 
 
+async def test_in_batches_nothing_is_left_out_and_nothing_comes_twice(database, clock, monkeypatch):
+    """What was enqueued first may have been published last, and what is published meanwhile is not replayed."""
+    monkeypatch.setattr("resilient.engine.outbox._BATCH", 1)
+    errors = [Transient("later", retry_after=3600)]
+
+    async def sink(_message):
+        if errors:
+            raise errors.pop()
+
+    app = Resilient(database, destinations={"a": sink}, routes={Paid: ["a"]})
+    with Session(database.sync_engine) as s:
+        for number in (1, 2, 3):
+            app.outbox.publish(s, Paid(number=number))
+        s.commit()
+    await app.worker().drain(timeout=30)
+    clock.advance(hours=2)
+    await app.worker().drain(timeout=30)
+    clock.advance(minutes=1)
+    replay, later = app.outbox._replay, clock.now() + HOUR
+
+    def meanwhile(c, d, f, words):
+        found = replay(c, d, f, words)
+        for job in found:  # as if it were another one
+            d.run(
+                c, "UPDATE {job} SET finished_at = :later WHERE id = :id", {"later": d.time(later), "id": d.id(job.id)}
+            )
+        return found
+
+    monkeypatch.setattr(app.outbox, "_replay", meanwhile)
+    assert (await app.outbox.replay(since=9 * HOUR)).events == 3
+
+
 @pytest.mark.parametrize("key", ["k", None])
 async def test_what_was_published_and_is_retried_by_hand_is_another_delivery(database, clock, key):
     """A broker that drops what it has seen lately would drop it; what failed keeps its name, for that very reason."""
