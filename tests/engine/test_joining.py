@@ -2,6 +2,7 @@
 
 import pytest
 from sqlalchemy import event, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session as PlainSession
 from sqlalchemy.orm import sessionmaker
@@ -126,6 +127,18 @@ def test_a_savepoint_s_release_is_no_commit(app, database, words):
         assert written() == 0
         s.commit()
         assert written() == (1 if words == {"unique_key": "u"} else 2)
+
+
+def test_a_savepoint_whose_release_fails_takes_its_events_with_it(app, database, numbers):
+    """Its end began like a good one."""
+    with Session(database.sync_engine) as s:
+        s.execute(Item.__table__.insert(), {"id": 7})
+        app.outbox.publish(s, Moved(number=1), key="k")
+        with pytest.raises(IntegrityError), s.begin_nested():  # noqa: PT012 - the block itself raises
+            app.outbox.publish(s, Moved(number=2), key="gone")
+            s.add(Item(id=7))  # written with the release
+        s.commit()
+    assert numbers() == [("outbox.a", "k", 1)]
 
 
 def test_nothing_is_written_if_the_rest_of_the_commit_fails(app, database, numbers):
