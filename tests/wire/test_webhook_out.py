@@ -85,11 +85,12 @@ async def answered(receiver, status, *headers, body=b""):
 class TestSigning:
     async def test_the_standard_library_believes_it(self, receiver):
         async with publisher(receiver.url, [NEW, OLD]) as to:
-            await to.publish(MESSAGE)
+            await to.publish(MESSAGE._replace(traceparent="00-1-2-01", tracestate="v=1"))
             await to.publish(MESSAGE)
         assert receiver.connections == 1
         (line, headers, body) = receiver.seen[0]
         assert line == "POST /hook?token=canary HTTP/1.1"
+        assert (headers["traceparent"], headers["tracestate"]) == ("00-1-2-01", "v=1")
         assert headers["webhook-id"] == "e-1"  # the same over retries and replays
         assert headers["content-type"] == "application/cloudevents+json; charset=utf-8"
         assert json.loads(body)["data"] == {"café": 1}
