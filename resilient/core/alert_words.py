@@ -147,7 +147,9 @@ def _what(d: Mapping[str, Any]) -> str:
 
 
 def _error(d: Mapping[str, Any]) -> str:
-    return f": {d['error']}" if d.get("error") else ""
+    """Without the exception's type, which is the code of a bug."""
+    said = (d.get("error") or "").removeprefix(f"{d.get('error_code')}: ")
+    return f": {said}" if said else ""
 
 
 def _since(d: Mapping[str, Any], now: datetime) -> str:

@@ -148,9 +148,14 @@ _SHUT: Final = {"breaker": "its circuit", "auth": "its credentials", "database":
 
 
 class JobFailure(ResilientError):
-    """An error that carries its own classification; ``resource``: whom it concerns, if not by the job's own path."""
+    """An error that carries its own classification.
+
+    ``resource``: whom it concerns, if not by the job's own path. ``told``: its message without the classification, for
+    where that stands beside it.
+    """
 
     resource: str | None = None
+    told: str | None = None
 
     def __init__(self, message: str, *, failure: Failure) -> None:
         self.failure = failure

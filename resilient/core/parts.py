@@ -47,11 +47,10 @@ class PartAnswer:
             return
         if self.failure.kind in _WAITS:
             raise Snooze(self.failure.retry_in, until=self.failure.retry_at)
-        raise JobFailure(
-            f"{self.part.method} {self.part.url.partition('?')[0]} within a batch answered {self.status}:"
-            f" {self.failure.kind}",
-            failure=self.failure,
-        )
+        told = f"{self.part.method} {self.part.url.partition('?')[0]} within a batch answered {self.status}"
+        error = JobFailure(f"{told}: {self.failure.kind}", failure=self.failure)
+        error.told = told
+        raise error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

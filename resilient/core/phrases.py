@@ -75,6 +75,17 @@ def counted(number: object, one: str, many: str = "") -> str:
     return f"{value:,}{more} {one if value == 1 and not more else many or one + 's'}"
 
 
+def error_line(kind: str | None, code: str | None, message: str | None, length: int = 160) -> str:
+    """An error in one line, each word once: its kind, its code and what was said."""
+    said = brief(message, length)
+    if code and said == code.replace("_", " "):
+        return f"{kind or 'error'}: {said}"
+    if code:
+        said = said.removeprefix(f"{code}: ")  # an exception's type is the code of a bug
+    named = " ".join(word for word in (kind, code) if word)
+    return f"{named}: {said}" if named and said else named or said
+
+
 def brief(text: str | None, length: int = 160) -> str:
     """The first line of a text, cut with an ellipsis."""
     line = next(iter((text or "").strip().splitlines()), "").strip()

@@ -105,8 +105,9 @@ class Policy:
             try:
                 changes["breaker"] = replace(self.breaker, **(doc["breaker"] or {}))
             except TypeError:
-                known = ", ".join(item.name for item in fields(BreakerPolicy))
-                raise InvalidInput(f"{doc['breaker']!r} is no breaker policy; it may have {known}") from None
+                known = [item.name for item in fields(BreakerPolicy)]
+                wrong = ", ".join(repr(name) for name in doc["breaker"] if name not in known)
+                raise InvalidInput(f"a breaker policy has no {wrong}, only {', '.join(known)}") from None
         return replace(self, **changes)
 
 

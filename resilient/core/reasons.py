@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from resilient.core import marks
 from resilient.core.admission import Level, Stop, admit, stop_of
 from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
-from resilient.core.phrases import brief, counted, when
+from resilient.core.phrases import brief, counted, error_line, when
 from resilient.core.resource_key import is_below
 from resilient.core.states import JobState
 
@@ -115,12 +115,7 @@ def _tries(job: JobInfo) -> str:
 
 
 def _error(job: JobInfo) -> str:
-    return _named(job.last_error_kind, job.last_error_code, job.last_error)
-
-
-def _named(kind: str | None, code: str | None, message: str | None) -> str:
-    name = " ".join(word for word in (kind, code) if word)
-    return f"{name}: {brief(message)}" if name else brief(message)
+    return error_line(job.last_error_kind, job.last_error_code, job.last_error)
 
 
 def _dead(job: JobInfo, now: datetime) -> Iterator[Reason]:
@@ -222,7 +217,7 @@ def _gate_text(  # noqa: PLR0911 - one sentence a gate
             if error is None or stop.code == "ramp":
                 return text
             at = f" at {when(error.at, now)}" if error.at else ""
-            return f"{text} Last error{at}: {_named(error.kind, error.code, error.message)}"
+            return f"{text} Last error{at}: {error_line(error.kind, error.code, error.message)}"
 
 
 _REMEDIES: Final = {

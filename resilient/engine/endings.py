@@ -113,12 +113,16 @@ def _told(word: Snooze | Cancel) -> Outcome:
 
 
 def text_of(error: BaseException) -> str:
-    """Type and message of an exception, without secrets."""
+    """Type and message of an exception, without secrets; of our own failures what their kind does not tell."""
     try:
         message = str(error).strip()
     except Exception as second:  # noqa: BLE001 - the user's own `__str__`
         message = f"(its text cannot be had: {type(second).__name__})"
-    return scrub(plain(f"{type(error).__name__}: {message}" if message else type(error).__name__))
+    name = type(error).__name__
+    if isinstance(error, JobFailure):
+        message = error.told or message
+        name = "" if type(error).__module__.startswith("resilient.") else name
+    return scrub(plain(": ".join(filter(None, (name, message))) or type(error).__name__))
 
 
 def _trace(error: BaseException) -> str:

@@ -171,7 +171,7 @@ class Resources:
         change = _override(limits, concurrency, breaker)
         dropped = ASPECTS if clear is True else tuple(clear or ())
         if unknown := set(dropped) - set(ASPECTS):
-            raise InvalidInput(f"clear={sorted(unknown)!r}: a policy has {', '.join(ASPECTS)}")
+            raise InvalidInput(f"nothing to clear is called {min(unknown)!r}: a policy has {', '.join(ASPECTS)}")
         if not change and not dropped:
             raise InvalidInput("nothing to set: give limits, concurrency, breaker or clear")
         fn = _set_policy

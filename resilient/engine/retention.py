@@ -164,7 +164,7 @@ def walk_of(
         return Walk.by_age(retention, **options)
     states = sorted(map(str, TERMINAL)) if state is None else [state] if isinstance(state, str) else list(state)
     if wrong := sorted(set(states) - set(map(str, TERMINAL))):
-        raise InvalidInput(f"{wrong[0]} jobs are not over: only {', '.join(sorted(TERMINAL))} ones are pruned")
+        raise InvalidInput(f"{wrong[0]!r} is no state in which jobs are pruned: use {', '.join(sorted(TERMINAL))}")
     age = span("older_than", older_than)
     ages = {s: retention.age(s) if age is None else age for s in states}
     options["apart"] = age is None and retention.events_apart

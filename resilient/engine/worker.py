@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from resilient.core.decide import decide
 from resilient.core.errors import LostLease, ResourceStopped, SetupError
 from resilient.core.outcomes import Outcome, Succeeded
-from resilient.core.phrases import counted
+from resilient.core.phrases import counted, error_line
 from resilient.core.states import TERMINAL
 from resilient.engine.collector import rare_collections
 from resilient.engine.completer import Completer, retry_pause
@@ -67,9 +67,8 @@ class Worker:
         if concurrency < 1:
             raise SetupError(f"concurrency must be at least 1, not {concurrency}")
         if unknown := set(kinds or ()) - set(app.kinds):
-            raise SetupError(
-                f"no handler is declared for {', '.join(sorted(map(repr, unknown)))}: see Resilient(handlers=...)"
-            )
+            known = ", ".join(sorted(app.kinds)) or "none"
+            raise SetupError(f"no handler is declared for {min(unknown)!r}; those of this app are: {known}")
         if not app.kinds:
             raise SetupError("this app declares no handlers: list them in Resilient(handlers=[...])")
         self.app = app
@@ -308,7 +307,9 @@ class Worker:
                 execution.row.kind,
                 execution.resource_key,
                 transition.decision,
-                f": {transition.error}" if transition.error else "",
+                f": {error_line(transition.error_kind, transition.error_code, transition.error, 2_000)}"
+                if transition.error
+                else "",
             )
         self._tell(self.app.noticed, execution, transition)
 

@@ -21,6 +21,8 @@ _DRIVERS: Final = {"sqlite": ("pysqlite", "aiosqlite"), "postgresql": ("psycopg"
 _EXAMPLES: Final = "sqlite:///app.db or postgresql://user:password@host/name"
 _SECRETS: Final = ("password", "secret")  # in the name of a parameter: libpq takes passwords there too
 _HINTS: Final = {
+    "resolve host": " (is the host's name right?)",
+    "not a database": " (correct the address)",
     "Connection refused": " (is the server running, and is the port right?)",
     "No such file or directory": " (is the server running?)",
     "does not exist": " (create it, or correct the address)",
@@ -29,6 +31,7 @@ _HINTS: Final = {
     "unable to open": " (does its directory exist, and may this user write to it?)",
     "is locked": f" (another process has been writing for {BUSY_TIMEOUT:.0f} s)",
 }
+_UNREACHED: Final = ("connect", "resolve host", "unable to open", "database is locked")
 
 
 def checked(target: str | URL) -> URL:
@@ -118,8 +121,10 @@ def reason(error: DBAPIError, url: URL) -> str:
 def cannot_connect(error: DBAPIError) -> bool:
     """Whether the driver failed before any statement ran, or SQLite never got its turn."""
     name, text = type(error.orig).__name__, str(error.orig)
-    return name in ("ConnectionTimeout", "AdminShutdown", "CannotConnectNow") or (
-        name == "OperationalError" and any(sign in text for sign in ("connect", "unable to open", "database is locked"))
+    return (
+        name in ("ConnectionTimeout", "AdminShutdown", "CannotConnectNow")
+        or (name == "OperationalError" and any(sign in text for sign in _UNREACHED))
+        or (name == "DatabaseError" and "not a database" in text)
     )
 
 

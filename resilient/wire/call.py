@@ -116,15 +116,13 @@ class Call:
         if self.failure is None or self._answer is None:
             return
         asked, said = self._asked, message_of(self._answer, self._trail.provider)
-        words = [
-            f"{asked.method} {without_secrets(asked.url)} answered {self._answer.status}",
-            self.failure.kind,
-        ]
+        words = [f"{asked.method} {without_secrets(asked.url)} answered {self._answer.status}"]
         if said:
             permit = self._permit
             secrets = [] if permit is None else [*permit.headers.values(), *permit.params.values()]
             words.append(redact.scrub(said, [*secrets, *map(quote_plus, secrets)]))
-        error = JobFailure(": ".join(words), failure=self.failure)
+        error = JobFailure(": ".join([words[0], self.failure.kind, *words[1:]]), failure=self.failure)
+        error.told = ": ".join(words)
         error.resource = at_scope(asked.key, self.failure.scope) if asked.gated else None
         raise error
 

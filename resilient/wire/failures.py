@@ -76,12 +76,13 @@ def failed_answer(
     """The error for an answer; ``said`` is the provider's own message, cleaned of ``secrets``."""
     request = response.request
     parts = [f"{request.method} {without_secrets(str(request.url))} answered {response.status_code}"]
-    parts.append(
-        failure.kind if failure.code in (None, f"http_{response.status_code}") else f"{failure.kind} ({failure.code})"
-    )
+    named = failure.code not in (None, f"http_{response.status_code}")
+    word = f"{failure.kind} ({failure.code})" if named else failure.kind
     if said:
         parts.append(redact.scrub(said, secrets))
     if failure.retry_in is not None:
         parts.append(f"told to wait {span(failure.retry_in)}")
     found = _CLASSES.get(failure.kind, FailedAnswer)
-    return found(": ".join(parts), request=request, response=response, failure=failure)
+    error = found(": ".join([parts[0], word, *parts[1:]]), request=request, response=response, failure=failure)
+    error.told = ": ".join(parts)
+    return error

@@ -7,19 +7,23 @@ import functools
 import threading
 import time
 
+import httpx
 import pytest
 
 from resilient.core.backoff import Retry
 from resilient.core.delays import Fixed
 from resilient.core.errors import Cancel, Permanent, ResourceStopped, Snooze, Throttled, Transient
+from resilient.core.failure import Failure, FailureKind
 from resilient.engine.app import Resilient
 from resilient.engine.completer import Completer
+from resilient.engine.endings import text_of
 from resilient.engine.handler import handler
 from resilient.engine.heartbeat import Heartbeat
 from resilient.engine.job import Job, SyncJob
 from resilient.store import resources
 from resilient.store.dialect import ID
 from resilient.store.finishing import Finish
+from resilient.wire.failures import failed_answer
 
 ONCE = Retry(max_attempts=1)
 STARTED = threading.Event()
@@ -379,3 +383,15 @@ async def test_a_result_no_database_takes_holds_up_no_other(app, caplog):
     assert found[7].last_error == "(its error cannot be stored)"
     assert "cannot save" in caplog.text
     assert '"result":' not in caplog.text  # PostgreSQL quotes what it refuses; that may be anybody's data
+
+
+def test_of_an_answer_what_its_kind_and_code_tell_is_not_said_twice():
+    request = httpx.Request("POST", "https://api.crm.example/contacts?key=k")
+    failure = Failure(FailureKind.PERMANENT, code="invalid_card")
+    error = failed_answer(httpx.Response(422, request=request), failure, "This card is no good.")
+    where = "POST https://api.crm.example/contacts answered 422:"
+    assert str(error) == f"{where} permanent (invalid_card): This card is no good."
+    assert text_of(error) == f"{where} This card is no good."
+    assert text_of(Permanent("no such user")) == "no such user"
+    assert text_of(type("NoSuchUser", (Permanent,), {})("user 7")) == "NoSuchUser: user 7"
+    assert text_of(ValueError("odd")) == "ValueError: odd"

@@ -87,7 +87,7 @@ async def test_a_dry_run_counts_no_further_than_the_limit(app, finished):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"state": "ready"}, "ready jobs are not over"),
+        ({"state": "ready"}, "'ready' is no state in which jobs are pruned"),
         ({"older_than": "soon"}, "older_than='soon' is not a span"),
         ({"limit": 0}, "limit=0: prune at least 1 job"),
         ({"state": "cancelled"}, "cancelled jobs are kept for ever: say older_than="),

@@ -129,7 +129,7 @@ async def test_a_permanent_failure_is_dead_at_once(app):
     done = await app.enqueue(permanent, resource_key="p/1")
     await drain(app)
     job = await row(app, done.id)
-    assert (job.state, job.last_error_kind, job.last_error) == ("dead", "permanent", "Permanent: never")
+    assert (job.state, job.last_error_kind, job.last_error) == ("dead", "permanent", "never")
 
 
 @pytest.mark.parametrize(("kind", "text"), [(bug, "ValueError: boom"), (leaves, "SystemExit: 3")])

@@ -481,3 +481,16 @@ async def test_a_single_statement_needs_no_transaction_of_its_own(database):
 def _put_and_fail(c, d, put):
     put(c, d, "c")
     raise RuntimeError("undone")
+
+
+def test_a_file_that_is_no_database_and_a_host_that_is_none_are_named(tmp_path):
+    (tmp_path / "notes.db").write_text("not a database at all, but long enough to be looked at as one")
+    for address, says in (
+        (f"sqlite:///{tmp_path}/notes.db", f"{tmp_path}/notes.db does not answer: file is not a database (correct the"),
+        (
+            "postgresql://no.such.host.invalid/x",
+            r"no.such.host.invalid/x does not answer: .* \(is the host's name right",
+        ),
+    ):
+        with pytest.raises(DatabaseUnreachable, match=says.replace("(correct", r"\(correct")):
+            Database(address).transaction_sync(lambda c, d: d.now(c))

@@ -424,6 +424,42 @@ def test_status_answers_what_is_wrong(ok, read, enqueue, mark, database):
     assert document["workers"][0]["kinds"] == ["mail.send"]
 
 
+def test_without_a_worker_alerts_are_as_they_were(ok, database, enqueue):
+    """Nobody looks then: the job may have run since, and how long it waited is what was seen."""
+    job = enqueue()
+
+    def seen_an_hour_ago(c, d, *, worker):
+        now = d.now(c)
+        before = now - timedelta(hours=1)
+        since = (before - timedelta(minutes=20)).isoformat()
+        found = Finding("backlog", "github", {"since": since, "job": job, "resource": "github/a"})
+        alerts.record(c, d, [found], before, lasting=True)
+        if worker:
+            workers.beat(c, d, workers.Beat("w1", "h", 1, ["mail.send"], 50, 3, "1", stopping=False), now)
+
+    database.transaction_sync(seen_an_hour_ago, worker=False)
+    out = " ".join(ok("status").split())
+    assert re.search(r"Alerts, as they were at \S+ UTC \(1 h ago\): without a worker nobody looks", out)
+    assert f"job {job} on github/a is ready for 20 min and nothing stops it" in out
+    database.transaction_sync(seen_an_hour_ago, worker=True)
+    out = " ".join(ok("status").split())
+    assert f"Alerts github: job {job} on github/a is ready for 1 h 20 min" in out
+
+
+def test_a_retry_that_is_overdue_is_due(ok, enqueue, mark):
+    error = {"last_error": "HTTP 500", "last_error_kind": "transient", "last_error_code": "http_500", "attempts": 1}
+    mark(enqueue(), state="scheduled", run_at=datetime.now(UTC) - timedelta(minutes=5), **error)
+    mark(
+        enqueue(),
+        state="scheduled",
+        run_at=datetime.now(UTC) + timedelta(minutes=5),
+        **{**error, "last_error_code": "x"},
+    )
+    out = ok("status").partition("to be tried again")[2]
+    assert re.search(r"http_500 +1 +due 5 min\n", out)
+    assert re.search(r"x +1 +in [45] min\n", out)
+
+
 def test_a_bad_night_fits_on_a_screen(ok, enqueue, database):
     enqueue(key="github/3")
 

@@ -107,6 +107,25 @@ def test_what_it_says(run, monkeypatch, facts, line):
     assert line in run("providers", "show", "acme")[1]
 
 
+def test_the_apps_own_providers_and_how_it_configured_the_others(run, monkeypatch, tmp_path):
+    (tmp_path / "own_facts.py").write_text(
+        "from resilient import Limit, Provider, Resilient\n"
+        "from providers import github\n"
+        "acme = Provider(name='acme', title='Acme', base_url='https://api.acme.example')\n"
+        "ours = github.provider(client_id='c', client_secret='s3cret', limits={'account': [Limit(7, per='1h')]})\n"
+        "app = Resilient('sqlite://', providers=[acme, ours])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "one of your program's own needs --app" in run("providers", "show", "acme")[2]
+    monkeypatch.setenv("RESILIENT_APP", "own_facts:app")
+    assert "Acme (acme)" in run("providers", "show", "acme")[1]
+    out = run("providers", "show", "github")[1]
+    assert "account: 7 per 1 h" in out
+    assert "s3cret" not in out + run("providers", "show", "github", "--json")[1]
+    listed = run("providers", "list")[1]
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == sorted(["acme", *NAMES])
+
+
 def test_old_facts_are_said_to_be_old(run, monkeypatch):
     warning = "read more than a year ago: compare it with what its sources say now"
     monkeypatch.setattr(command, "today", lambda: date(2026, 12, 1))

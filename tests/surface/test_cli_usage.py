@@ -54,6 +54,10 @@ def shop(tmp_path):
         f"app = Resilient('sqlite:///{tmp_path / 'shop.db'}')\n"
         "number = 7\n"
         "def make(): return app\n"
+        "def fails(): return app / 0\n"
+        "def needs(settings): return app\n"
+        "class asgi: __call__ = needs\n"
+        "asgi = asgi()\n"
     )
     (tmp_path / "two.py").write_text("from shop import app as a, app as b\n")
     (tmp_path / "broken.py").write_text("1 / 0\n")
@@ -83,6 +87,9 @@ def test_options_may_stand_after_the_command_and_in_the_environment(shop, run, m
         ("nowhere:app", "there is no module 'nowhere' here"),
         ("shop:nope", "shop:nope: there is no 'nope'; apps in that module: shop:app"),
         ("shop:number", "shop:number is not a Resilient app but of type int"),
+        ("shop:fails", "shop:fails() makes no app: TypeError: unsupported operand"),
+        ("shop:needs", "shop:needs() makes no app: TypeError: needs() missing 1 required positional argument"),
+        ("shop:asgi", "shop:asgi is not a Resilient app but of type asgi"),
         ("leaving:app", "leaving cannot be imported: it calls sys.exit(3)"),
         ("two", "two names no app: write module:app; apps in that module: two:a, two:b"),
         ("shop.py", "'shop.py' is not module:app: write the import name"),
@@ -134,6 +141,13 @@ def test_neither_or_both(run):
         (["enqueue", "nope", "{", "-r", "a"], 2, "the payload is not JSON"),
         (["enqueue", "nope", "@nofile", "-r", "a"], 2, "cannot read nofile"),
         (["prune", "--older-than", "long"], 2, "--older-than 'long' is not a length of time: write 90s"),
+        (["prune", "--state", "ded"], 2, "'ded' is no state in which jobs are pruned: use cancelled, dead, succeeded"),
+        (
+            ["resources", "limit", "a", "--breaker", "streek=3"],
+            2,
+            "a breaker policy has no 'streek', only streak, ratio",
+        ),
+        (["resources", "limit", "a", "--clear", "limit"], 2, "nothing to clear is called 'limit': a policy has limits"),
         (["worker", "--log-level", "loud"], 2, "--log-level 'loud'"),
         (["enqueue", "nope", "-r", "a", "--delay", "10"], 2, "--delay '10' is not a length of time: write 90s"),
         (["resources", "pause", "a", "--for", "soon"], 2, "--for 'soon' is not a length of time: write 90s"),
@@ -197,6 +211,7 @@ def test_a_resource_that_nobody_used_is_more_likely_a_slip(shop, run, command):
         (["outbox", "list"], "There are no events."),
         (["outbox", "list", "--type", "x"], "No event fits."),
         (["sync", "status"], "No stream was read yet."),
+        (["sync", "status", "issues"], "No stream that was read fits."),
         (["connections", "list"], "There are no connections."),
         (["connections", "list", "github"], "No connection fits."),
         (["connections", "release", "github"], "No account of github is suspect."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from resilient.core.errors import SetupError
 from resilient.surface.cli.output import Output
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
     from types import ModuleType
 
@@ -87,11 +89,20 @@ def load(name: str) -> Resilient:
     module_name, _, attribute = name.partition(":")
     module = _import(module_name, name)
     found = _attribute(module, attribute, name) if attribute else _only_app(module, name)
-    if callable(found) and not isinstance(found, Resilient):
-        found = found()
+    if inspect.isroutine(found):
+        found = _made(found, name)
     if not isinstance(found, Resilient):
         raise SetupError(f"{name} is not a Resilient app but of type {type(found).__name__}")
     return found
+
+
+def _made(factory: Callable[[], Any], name: str) -> Any:
+    try:
+        return factory()
+    except SetupError:
+        raise
+    except Exception as error:
+        raise SetupError(f"{name}() makes no app: {type(error).__name__}: {error}") from error
 
 
 def _import(module_name: str, name: str) -> ModuleType:

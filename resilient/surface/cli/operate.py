@@ -11,7 +11,7 @@ import typer
 
 from resilient.core.alert_groups import begun
 from resilient.core.errors import InvalidInput
-from resilient.core.phrases import brief, counted, span, when
+from resilient.core.phrases import brief, counted, rough, span, when
 from resilient.surface.cli import views
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.filters import moment, tags_of
@@ -20,6 +20,8 @@ from resilient.surface.cli.jobs import DryRun, Limit, Yes, read_json
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from resilient.core.overview import Overview, Trouble
     from resilient.core.retention import Pruned
     from resilient.engine.app import Resilient
@@ -173,20 +175,27 @@ def _show_troubles(run: Context, title: str, troubles: list[Trouble], seen: Over
     run.out.heading(title)
     rows = []
     for one in troubles[:10]:
-        again = None if one.next_at is None else when(one.next_at, seen.at).partition(" UTC ")[2].strip("()")
+        again = None if one.next_at is None else _next_try(one.next_at, seen.at)
         remark = f"{one.example} {brief(one.error)}"
         rows.append(Row(one.kind, one.error_kind, one.error_code, one.count, again, remark=remark, whole=True))
     last = "" if troubles[0].next_at is None else "NEXT TRY"
     run.out.table(("KIND", "ERROR", "CODE", "JOBS", last), rows, right=(3,))
 
 
+def _next_try(at: datetime, now: datetime) -> str:
+    ahead = (at - now).total_seconds()
+    return f"in {rough(ahead)}" if ahead > 0 else f"due {rough(-ahead)}"
+
+
 def _show_alerts(run: Context, seen: Overview) -> None:
     """What people were told and is not over; what stands above already is left out."""
     told = [one for one in seen.alerts if one.name not in _SHOWN]
-    notices = begun([(one, True) for one in told], {}, seen.at)
-    if not notices:
+    if not told:
         return
-    run.out.heading("Alerts")
+    looked = seen.at if any(not one.stopping for one in seen.workers) else max(one.last_at for one in told)
+    notices = begun([(one, True) for one in told], {}, looked)
+    stale = "" if looked == seen.at else f", as they were at {when(looked, seen.at)}: without a worker nobody looks"
+    run.out.heading(f"Alerts{stale}")
     for notice in notices[:10]:
         run.out.paragraph(notice.text, indent=2)
     if len(notices) > 10:  # noqa: PLR2004 - a screenful

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resilient.core.events import RESOURCE
-from resilient.core.phrases import counted
+from resilient.core.phrases import counted, error_line
 from resilient.surface.cli import views
 from resilient.surface.cli.exits import FAILED, NotFound
 from resilient.surface.cli.filters import moment
@@ -149,4 +149,4 @@ def _remark(e: EventInfo) -> str:
     """What went wrong last, unless it went well since."""
     if not e.last_error or e.published_at is not None:
         return ""
-    return f"{counted(e.attempts, 'attempt')}: {e.last_error_code or e.last_error_kind}: {e.last_error}"
+    return f"{counted(e.attempts, 'attempt')}: {error_line(e.last_error_kind, e.last_error_code, e.last_error)}"

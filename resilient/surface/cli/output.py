@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GAP: Final = 2
 STYLES: Final = {
     "ready": "cyan", "running": "blue", "scheduled": "yellow", "blocked": "magenta", "succeeded": "green",
-    "dead": "bold red", "cancelled": "dim", "open": "green", "probe": "yellow", "probe due": "yellow",
+    "dead": "bold red", "cancelled": "dim", "well": "green", "probe": "yellow", "probe due": "yellow",
     "circuit": "bold red", "circuit open": "bold red", "isolated": "bold red", "cooldown": "yellow",
     "paused": "yellow", "auth": "bold red",
 }  # fmt: skip

@@ -18,6 +18,7 @@ from resilient.surface.cli.facts import described, facts_of, limits_in_words
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
+    from resilient.core.provider import Provider
     from resilient.surface.cli.context import Context
 
 providers = typer.Typer(help="Known third-party APIs: see their facts, write a new one.", no_args_is_help=True)
@@ -35,11 +36,9 @@ def today() -> date:
 
 @providers.command("list")
 def list_providers(ctx: typer.Context) -> None:
-    """List the installed providers."""
+    """List the installed providers, and the app's own."""
     run: Context = ctx.obj
-    from resilient.engine.catalogue import providers_by_name  # noqa: PLC0415 - half a second of imports, only where needed
-
-    found = {name: make() for name, make in providers_by_name().items()}
+    found = _known(run)
     if run.out.as_json:
         run.out.json({"providers": [{"name": name, **described(one)} for name, one in found.items()]})
         return
@@ -61,14 +60,12 @@ def list_providers(ctx: typer.Context) -> None:
 def show_provider(ctx: typer.Context, name: Name) -> None:
     """Everything that is known about one API.
 
-    What of it is not verified is marked.
+    What of it is not verified is marked. With --app, as that program has configured it.
     """
     run: Context = ctx.obj
-    from resilient.engine.catalogue import provider_named, providers_by_name  # noqa: PLC0415 - half a second of imports, only where needed
-
-    if name not in providers_by_name():
-        raise NotFound(f"no provider is called {name!r}: see `resilient providers list`")
-    found = provider_named(name)
+    if (found := _known(run, name).get(name)) is None:
+        mine = "" if run.app_name else "; one of your program's own needs --app"
+        raise NotFound(f"no provider is called {name!r}: see `resilient providers list`{mine}")
     if run.out.as_json:
         run.out.json(described(found))
         return
@@ -79,6 +76,14 @@ def show_provider(ctx: typer.Context, name: Name) -> None:
         run.out.heading(heading)
         for line in lines:
             run.out.paragraph(line, indent=2)
+
+
+def _known(run: Context, *names: str) -> dict[str, Provider]:
+    """The installed providers (of these names), as the program has configured them, and the program's own."""
+    from resilient.engine.catalogue import providers_by_name  # noqa: PLC0415 - half a second of imports, only where needed
+
+    found = {name: make() for name, make in providers_by_name().items() if not names or name in names}
+    return dict(sorted({**found, **(run.app.providers if run.app_name else {})}.items()))
 
 
 @providers.command("new")

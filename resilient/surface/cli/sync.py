@@ -38,7 +38,7 @@ def status(
         run.out.json({"streams": [one.to_json() for one in found]})
         return
     if not found:
-        run.out.say("No stream was read yet.")
+        run.out.say("No stream that was read fits." if stream or pattern or part else "No stream was read yet.")
         return
     now, rows = run.now, []
     found.sort(key=lambda one: one.cursor.completed_at or _NEVER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from resilient.core.phrases import brief, counted, rough, span, when
+from resilient.core.phrases import brief, counted, error_line, rough, span, when
 from resilient.core.states import TERMINAL, JobState
 from resilient.surface.cli.output import Row
 
@@ -49,19 +49,11 @@ def when_of(job: JobInfo | EventInfo, now: datetime) -> str:
 def _remark(job: JobInfo) -> str:
     if not job.last_error or job.state == JobState.SUCCEEDED:
         return ""
-    return f"{_attempts(job)}: {_error(job.last_error_kind, job.last_error_code, job.last_error)}"
+    return f"{_attempts(job)}: {error_line(job.last_error_kind, job.last_error_code, job.last_error)}"
 
 
 def _attempts(job: JobInfo) -> str:
     return f"{job.attempts} of {job.max_attempts} attempts" if job.max_attempts else counted(job.attempts, "attempt")
-
-
-def _error(kind: str | None, code: str | None, message: str | None) -> str:
-    named = " ".join(word for word in (kind, code) if word)
-    said = brief(message)
-    if code and said == code.replace("_", " "):
-        return f"{kind or 'error'}: {said}"
-    return f"{named}: {said}" if named else said
 
 
 def show_job(out: Output, job: JobInfo, attempts: Sequence[AttemptInfo], why: Why, now: datetime) -> None:
@@ -111,7 +103,7 @@ def _show_attempt(out: Output, one: AttemptInfo, now: datetime) -> None:
     out.say(f"  {one.execution}. {when(one.finished_at, now)}: {one.decision}{charged}{took}")
     if one.message:
         on = f" [{one.resource_key}]" if one.resource_key else ""
-        out.paragraph(f"{_error(one.kind, one.code, one.message)}{on}", indent=5, style="dim")
+        out.paragraph(f"{error_line(one.kind, one.code, one.message)}{on}", indent=5, style="dim")
     if one.next_at is not None and one.next_at > now:
         out.say(f"     next try {when(one.next_at, now)}", style="dim")
 
@@ -139,7 +131,7 @@ def resource_row(info: ResourceInfo, now: datetime) -> Row:
         until = _END.get(info.gate or "", "")
     remark = ""
     if info.gate and info.last_error:
-        remark = _error(info.last_error_kind, info.last_error_code, info.last_error)
+        remark = error_line(info.last_error_kind, info.last_error_code, info.last_error)
     if info.paused_reason and (info.gate == "pause" or info.code == "isolated"):
         remark = info.paused_reason
     return Row(info.key, state_of(info), until, f"{info.waiting:,}", f"{info.running:,}", remark=remark)
@@ -154,7 +146,7 @@ def state_of(info: ResourceInfo) -> str:
         return {"probing": "probe", "isolated": "isolated"}.get(info.code or "", "circuit open")
     if info.gate is not None:
         return {"pause": "paused"}.get(info.gate, info.gate)
-    return "open" if info.breaker == "closed" else "probe due"
+    return "well" if info.breaker == "closed" else "probe due"
 
 
 def group_row(group: StoppedGroup, now: datetime) -> Row:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilient.core.phrases import brief, rough, when
+from resilient.core.phrases import error_line, rough, when
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.jobs import After, PageSize, Yes  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
@@ -116,7 +116,18 @@ def _step(one: StepInfo, now: datetime) -> Row:
     if one.undo_job_id is not None:
         undo = f"{one.undo}: {one.undo_state or 'deleted'} ({one.undo_job_id})"
     after = ", ".join(one.after)
-    failed = one.undo_error if one.undo_state == "dead" else one.last_error if one.state != "succeeded" else None
+    failed, kind = one.last_error if one.state != "succeeded" else None, one.last_error_kind
+    if one.undo_state == "dead":
+        failed, kind = one.undo_error, None
     folded = "; ".join(part for part in (f"after {after}" if after else "", f"undo {undo}" if undo else "") if part)
     state = one.state.value if one.state else "deleted"
-    return Row(one.name, state, since, after, one.job_id, undo, remark=brief(failed) if failed else "", folded=folded)
+    return Row(
+        one.name,
+        state,
+        since,
+        after,
+        one.job_id,
+        undo,
+        remark=error_line(kind, None, failed) if failed else "",
+        folded=folded,
+    )
