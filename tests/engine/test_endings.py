@@ -386,7 +386,7 @@ async def test_a_result_no_database_takes_holds_up_no_other(app, caplog):
 
 
 def test_of_an_answer_what_its_kind_and_code_tell_is_not_said_twice():
-    request = httpx.Request("POST", "https://api.crm.example/contacts?key=k")
+    request = httpx.Request("POST", "https://api.crm.example/contacts")
     failure = Failure(FailureKind.PERMANENT, code="invalid_card")
     error = failed_answer(httpx.Response(422, request=request), failure, "This card is no good.")
     where = "POST https://api.crm.example/contacts answered 422:"
