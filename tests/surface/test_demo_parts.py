@@ -10,6 +10,8 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -17,7 +19,7 @@ from rich.console import Console
 from standardwebhooks import Webhook
 
 from resilient.core.errors import SetupError
-from resilient.surface.demo import accounts, contacts
+from resilient.surface.demo import accounts, contacts, run
 from resilient.surface.demo.accounts import Plan, plan
 from resilient.surface.demo.audit import MOST_INTO_OUTAGE, ON_THE_WIRE, Evidence, audit
 from resilient.surface.demo.oauth import CLIENT_ID
@@ -489,3 +491,18 @@ def test_a_run_of_nothing_does_not_pass():
 
 def test_a_run_in_which_everything_is_refused_passes():
     assert judge(log=GOOD_LOG[-1:], jobs=GOOD_JOBS[-1:], contacts=["c3"], pushed=()).passed
+
+
+def test_a_slow_machine_is_waited_for_as_long_as_jobs_end(monkeypatch):
+    clock, ended, said = [0.0], iter([0, 1, 1, 2, 3, 3, 3, 3, 3]), []
+    monkeypatch.setattr(run.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(run.time, "sleep", lambda _: clock.append(clock.pop() + 50))
+    monkeypatch.setattr(run, "happened", lambda *_: ())
+
+    def look(_):
+        return SimpleNamespace(finished=next(ended), jobs=100, running={})
+
+    app, display = SimpleNamespace(database=SimpleNamespace(transaction_sync=look)), Mock(say=said.append)
+    run._watch(app, Mock(), display, run.Options(workers=0, limit=120), Mock())
+    assert said == ["not finished, and no job has ended for 120 s; judged as it stands"]
+    assert clock == [350.0]  # the third ended at 200
