@@ -279,6 +279,16 @@ def test_resources(enqueue, ok, run, read):
 
 
 @pytest.mark.parametrize(("change", "done"), [("resume", "resumed"), ("close", "closed"), ("reset", "reset")])
+def test_who_ends_a_stop_is_told_what_still_stops_it(enqueue, ok, run, change, done):
+    enqueue()
+    ok("resources", "pause", "github", "--reason", "incident 7")
+    out = ok("resources", change, "github/a")
+    assert out.startswith(f"github/a is {done}.\n  Still: github is paused (incident 7) since ")
+    assert out.count("\n") == 2
+    assert json.loads(run("resources", change, "github/a", "--json")[1])["dry_run"] is False
+
+
+@pytest.mark.parametrize(("change", "done"), [("resume", "resumed"), ("close", "closed"), ("reset", "reset")])
 def test_a_stop_of_a_mistyped_resource_is_not_said_to_be_ended(enqueue, run, read, change, done):
     enqueue()
     status, out, err = run("resources", change, "githb/a")

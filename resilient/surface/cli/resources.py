@@ -299,6 +299,19 @@ def _lasting(criteria: Bulk, count: int) -> str:
     return "" if spacing is None else f", which takes {span((count - 1) * spacing.total_seconds())}"
 
 
+def _remark(run: Context, key: str, change: str, *, unused: bool, dry_run: bool) -> None:
+    """What whoever changed one resource should know."""
+    if unused and change != "limit":  # an account is often limited before its first job
+        run.out.say(f"There is no job of it, and never was one: {_IS_IT_RIGHT}.")
+    if change not in _ENDING or dry_run:
+        return
+    # Another gate, or one of an ancestor: jobs do not go on yet.
+    found = run.app.sync.resources.why(key)
+    for reason in found.reasons if found.state == "stopped" else ():
+        if reason.resource is not None and reason.code != "waiting":
+            run.out.paragraph(f"Still: {reason.text}", indent=2, style="yellow")
+
+
 def _change(
     run: Context,
     done: str,
@@ -325,8 +338,7 @@ def _change(
     would = "would be " if dry_run else ""
     if not pattern:
         run.out.say(f"{which} {would or 'is '}{done}.")
-        if unused and change.__name__ != "limit":  # an account is often limited before its first job
-            run.out.say(f"There is no job of it, and never was one: {_IS_IT_RIGHT}.")
+        _remark(run, which, change.__name__, unused=unused, dry_run=dry_run)
         return
     if not changed:
         run.out.say(_none_fits(which))
