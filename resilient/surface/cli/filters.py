@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 from resilient.core.errors import InvalidInput, NaiveDatetime
+from resilient.core.failure import FailureKind
 from resilient.core.limit import seconds
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "ordering_key": Annotated[_ONE, _option("--ordering-key", text="The ordering key.")],
     "error_kind": Annotated[
         _MANY,
-        _option("--error-kind", shape="KIND", text="Kind of the last error: transient, permanent, ambiguous, bug ..."),
+        _option("--error-kind", shape="KIND", text=f"Kind of the last error: {', '.join(FailureKind)}."),
     ],
     "error_code": Annotated[
         _MANY, _option("--error-code", shape="CODE", text="Code of the last error, such as http_422.")

@@ -16,7 +16,7 @@ from resilient.surface.cli import views
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.filters import moment, tags_of
 from resilient.surface.cli.filters import span as span_of
-from resilient.surface.cli.jobs import DryRun, Limit, Yes, read_json
+from resilient.surface.cli.jobs import DryRun, Yes, read_json
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ async def _work(app: Any, **options: Any) -> None:
 def enqueue(
     ctx: typer.Context,
     kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of job.")],
-    payload: Annotated[str, typer.Argument(help="JSON, @file or - for standard input.")] = "null",
+    payload: Annotated[str, typer.Argument(metavar="PAYLOAD", help="JSON, @file or - for standard input.")] = "null",
     *,
     resource: Annotated[str, typer.Option("--resource", "-r", help="What it goes through, such as github/acct-7.")],
     priority: Annotated[int, typer.Option(min=-100, max=100, help="Higher runs first.")] = 0,
@@ -217,7 +217,9 @@ def prune(
         list[str] | None,
         typer.Option("--state", "-s", help="Only those: succeeded, dead, cancelled; may be repeated.", metavar="STATE"),
     ] = None,
-    limit: Limit = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-l", min=1, help="Delete no more jobs than this.", show_default=False)
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
