@@ -51,6 +51,8 @@ def plan(trail: Trail, request: httpx.Request) -> Passage:
     url, ext = request.url, request.extensions
     if not url.scheme and not trail.base_url and trail.provider.base_url:
         raise InvalidInput(f"{request.method} {url.path}: {trail.without_address()}")
+    if not url.scheme:
+        raise httpx.UnsupportedProtocol(f"{request.method} {url.path}: {trail.without_address()}", request=request)
     target = Target(str(url), url.scheme, url.host, url.port, url.path)
     origin = (target.scheme, target.host, target.port)
     before = ext.get(KEY)

@@ -70,6 +70,9 @@ class Trail:
     def without_address(self) -> str:
         """Why a relative URL leads nowhere."""
         missing = ", ".join(sorted(names_in(self.provider.base_url)))
+        if self.provider is GENERIC:
+            name = self._account.partition("/")[0]
+            return f"the app has no provider {name!r}, so no base URL: list it in Resilient(providers=[...])"
         if not missing:
             return f"provider {self.provider.name!r} has no base URL to join a relative one to: give a whole URL"
         return (

@@ -225,6 +225,14 @@ async def test_an_account_without_an_address_says_what_is_missing(make, apis):
     assert "the address of crm/1 is not known: its connection has no home" in job.last_error
 
 
+async def test_a_key_whose_provider_the_app_does_not_have_says_so(make, apis):
+    done = await (app := make(tenants(), handlers=[get])).enqueue(get, "/x", resource_key="cmr/1")
+    await app.worker().drain(timeout=20)
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.last_error_kind, job.last_error_code) == ("dead", "permanent", "bad_url")
+    assert "GET /x: the app has no provider 'cmr', so no base URL: list it in Resilient(prov" in job.last_error
+
+
 async def test_an_address_at_a_strangers_is_refused_when_it_is_given(make, apis):
     app = make(tenants(hosts=("*.crm.example",)), handlers=[get])
     with pytest.raises(InvalidInput, match="not among the hosts"):

@@ -428,6 +428,14 @@ def test_a_narrow_table_folds_then_cuts():
     assert table(50)[1] == "0195f3a2-7c1e  dead   mail.send  github/acc…  1204"
 
 
+def test_what_is_copied_stays_whole():
+    assert table(24, folds=(2, 3))[:3] == [
+        "ID           STATE     N",
+        "0195f3a2-7c1e",
+        "             dead   1204",
+    ]
+
+
 def test_a_file_gets_everything():
     out = io.StringIO()
     console = Console(file=out, width=20, highlight=False, markup=False, soft_wrap=True)

@@ -166,7 +166,8 @@ def _show_stopped(run: Context, seen: Overview) -> None:
     run.out.heading("Stopped")
     run.out.table(views.GROUP_HEADERS, [views.group_row(group, seen.at) for group in seen.stopped], right=(2, 3))
     first = seen.stopped[0]
-    run.out.say(f"  More: `resilient resources why {first.example}`, `resilient resources list --stopped`", style="dim")
+    more = f"More: `resilient resources why {first.example}`, `resilient resources list --stopped`"
+    run.out.paragraph(more, indent=2, style="dim")
 
 
 def _show_troubles(run: Context, title: str, troubles: list[Trouble], seen: Overview) -> None:

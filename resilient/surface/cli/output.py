@@ -89,10 +89,14 @@ class Output:
             widths = _widths(headers, rows)
         if room:
             _shrink(widths, room, numeric)
+            widths[0] -= max(0, min(_total(widths) - room, widths[0] - GAP))
         self.say(_line(headers, widths, numeric), style="bold")
         for row in rows:
-            text = Text()
-            for n, (cell, width) in enumerate(zip(row.cells, widths, strict=True)):
+            text, cells = Text(), row.cells
+            if len(cells[0]) > widths[0]:  # it is copied, so it stays whole: on a line of its own
+                self.console.print(Text(cells[0]))
+                cells = ["", *cells[1:]]
+            for n, (cell, width) in enumerate(zip(cells, widths, strict=True)):
                 text.append(_fit(cell, width, right=n in numeric), style=STYLES.get(cell, ""))
                 text.append(" " * GAP)
             text.rstrip()
