@@ -7,6 +7,7 @@ import re
 from contextlib import asynccontextmanager
 from inspect import CO_COROUTINE
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -205,3 +206,41 @@ async def test_sync(fake_provider, resilient_app, resilient_url, drain):
         feed.delete(2)
         await app.streams.reset("github.issues")
     engine.dispose()
+
+
+async def test_workflows(tmp_path, sessions):
+    class Contact(BaseModel):
+        id: int
+
+    class Order(BaseModel):
+        pass
+
+    class Receipt(BaseModel):
+        pass
+
+    ran = []
+
+    def does(kind):
+        @handler(kind)
+        async def run(job: resilient.Job[Any]) -> None:
+            ran.append(job.kind)
+
+        return run
+
+    kinds = {name: does(name) for name in ("sync_contact", "fetch_page", "build_index")}
+    kinds |= {name: does(name) for name in ("reserve", "release", "ship", "notify")}
+    ordered, after, together = blocks("docs/workflows.md")
+    names = {**public(), **kinds, "Contact": Contact, "Order": Order, "Receipt": Receipt, "order": Order()}
+    declared = await run(together.partition("\nasync with")[0], dict(names))
+    handlers = [*kinds.values(), declared["charge"], declared["refund"]]
+    async with Resilient(f"sqlite:///{tmp_path}/app.db", handlers=handlers) as app, sessions() as session:
+        names |= {"app": app, "session": session, "urls": ["/1", "/2"]}
+        await run(after, names)
+        await run(together, names)
+        await run(ordered, names)
+        await session.commit()
+        (workflow,) = await app.workflows.list()
+        assert [step.name for step in workflow.steps] == ["order.charge", "reserve", "ship", "notify"]
+        await app.worker().drain()
+    assert ran.index("build_index") > max(n for n, kind in enumerate(ran) if kind == "fetch_page")
+    assert {"sync_contact", "reserve", "ship", "notify"} <= set(ran)
