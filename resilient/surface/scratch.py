@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,17 +56,27 @@ def scratch(url: str | None, purpose: str) -> Iterator[Scratch]:
     Raises `SetupError` for what is no address, `MissingExtra` without psycopg, `DatabaseUnreachable` if
     nobody answers.
     """
-    if checked(url or "sqlite://").get_backend_name() == "sqlite":
-        with _file(url, purpose) as found:
-            yield found
-    else:
-        with _schema(str(url), purpose) as found:
-            yield found
+    place = _file if checked(url or "sqlite://").get_backend_name() == "sqlite" else _schema
+    with _swept_when_terminated(), place(url or "sqlite://", purpose) as found:
+        yield found
 
 
 @contextmanager
-def _file(url: str | None, purpose: str) -> Iterator[Scratch]:
-    named = make_url(url or "sqlite://").database
+def _swept_when_terminated() -> Iterator[None]:
+    """SIGTERM ends it like Ctrl-C: by itself it would leave the place behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _file(url: str, purpose: str) -> Iterator[Scratch]:
+    named = make_url(url).database
     beside = Path(named).resolve().parent if named and named != ":memory:" else None
     if beside is not None and not beside.is_dir():
         raise SetupError(f"the directory {beside} does not exist: create it, or name a file in another one")

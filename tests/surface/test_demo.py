@@ -128,7 +128,7 @@ def children(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_demo_leaves_no_process_behind(small, number):
     demo = subprocess.Popen(
         [sys.executable, "-m", "resilient.surface.demo", "--csv", str(small), "--plain"],
@@ -146,3 +146,4 @@ def test_an_interrupted_demo_leaves_no_process_behind(small, number):
     while any(Path(f"/proc/{pid}").exists() for pid in mine) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert [pid for pid in mine if Path(f"/proc/{pid}").exists()] == []
+    assert number == signal.SIGKILL or list(small.parent.glob("resilient-demo-*")) == []
