@@ -89,9 +89,7 @@ class TestFinished:
         assert [r["state"] for r in read_all("SELECT state FROM {job}")] == ["dead", "dead"]
 
     def test_unfinished_jobs_are_never_pruned(self, database, clock):
-        with pytest.raises(
-            InvalidInput, match="'ready' is no state in which jobs are pruned: use cancelled, dead, succeeded"
-        ):
+        with pytest.raises(InvalidInput, match="ready jobs are not over: only cancelled, dead, succeeded"):
             self.prune(database, "ready", clock.now())
 
     def test_what_somebody_holds_is_left_and_not_waited_for(self, postgres_url, open_database, clock):
