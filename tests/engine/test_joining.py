@@ -9,6 +9,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlmodel import Field, Session, SQLModel
 
 from resilient import Event, InvalidInput, Resilient, handler
+from resilient.engine import joining
 
 
 class Moved(Event, type="stock.moved"):
@@ -184,8 +185,10 @@ def test_after_the_commit_it_is_too_late_and_said(app, database, numbers):
     assert numbers() == []
 
 
-def test_two_apps_in_two_schemas_share_a_transaction(postgres_url):
-    """Each writes into its own tables."""
+def test_two_apps_in_two_schemas_share_a_transaction(postgres_url, monkeypatch):
+    """Each writes into its own tables, in everybody's order: two such transactions wait for each other in no circle."""
+    written, write = [], joining.write
+    monkeypatch.setattr(joining, "write", lambda c, d, ordered: [written.append(d.schema), *write(c, d, ordered)])
     words = {"destinations": {"a": null}, "routes": {Moved: ["a"]}}
     one, two = Resilient(postgres_url, **words), Resilient(postgres_url, schema="other", upgrade=True, **words)
     two.ready_sync()
@@ -193,6 +196,7 @@ def test_two_apps_in_two_schemas_share_a_transaction(postgres_url):
         for app in (two, one, two):
             app.outbox.publish(s, Moved(number=1), key="k")
         s.commit()
+        assert written == [None, "other"]
         for schema, numbers in (("public", [1]), ("other", [1, 2])):
             found = s.execute(text(f"SELECT order_no FROM {schema}.resilient_job ORDER BY 1")).scalars()
             assert found.all() == numbers

@@ -260,6 +260,9 @@ class TestNats:
     async def test_what_it_does_not_take(self, server):
         connection, _ = await self.stream(server, max_msgs=1, discard="new")
         assert (await failed(Nats(server.url, subject="elsewhere.{type}"))).failure.code == "no_stream"
+        other = await failed(Nats(server.url, stream="ANOTHER"))  # than the one that listens
+        assert "did not take" in str(other)
+        assert not isinstance(other, ConnectionLost)
         await published(Nats(server.url), message(1))
         assert not isinstance(await failed(Nats(server.url), message(2)), ConnectionLost)  # the stream is full
         with pytest.raises(Permanent):
