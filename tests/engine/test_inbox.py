@@ -145,19 +145,26 @@ class TestArrived:
             with pytest.raises(Exception, match="lock timeout"):
                 self.take(app, two, 2)
 
-    def test_of_a_known_key_too(self, postgres_database):
-        """Its row is there: the second must not decide by what the first is about to change."""
-        app = Resilient(postgres_database)
+    def test_of_a_known_key_too(self, postgres_database, monkeypatch):
+        """Its row is there: the second must not decide by what the first, which has just looked, is about to change."""
+        app, seen = Resilient(postgres_database), inbox.seen
+        waiting, found = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", []
         with Session(postgres_database.sync_engine) as one, Session(postgres_database.sync_engine) as two:
             assert self.take(app, one, 1) is Arrival.FIRST
             one.commit()
+            second = threading.Thread(target=lambda: (found.append(self.take(app, two, 2)), two.commit()))
+
+            def between(*args):
+                if second.ident is None:
+                    second.start()
+                    while not postgres_database.transaction_sync(lambda c, _: c.exec_driver_sql(waiting).scalar()):
+                        second.join(0.01)
+                        if not second.is_alive():
+                            break
+                return seen(*args)
+
+            monkeypatch.setattr(inbox, "seen", between)
             assert self.take(app, one, 3) is Arrival.FIRST
-            waiting, found = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", []
-            second = threading.Thread(target=lambda: found.append(self.take(app, two, 2)))
-            second.start()
-            while not postgres_database.transaction_sync(lambda c, _: c.exec_driver_sql(waiting).scalar()):
-                assert second.is_alive()
-                second.join(0.01)
             one.commit()
             second.join(30)
             assert found == [Arrival.OUTDATED]

@@ -188,7 +188,9 @@ def test_after_the_commit_it_is_too_late_and_said(app, database, numbers):
 def test_two_apps_in_two_schemas_share_a_transaction(postgres_url, monkeypatch):
     """Each writes into its own tables, in everybody's order: two such transactions wait for each other in no circle."""
     written, write = [], joining.write
-    monkeypatch.setattr(joining, "write", lambda c, d, ordered: [written.append(d.schema), *write(c, d, ordered)])
+    monkeypatch.setattr(
+        joining, "write", lambda c, d, *rest, **words: [written.append(d.schema), *write(c, d, *rest, **words)]
+    )
     words = {"destinations": {"a": null}, "routes": {Moved: ["a"]}}
     one, two = Resilient(postgres_url, **words), Resilient(postgres_url, schema="other", upgrade=True, **words)
     two.ready_sync()

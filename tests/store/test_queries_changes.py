@@ -196,6 +196,15 @@ def test_an_unknown_outcome_is_not_repeated_blindly(add, sweep, job, mark):
     assert (job(id_).state, job(id_).sent) == (JobState.READY, None)
 
 
+@pytest.mark.parametrize("state", ["dead", "succeeded", "cancelled"])
+def test_a_retry_keeps_the_idempotency_key(add, sweep, job, state):
+    """A provider that did it already is to recognise it; only of an event that was published a broker is not to."""
+    for key, kept in (("p/1", True), ("outbox/a", state != "succeeded"), ("outboxes/a", True)):
+        id_ = add(state=state, resource_key=key)
+        assert sweep(Retry(), ids=[id_])["retried"] == 1
+        assert (job(id_).idempotency_key is None) is kept
+
+
 def test_retry_as_a_new_operation_changes_the_idempotency_key(add, sweep, job):
     id_ = add(state="succeeded")
     sweep(Retry(), ids=[id_])
