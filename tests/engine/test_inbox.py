@@ -117,6 +117,8 @@ class TestArrived:
             assert self.take(app, s, 7) is Arrival.FIRST
             assert self.take(app, s, 1, key="order-8") is Arrival.FIRST
             assert self.take(app, s, 8, message="m-order-7-3") is Arrival.DUPLICATE
+            words = {"key": "order-7", "number": 2}  # another consumer has its own
+            assert app.sync.inbox.arrived(s, "shipping", "m-order-7-3", **words) is Arrival.FIRST
 
     def test_a_gap_is_early_until_it_is_filled(self, app, session):
         with session() as s:
