@@ -20,7 +20,7 @@ from resilient import Item, Job, Resilient, Throttled, handler
 from resilient.core.policy import Policies
 from resilient.engine import dispatcher, sweeper
 from resilient.engine.dispatcher import Dispatcher
-from resilient.store import claim, jobs, look, patience
+from resilient.store import claim, jobs, look, patience, resources
 
 
 class Clock:
@@ -83,14 +83,17 @@ async def test_gone_turns_are_not_read_again_and_one_that_commits_late_is_found(
     late = "SELECT id FROM {turn} WHERE resource_key = 'a/0'"
     (id_,) = database.transaction_sync(lambda c, d: d.run(c, late).one())
     database.transaction_sync(lambda c, d: d.run(c, "DELETE FROM {turn} WHERE id = :i RETURNING 1", {"i": id_}).all())
+    database.transaction_sync(resources.ensure, ["a", *(f"a/{n}" for n in range(20))])
     clock = Clock()
     dispatcher = make(clock, database=database)
     assert len(await claimed(dispatcher, 15)) == 15
     assert max(ask.low for ask in asks) > id_
     put_back = "INSERT INTO {turn} (id, resource_key, priority) VALUES (:i, 'a/0', 0) RETURNING 1"
     database.transaction_sync(lambda c, d: d.run(c, put_back, {"i": id_}).all())
+    dispatcher._looks = 0  # the next looks take no oldest turn
+    assert await claimed(dispatcher, 1) != ["a/0"]
     clock.time += 1.1
-    assert "a/0" in await claimed(dispatcher, 5)
+    assert await claimed(dispatcher, 1) == ["a/0"]  # once a second it is looked everywhere, also while there is work
 
 
 def test_slow_jobs_are_claimed_one_by_one_and_none_in_advance():

@@ -322,6 +322,23 @@ class TestRaces:
             assert (len(first.jobs), second.result(20).jobs) == (1, [])
         assert lost(database) == []
 
+    def test_two_claims_at_once_elect_one_probe_of_what_is_above_both(self, database, clock):
+        """The second has read that the circuit is due; it waits for the first one's commit, and then reads it again."""
+        put(database, new("a/1"), new("a/2"))
+        database.transaction_sync(resources.ensure, ["a", "a/1", "a/2"])
+        database.transaction_sync(gates.open_, "a", until=clock.now() - timedelta(seconds=1))
+        before = database.transaction_sync(resources.read, ["a"])["a"].breaker.generation
+        with database.sync_engine.connect() as one, ThreadPoolExecutor(1) as other:
+            with one.begin():
+                first = claim.claim(one, database.dialect, ask(take=1, worker_id="w1"))
+                second = other.submit(take, database, worker_id="w2")
+                wait([second], timeout=0.5)
+            assert list(first.probes.values()) == [("a",)]
+            assert (second.result(20).jobs, second.result(20).probes) == ([], {})
+        breaker = database.transaction_sync(resources.read, ["a"])["a"].breaker
+        assert (breaker.state, breaker.probe_owner, breaker.generation) == ("half_open", "w1", before + 1)
+        assert list(parked(database).values()) == ["a"]
+
     @pytest.mark.parametrize("jobs_there", [1, 2])
     def test_a_job_that_is_changed_between_look_and_claim_keeps_its_turn(self, database, monkeypatch, jobs_there):
         """An edit bumps the version and writes no turn: the claim has taken the only one, and loses the job."""
