@@ -7,7 +7,8 @@ and refreshed where they are refused. Requests of threads come to the worker's e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import marks
 from resilient.core.errors import JobFailure, TransactionOpen
@@ -218,8 +219,12 @@ class JobConduct:
         return await self._execution.mark(permit.asked.name, None)
 
     def cut_off(self, permit: Permit) -> None:
-        """Its row has never heard otherwise."""
+        """Its row has never heard otherwise. The circuits have: that it began was life, that it broke off is none."""
         self._execution.remark(permit.asked.name, permit.mark)
+        worker = self._worker
+        if permit.state is not None and worker.loop is not None:
+            told = worker.gate.failed(permit.state, permit.asked.key, _BROKE_OFF)
+            asyncio.run_coroutine_threadsafe(told, worker.loop)
 
     async def answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:
         """Tell the gate."""
@@ -242,6 +247,9 @@ class JobConduct:
         if permit.access is None or not _refuses_credentials(failure):
             return False
         return await self._worker.app.grants.renew(at_account(permit.asked.key), permit.access)
+
+
+_BROKE_OFF: Final = Failure(FailureKind.TRANSIENT, code="broke_off", provider_wide=True)
 
 
 def _refuses_credentials(failure: Failure) -> bool:

@@ -173,7 +173,7 @@ def _clear(trail: Trail, outcome: Outcome, failure: Failure | None) -> Flow:
     permit, asked = outcome.permit, outcome.permit.asked
     if asked.marked and concluded(permit, failure, unsent=_unsent(outcome.error)):
         yield trail.conduct.clear(permit)
-    if asked.name and outcome.answer is not None:
+    if (asked.gated or asked.name) and outcome.answer is not None:
         outcome.answer.cut = partial(trail.cut_off, permit)
 
 

@@ -12,7 +12,7 @@ import pytest
 from resilient import Bearer, Errors, Idempotency, Provider, Resilient, Retry, Rule, Wait, handler
 from resilient.core.delays import Fixed
 from resilient.core.failure import FailureKind as K
-from resilient.engine.job import Job
+from resilient.engine.job import Job, SyncJob
 from resilient.store import circuits
 from resilient.store.secrets import new_key
 from resilient.wire.pool import Pool, PoolSettings
@@ -31,10 +31,18 @@ ERRORS = Errors(
 
 
 class Api:
-    """Answers as it is told; ``cut`` takes a request and never answers it."""
+    """Answers as it is told; ``cut`` takes a request and never answers it, ``half`` begins to."""
 
     def __init__(self):
-        self.status, self.headers, self.body, self.cut, self.pause, self.keys = 200, {}, b"{}", False, 0.0, []
+        self.status, self.headers, self.body, self.cut, self.half, self.pause, self.keys = (
+            200,
+            {},
+            b"{}",
+            False,
+            False,
+            0.0,
+            [],
+        )
 
     async def __call__(self, scope, receive, send):
         while (await receive()).get("more_body"):
@@ -44,6 +52,9 @@ class Api:
             send.__self__.transport.abort()  # uvicorn's: the connection is cut
             return
         await asyncio.sleep(self.pause)
+        if self.half:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            raise ConnectionAbortedError  # uvicorn cuts the connection
         headers = {"content-type": "application/json", "content-length": str(len(self.body)), **self.headers}
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": self.status, "headers": raw})
@@ -178,6 +189,24 @@ async def test_no_answer_to_what_may_be_repeated(api, once):
     found = await once(sends("GET"))
     assert (found.job.state, found.job.last_error_kind) == ("scheduled", "transient")
     assert (found.charged(), found.counted()) == ((1, [True]), (1, 1))
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_an_answer_that_breaks_off_in_its_body(api, once, method, plain):
+    """It began, which is life; and it never came, which is none: a circuit opens if that goes on."""
+
+    @handler("send", retry=Retry(max_attempts=5, delay=Fixed(DELAY)))
+    def function(job: SyncJob[None]) -> None:
+        job.client.request(method, "/x").raise_for_status()
+
+    api.half = True
+    found = await once(function if plain else sends(method))
+    assert (found.job.state, found.job.last_error_kind) == (
+        ("scheduled", "transient") if method == "GET" else ("dead", "ambiguous")
+    )
+    assert (found.charged(), found.counted()) == ((1, [True]), (1, 1))
+    assert (found.account.breaker.window.ok, found.provider.breaker.window.ok) == (1, 1)
 
 
 async def test_our_own_pool_is_nobodys_illness(api, once):
