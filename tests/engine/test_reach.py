@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from urllib.parse import parse_qs
 
 import httpx
@@ -14,6 +15,7 @@ from resilient import (
     ApiKey,
     Basic,
     Bearer,
+    Idempotency,
     InvalidInput,
     Limit,
     NextUrl,
@@ -33,6 +35,7 @@ from resilient.core.policy import BreakerPolicy
 from resilient.core.rules import Errors, Rule
 from resilient.engine.job import Job, SyncJob
 from resilient.store.secrets import new_key
+from resilient.wire.names import derive
 
 KEY = new_key()
 SOON = Retry(max_attempts=3, delay=Fixed(0))
@@ -329,6 +332,46 @@ async def test_header_keys_and_passwords(make, apis):
     by_path = {path: headers for path, headers, _ in apis[0].seen}
     assert by_path["/1"]["x-key"] == "k:canary-key"
     assert by_path["/2"]["authorization"] == "Basic d2hvOmNhbmFyeS1wYXNz"
+
+
+# -- what a call says of itself ----------------------------------------------------------------------------------------
+
+DEAR = {"cost": 7, "op": "charge", "body": b"{}"}
+
+
+@handler("dear", retry=SOON)
+async def dear(job: Job[None]) -> dict[str, str]:
+    async with job.call("POST", "/charges", **DEAR) as call:
+        call.report(200)
+    async with job.call("POST", "/search", cost=2, idempotent=True) as read:
+        read.report(200)
+    async with job.call("POST", "/mine", cost=1, idempotency_key="own", trusted=True) as own:
+        own.report(200)
+    return {"charge": call.headers["Idempotency-Key"], "own": own.headers["Idempotency-Key"], **read.headers}
+
+
+@handler("dear.plain", retry=SOON)
+def dear_plain(job: SyncJob[None]) -> dict[str, str]:
+    with job.call("POST", "/charges", **DEAR) as call:
+        call.report(200)
+    with job.call("POST", "/search", cost=2, idempotent=True) as read:
+        read.report(200)
+    with job.call("POST", "/mine", cost=1, idempotency_key="own") as own:
+        own.report(200)
+    return {"charge": call.headers["Idempotency-Key"], "own": own.headers["Idempotency-Key"], **read.headers}
+
+
+@pytest.mark.parametrize("kind", [dear, dear_plain])
+async def test_a_call_draws_what_it_costs_under_the_key_of_its_name(make, apis, kind, read_all):
+    hour = Limit(100, per="1h", burst=100, name="hour")
+    shop = Provider(name="shop", base_url=apis[0].url, limits={"account": [hour]}, idempotency=Idempotency())
+    app = make(shop, handlers=[kind])
+    began = time.time()
+    done = await app.enqueue(kind, resource_key="shop/1")
+    await app.worker().drain(timeout=20)
+    assert (await app.jobs.get(done.id)).result == {"charge": derive(str(done.id), "charge"), "own": "own"}
+    (row,) = read_all("SELECT tat FROM {rate_limit}")
+    assert 10 <= (row["tat"] - began) / hour.interval < 11
 
 
 # -- through another resource ------------------------------------------------------------------------------------------
