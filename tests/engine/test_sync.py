@@ -294,3 +294,61 @@ async def test_killed_five_times_a_sync_of_2000_records_ends_complete(app, shop,
     found = app.database.transaction_sync(lambda c, _d: list(c.execute(sa.text("SELECT item FROM copy")).scalars()))
     assert sorted(found) == list(range(1, 2001))
     assert (await app.jobs.get(done.id)).state == "succeeded"
+
+
+# -- the handler's time ------------------------------------------------------------------------------------------------
+
+
+def paged(timeout, pause):
+    """A pass that rests after each page, under a timeout; SEEN has (execution, ids)."""
+
+    @handler("slow", timeout=timeout, retry=Retry(max_attempts=1))
+    async def slow(job: Job[dict]) -> None:
+        async for page in job.pages(STREAM):
+            SEEN.append((job.execution, [item.id for item in page.items]))
+            async with job.checkpoint(page) as session:
+                await session.run_sync(upsert, page)
+            await asyncio.sleep(pause(job))
+
+    return slow
+
+
+@pytest.fixture
+async def slow_app(app, shop):
+    made = []
+    for n in range(1, 11):
+        shop.put(n)
+
+    def make(*handlers):
+        made.append(Resilient(app.database, handlers=handlers, providers=list(app.providers.values()), upgrade=False))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+async def test_a_checkpoint_starts_the_handlers_time_anew(slow_app):
+    """Four pages, each in less than the timeout, together in more."""
+    app = slow_app(paged(2.0, lambda _: 0.7))
+    done = await app.enqueue("slow", {}, resource_key="p/1")
+    await app.worker().drain(timeout=30)
+    assert SEEN == [(1, [1, 2, 3]), (1, [4, 5, 6]), (1, [7, 8, 9]), (1, [10])]
+    assert (await app.jobs.get(done.id)).state == "succeeded"
+
+
+async def test_a_used_up_slice_is_charged_nothing_and_goes_to_the_back_of_the_line(slow_app):
+    @handler("other")
+    async def other(job: Job[None]) -> None:
+        SEEN.append("other")
+
+    app = slow_app(paged(0.6, lambda job: 30 if job.execution == 1 else 0), other)
+    done = await app.enqueue("slow", {}, resource_key="p/1")
+    await app.enqueue("other", resource_key="p/1")
+    await app.worker(concurrency=1).drain(timeout=30)
+    assert SEEN == [(1, [1, 2, 3]), "other", (2, [4, 5, 6]), (2, [7, 8, 9]), (2, [10])]
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.attempts, job.deferrals) == ("succeeded", 0, 1)
+    assert [(one.decision, one.charged, one.kind) for one in await app.jobs.attempts(done.id)] == [
+        ("slice", False, "timeout")
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -167,6 +168,21 @@ class TestFinish:
         assert rows(database, "SELECT run_at FROM {job}") == before
         assert rows(database, "SELECT state, deferrals, attempts, waiting_for FROM {job}") == [("ready", 1, 0, "a")]
         assert len(rows(database, "SELECT 1 FROM {turn}")) == rows_before + 1
+
+
+def test_a_due_job_that_somebody_holds_keeps_no_other_waiting(open_database, postgres_url):
+    database = open_database(postgres_url)
+    held, free = new(delay=0.0), new(delay=0.0)
+    put(database, held, free)
+    with database.sync_engine.connect() as other, other.begin(), ThreadPoolExecutor(1) as staging:
+        other.exec_driver_sql(f"SELECT 1 FROM resilient_job WHERE id = '{held.id}' FOR UPDATE")
+        staged = staging.submit(database.transaction_sync, lambda c, d: jobs.stage(c, d, d.now(c)))
+        wait([staged], timeout=5)
+        in_time = staged.done()
+        other.rollback()
+    assert in_time
+    assert staged.result() == 1
+    assert database.transaction_sync(lambda c, d: jobs.stage(c, d, d.now(c))) == 1
 
 
 class TestLeases:
