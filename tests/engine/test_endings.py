@@ -26,7 +26,7 @@ from resilient.store.finishing import Finish
 from resilient.wire.failures import failed_answer
 
 ONCE = Retry(max_attempts=1)
-STARTED = threading.Event()
+STARTED, GO_ON = threading.Event(), threading.Event()
 SEEN: list = []
 
 
@@ -134,7 +134,25 @@ async def cannot_wait(job: Job[None]) -> None:
     raise Transient("later")
 
 
-HANDLERS = [ok, sleeps, raises, result, never_awaited, grouped, stopped, returns_early, finishes, swallows, cannot_wait]
+@handler("hangs", timeout=0.2, retry=ONCE)
+def hangs(job: SyncJob[None]) -> None:
+    GO_ON.wait(30)
+
+
+HANDLERS = [
+    hangs,
+    ok,
+    sleeps,
+    raises,
+    result,
+    never_awaited,
+    grouped,
+    stopped,
+    returns_early,
+    finishes,
+    swallows,
+    cannot_wait,
+]
 
 
 @pytest.fixture
@@ -301,6 +319,23 @@ async def test_a_cancel_that_comes_before_the_handler_fails_is_not_forgotten(app
     job = await app.jobs.get(done.id)
     assert (job.state, job.finished_at is None) == ("cancelled", False)
     assert [a.decision for a in await app.jobs.attempts(done.id)] == ["cancelled"]
+
+
+async def test_what_waits_behind_handlers_that_do_not_end_goes_to_other_workers(app):
+    """Every slot is taken for good: what was claimed for them is handed back, not kept until the process ends."""
+    GO_ON.clear()
+    done = [await app.enqueue(hangs, resource_key="p/1") for _ in range(3)]
+    worker = app.worker(concurrency=1)
+    worker.concurrency = 3  # so many are claimed; there is one slot
+    try:
+        await worker.drain(timeout=20)
+    finally:
+        GO_ON.set()
+    found = sorted(
+        [((await app.jobs.get(one.id)).state, (await app.jobs.attempts(one.id))[0].decision) for one in done]
+    )
+    assert found == [("dead", "dead"), ("ready", "handed_back"), ("ready", "handed_back")]
+    assert sorted([(await app.jobs.get(one.id)).attempts for one in done]) == [0, 0, 1]
 
 
 # -- the engine's own troubles -----------------------------------------------------------------------------------------

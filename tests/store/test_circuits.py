@@ -106,6 +106,9 @@ def test_overtaken_generations_change_nothing(database):
     assert report(database, worked(), failed(count=50), worked(generation=9)) == []
     assert facts(database).breaker == before.breaker
     assert facts(database).revision == before.revision
+    database.transaction_sync(gates.close, "p/a")
+    assert report(database, failed(count=50), failed(count=50, generation=1)) == []  # sent before it was well again
+    assert (facts(database).breaker.state, facts(database).breaker.streak) == ("closed", 0)
 
 
 def test_missing_rows_are_passed_over(database):
