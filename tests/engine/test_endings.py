@@ -321,6 +321,20 @@ async def test_a_cancel_that_comes_before_the_handler_fails_is_not_forgotten(app
     assert [a.decision for a in await app.jobs.attempts(done.id)] == ["cancelled"]
 
 
+async def test_what_was_claimed_and_has_not_started_is_handed_back_when_the_worker_stops(app):
+    done = [await app.enqueue(finishes, resource_key="p/1") for _ in range(3)]
+    worker = app.worker(concurrency=1)
+    worker.dispatcher._concurrency = 3  # so many are claimed; there is one slot
+    running = asyncio.create_task(worker.run(signals=False))
+    assert await asyncio.to_thread(STARTED.wait, 10)
+    worker.stop()
+    await running
+    jobs = [await app.jobs.get(one.id) for one in done]
+    assert sorted((job.state, job.executions, job.attempts) for job in jobs) == [
+        ("ready", 1, 0), ("ready", 1, 0), ("succeeded", 1, 0)
+    ]  # fmt: skip
+
+
 async def test_what_waits_behind_handlers_that_do_not_end_goes_to_other_workers(app):
     """Every slot is taken for good: what was claimed for them is handed back, not kept until the process ends."""
     GO_ON.clear()
