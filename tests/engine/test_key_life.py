@@ -245,6 +245,7 @@ async def test_a_lost_worker_repeats_within_the_life_and_looks_after_it(make, ap
         worker = app.worker()
         await worker.sweeper.rescue()
         assert worker.sweeper.rescued == 1
+        assert (await app.jobs.get(done.id)).state == ("dead" if late else "ready")  # a person hears of it at once
         await drain(app)
         assert (await app.jobs.get(done.id)).state == ("dead" if late else "succeeded")
     assert len(api.keys) == 1
