@@ -456,6 +456,7 @@ class TestMoreSteps:
         await drain(app)
         info = await app.workflows.get(wf.id)
         assert (info.state, len(info.steps), info.step("total").result) == ("succeeded", 6, 12)
+        assert await app.jobs.count() == 6
         await app.close()
 
     async def test_within_complete_they_belong_to_the_success(self, database, clock, tmp_path):  # noqa: ARG002
