@@ -94,13 +94,13 @@ async def waiting(app, number, tasks):
     raise AssertionError("nobody waits")
 
 
-def business(app):
+def business(app, key="p/1"):
     """It publishes, and has something done in order."""
 
     def write():
         with Session(app.database.sync_engine) as s:
             app.outbox.publish(s, Moved(number=2), key="k")
-            app.sync.enqueue(last, session=s, resource_key="p/1", ordering_key="o")
+            app.sync.enqueue(last, session=s, resource_key=key, ordering_key="o")
             s.commit()
 
     return lambda: asyncio.to_thread(write)
@@ -142,9 +142,14 @@ async def test_only_lanes_of_jobs_that_have_one_are_looked_for(anywhere):
 
 
 @pytest.mark.parametrize("kind", [publishes, followed], ids=lambda kind: kind.kind)
-async def test_a_job_in_order_is_followed_by_others_in_order(app, kind):
-    await app.enqueue(kind, resource_key="p/1", ordering_key="o")
-    assert errors(await meet(app, LANE, drain(app), business(app))) == []
+@pytest.mark.parametrize(("key", "held"), [("p/1", "p/1"), ("a/1", "outbox/a")])
+async def test_a_job_in_order_is_followed_by_others_in_order(app, kind, key, held):
+    """Whether its own lane comes behind that of the event, or before it."""
+    await app.enqueue(kind, resource_key=key, ordering_key="o")
+    if held != key:
+        await app.enqueue(last, resource_key=held, ordering_key="k", delay=3600)
+    lane = f"resilient_order WHERE resource_key = '{held}'"
+    assert errors(await meet(app, lane, drain(app), business(app, key))) == []
     assert TRIES == [1]
 
 
