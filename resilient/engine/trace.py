@@ -21,6 +21,4 @@ def current() -> tuple[str | None, str | None]:
         return None, None
     parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
     state = context.trace_state.to_header()
-    return parent, state if 0 < len(
-        state
-    ) <= LONGEST else None  # the state may be dropped, the transaction may not fail
+    return parent, state if 0 < len(state) <= LONGEST else None  # without it rather than a transaction that fails
