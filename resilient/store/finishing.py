@@ -88,7 +88,7 @@ def succeed_if_held(
         if not batch:
             continue
         source, params = fences(d, batch, with_result=with_result)
-        result = ", result = p.result" if with_result else ""
+        result = ", result = p.result" if with_result else ", result = NULL"  # not that of an earlier run
         rows = d.run(c, "UPDATE {job}" + sets + result + source + where + tail, {**params, "now": now}, id=ID).all()
         for id_, state, key, priority, has_followers, in_lane in rows:
             effective.add(id_)

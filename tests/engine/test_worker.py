@@ -81,7 +81,15 @@ async def stubborn(job: Job[None]) -> str:
     return "done"
 
 
-HANDLERS = [ok, plain, transient, permanent, bug, leaves, snooze, cancel, slow, stubborn]
+@handler("fickle")
+async def fickle(job: Job[None]) -> str | None:
+    if job.execution > 1:
+        return None
+    await job.app.enqueue(fickle, resource_key="p/1", unique_key="one", while_running="once_more")
+    return "the first"
+
+
+HANDLERS = [fickle, ok, plain, transient, permanent, bug, leaves, snooze, cancel, slow, stubborn]
 
 
 @pytest.fixture
@@ -106,6 +114,13 @@ async def test_a_job_runs_once_and_keeps_its_result(app):
     assert (job.state, job.result, job.attempts) == ("succeeded", {"got": {"a": 1}}, 0)
     assert SEEN == [("ok", {"a": 1}, 1)]
     assert await drain(app) == 0
+
+
+async def test_what_runs_again_does_not_keep_the_result_of_the_run_before(app):
+    done = await app.enqueue(fickle, resource_key="p/1", unique_key="one", unique_until="finish")
+    await drain(app)
+    job = await row(app, done.id)
+    assert (job.state, job.executions, job.result) == ("succeeded", 2, None)
 
 
 async def test_plain_functions_run_in_threads(app):
