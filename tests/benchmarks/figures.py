@@ -48,7 +48,8 @@ def single(f: dict[str, Any]) -> str:
 
 
 def woken(f: dict[str, Any]) -> str:
-    return f"p50 {f['p50_ms']:.1f} ms, p99 {f['p99_ms']:.1f} ms (bare {f['floor_p50_ms']:.1f}, {f['floor_p99_ms']:.1f})"
+    bare, new = f"{f['floor_p50_ms']:.1f}, {f['floor_p99_ms']:.1f}", f"{f['new_account_p50_ms']:.1f}"
+    return f"p50 {f['p50_ms']:.1f} ms, p99 {f['p99_ms']:.1f} ms (bare {bare}); the first of a new account p50 {new} ms"
 
 
 def requested(f: dict[str, Any]) -> str:

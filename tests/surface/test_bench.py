@@ -197,6 +197,7 @@ def test_pickup(empty_url):
     found = bench("pickup", "--database", empty_url, "--jobs", 20, "--with-floor", "--json")
     assert 0 <= found["p50_ms"] <= found["p99_ms"]
     assert found["p50_ms"] <= found["from_call_p50_ms"]
+    assert 0 <= found["new_account_p50_ms"] <= found["new_account_p99_ms"]
     assert found["idle_cpu_percent"] < 20
     assert found["useless_executions"] == 0
 
