@@ -42,7 +42,7 @@ HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
 Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
 
 
-class Batch(NamedTuple):
+class Results(NamedTuple):
     """Results to be written together, each with its resource key."""
 
     done: list[tuple[Done, str]]
@@ -54,18 +54,18 @@ class Batch(NamedTuple):
         """Their jobs."""
         return [x[0] for x, _ in self.done] + [f.id for f, _ in self.finishes]
 
-    def only(self, ids: Collection[UUID]) -> Batch:
+    def only(self, ids: Collection[UUID]) -> Results:
         """Those of these jobs."""
         done, finishes = [x for x in self.done if x[0][0] in ids], [x for x in self.finishes if x[0].id in ids]
-        return Batch(done, finishes, self.tries)
+        return Results(done, finishes, self.tries)
 
-    def parts(self) -> list[Batch]:
+    def parts(self) -> list[Results]:
         """The batch in two, or nothing if it is one result."""
         if self.done and self.finishes:
             return [self._replace(finishes=[]), self._replace(done=[])]
         half = (len(self.done) + len(self.finishes)) // 2
         first, rest = slice(half), slice(half, None)
-        return [Batch(self.done[some], self.finishes[some], self.tries) for some in (first, rest)] if half else []
+        return [Results(self.done[some], self.finishes[some], self.tries) for some in (first, rest)] if half else []
 
 
 class Completer:
@@ -92,7 +92,7 @@ class Completer:
         self._quiet = True  # nothing to write
         self._closing = False
         self._careful_until = -1e9  # loop time
-        self._held: list[Batch] = []
+        self._held: list[Results] = []
         self._beside: asyncio.Task[None] | None = None  # writes those
         self.written = 0
         self.stale = 0
@@ -156,98 +156,100 @@ class Completer:
     async def _write_batch(self) -> None:
         done = [self._done.popleft() for _ in range(min(BATCH, len(self._done)))]
         finishes = [self._finishes.popleft() for _ in range(min(BATCH, len(self._finishes)))]
-        await self._save(Batch(done, finishes))
+        await self._save(Results(done, finishes))
         if len(self._done) + len(self._finishes) < BACKLOG:
             self._room.set()
 
-    async def _save(self, batch: Batch) -> None:
+    async def _save(self, results: Results) -> None:
         """Write results, however often it takes; one that cannot be written must not hold up the others."""
         while True:
             careful = asyncio.get_running_loop().time() < self._careful_until
             try:
-                if careful and not (batch := await self._free(batch)).ids:
+                if careful and not (results := await self._free(results)).ids:
                     return
-                effective, released = await self._write(batch, patience.SHORT if careful else patience.PATIENCE)
+                effective, released = await self._write(results, patience.SHORT if careful else patience.PATIENCE)
             except Exception as error:  # noqa: BLE001 - whatever it is, results are not thrown away
                 if patience.was_held_up(error):
                     self._take_care()
-                    parts = self._halves(batch) if careful else [batch]
+                    parts = self._halves(results) if careful else [results]
                 else:
-                    parts = await self._failed(batch, error)
+                    parts = await self._failed(results, error)
             else:
-                self._saved(batch.ids, effective, released=released)
+                self._saved(results.ids, effective, released=released)
                 return
             if len(parts) != 1:
                 break
-            batch = parts[0]
+            results = parts[0]
         for part in parts:
             await self._save(part)
 
-    async def _write(self, batch: Batch, how_long: str) -> tuple[set[UUID], bool]:
+    async def _write(self, results: Results, how_long: str) -> tuple[set[UUID], bool]:
         """In one transaction; returns whose results are written, and whether something may be ready over it."""
-        ids, ends = batch.ids, Ends()
-        freed = self._freed(key for _, key in (*batch.done, *batch.finishes))
+        ids, ends = results.ids, Ends()
+        freed = self._freed(key for _, key in (*results.done, *results.finishes))
         following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
         effective = await self._database.transaction(
-            write, [x for x, _ in batch.done], [f for f, _ in batch.finishes], freed, again=batch.tries > 0,
+            write, [x for x, _ in results.done], [f for f, _ in results.finishes], freed, again=results.tries > 0,
             follow_ups=following, ends=ends, how_long=how_long,
         )  # fmt: skip
         if following:
             for id_ in following:
                 del self._follow_ups[id_]
             self._poke()
-        told = batch.finishes or freed or following or batch.tries  # the last: a commit whose answer was lost did it
+        told = (
+            results.finishes or freed or following or results.tries
+        )  # the last: a commit whose answer was lost did it
         return effective, bool(told) or ends.released
 
-    async def _failed(self, batch: Batch, error: Exception) -> list[Batch]:
+    async def _failed(self, results: Results, error: Exception) -> list[Results]:
         """What to try next."""
-        pause, batch = retry_pause(batch.tries), batch._replace(tries=batch.tries + 1)
+        pause, results = retry_pause(results.tries), results._replace(tries=results.tries + 1)
         log.warning(
             "cannot save %d results (%s: %s); trying again in %.1f s",
-            len(batch.ids),
+            len(results.ids),
             type(error).__name__,
             error,
             pause,
         )
         if _is_about_data(error):
-            if parts := batch.parts():
+            if parts := results.parts():
                 return parts
-            (id_,) = batch.ids
+            (id_,) = results.ids
             if self._follow_ups.pop(id_, None):
                 self._on_refused(id_, error)
                 return []
-            batch = _bare(batch)
+            results = _bare(results)
         await asyncio.sleep(pause)
-        return [batch]
+        return [results]
 
     # -- what somebody holds --------------------------------------------------------------------------------------
 
     def _take_care(self) -> None:
         self._careful_until = asyncio.get_running_loop().time() + CAREFUL_FOR
 
-    async def _free(self, batch: Batch) -> Batch:
+    async def _free(self, results: Results) -> Results:
         """The results of jobs that nobody holds; the others are put aside."""
-        held: set[UUID] = await self._database.statement(patience.held, batch.ids)
+        held: set[UUID] = await self._database.statement(patience.held, results.ids)
         if not held:
-            return batch
+            return results
         self._take_care()
-        self._put_aside(batch.only(held))
-        return batch.only(set(batch.ids) - held)
+        self._put_aside(results.only(held))
+        return results.only(set(results.ids) - held)
 
-    def _halves(self, batch: Batch) -> list[Batch]:
+    def _halves(self, results: Results) -> list[Results]:
         """Something else is held that one of these results needs; the last one is put aside."""
-        if not (parts := batch.parts()):
-            self._put_aside(batch)
+        if not (parts := results.parts()):
+            self._put_aside(results)
         return parts
 
-    def _put_aside(self, batch: Batch) -> None:
-        self._held.append(batch)
+    def _put_aside(self, results: Results) -> None:
+        self._held.append(results)
         if self._beside is None:
             log.warning(
                 "%d results cannot be saved yet: a transaction that is open holds their jobs, or what follows them"
                 " (first: job %s)",
-                len(batch.ids),
-                min(batch.ids),
+                len(results.ids),
+                min(results.ids),
             )
             self._beside = asyncio.create_task(self._write_held(), name="resilient-held-results")
 
@@ -255,8 +257,8 @@ class Completer:
         while self._held:
             await asyncio.sleep(HELD_PAUSE)
             held, self._held = self._held, []
-            for batch in held:
-                await self._save(batch)
+            for results in held:
+                await self._save(results)
         self._beside = None
         self._wake.set()
 
@@ -289,9 +291,9 @@ def _is_about_data(error: Exception) -> bool:
     return state[:2] in ("22", "54") or "malformed JSON" in str(error)
 
 
-def _bare(batch: Batch) -> Batch:
+def _bare(results: Results) -> Results:
     """The same decision without the words and values that cannot be stored."""
-    log.error("the result or error of job %s cannot be stored and is left out", batch.ids[0])
+    log.error("the result or error of job %s cannot be stored and is left out", results.ids[0])
     finishes = [
         (
             replace(
@@ -300,9 +302,9 @@ def _bare(batch: Batch) -> Batch:
             ),
             key,
         )
-        for f, key in batch.finishes
+        for f, key in results.finishes
     ]  # fmt: skip
-    return Batch([((i, fence, None), key) for (i, fence, _), key in batch.done], finishes, batch.tries)
+    return Results([((i, fence, None), key) for (i, fence, _), key in results.done], finishes, results.tries)
 
 
 @direct

@@ -50,10 +50,12 @@ def join(target: Any, d: Dialect, ordered: Sequence[Ordered], on_commit: session
     if isinstance(target, Connection):
         return write(shortest(c), d, ordered, last=False)
     foreign = isinstance(target.get_bind(), Connection)
-    direct = [o for o in ordered if foreign or not o.waits_for_commit]
+    at_once = [o for o in ordered if foreign or not o.waits_for_commit]
     later = [o for o in ordered if o.waits_for_commit and not foreign]
     written = (
-        dict(zip([o.row.id for o in direct], write(shortest(c), d, direct, last=False), strict=True)) if direct else {}
+        dict(zip([o.row.id for o in at_once], write(shortest(c), d, at_once, last=False), strict=True))
+        if at_once
+        else {}
     )
     if later:
         _buffer(target, d, later)

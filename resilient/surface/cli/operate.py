@@ -11,7 +11,7 @@ import typer
 
 from resilient.core.alert_groups import begun
 from resilient.core.errors import InvalidInput
-from resilient.core.phrases import brief, counted, rough, span, when
+from resilient.core.phrases import brief, counted, rough, when
 from resilient.surface.cli import views
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.filters import moment, tags_of
@@ -320,4 +320,4 @@ def db_check(ctx: typer.Context) -> None:
         run.out.say(f"The tables fit: revision {schema.head()}.")
 
 
-__all__ = ["database", "doctor", "enqueue", "prune", "span", "status", "worker"]
+__all__ = ["database", "doctor", "enqueue", "prune", "status", "worker"]
