@@ -10,7 +10,8 @@ Rules, in the order in which they win:
 4. A cancel wins over every way of going on; so does an expiry that comes before the next try.
 5. Waiting is not charged: throttles, quotas, credentials, stopped resources, snoozes, used-up slices, hand-backs
    and lost workers. A job that waits for a resource on its own path goes back to ready and keeps its place: the
-   gate holds it. A resource elsewhere gates nothing in the claim, so then the job is scheduled.
+   gate holds it. A resource elsewhere gates nothing in the claim, so then the job is scheduled. The design charges
+   what is rescued in doubt, and promises that no lost worker is charged: the promise holds, `max_rescues` ends it.
 6. Everything else is charged and backed off; what the provider told is a floor.
 
 `decide` never raises for a handler's mistakes: a delay function that fails is replaced by the default delay.
