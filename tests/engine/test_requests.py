@@ -176,7 +176,7 @@ async def test_a_job_whose_worker_was_lost_in_a_request_is_looked_up_first(make,
 
     await until(sent)
     worker.stop()  # it claims nothing more
-    sweeper = other.worker().sweeper
+    sweeper = other.worker(lease=0.4).sweeper
 
     async def rescued():
         await query(other, "UPDATE {job} SET lease_until = created_at RETURNING id")  # as if nobody had renewed it
