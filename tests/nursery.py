@@ -23,6 +23,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from functools import cache
 from pathlib import Path
 from subprocess import PIPE
@@ -74,6 +75,7 @@ class Child:
         self.returncode, self.stdin, self.stdout = None, None, None
         self._lock = threading.Lock()
         self._line, theirs = _line()
+        weakref.finalize(self, self._line.close)  # a test that failed waits for nobody
         with contextlib.ExitStack() as given:
             given.enter_context(theirs)
             files = [0, 1, 2]
