@@ -69,10 +69,18 @@ def finish(database, log, timeout=120):
     assert child.wait(timeout) == 0
 
 
+def freeze(child):
+    """SIGSTOP, and every thread stands: one in a system call ends that first, and may have got a lock by it."""
+    child.send_signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{child.pid}/task")
+    if tasks.exists():
+        _wait(lambda: {(one / "stat").read_text().rpartition(")")[2].split()[0] for one in tasks.iterdir()} == {"T"})
+
+
 def stop(database, child):
-    """SIGSTOP; on SQLite not while it is the one writer, who would stop everybody (PostgreSQL cuts him off)."""
+    """Freeze it; on SQLite not while it is the one writer, who would stop everybody (PostgreSQL cuts him off)."""
     while True:
-        child.send_signal(signal.SIGSTOP)
+        freeze(child)
         if not database.is_sqlite:
             return
         with contextlib.closing(sqlite3.connect(database.url.database, timeout=0.3)) as c:
@@ -89,7 +97,7 @@ def stop_in_the_handlers(database, child):
     """SIGSTOP while it has no transaction open, whose rows would be locked until the server cuts it off."""
     busy = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     while True:
-        child.send_signal(signal.SIGSTOP)
+        freeze(child)
         time.sleep(0.02)
         if not history.rows(database, f"{busy} AND state <> 'idle'"):
             return
