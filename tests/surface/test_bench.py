@@ -173,7 +173,8 @@ def test_drain(empty_url, workers):
     options = ["--jobs", 600, "--resources", 30, "--workers", workers, "--concurrency", 20, "--limits"]
     found = bench("drain", "--database", empty_url, *options, "--with-floor", "--json")
     assert found["jobs_per_second"] > 50
-    assert 0 < found["share_of_floor"] < 1
+    share = found["jobs_per_second"] / found["floor_per_second"]
+    assert found["share_of_floor"] == pytest.approx(share, abs=0.002)
     assert found["useless_executions"] == 0
     assert found["cpu_seconds"] >= found["worker_cpu_seconds"] > 0
 
@@ -189,7 +190,8 @@ def test_enqueue(empty_url):
     found = bench("enqueue", "--database", empty_url, "--jobs", 300, "--with-floor", "--json")
     assert found["jobs_per_second"] > 50
     assert found["single_p50_ms"] <= found["single_p99_ms"]
-    assert 0 < found["share_of_floor"] < 1
+    share = found["jobs_per_second"] / found["floor_per_second"]
+    assert found["share_of_floor"] == pytest.approx(share, abs=0.002)
 
 
 @pytest.mark.slow
