@@ -7,7 +7,6 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
-HOW_MANY := import os; print(os.cpu_count() * 3 // 2)# tests wait for servers and leases half of their time
 
 .PHONY: demo test lint types revision clean
 
@@ -15,7 +14,7 @@ demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
 
 test: lint types
-	$(BIN)/pytest -q $(or $(TESTS),--numprocesses $$($(BIN)/python -c '$(HOW_MANY)') --dist loadfile --no-loadscope-reorder)
+	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile --no-loadscope-reorder)
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check --quiet .
