@@ -49,7 +49,7 @@ _KILL_AT: Final = 0.3  # share of the jobs done when a worker is killed
 class Options:
     """What the command line says. ``tamper`` sees the provider's log before the audit does (for tests).
 
-    ``on_the_wire``: see `audit`; by default as long as processes wait for their turn on this machine.
+    ``on_the_wire``: see `audit`; a machine on which processes wait a second for their turn needs more.
     """
 
     csv: Path | None = None
@@ -57,7 +57,7 @@ class Options:
     workers: int = 2
     plain: bool = False
     limit: float = 120.0  # seconds without a job that ends, after which the run is judged as it stands
-    on_the_wire: float | None = None
+    on_the_wire: float = ON_THE_WIRE
     trouble: dict[str, Any] = field(default_factory=dict)  # changes of the `Plan`
     tamper: Callable[[Path], None] | None = None
 
@@ -123,22 +123,11 @@ def _evidence(
         log=log,
         jobs=app.database.transaction_sync(all_jobs),
         contacts=[c.id for c in contacts.good],
-        on_the_wire=options.on_the_wire or ON_THE_WIRE * crowd(*_load(), own=options.workers + 2),
+        on_the_wire=options.on_the_wire,
         records=app.database.transaction_sync(rows.all_records),
         pushed=app.database.transaction_sync(rows.all_pushed),
         expected=[f"{account}-{n}" for account in contacts.accounts for n in range(troubles.people)],
     )
-
-
-def _load() -> tuple[float, int]:
-    """How many processes wanted to run at once, of late, and how many can."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has none
-    return load, os.cpu_count() or 1
-
-
-def crowd(load: float, cores: int, own: int) -> float:
-    """How many times longer a process waits for its turn because of others than those `own` of the demo; 1 and more."""
-    return max(1.0, 1 + (load - own) / cores)
 
 
 @dataclass(slots=True)
