@@ -33,6 +33,22 @@ async def serving(app, **options):
             connection.transport.abort()
 
 
+@contextlib.asynccontextmanager
+async def production(app, **options):
+    """A server in this loop as it is in production: with its lifespan, from its start to its orderly end."""
+    config = {"host": "127.0.0.1", "port": 0, "log_level": "critical", "lifespan": "on", "ws": "none", **options}
+    server = uvicorn.Server(uvicorn.Config(app, **config))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not task.done(), "it could not start"
+        await asyncio.sleep(0.002)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
 class Server:
     """The same in a thread: ``with Server(app) as url``, or `start` and `stop`."""
 

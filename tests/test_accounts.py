@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 
 from resilient.core.tokens import GrantState
+from tests.serving import production
 
 DOCS = Path(__file__).parent.parent / "docs"
 TEXT = (DOCS / "accounts.md").read_text()
@@ -16,8 +17,7 @@ async def test_its_programs_run(tmp_path, monkeypatch):
     program = {"__name__": "accounts"}
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
         exec(compile(block, "docs/accounts.md", "exec"), program)  # noqa: S102 - our own text
-    transport = httpx.ASGITransport(app=program["server"])
-    async with program["app"], httpx.AsyncClient(transport=transport, base_url="https://shop.example") as client:
+    async with production(program["server"]) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         assert (await client.get("/connect/github/start")).status_code == 401
         sent = await client.get("/connect/github/start", headers={"Cookie": "user=ann"})
         assert sent.headers["location"].startswith("https://github.com/login/oauth/authorize?")

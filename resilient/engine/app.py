@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +43,7 @@ from resilient.store.wake import Waker
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -152,8 +153,12 @@ class Resilient:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Check the database; see `ready`."""
-        await self.ready()
+        """Check the database; see `ready`. What was opened for that is closed if it is not ready."""
+        try:
+            await self.ready()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -162,9 +167,14 @@ class Resilient:
         """Close what was opened here."""
         await self.close()
 
-    def lifespan(self, _app: Any = None) -> Self:
-        """For web frameworks: ``Starlette(lifespan=app.lifespan)``."""
-        return self
+    @asynccontextmanager
+    async def lifespan(self, _server: Any = None) -> AsyncIterator[None]:
+        """For web frameworks: ``Starlette(lifespan=app.lifespan)``, ``FastAPI(lifespan=app.lifespan)``.
+
+        It brings nothing, because frameworks take what a lifespan brings for the state of their requests.
+        """
+        async with self:
+            yield
 
     async def ready(self) -> None:
         """See that the tables fit this code.

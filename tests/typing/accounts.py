@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_type
 from uuid import UUID
 
+from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.routing import Router
 
 from resilient import (
@@ -49,6 +51,7 @@ inbound = [
     Inbound(provider="slack", secrets=secrets, jobs=changed, resource_key=lambda event: event.account or None),
 ]
 app = Resilient("sqlite:///app.db", handlers=[tell, changed], on_needs_reauth=tell, webhooks=inbound)
+servers = Starlette(lifespan=app.lifespan), FastAPI(lifespan=app.lifespan)
 
 
 def caller(request: Request) -> str | None:
