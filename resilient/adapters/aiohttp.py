@@ -16,6 +16,7 @@ from aiohttp.payload import BytesPayload
 from multidict import CIMultiDict
 from yarl import URL
 
+from resilient.core.bounds import ERROR_BODY
 from resilient.engine.requests import Requests
 from resilient.wire.outgoing import BARE
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from resilient.wire.call import AsyncCall
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=30.0)
-LARGEST_ERROR: Final = 64 * 1024  # bytes of an error's body that are kept
 _CLIENT_ERROR: Final = 400
 _KEPT: Final = frozenset(name.decode() for name in BARE)
 _MOST_HOPS: Final = 100
@@ -96,7 +96,7 @@ async def _look(response: ClientResponse, call: AsyncCall) -> bytes | None:
 async def _beginning(response: ClientResponse) -> bytes:
     """The beginning of an error's body, which is then all there is of it."""
     found = b""
-    while len(found) < LARGEST_ERROR:
+    while len(found) < ERROR_BODY.value:
         chunk = await response.content.readany()
         if not chunk:
             break

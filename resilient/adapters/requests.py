@@ -18,6 +18,7 @@ import requests
 from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 
+from resilient.core.bounds import ERROR_BODY
 from resilient.engine.requests import SyncRequests
 from resilient.wire.outgoing import BARE
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from resilient.wire.call import SyncCall
 
 TIMEOUT: Final = (5.0, 30.0)  # seconds to connect, and of silence; for whoever states none
-LARGEST_ERROR: Final = 64 * 1024  # bytes of an error's body that are kept
 _SLICE: Final = 16 * 1024
 _CLIENT_ERROR: Final = 400
 _LOCK: Final = threading.Lock()
@@ -123,7 +123,7 @@ def _beginning(response: requests.Response) -> bytes:
     found = b""
     for chunk in response.iter_content(_SLICE):
         found += chunk
-        if len(found) >= LARGEST_ERROR:
+        if len(found) >= ERROR_BODY.value:
             response.close()
             break
     response._content, response._content_consumed = found, True  # type: ignore[attr-defined]  # noqa: SLF001

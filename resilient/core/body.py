@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
+from resilient.core.bounds import LISTED
 from resilient.core.errors import InvalidInput
 
 _STEP: Final = re.compile(r"\[(?:(\d+)|'([^']*)')?\]|([^.\[\]]+)")
-_MOST: Final = 100  # items of one list that are looked at
 
 
 @lru_cache(maxsize=4096)
@@ -36,14 +37,18 @@ def pick(body: Any, path: str) -> list[Any]:
     found = [body]
     for step in _steps(path):
         if step is None:
-            found = [item for value in found if isinstance(value, list) for item in value[:_MOST]]
+            found = [item for value in found if isinstance(value, list) for item in value[: LISTED.value]]
         elif isinstance(step, int):
             found = [value[step] for value in found if isinstance(value, list) and step < len(value)]
         elif step == "*":
-            found = [item for value in found if isinstance(value, dict) for item in list(value.values())[:_MOST]]
+            found = [item for value in found if isinstance(value, dict) for item in _some(value)]
         else:
             found = [value[step] for value in found if isinstance(value, dict) and step in value]
     return found
+
+
+def _some(value: dict[str, Any]) -> list[Any]:
+    return list(islice(value.values(), LISTED.value))
 
 
 def hidden(body: Any, path: str) -> Any:

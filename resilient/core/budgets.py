@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from resilient.core.bounds import BUDGET_NAME
 from resilient.core.instants import Word, http_date, number, read
 from resilient.core.structured import Item, parse_dictionary, parse_list
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
 STANDARD: Final = "ratelimit"  # the budget of the IETF fields where they carry no name
-_LONGEST_NAME: Final = 64  # some servers name a budget by a hash
 _USED: Final = re.compile(r"([0-9]{1,15})/([0-9]{1,15})")
 _PART: Final = re.compile(r"([A-Za-z]+)=([^,;]*)")
 
@@ -118,7 +118,7 @@ def _budget(f: BudgetFields, found: Fields, now: datetime, skew: timedelta) -> B
         return None
     if window is None and limit is not None and ";" in limit_text:
         window = _window(parse_list(limit_text), limit)
-    return Budget((found.get(f.named_by) or f.name)[:_LONGEST_NAME], limit, remaining, reset_at, window)
+    return Budget((found.get(f.named_by) or f.name)[: BUDGET_NAME.value], limit, remaining, reset_at, window)
 
 
 def _with_standard(named: list[Budget], found: Fields, now: datetime) -> list[Budget]:
@@ -128,14 +128,14 @@ def _with_standard(named: list[Budget], found: Fields, now: datetime) -> list[Bu
     merged = {b.name: b for b in named}
     for item in policy or ():
         if isinstance(item.value, str):
-            name = item.value[:_LONGEST_NAME]
+            name = item.value[: BUDGET_NAME.value]
             merged[name] = merged.get(name, Budget(name))._replace(
                 limit=_param(item, "q"), window=_param(item, "w"), unit=str(item.params.get("qu", "requests"))
             )
     if (service := parse_list(text)) is not None:
         for item in service:
             if isinstance(item.value, str) and (left := _param(item, "r")) is not None:
-                name, reset_at = item.value[:_LONGEST_NAME], _reset(item.params.get("t"), now)
+                name, reset_at = item.value[: BUDGET_NAME.value], _reset(item.params.get("t"), now)
                 merged[name] = merged.get(name, Budget(name))._replace(remaining=left, reset_at=reset_at)
     elif (members := parse_dictionary(text)) is not None and "remaining" in members:
         values = {key: member.value for key, member in members.items()}

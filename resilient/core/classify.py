@@ -17,6 +17,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core import bounds
 from resilient.core.body import pick
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.instants import read
@@ -48,8 +49,6 @@ _PROBLEMS: Final = {
     "abnormal-usage-detected": FailureKind.THROTTLED,
 }
 _TOLD_WAITS: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
-_LONGEST_CODE: Final = 100
-_LONGEST_MESSAGE: Final = 500
 
 
 class Phase(StrEnum):
@@ -107,7 +106,7 @@ def message_of(answer: AnswerFacts, provider: Provider) -> str:
     for path in provider.errors.message:
         for value in pick(answer.body, path):
             if isinstance(value, str) and value.strip():
-                return " ".join(value[:_LONGEST_MESSAGE].split())
+                return " ".join(value[: bounds.ERROR_MESSAGE.value].split())
     return ""
 
 
@@ -124,7 +123,7 @@ def _codes(answer: AnswerFacts, provider: Provider) -> tuple[str, ...]:
     codes = [str(c) for c in found if isinstance(c, (str, int)) and not isinstance(c, bool) and c != ""]
     if errors.code_form:
         codes = [m[1] if (m := re.search(errors.code_form, code)) else code for code in codes]
-    return tuple(plain(code[:_LONGEST_CODE]) for code in codes)
+    return tuple(plain(code[: bounds.ERROR_CODE.value]) for code in codes)
 
 
 def _fits(rule: Rule, answer: AnswerFacts, asked: RequestFacts, codes: tuple[str, ...]) -> bool:

@@ -24,6 +24,7 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
+from resilient.core import bounds
 from resilient.core.backoff import DEFAULT_DELAY
 from resilient.core.failure import UNCHARGED, Failure, FailureKind, at_scope
 from resilient.core.instants import add_seconds
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 
 REFUSALS: Final = 3  # refused credentials or cursors after which it is not tried again at once
 RECHECK: Final = 60.0  # seconds until a job asks again for a resource that is not on its path
-LONGEST_ERROR: Final = 8_000  # characters
 _DEAD_AT_ONCE: Final = frozenset(
     {FailureKind.PERMANENT, FailureKind.UNDECODABLE, FailureKind.EXPIRED, FailureKind.LOST_WORKER}
 )
@@ -345,4 +345,4 @@ def _aware(at: datetime) -> datetime:
 
 
 def _clip(text: str | None) -> str | None:
-    return plain(text[:LONGEST_ERROR]) if text else None
+    return plain(text[: bounds.ERROR_TEXT.value]) if text else None

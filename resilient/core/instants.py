@@ -16,9 +16,10 @@ from functools import lru_cache
 from math import isfinite
 from typing import Final
 
+from resilient.core.bounds import STATED_TIME
+
 FAR: Final = datetime(9999, 1, 1, tzinfo=UTC)  # "saturated": leaves room for what is added to a told time
 _NO_SKEW: Final = timedelta(0)
-_LONGEST: Final = 64  # characters; no moment needs more
 _HUGE: Final = 15  # digits before the point, beyond which a number saturates
 _ENDLESS: Final = 10**18  # microseconds: 31,700 years, which timedelta still holds
 
@@ -126,7 +127,7 @@ def _any_date(text: str, now: datetime) -> datetime | None:
 
 def iso8601(text: str) -> datetime | None:
     """An RFC 3339 date-time. Without an offset it is None: a guess could be hours off."""
-    if (m := _ISO.fullmatch(text.strip(" \t"))) is None or len(text) > _LONGEST:
+    if (m := _ISO.fullmatch(text.strip(" \t"))) is None or len(text) > STATED_TIME.value:
         return None
     at = _moment(int(m[1]), int(m[2]), int(m[3]), int(m[4]), int(m[5]), int(m[6] or 0))
     if at is None:
@@ -144,7 +145,7 @@ def iso8601(text: str) -> datetime | None:
 def duration(text: str) -> int | None:
     """Microseconds in a duration such as ``6m0s``, ``1h2m`` or ``250ms``; None if it is none."""
     text = text.strip(" \t")
-    m = _DURATION.fullmatch(text) if text and len(text) <= _LONGEST else None
+    m = _DURATION.fullmatch(text) if text and len(text) <= STATED_TIME.value else None
     if m is None:
         return None
     total = 0
@@ -161,7 +162,7 @@ def duration(text: str) -> int | None:
 def number(text: str) -> float | None:
     """A plain decimal number of ASCII digits, or None."""
     text = text.strip(" \t")
-    return float(text) if len(text) <= _LONGEST and _NUMBER.fullmatch(text) else None
+    return float(text) if len(text) <= STATED_TIME.value and _NUMBER.fullmatch(text) else None
 
 
 def add_seconds(at: datetime, seconds: float) -> datetime:

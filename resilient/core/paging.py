@@ -16,15 +16,14 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from resilient.core.body import pick
+from resilient.core.bounds import CURSOR
 from resilient.core.page_request import PageRequest, PagingError
 
 if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts
-
-_LONGEST: Final = 8192  # characters of a cursor
 
 
 class PageRead(NamedTuple):
@@ -129,7 +128,7 @@ def cursor_at(answer: AnswerFacts, path: str) -> str | None:
     if not found:
         return None
     cursor = found[0]
-    if isinstance(cursor, bool) or not isinstance(cursor, (str, int)) or len(str(cursor)) > _LONGEST:
+    if isinstance(cursor, bool) or not isinstance(cursor, (str, int)) or len(str(cursor)) > CURSOR.value:
         raise PagingError(f"{path!r} is {type(cursor).__name__} where a cursor should be")
     return str(cursor)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from resilient.core.bounds import STRUCTURED_FIELD
+
 Bare = str | int | float | bool | bytes
 
-_LONGEST: Final = 8192
 _SPACE: Final = re.compile(r"[ \t]*")
 _KEY: Final = re.compile(r"[a-z*][a-z0-9_\-.*]*")
 _STRING: Final = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
@@ -98,7 +99,7 @@ class _Reader:
 
 def parse_list(text: str) -> list[Item] | None:
     """The Items of a List field, or None if it is malformed or empty."""
-    if not (text := text.strip(" \t")) or len(text) > _LONGEST:
+    if not (text := text.strip(" \t")) or len(text) > STRUCTURED_FIELD.value:
         return None
     reader = _Reader(text)
     try:
@@ -112,7 +113,7 @@ def parse_list(text: str) -> list[Item] | None:
 
 def parse_dictionary(text: str) -> dict[str, Item] | None:
     """The members of a Dictionary field (the last of a name wins), or None if it is malformed or empty."""
-    if not (text := text.strip(" \t")) or len(text) > _LONGEST:
+    if not (text := text.strip(" \t")) or len(text) > STRUCTURED_FIELD.value:
         return None
     reader = _Reader(text)
     try:

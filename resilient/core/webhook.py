@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from resilient.core.body import hidden, pick
+from resilient.core.bounds import WEBHOOK_CHALLENGE
 from resilient.core.budgets import Fields
 from resilient.core.errors import InvalidInput
 from resilient.core.instants import Word, read
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Scheme = Literal["hmac-sha256", "hmac-sha1", "sha256", "ed25519", "equal"]
 _PARTS: Final = frozenset({"body", "timestamp", "id", "method", "url", "form", "secret"})
-LONGEST_CHALLENGE: Final = 1_000  # characters
 _PART: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -181,7 +181,7 @@ def challenge(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str, 
     """
     place = webhook.challenge_field
     asked = value_at(place, fields, body, url) if webhook.challenge in ("echo", "hmac") else ""
-    if not asked or len(asked) > LONGEST_CHALLENGE:
+    if not asked or len(asked) > WEBHOOK_CHALLENGE.value:
         return Challenge()
     if webhook.challenge == "hmac":  # Zoom's, as its documentation words it
         key = next((secret for secret in secrets if secret), "")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote_plus, urlencode, urlsplit
 
+from resilient.core.bounds import ERROR_BODY
 from resilient.core.budgets import Fields, budgets
 from resilient.core.classify import Phase, classify, classify_error, message_of
 from resilient.core.errors import InvalidInput, JobFailure
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from resilient.wire.flow import Flow
     from resilient.wire.trail import Trail
     from resilient.wire.transport import Bridge
-
-_LONGEST_TEXT = 64 * 1024
 
 
 class Call:
@@ -218,9 +217,9 @@ def _body(body: Any) -> tuple[str, Any]:
     if not isinstance(body, str):
         return "", None
     try:
-        return body[:_LONGEST_TEXT], json.loads(body) if body.lstrip()[:1] in ("{", "[") else None
+        return body[: ERROR_BODY.value], json.loads(body) if body.lstrip()[:1] in ("{", "[") else None
     except (ValueError, RecursionError):
-        return body[:_LONGEST_TEXT], None
+        return body[: ERROR_BODY.value], None
 
 
 def _never_sent(error: BaseException | None) -> bool:

@@ -20,6 +20,7 @@ from authlib.oauth2.auth import ClientAuth  # type: ignore[import-untyped]
 from authlib.oauth2.rfc6749.parameters import prepare_grant_uri, prepare_token_request  # type: ignore[import-untyped]
 from authlib.oauth2.rfc7636 import create_s256_code_challenge  # type: ignore[import-untyped]
 
+from resilient.core.bounds import TOKEN_ANSWER
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.token_answer import classify_token
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE: Final = 20.0  # seconds for the whole exchange; leases of a refresh are longer
-LARGEST: Final = 256 * 1024  # bytes of an answer
 _METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none", "jwt": "none"}
 _JSON_STARTS: Final = (b"{", b"[")
 
@@ -135,11 +135,11 @@ class TokenClient:
             async for chunk in response.aiter_bytes(16 * 1024):
                 chunks.append(chunk)
                 size += len(chunk)
-                if size > LARGEST:
+                if size > TOKEN_ANSWER.value:
                     break
         finally:
             await response.aclose()
-        raw = b"".join(chunks)[:LARGEST]
+        raw = b"".join(chunks)[: TOKEN_ANSWER.value]
         return AnswerFacts(
             response.status_code,
             fields(response.headers),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from resilient.core import bounds
 from resilient.wire import redact
 from resilient.wire.connections import Connections
 
@@ -38,9 +39,9 @@ class PoolSettings:
     read: float = 30.0
     write: float = 30.0
     wait: float = 60.0  # for a free connection
-    whole: float = 300.0
-    largest: int = 64 * 1024 * 1024
-    error_largest: int = 64 * 1024
+    whole: float = float(bounds.ANSWER_TIME.value)
+    largest: int = bounds.ANSWER_BODY.value
+    error_largest: int = bounds.ERROR_BODY.value
     error_whole: float = 5.0
     tries: int = 3
     tries_within: float = 3.0

@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from resilient.core.alerts import Finding
+from resilient.core.bounds import bounds
 from resilient.store import alerts, gates, resources, workers
 from resilient.store.database import Database
 from resilient.store.filters import JOB
@@ -395,6 +396,13 @@ def test_doctor(enqueue, run):
     status, out, _ = run("doctor", "--json")
     document = json.loads(out)
     assert (status, document["healthy"], document["findings"][0]["name"]) == (1, False, "database")
+    assert {"name", "value", "unit", "beyond", "setting"} == document["bounds"][0].keys()
+
+
+def test_doctor_prints_what_is_believed_from_outside(ok):
+    out = ok("doctor")
+    for one in bounds():
+        assert f"{one.value:,} {one.unit}" in next(line for line in out.splitlines() if line.startswith(one.name))
 
 
 # -- status ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from resilient.core.alert_groups import begun
+from resilient.core.bounds import bounds
 from resilient.core.errors import InvalidInput
 from resilient.core.phrases import brief, counted, rough, when
 from resilient.surface.cli import views
@@ -267,7 +268,7 @@ def doctor(ctx: typer.Context) -> None:
     found = asyncio.run(_examined(run.app))
     failed = any(one.level == "fail" for one in found)
     if run.out.as_json:
-        run.out.json({"healthy": not failed, "findings": found})
+        run.out.json({"healthy": not failed, "findings": found, "bounds": bounds()})
     else:
         marks = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
         for one in found:
@@ -278,6 +279,14 @@ def doctor(ctx: typer.Context) -> None:
                 run.out.say(f"      -> {one.remedy}", style="dim")
     if failed:
         raise typer.Exit(FAILED)
+    if not run.out.as_json:  # behind what is wrong nobody would look for it
+        _say_bounds(run)
+
+
+def _say_bounds(run: Context) -> None:
+    run.out.heading("Believed from outside, at most")
+    rows = [Row(one.name, f"{one.value:,} {one.unit}", one.beyond, one.setting) for one in bounds()]
+    run.out.table(("bound", "most", "beyond it", "setting"), rows, folds=(2, 3))
 
 
 async def _examined(app: Resilient) -> list[Finding]:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.bounds import WEBHOOK_BODY
 from resilient.core.errors import BadResourceKey
 from resilient.core.hosts import origin_of
 from resilient.core.resource_key import check
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("resilient.web")
 PATIENCE: Final = 10.0  # seconds for a body to arrive
-MAX_BODY: Final = 256 * 1024  # bytes
 
 
 class _Webhooks:
@@ -65,7 +65,7 @@ def _is_account(provider: str, account: str) -> bool:
     return True
 
 
-def webhook_routes(app: Resilient, *, base_url: str, max_body: int = MAX_BODY) -> Router:
+def webhook_routes(app: Resilient, *, base_url: str, max_body: int = WEBHOOK_BODY.value) -> Router:
     """Routes to mount: ``Mount("/webhooks", app=webhook_routes(...))``, or FastAPI's ``api.mount("/webhooks", ...)``.
 
     ``base_url``: where they are mounted, as the world sees it (``https://shop.example/webhooks``). A provider is given

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from resilient.core.backoff import Retry
+from resilient.core.bounds import SINK_ANSWER
 from resilient.core.delays import PlusMinus
 from resilient.core.errors import InvalidInput, JobFailure, Permanent, Throttled
 from resilient.core.hosts import without_secrets
@@ -35,7 +36,6 @@ WEBHOOK_RETRY: Final = Retry(
     max_attempts=len(_SCHEDULE) + 1, delay=PlusMinus(lambda attempt: _SCHEDULE[min(attempt, len(_SCHEDULE)) - 1])
 )
 _SECRET_BYTES: Final = range(24, 65)
-_ENOUGH: Final = 4_096  # bytes of an answer that are read
 _UNPRIVILEGED, _HIGHEST_PORT = 1024, 65_535
 _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 _GONE, _REDIRECT, _ERROR, _SERVER_ERROR = 410, 300, 400, 500
@@ -141,7 +141,7 @@ async def _read_some(answer: httpx.Response) -> None:
     read = 0
     async for part in answer.aiter_raw():
         read += len(part)
-        if read > _ENOUGH:
+        if read > SINK_ANSWER.value:
             return
 
 
