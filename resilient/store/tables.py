@@ -381,6 +381,12 @@ class Grant(Base, table=True):
     last_code: str | None = Field(default=None, sa_column=Column(NAME))
     refreshed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     died_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # while the fuse counts it
+    worked_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # last taken, to the hour
+    doubted_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # it died with too many others
+    client_refused_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # the application was
+    refused_since: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # first of `refusals`
+    refusals: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))  # unexplained ones
+    authorised_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # by a person, last
     created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
 
@@ -395,6 +401,7 @@ class Connection(Base, table=True):
     resource_key: str = Field(sa_column=Column(KEY, primary_key=True))
     grant_id: UUID = Field(sa_column=Column(Uuid, nullable=False))
     details: Any = Field(default=None, sa_column=Column(DOCUMENT))  # what fills the provider's placeholders
+    seal: str | None = Field(default=None, sa_column=Column(TEXT))  # key, grant and details, signed by the key ring
     created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
 

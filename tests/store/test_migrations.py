@@ -14,9 +14,12 @@ import resilient.alembic
 from resilient.core.errors import DatabaseUnreachable, SchemaOutdated, SchemaTooNew, SetupError
 from resilient.store import schema, tables
 
-ADD_A_COLUMN = """
+ALL = [script.revision for script in schema._scripts().walk_revisions()][::-1]
+HEAD = ALL[-1]
+NEXT = f"{int(HEAD) + 1:04}"
+ADD_A_COLUMN = f"""
 import sqlalchemy as sa
-revision, down_revision = "0002", "0001"
+revision, down_revision = "{NEXT}", "{HEAD}"
 def upgrade(op):
     op.create_table("resilient_extra", sa.Column("id", sa.Integer, primary_key=True))
     op.add_column("resilient_worker", sa.Column("mood", sa.String(20)))
@@ -32,7 +35,7 @@ def next_version(tmp_path, monkeypatch):
     def become(body=ADD_A_COLUMN):
         home = tmp_path / "migrations"
         shutil.copytree(schema.HOME, home, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-        (home / "versions" / "0002_next.py").write_text(body)
+        (home / "versions" / f"{NEXT}_next.py").write_text(body)
         monkeypatch.setattr(schema, "HOME", home)
 
     return become
@@ -41,8 +44,13 @@ def next_version(tmp_path, monkeypatch):
 def definitions(c, _d):
     """Everything the database knows about the shape of our tables."""
     if c.dialect.name == "sqlite":
-        rows = c.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").all()
-        return {name: re.sub(r"\s+", " ", sql) for name, sql in rows if name != schema.VERSION_TABLE}
+        rows = c.exec_driver_sql("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").all()
+        made = {name: re.sub(r"\s+", " ", sql) for type_, name, sql in rows if type_ != "table"}
+        for table in (name for type_, name, _ in rows if type_ == "table" and name != schema.VERSION_TABLE):
+            # A column that was added later stands elsewhere in the table's text.
+            columns = c.exec_driver_sql(f"PRAGMA table_xinfo('{table}')").all()
+            made |= {f"{table}.{column[1]}": tuple(column[2:]) for column in columns}
+        return made
     columns = c.exec_driver_sql(
         "SELECT a.attrelid::regclass::text || '.' || a.attname, format_type(a.atttypid, a.atttypmod),"
         " a.attnotnull, pg_get_expr(d.adbin, d.adrelid), l.collname, a.attidentity FROM pg_attribute a"
@@ -58,7 +66,7 @@ def definitions(c, _d):
 
 async def test_revisions_make_what_the_models_say(empty_urls, open_database):
     by_revisions, by_models = open_database(empty_urls()), open_database(empty_urls())
-    assert await schema.upgrade(by_revisions) == ["0001"]
+    assert await schema.upgrade(by_revisions) == ALL
     await by_models.transaction(lambda c, _d: tables.metadata.create_all(c))
     made = await by_revisions.transaction(definitions)
     assert made == await by_models.transaction(definitions)
@@ -94,7 +102,7 @@ async def test_storage_parameters(postgres_database):
 
 
 async def test_upgrading_twice_changes_nothing(database):
-    assert await schema.current(database) == schema.head() == "0001"
+    assert await schema.current(database) == schema.head() == HEAD
     assert await schema.upgrade(database) == []
     await schema.check(database)
 
@@ -109,14 +117,14 @@ def test_many_at_once(empty_url, open_database):
 
     with ThreadPoolExecutor(8) as threads:
         done = list(threads.map(run, databases))
-    assert sorted(done) == [[]] * 7 + [["0001"]]
+    assert sorted(done) == [[]] * 7 + [ALL]
 
 
 async def test_from_a_version_to_the_next_and_back(database, next_version):
     next_version()
-    with pytest.raises(SchemaOutdated, match=r"revision 0001, this code needs 0002: run `resilient db upgrade`"):
+    with pytest.raises(SchemaOutdated, match=f"revision {HEAD}, this code needs {NEXT}: run `resilient db upgrade`"):
         await schema.check(database)
-    assert await schema.upgrade(database) == ["0002"]
+    assert await schema.upgrade(database) == [NEXT]
     await schema.check(database)
 
 
@@ -125,11 +133,11 @@ async def test_newer_tables_are_refused_and_left_alone(database, next_version, m
     next_version()
     await schema.upgrade(database)
     monkeypatch.setattr(schema, "HOME", home)
-    with pytest.raises(SchemaTooNew, match="revision 0002, which this version does not know: deploy the newer"):
+    with pytest.raises(SchemaTooNew, match=f"revision {NEXT}, which this version does not know: deploy the newer"):
         await schema.check(database)
     with pytest.raises(SchemaTooNew):
         await schema.upgrade(database)
-    assert await schema.current(database) == "0002"
+    assert await schema.current(database) == NEXT
 
 
 async def test_a_failing_upgrade_leaves_nothing(database, next_version):
@@ -138,7 +146,7 @@ async def test_a_failing_upgrade_leaves_nothing(database, next_version):
     with pytest.raises(RuntimeError, match="broken"):
         await schema.upgrade(database)
     assert await database.transaction(definitions) == before
-    assert await schema.current(database) == "0001"
+    assert await schema.current(database) == HEAD
 
 
 async def test_an_upgrade_does_not_wait_behind_a_long_transaction(
@@ -151,7 +159,7 @@ async def test_an_upgrade_does_not_wait_behind_a_long_transaction(
         c.exec_driver_sql("SELECT count(*) FROM resilient_worker")
         with pytest.raises(SetupError, match="in use by a long transaction, and nothing was changed"):
             await schema.upgrade(open_database(postgres_url))
-    assert await schema.upgrade(busy) == ["0002"]
+    assert await schema.upgrade(busy) == [NEXT]
 
 
 async def test_without_the_right_to_create_tables(postgres_server, open_database):
@@ -190,7 +198,7 @@ async def test_looking_creates_no_file(tmp_path, open_database):
     assert list(tmp_path.iterdir()) == []
     schema.upgrade_sync(database)
     schema.check_sync(database)
-    assert await schema.current(database) == "0001"
+    assert await schema.current(database) == HEAD
 
 
 @pytest.mark.parametrize("version", [(12, 18), (3, 34, 1)])
@@ -210,7 +218,7 @@ def test_databases_that_are_too_old(database, version, monkeypatch):
 async def test_in_a_schema(postgres_server, open_database):
     url = postgres_server.url(name := postgres_server.create())
     database = open_database(url, schema="Jobs_1")
-    assert await schema.upgrade(database) == ["0001"]
+    assert await schema.upgrade(database) == ALL
     assert await schema.upgrade(database) == []
     await schema.check(database)
     found = await database.transaction(
@@ -225,7 +233,7 @@ async def test_in_a_schema(postgres_server, open_database):
         await schema.check(plain)
     with pytest.raises(SchemaOutdated, match="in schema 'other'"):
         await schema.check(open_database(url, schema="other"))
-    assert await schema.upgrade(plain) == ["0001"]  # both, side by side
+    assert await schema.upgrade(plain) == ALL  # both, side by side
     await database.close()
     await plain.close()
     postgres_server.drop(name)
@@ -240,4 +248,4 @@ def test_the_connection_is_left_as_it_was(empty_url, open_database):
             assert c.exec_driver_sql("SHOW lock_timeout").scalar() == patience
         sa.Table("mine", sa.MetaData(), sa.Column("id", sa.Integer)).create(c)
         assert sa.inspect(c).has_table("mine")
-        assert resilient.alembic.downgrade(c, schema=None if database.is_sqlite else "jobs") == ["0001"]
+        assert resilient.alembic.downgrade(c, schema=None if database.is_sqlite else "jobs") == ALL[::-1]
