@@ -9,6 +9,8 @@ it, so a handler need not catch it. Leave the SDK's own retries off: longer wait
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -16,7 +18,9 @@ from aiohttp.payload import BytesPayload
 from multidict import CIMultiDict
 from yarl import URL
 
-from resilient.core.bounds import ERROR_BODY
+from resilient.core.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
+from resilient.core.errors import Permanent
+from resilient.core.failure import Failure, FailureKind
 from resilient.engine.requests import Requests
 from resilient.wire.outgoing import BARE
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=30.0)
 _CLIENT_ERROR: Final = 400
+_ERROR_PATIENCE: Final = 5.0  # seconds for the body of an error
 _KEPT: Final = frozenset(name.decode() for name in BARE)
 _MOST_HOPS: Final = 100
 
@@ -41,7 +46,31 @@ def session(job: Requests, **options: Any) -> aiohttp.ClientSession:
     if not isinstance(job, Requests):
         raise TypeError("aiohttp is for `async def` handlers: a plain one (`def`) takes resilient.adapters.requests")
     middlewares = (*options.pop("middlewares", ()), Middleware(job))
-    return aiohttp.ClientSession(middlewares=middlewares, **{"timeout": TIMEOUT, **options})
+    return aiohttp.ClientSession(middlewares=middlewares, **{"timeout": TIMEOUT, "response_class": Response, **options})
+
+
+class Response(aiohttp.ClientResponse):
+    """An answer whose body is read within bounds; its ``content`` is a stream as ever."""
+
+    async def read(self) -> bytes:
+        """The whole body. Raises `AnswerTooLarge`."""
+        if self._body is None:
+            try:
+                self._body = await _whole(self)
+            except BaseException:
+                self.close()
+                raise
+        return await super().read()
+
+
+class AnswerTooLarge(aiohttp.ClientPayloadError, Permanent):
+    """The body is larger than what is read into memory, or took longer; ``response.content`` streams it."""
+
+    def __init__(self, status: int) -> None:
+        most, seconds = ANSWER_BODY.value, ANSWER_TIME.value
+        text = f"the answer's body is larger than {most} bytes or took longer than {seconds} s: stream it"
+        aiohttp.ClientPayloadError.__init__(self, text)
+        self.failure = Failure(FailureKind.PERMANENT, code="answer_too_large", status=status)
 
 
 class Middleware:
@@ -95,16 +124,26 @@ async def _look(response: ClientResponse, call: AsyncCall) -> bytes | None:
 
 async def _beginning(response: ClientResponse) -> bytes:
     """The beginning of an error's body, which is then all there is of it."""
-    found = b""
-    while len(found) < ERROR_BODY.value:
-        chunk = await response.content.readany()
-        if not chunk:
-            break
-        found += chunk
-    else:
+    found = bytearray()
+    with contextlib.suppress(aiohttp.ClientPayloadError, TimeoutError):  # an error's body decides nothing by itself
+        async with asyncio.timeout(_ERROR_PATIENCE):
+            while len(found) < ERROR_BODY.value and (chunk := await response.content.readany()):
+                found += chunk
+    if not response.content.at_eof():
         _cut(response)
-    response._body = found  # noqa: SLF001 - there is no public way to give it back
-    return found
+    response._body = bytes(found[: ERROR_BODY.value])  # noqa: SLF001 - there is no public way to give it back
+    return response._body  # noqa: SLF001
+
+
+async def _whole(response: ClientResponse) -> bytes:
+    """All of a body, in parts that aiohttp decodes within its own small buffer. Raises `AnswerTooLarge`."""
+    found = bytearray()
+    async with asyncio.timeout(ANSWER_TIME.value):
+        while chunk := await response.content.readany():
+            found += chunk
+            if len(found) > ANSWER_BODY.value:
+                raise AnswerTooLarge(response.status)
+    return bytes(found)
 
 
 def _cut(response: ClientResponse) -> None:

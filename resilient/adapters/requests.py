@@ -18,8 +18,11 @@ import requests
 from requests.adapters import BaseAdapter, HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 
-from resilient.core.bounds import ERROR_BODY
+from resilient.core.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
+from resilient.core.errors import Permanent
+from resilient.core.failure import Failure, FailureKind
 from resilient.engine.requests import SyncRequests
+from resilient.wire.decoding import DecodingError, Intake
 from resilient.wire.outgoing import BARE
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = (5.0, 30.0)  # seconds to connect, and of silence; for whoever states none
 _SLICE: Final = 16 * 1024
+_ERROR_PATIENCE: Final = 5.0  # seconds for the body of an error
 _CLIENT_ERROR: Final = 400
 _LOCK: Final = threading.Lock()
 _KEPT: Final = frozenset(name.decode() for name in BARE)
@@ -59,6 +63,15 @@ class Session(requests.Session):
         left = getattr(before, "_left", False) or not getattr(before, "_trusted", True)
         prepared_request._left = left  # type: ignore[attr-defined]  # noqa: SLF001 - a note to ourselves
         prepared_request._origin = _origin(before)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class AnswerTooLarge(requests.RequestException, Permanent):
+    """The body is larger than what is read into memory, or took longer; ``stream=True`` leaves it to the caller."""
+
+    def __init__(self, response: requests.Response, largest: int, seconds: float) -> None:
+        text = f"the answer's body is larger than {largest} bytes or took longer than {seconds:g} s: stream it"
+        requests.RequestException.__init__(self, text, response=response)
+        self.failure = Failure(FailureKind.PERMANENT, code="answer_too_large", status=response.status_code)
 
 
 class JobAdapter(BaseAdapter):
@@ -112,22 +125,40 @@ class JobAdapter(BaseAdapter):
 def _look(response: requests.Response, call: SyncCall, *, stream: bool) -> bytes | None:
     """As much of the body as has to be read here: within the call, so that a broken one is its failure."""
     if response.status_code >= _CLIENT_ERROR:
-        return _beginning(response)
+        return _read(response, ERROR_BODY.value, _ERROR_PATIENCE, whole=False)
     if not stream or (call.reads_success and "json" in response.headers.get("content-type", "")):
-        return response.content
+        return _read(response, ANSWER_BODY.value, ANSWER_TIME.value)
+    if stream and "," in response.headers.get("content-encoding", ""):
+        response.close()
+        raise requests.exceptions.ContentDecodingError("the answer is encoded more than once", response=response)
     return None
 
 
-def _beginning(response: requests.Response) -> bytes:
-    """The beginning of an error's body, which is then all there is of it."""
-    found = b""
-    for chunk in response.iter_content(_SLICE):
-        found += chunk
-        if len(found) >= ERROR_BODY.value:
+def _read(response: requests.Response, largest: int, seconds: float, *, whole: bool = True) -> bytes:
+    """The body, decoded by us and counted meanwhile; of an error only the beginning, which is then all there is of it.
+
+    Raises `AnswerTooLarge`, and what requests raises for a body that breaks off or cannot be decoded.
+    """
+    if response.raw is None:  # made by a test, without a connection
+        return response.content
+    intake = Intake(response.headers.get("content-encoding", ""), largest, seconds)
+    if (headers := getattr(response.raw, "headers", None)) is not None:
+        headers.pop("content-encoding", None)  # urllib3 would decode it, in one piece and through every layer
+    try:
+        fits = all(intake.take(data) for data in response.iter_content(_SLICE)) and intake.end()
+    except (DecodingError, requests.RequestException) as error:
+        fits = False
+        if whole:
             response.close()
-            break
-    response._content, response._content_consumed = found, True  # type: ignore[attr-defined]  # noqa: SLF001
-    return found
+            if isinstance(error, requests.RequestException):
+                raise
+            raise requests.exceptions.ContentDecodingError(str(error), response=response) from None
+    if not fits:
+        response.close()
+        if whole:
+            raise AnswerTooLarge(response, largest, seconds)
+    response._content, response._content_consumed = intake.content(), True  # type: ignore[attr-defined]  # noqa: SLF001
+    return intake.content()
 
 
 def _outgoing(request: requests.PreparedRequest, call: SyncCall) -> requests.PreparedRequest:

@@ -4,20 +4,19 @@ It is httpx's own Response, made over after the fact: the transport sets ``__cla
 returned, because building a second Response costs more than the whole classification.
 
 Bounds: `aread`/`read` stop at the pool's ``largest`` and ``whole``; streaming (``client.stream``) is the
-caller's own business. Compressed bodies are fed to the decoder in small slices, so that a few kilobytes
-cannot become gigabytes before anybody counts.
+caller's own business, but it too is decoded in small pieces (see `decoding`).
 """
 
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind
+from resilient.wire.decoding import PIECE, Decoder, Intake, cut
 from resilient.wire.failures import AnswerTooLarge, failed_answer
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from resilient.wire.pool import PoolSettings
 
 KEY: Final = "resilient"  # in response.extensions: the Failure, or None
-SLICE: Final = 16 * 1024
 _MISSING: Final = object()
 
 
@@ -47,11 +45,6 @@ class Answer(httpx.Response):
         assert isinstance(response, Answer)  # noqa: S101 - for the type checker
         response.bounds, response.said, response.secrets, response.parsed = bounds, "", (), _MISSING
         response.cut = None
-        if "content-encoding" in response.headers:
-            if isinstance(response.stream, httpx.AsyncByteStream):
-                response.stream = _AsyncSlices(response.stream)
-            elif isinstance(response.stream, httpx.SyncByteStream):
-                response.stream = _Slices(response.stream)
         return response
 
     def raise_for_status(self) -> Answer:
@@ -73,24 +66,62 @@ class Answer(httpx.Response):
     async def aread(self) -> bytes:
         """The whole body. Raises `AnswerTooLarge`."""
         if not hasattr(self, "_content"):
-            bound = _Bound(self.bounds.largest, self.bounds.whole)
-            async for chunk in self.aiter_bytes():
-                if not bound.take(chunk):
-                    await self.aclose()
-                    raise self._too_large()
-            self._content = bound.content()
+            intake = self._intake(self.bounds.largest, self.bounds.whole)
+            try:
+                async for data in self.aiter_raw():
+                    self._take(intake, data)
+                self._content = self._whole(intake)
+            except BaseException:
+                await self.aclose()
+                raise
         return self._content
 
     def read(self) -> bytes:
         """The whole body. Raises `AnswerTooLarge`."""
         if not hasattr(self, "_content"):
-            bound = _Bound(self.bounds.largest, self.bounds.whole)
-            for chunk in self.iter_bytes():
-                if not bound.take(chunk):
-                    self.close()
-                    raise self._too_large()
-            self._content = bound.content()
+            intake = self._intake(self.bounds.largest, self.bounds.whole)
+            try:
+                for data in self.iter_raw():
+                    self._take(intake, data)
+                self._content = self._whole(intake)
+            except BaseException:
+                self.close()
+                raise
         return self._content
+
+    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        """As httpx's: decoded, in pieces of bounded size."""
+        if hasattr(self, "_content"):
+            async for part in super().aiter_bytes(chunk_size):
+                yield part
+            return
+        decoder, left = self._decoding(), b""
+        async for data in self.aiter_raw():
+            for part in decoder.feed(data):
+                if chunk_size is None:
+                    yield part
+                    continue
+                *chunks, left = cut(left + part, chunk_size)
+                for chunk in chunks:
+                    yield chunk
+        for chunk in cut(left + decoder.rest(), chunk_size or PIECE):
+            if chunk:
+                yield chunk
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        """As httpx's: decoded, in pieces of bounded size."""
+        if hasattr(self, "_content"):
+            yield from super().iter_bytes(chunk_size)
+            return
+        decoder, left = self._decoding(), b""
+        for data in self.iter_raw():
+            for part in decoder.feed(data):
+                if chunk_size is None:
+                    yield part
+                    continue
+                *chunks, left = cut(left + part, chunk_size)
+                yield from chunks
+        yield from filter(None, cut(left + decoder.rest(), chunk_size or PIECE))
 
     def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
         """As httpx's."""
@@ -119,28 +150,28 @@ class Answer(httpx.Response):
 
     async def aread_error(self) -> None:
         """The beginning of an error's body, as much as comes in time. The server cannot make it raise."""
-        bound = _Bound(self.bounds.error_largest, self.bounds.error_whole)
+        intake = self._intake(self.bounds.error_largest, self.bounds.error_whole)
         try:
-            async for chunk in self.aiter_bytes():
-                if not bound.take(chunk):
+            async for data in self.aiter_raw():
+                if not intake.take(data):
                     break
         except httpx.HTTPError:
             pass
         finally:
-            self._content = bound.content()
+            self._content = intake.content()
         await self.aclose()
 
     def read_error(self) -> None:
         """`aread_error` for threads."""
-        bound = _Bound(self.bounds.error_largest, self.bounds.error_whole)
+        intake = self._intake(self.bounds.error_largest, self.bounds.error_whole)
         try:
-            for chunk in self.iter_bytes():
-                if not bound.take(chunk):
+            for data in self.iter_raw():
+                if not intake.take(data):
                     break
         except httpx.HTTPError:
             pass
         finally:
-            self._content = bound.content()
+            self._content = intake.content()
         self.close()
 
     def facts(self, headers: Fields, budgets: tuple[Budget, ...] = ()) -> AnswerFacts:
@@ -156,54 +187,28 @@ class Answer(httpx.Response):
         text = self._content[: self.bounds.error_largest].decode("utf-8", "replace")
         return AnswerFacts(self.status_code, headers, body=body, text=text, budgets=budgets)
 
+    def _coding(self) -> str:
+        return ",".join(self.headers.get_list("content-encoding"))
+
+    def _decoding(self) -> Decoder:
+        return Decoder(self._coding(), self._request)
+
+    def _intake(self, largest: int, seconds: float) -> Intake:
+        return Intake(self._coding(), largest, seconds, self._request)
+
+    def _take(self, intake: Intake, data: bytes) -> None:
+        if not intake.take(data):
+            raise self._too_large()
+
+    def _whole(self, intake: Intake) -> bytes:
+        """All that was taken in. Raises `AnswerTooLarge`."""
+        if not intake.end():
+            raise self._too_large()
+        return intake.content()
+
     def _too_large(self) -> AnswerTooLarge:
         return AnswerTooLarge(
             f"the answer's body is larger than {self.bounds.largest} bytes or took longer than"
             f" {self.bounds.whole:g} s: stream it (client.stream), or raise the pool's bounds",
             request=self._request,
         )
-
-
-class _Bound:
-    """Collects chunks up to a size and a time."""
-
-    __slots__ = ("_chunks", "_end", "_left")
-
-    def __init__(self, largest: int, seconds: float) -> None:
-        self._chunks: list[bytes] = []
-        self._left, self._end = largest, time.monotonic() + seconds
-
-    def take(self, chunk: bytes) -> bool:
-        """Keep a chunk; False once a bound is passed (what fits is kept)."""
-        self._chunks.append(chunk[: max(0, self._left)])
-        self._left -= len(chunk)
-        return self._left >= 0 and time.monotonic() < self._end
-
-    def content(self) -> bytes:
-        return b"".join(self._chunks)
-
-
-class _AsyncSlices(httpx.AsyncByteStream):
-    def __init__(self, stream: httpx.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._stream:
-            for start in range(0, len(chunk), SLICE):
-                yield chunk[start : start + SLICE]
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-class _Slices(httpx.SyncByteStream):
-    def __init__(self, stream: httpx.SyncByteStream) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._stream:
-            for start in range(0, len(chunk), SLICE):
-                yield chunk[start : start + SLICE]
-
-    def close(self) -> None:
-        self._stream.close()

@@ -15,6 +15,7 @@ import httpx
 from resilient.core.body import pick
 from resilient.core.failure import Failure, FailureKind
 from resilient.wire.answer import KEY
+from resilient.wire.decoding import ASKED_FOR
 from resilient.wire.failures import failed_answer
 from resilient.wire.outgoing import Passage
 from resilient.wire.parts import envelopes
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from resilient.wire.trail import Trail
     from resilient.wire.transport import Bridge
 
-_HEADERS: Final = {"accept-encoding": "gzip, deflate"}  # what can be decoded in small steps
+_HEADERS: Final = {"accept-encoding": ASKED_FOR}
 _IGNORED: Final = re.compile(r'"""(?:[^"\\]|\\.|"(?!""))*"""|"(?:[^"\\\n]|\\.)*"|#[^\n]*')
 _OPERATION: Final = re.compile(r"\b(query|mutation|subscription|fragment)\b\s*([_A-Za-z]\w*)?|[{}]")
 

@@ -26,6 +26,7 @@ from resilient.core.failure import Failure, FailureKind
 from resilient.core.token_answer import classify_token
 from resilient.wire import redact
 from resilient.wire.assertion import client_assertion, grant_assertion
+from resilient.wire.decoding import ASKED_FOR, Intake
 from resilient.wire.flow import fields
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class TokenClient:
         return TokenAnswer(answer.body if failure is None else None, failure)
 
     def _request(self, oauth: OAuth2, url: str, body: str, now: datetime) -> httpx.Request:
-        headers = {"Accept": "application/json", **oauth.token_headers}
+        headers = {"Accept": "application/json", "Accept-Encoding": ASKED_FOR, **oauth.token_headers}
         if oauth.client_id:
             auth = ClientAuth(oauth.client_id, oauth.client_secret, _METHODS[oauth.client_auth])
             _, headers, body = auth.prepare("POST", url, headers, body)
@@ -130,16 +131,17 @@ class TokenClient:
 
     async def _send(self, request: httpx.Request) -> AnswerFacts:
         response = await self._opened().send(request, stream=True)
+        coding = ",".join(response.headers.get_list("content-encoding"))
+        intake = Intake(coding, TOKEN_ANSWER.value, PATIENCE, request)
         try:
-            chunks, size = [], 0
-            async for chunk in response.aiter_bytes(16 * 1024):
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > TOKEN_ANSWER.value:
+            async for data in response.aiter_raw():
+                if not intake.take(data):
                     break
+            else:
+                intake.end()
         finally:
             await response.aclose()
-        raw = b"".join(chunks)[: TOKEN_ANSWER.value]
+        raw = intake.content()
         return AnswerFacts(
             response.status_code,
             fields(response.headers),

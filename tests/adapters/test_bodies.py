@@ -1,0 +1,118 @@
+"""Bodies made to fill our memory, through vendor SDKs' clients."""
+
+import contextlib
+import gzip
+import socket
+import threading
+import tracemalloc
+
+import aiohttp
+import pytest
+import requests
+
+from resilient.adapters import aiohttp as over_aiohttp
+from resilient.adapters import requests as over_requests
+from resilient.core import bounds
+from resilient.testing import job, sync_job
+
+MIB = 1024 * 1024
+NESTED = gzip.compress(gzip.compress(bytes(64 * MIB)))
+SINGLE = gzip.compress(bytes(64 * MIB))
+
+
+@contextlib.contextmanager
+def answering(body, coding, status=200):
+    """A server of one answer, byte for byte."""
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+    head += f"content-encoding: {coding}\r\n" if coding else ""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                accepted, _ = listening.accept()
+                with accepted:
+                    accepted.recv(65536)
+                    accepted.sendall(head.encode() + b"\r\n")
+                    for part in body if isinstance(body, list) else [body]:
+                        accepted.sendall(part)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        thread.join(20)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A bound of 1 MiB, so that a test need not fill 64."""
+    bound = bounds.Bound("answer_body", MIB, "bytes", "it fails")
+    monkeypatch.setattr(over_requests, "ANSWER_BODY", bound)
+    monkeypatch.setattr(over_aiohttp, "ANSWER_BODY", bound)
+
+
+BOMBS = [(NESTED, "gzip, gzip"), (SINGLE, "gzip"), ([bytes(MIB)] * 40, "")]
+
+
+@pytest.mark.parametrize(("body", "coding"), BOMBS, ids=["nested", "single", "plain"])
+def test_requests_reads_no_more_than_the_bound(small, body, coding):
+    with answering(body, coding) as url, over_requests.session(sync_job(None)) as s:
+        tracemalloc.start()
+        with pytest.raises(requests.RequestException) as caught:
+            s.get(url)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 6 * MIB
+    assert isinstance(caught.value, (over_requests.AnswerTooLarge, requests.exceptions.ContentDecodingError))
+
+
+@pytest.mark.parametrize(("body", "coding"), BOMBS, ids=["nested", "single", "plain"])
+def test_of_an_error_only_the_beginning(body, coding):
+    with answering(body, coding, 500) as url, over_requests.session(sync_job(None)) as s:
+        tracemalloc.start()
+        answer = s.get(url)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 6 * MIB
+    assert (answer.status_code, len(answer.content) <= 64 * 1024) == (500, True)
+
+
+def test_a_stream_of_nested_codings_is_refused():
+    refused = pytest.raises(requests.exceptions.ContentDecodingError)
+    with answering(NESTED, "gzip, gzip") as url, over_requests.session(sync_job(None)) as s, refused:
+        s.get(url, stream=True)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", ""])
+def test_honest_answers_are_read_as_ever(coding):
+    text = b'{"hello": "there"}' * 1_000
+    sent = {"gzip": gzip.compress, "deflate": __import__("zlib").compress, "": bytes}[coding](text)
+    with answering(sent, coding) as url, over_requests.session(sync_job(None)) as s:
+        assert s.get(url).content == text
+
+
+@pytest.mark.parametrize(("body", "coding"), BOMBS[1:], ids=["single", "plain"])
+async def test_aiohttp_reads_no_more_than_the_bound(small, body, coding):
+    with answering(body, coding) as url:
+        async with over_aiohttp.session(job(None)) as s:
+            tracemalloc.start()
+            with pytest.raises(over_aiohttp.AnswerTooLarge):
+                async with s.get(url) as answer:
+                    await answer.text()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    assert peak < 12 * MIB
+
+
+async def test_aiohttp_undoes_no_coding_within_a_coding(small):
+    with answering(NESTED, "gzip, gzip") as url:
+        async with over_aiohttp.session(job(None)) as s, s.get(url) as answer:
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                assert len(await answer.read()) < MIB
+
+
+async def test_aiohttp_reads_honest_answers_as_ever():
+    text = b'{"hello": "there"}'
+    with answering(gzip.compress(text), "gzip") as url:
+        async with over_aiohttp.session(job(None)) as s, s.get(url) as answer:
+            assert await answer.json(content_type=None) == {"hello": "there"}
+            assert await answer.read() == text
