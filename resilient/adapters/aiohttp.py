@@ -13,10 +13,15 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
-from aiohttp.payload import BytesPayload
-from multidict import CIMultiDict
-from yarl import URL
+from resilient.core.errors import MissingExtra
+
+try:
+    import aiohttp
+    from aiohttp.payload import BytesPayload
+    from multidict import CIMultiDict
+    from yarl import URL
+except ModuleNotFoundError as error:
+    raise MissingExtra("sessions of aiohttp need it: pip install 'resilient-engine[aiohttp]'") from error
 
 from resilient.core.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.errors import Permanent

@@ -14,9 +14,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-import requests
-from requests.adapters import BaseAdapter, HTTPAdapter
-from requests.structures import CaseInsensitiveDict
+from resilient.core.errors import MissingExtra
+
+try:
+    import requests
+    from requests.adapters import BaseAdapter, HTTPAdapter
+    from requests.structures import CaseInsensitiveDict
+except ModuleNotFoundError as error:
+    raise MissingExtra("sessions of requests need it: pip install 'resilient-engine[requests]'") from error
 
 from resilient.core.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.errors import Permanent

@@ -9,11 +9,13 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
+_NEAR: Final = 0.75  # of difflib's ratio: one or two letters of a word
 
 
 def span(seconds: float) -> str:
@@ -84,6 +86,14 @@ def error_line(kind: str | None, code: str | None, message: str | None, length: 
         said = said.removeprefix(f"{code}: ")  # an exception's type is the code of a bug
     named = " ".join(word for word in (kind, code) if word)
     return f"{named}: {said}" if named and said else named or said
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'priority'?`` for a word that is almost one of those that are known, else nothing."""
+    import difflib  # noqa: PLC0415 - for mistakes only
+
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=_NEAR)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def brief(text: str | None, length: int = 160) -> str:

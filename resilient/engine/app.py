@@ -19,6 +19,7 @@ from resilient.engine import retention as retention_
 from resilient.engine.alerts import Alerts
 from resilient.engine.connections import Connections
 from resilient.engine.enqueue import Encoder, Enqueued, checked_name
+from resilient.engine.foresight import Foresight
 from resilient.engine.grants import Grants
 from resilient.engine.handler import Handler, Kind, by_kind
 from resilient.engine.inbox import Inbox
@@ -141,6 +142,7 @@ class Resilient:
         self.local_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         joining.listen()
         self._encoder = Encoder(self.declared, max_payload)
+        self.foresight = Foresight(self.kinds, self.declared, self.providers)
         self.outbox = Outbox(self, self._encoder, to, routes, event_source)
         self.schedules = Schedules(self, schedules)
         self.alerts = Alerts(self, alerts)
@@ -240,6 +242,7 @@ class Resilient:
         Raises `InvalidInput` (one of its kinds) or `DuplicateJob`, and then nothing was written.
         """
         ordered = [self._encoder.encode(kind, payload, resource_key, **options)]
+        self.foresight.look(ordered)
         if session is not None:
             return (await joining.join_async(session, self.database.dialect, ordered, self.poke))[0]
         await self.ready()
@@ -259,6 +262,7 @@ class Resilient:
     ) -> Enqueued:
         """`enqueue` for synchronous programs."""
         ordered = [self._encoder.encode(kind, payload, resource_key, **options)]
+        self.foresight.look(ordered)
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)[0]
         self.ready_sync()
@@ -279,6 +283,7 @@ class Resilient:
     ) -> list[Enqueued]:
         """Enqueue many jobs of one kind in one transaction: payloads, or `Item` objects where more differs."""
         ordered = self._encoder.encode_many(kind, payloads, resource_key, options)
+        self.foresight.look(ordered)
         if session is not None:
             return await joining.join_async(session, self.database.dialect, ordered, self.poke)
         await self.ready()
@@ -297,6 +302,7 @@ class Resilient:
     ) -> list[Enqueued]:
         """`enqueue_many` for synchronous programs."""
         ordered = self._encoder.encode_many(kind, payloads, resource_key, options)
+        self.foresight.look(ordered)
         if session is not None:
             return joining.join(session, self.database.dialect, ordered, self.poke)
         self.ready_sync()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from uuid_utils.compat import uuid7
 
 from resilient.core import resource_key as keys
 from resilient.core.errors import InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
+from resilient.core.phrases import nearest
 from resilient.engine.collector import no_collections
 from resilient.engine.handler import Handler, Kind
 from resilient.store import jobs
@@ -116,8 +117,8 @@ class Encoder:
         if (known := self._kinds.get(what)) is None:
             names = ", ".join(sorted(self._kinds)) or "none"
             raise UnknownKind(
-                f"no handler is declared for kind {what!r}; this app knows: {names}. List it in"
-                " Resilient(handlers=[...]) or declare it with Kind(...)"
+                f"no handler is declared for kind {what!r}{nearest(str(what), self._kinds)}; this app knows: {names}."
+                " List it in Resilient(handlers=[...]) or declare it with Kind(...)"
             )
         return known
 
@@ -143,9 +144,12 @@ class Encoder:
         after: Blocker | Iterable[Blocker] = (),
         on_dead: OnDead = "cancel",
         tags: Mapping[str, str] | None = None,
+        **unknown: Any,
     ) -> Ordered:
         """Check every argument; raises `InvalidInput` (one of its kinds) and writes nothing."""
         kind = self.kind_of(what)
+        if unknown:
+            raise InvalidInput(_no_option(kind, next(iter(unknown))))
         keys.check(resource_key)
         if not isinstance(priority, int) or priority not in PRIORITIES:
             raise InvalidInput(f"priority must be a whole number from -100 to 100, not {priority!r}")
@@ -237,13 +241,28 @@ def _default_attempts(kind: Kind[Any]) -> int | None:
     return kind.retry.max_attempts if isinstance(kind, Handler) else kind.max_attempts
 
 
+def _no_option(kind: Kind[Any], word: str) -> str:
+    hint, options = nearest(word, _OPTIONS), ", ".join(_OPTIONS)
+    return f"enqueueing {kind.kind!r}: there is no option {word!r}{hint}; there are {options}"
+
+
+_OPTIONS: Final = tuple(
+    name for name, p in inspect.signature(Encoder.encode).parameters.items() if p.kind is p.KEYWORD_ONLY
+)
+
+
 def _seconds(name: str, value: timedelta | float | None) -> float | None:
+    """Seconds; raises `InvalidInput` for anything but a number or a timedelta, from 0 to ten years."""
     if value is None:
         return None
-    try:
-        seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    except (TypeError, ValueError):
-        seconds = math.nan  # in no range
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        raise InvalidInput(
+            f"{name} must be a number of seconds (300) or a timedelta (timedelta(minutes=5)), not {value!r:.42}"
+        )
     if not 0 <= seconds < 10 * 366 * 86400:
         raise InvalidInput(f"{name} must be between 0 and ten years, in seconds or as a timedelta, not {value!r}")
     return seconds

@@ -261,6 +261,7 @@ class Execution:
         self.require_running()
         encode = self.app._encoder.encode  # noqa: SLF001 - the app's one encoder; it checks what enqueue checks
         ordered = encode(kind, payload, resource_key or self.resource_key, **options)
+        self.app.foresight.look([ordered])
         self.follow_ups = [*(self.follow_ups or ()), ordered]
         return Enqueued(ordered.row.id, created=None)
 

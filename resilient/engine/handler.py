@@ -62,9 +62,18 @@ class Kind(Generic[P]):
             checked = payload if self.model is None else self._adapter.validate_python(payload)
             return self._adapter.dump_json(checked).decode()
         except ValidationError as error:
-            raise BadPayload(f"payload of {self.kind!r} does not fit its model: {_brief(error)}") from None
+            raise BadPayload(
+                f"payload of {self.kind!r} does not fit its model: {self._misfit(payload, error)}"
+            ) from None
         except ValueError as error:  # PydanticSerializationError: not JSON
             raise BadPayload(f"payload of {self.kind!r} is not JSON: {error}") from None
+
+    def _misfit(self, payload: Any, error: ValidationError) -> str:
+        """What is wrong with a payload; one of another class altogether is named, because its fields say little."""
+        within = any(e["loc"] for e in error.errors(include_input=False, include_url=False))
+        if within or payload is None or type(payload).__module__ == "builtins" or not isinstance(self.model, type):
+            return _brief(error)
+        return f"it takes {_named(self.model)}, not {_named(type(payload))}"
 
     def decode(self, text: str | None, version: int) -> P:
         """A stored payload back as the model; raises `BadPayload`."""
@@ -234,6 +243,10 @@ def _names_of(fn: Callable[..., Any]) -> dict[str, Any]:
         definer = dict(frame.f_locals)
     known = {"Job": job.Job, "SyncJob": job.SyncJob, "Batch": batch.Batch, "SyncBatch": batch.SyncBatch}
     return {**known, **getattr(fn, "__globals__", {}), **definer}
+
+
+def _named(model: type[Any]) -> str:
+    return f"{model.__module__}.{model.__qualname__}".removeprefix("builtins.")
 
 
 def _brief(error: ValidationError) -> str:

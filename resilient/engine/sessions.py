@@ -112,7 +112,7 @@ class Transactions:
         if not isinstance(target, (AsyncSession, AsyncConnection)):
             return _joined(target, self._app, fn, writes=writes)
         if self._here:
-            raise InvalidInput(f"app.sync takes a Session or Connection, not {type(target).__name__}")
+            raise InvalidInput(_no_plain_session(target))
         return await target.run_sync(_joined, self._app, fn, writes=writes)
 
 
@@ -143,6 +143,8 @@ def enter(target: Any, on_commit: Wake) -> tuple[Any, Connection]:
         require_transaction(target, "connection")
         _hook_connection(target, on_commit)
         return target, target
+    if isinstance(target, (AsyncSession, AsyncConnection)):
+        raise InvalidInput(_no_plain_session(target))
     if not isinstance(target, Session):
         raise InvalidInput(
             f"session= takes a Session, AsyncSession, Connection or AsyncConnection, not {type(target).__name__}"
@@ -156,6 +158,14 @@ def enter(target: Any, on_commit: Wake) -> tuple[Any, Connection]:
     else:
         on_outermost_commit(target, on_commit)
     return target, c
+
+
+def _no_plain_session(target: AsyncSession | AsyncConnection) -> str:
+    plain = type(target).__name__.removeprefix("Async")
+    return (
+        f"app.sync and other plain calls take a {plain}, not an {type(target).__name__}: `await` the app's own method"
+        f" with it, or go through `await session.run_sync(...)`, which gives a plain {plain}"
+    )
 
 
 def require_transaction(c: Connection, what: str) -> None:

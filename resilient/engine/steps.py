@@ -139,6 +139,7 @@ class BaseWorkflow:
         before = self._before([after] if isinstance(after, Step) else list(after))
         name = self._named(name, declared.kind)
         ordered = encoder.encode(declared, payload, key, after=[s.id for s in before], on_dead="wait", **options)
+        self._app.foresight.look([ordered])
         ordered = ordered._replace(row=ordered.row._replace(followed=True))
         new = workflows.NewStep(name, len(self._new), ordered.row.id, declared.kind, key, tuple(s.name for s in before))
         if undo is not None:

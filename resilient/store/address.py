@@ -5,6 +5,7 @@ A message never repeats what was written: an address may hold a password.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -113,8 +114,8 @@ def reason(error: DBAPIError, url: URL) -> str:
     lines = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
     said = lines[0].removeprefix("connection failed: ")
     secrets = [str(url.password or ""), *(str(value) for name, value in url.query.items() if _is_secret(name))]
-    for secret in filter(None, secrets):
-        said = said.replace(secret, "***")
+    for secret in filter(None, secrets):  # where it stands as a word: a password "a" is no reason to mask each letter
+        said = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", said)
     return said + next((hint for sign, hint in _HINTS.items() if sign in said), "")
 
 

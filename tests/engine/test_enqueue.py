@@ -24,6 +24,7 @@ from resilient.core.errors import (
     Transient,
     UnknownKind,
 )
+from resilient.core.provider import Provider
 from resilient.engine.app import Resilient
 from resilient.engine.enqueue import Item
 from resilient.engine.handler import Kind, handler
@@ -434,3 +435,94 @@ def test_a_session_on_a_database_without_tables_is_told_what_to_do(empty_url):
     with Session(engine) as session, pytest.raises(SchemaOutdated, match="resilient db upgrade"):
         app.enqueue_sync(Kind("k"), resource_key="a/b", session=session)
     engine.dispose()
+
+
+class Page(BaseModel):
+    url: str
+
+
+class TestWhatIsWrongIsNamed:
+    """An option nobody knows, another handler's payload, a word for a number: refused in words of the caller."""
+
+    @pytest.mark.parametrize("many", [False, True])
+    async def test_an_option_that_is_none(self, app, many):
+        said = r"enqueueing 'mail': there is no option 'prioriy'; did you mean 'priority'\?; there are priority, delay,"
+        enqueue, what = (app.enqueue_many, [Mail(to="a")]) if many else (app.enqueue, Mail(to="a"))
+        with pytest.raises(InvalidInput, match=said):
+            await enqueue(mail, what, resource_key="a", prioriy=3)
+        with pytest.raises(InvalidInput, match="no option 'prioriy'"):
+            app.sync.enqueue(mail, Mail(to="a"), resource_key="a", prioriy=3)
+        with pytest.raises(InvalidInput, match="no option 'sessions'; there are"):
+            async with app.workflow("w") as wf:
+                wf.step(mail, Mail(to="a"), resource_key="a", sessions=None)
+        assert await app.jobs.count() == 0
+
+    async def test_the_payload_of_another_handler(self, app):
+        with pytest.raises(BadPayload, match=r"'mail' does not fit its model: it takes \S+\.Mail, not \S+\.Page"):
+            await app.enqueue(mail, Page(url="https://a.example/?key=s3cret"), resource_key="a")
+
+    @pytest.mark.parametrize("value", ["5m", "5", b"5", True, object()])
+    async def test_a_word_for_a_number(self, app, value):
+        for name in ("delay", "expires_in"):
+            with pytest.raises(
+                InvalidInput, match=rf"{name} must be a number of seconds \(300\) or a timedelta \(timedelta\("
+            ):
+                await app.enqueue(mail, Mail(to="a"), resource_key="a", **{name: value})
+
+    async def test_a_kind_by_almost_its_name(self, app):
+        with pytest.raises(UnknownKind, match=r"kind 'mial'; did you mean 'mail'\?"):
+            await app.enqueue("mial", {}, resource_key="a")
+
+    async def test_an_asynchronous_session_in_a_plain_call(self, app):
+        engine = create_async_engine("sqlite+aiosqlite://")
+        async with AsyncSession(engine) as session, engine.connect() as connection:
+            for wrong, plain in ((session, "Session"), (connection, "Connection")):
+                said = rf"app.sync and other plain calls take a {plain}, not an Async{plain}: `await`"
+                with pytest.raises(InvalidInput, match=said):
+                    app.sync.enqueue(mail, Mail(to="a"), resource_key="a", session=wrong)
+                with pytest.raises(InvalidInput, match=said):
+                    app.sync.jobs.list(session=wrong)
+                with pytest.raises(InvalidInput, match=said), app.sync.workflow("w", session=wrong) as wf:
+                    wf.step(mail, Mail(to="a"), resource_key="a")
+        await engine.dispose()
+
+
+class TestForesight:
+    """What the app can see to go wrong later is said in the log, once, and refused by nobody."""
+
+    @pytest.fixture
+    def make(self, database):
+        def make(**options):
+            return Resilient(database, upgrade=False, **options)
+
+        return make
+
+    def warnings(self, caplog):
+        return [r.getMessage() for r in caplog.records if r.name == "resilient.app"]
+
+    async def test_almost_a_provider(self, make, caplog):
+        app = make(handlers=[mail], providers=[Provider(name="hubspot", base_url="https://api.hubapi.com")])
+        for key in ("hubspott/a1", "hubspott/a2", "hubspot/a1", "smtp/a", "outbox/x"):
+            await app.enqueue(mail, Mail(to="a"), resource_key=key)
+        (said,) = self.warnings(caplog)
+        assert said.startswith("resource key 'hubspott/a1': this app has no provider 'hubspott'")
+        assert said.endswith("; did you mean 'hubspot'?")
+        await app.enqueue_many(mail, [Item(Mail(to="a"), resource_key=f"hubspt/{n}") for n in range(3)])
+        assert len(self.warnings(caplog)) == 2
+
+    async def test_a_handler_that_is_not_listed(self, make, caplog):
+        @handler("page")
+        async def page(job: Job[Page]) -> None: ...
+
+        app = make(handlers=[mail])
+        for _ in range(2):
+            await app.enqueue(page, Page(url="a"), resource_key="a")
+        await app.enqueue(mail, Mail(to="a"), resource_key="a")
+        (said,) = self.warnings(caplog)
+        assert said.startswith("'page' is not among the handlers of this app: its jobs wait until a worker that has it")
+
+    @pytest.mark.parametrize("listed", [{}, {"handlers": [mail], "kinds": [Kind("page", Page)]}])
+    async def test_apps_that_only_enqueue_and_kinds_of_other_programs_are_silent(self, make, caplog, listed):
+        app = make(**listed, providers=[])
+        await app.enqueue(Kind("page", Page), Page(url="a"), resource_key="hubspott/a")
+        assert self.warnings(caplog) == []

@@ -171,6 +171,15 @@ async def test_no_server(open_database):
     assert "postgresql://127.0.0.1:1/db?password=...&sslpassword=...&user=u does not answer" in message
 
 
+@pytest.mark.parametrize("secret", ["e", "st", "onn"])
+async def test_a_password_that_is_a_part_of_other_words_garbles_none(open_database, secret):
+    with pytest.raises(DatabaseUnreachable) as caught:
+        await open_database(f"postgresql://u:{secret}@127.0.0.1:1/db").transaction(names)
+    assert "Connection refused" in str(caught.value)
+    assert "is the server running, and is the port right?" in str(caught.value)
+    assert str(caught.value).count("***") == 1
+
+
 def test_an_address_for_listening_is_written_like_any_other():
     for prefix in ("postgres", "postgresql", "postgresql+psycopg"):
         url = for_listening(f"{prefix}://u@host/db?prepare_threshold=none")
