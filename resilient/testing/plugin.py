@@ -6,7 +6,8 @@
 - ``resilient_app``: ``resilient_app(handlers=[...], providers=[fake.provider], ...)`` makes an app on that database and
   that clock, with a key for secrets, closed at the end of the test.
 - ``drain``: ``await drain(app)`` runs everything that is due; ``await drain(app, hours=1)`` moves the clock first, in
-  steps, so that what becomes due on the way runs in its order. ``drain_sync`` is the same without a loop.
+  ten steps, so that what becomes due on the way runs in its order. At each step the app's schedules tick and its
+  alerts look at what lasts, as a worker has them do. ``drain_sync`` is the same without a loop.
 
 Nothing of the engine is imported before a fixture is asked for. A fixture of the same name in a conftest.py wins.
 """
@@ -107,7 +108,11 @@ def drain(fake_clock: FakeClock) -> Callable[..., Awaitable[int]]:
         wait = _span(seconds, span)
         for step in range(STEPS + 1 if wait else 1):
             _to(fake_clock, start, wait * step / STEPS)
+            await app.ready()
+            await app.schedules.tick()
             done += await app.worker().drain()
+            await app.alerts.flush()
+            await app.alerts.keep_house()
         return done
 
     return run
