@@ -153,11 +153,7 @@ class Encoder:
         keys.check(resource_key)
         if not isinstance(priority, int) or priority not in PRIORITIES:
             raise InvalidInput(f"priority must be a whole number from -100 to 100, not {priority!r}")
-        seconds = _seconds("delay", delay)
-        if run_at is not None:
-            if seconds is not None:
-                raise InvalidInput("give delay or run_at, not both")
-            run_at = aware("run_at", run_at)
+        seconds, run_at = _start(delay, run_at)
         expires_at, within = _expiry(expires_at, expires_in)
         if max_attempts is not None and not (isinstance(max_attempts, int) and 1 <= max_attempts < 2**31):
             raise InvalidInput(f"max_attempts must be at least 1 and less than 2**31, not {max_attempts!r}")
@@ -266,6 +262,13 @@ def _seconds(name: str, value: timedelta | float | None) -> float | None:
     if not 0 <= seconds < 10 * 366 * 86400:
         raise InvalidInput(f"{name} must be between 0 and ten years, in seconds or as a timedelta, not {value!r}")
     return seconds
+
+
+def _start(delay: timedelta | float | None, run_at: datetime | None) -> tuple[float | None, datetime | None]:
+    seconds = _seconds("delay", delay)
+    if run_at is not None and seconds is not None:
+        raise InvalidInput("give delay or run_at, not both")
+    return seconds, None if run_at is None else aware("run_at", run_at)
 
 
 def _expiry(at: datetime | None, within: timedelta | float | None) -> tuple[datetime | None, float | None]:
