@@ -60,7 +60,11 @@ ASANA: Final = Provider(
         "tasks": Incremental(style="filter", query="modified_since", field="modified_at"),
     },
     webhook=Webhook(
-        signatures=(Signature(header="x-hook-signature"),), challenge="echo", challenge_field="x-hook-secret"
+        signatures=(Signature(header="x-hook-signature"),),
+        events="events",
+        event="item:resource.resource_type item:action",
+        challenge="echo",
+        challenge_field="x-hook-secret",
     ),
     verified_on=date(2026, 11, 1),
     sources=(

@@ -73,6 +73,7 @@ DROPBOX: Final = Provider(
     },
     webhook=Webhook(
         signatures=(Signature(header="x-dropbox-signature"),),
+        events="list_folder.accounts",
         challenge="echo",
         challenge_field="query:challenge",
         ping=True,

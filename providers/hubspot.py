@@ -92,8 +92,9 @@ HUBSPOT: Final = Provider(
                 word=Word.EPOCH_MS,
             ),
         ),
-        delivery="body:[0].eventId",
-        event="body:[0].subscriptionType",
+        delivery="item:eventId item:subscriptionId item:objectId item:occurredAt",  # an eventId alone may come twice
+        event="item:subscriptionType",
+        events="",
     ),
     verified_on=date(2026, 11, 1),
     sources=(

@@ -86,7 +86,8 @@ GRAPH: Final = Provider(
         )
     },
     webhook=Webhook(
-        token="body:value[0].clientState",
+        token="item:clientState",
+        events="value",
         challenge="echo",
         challenge_field="query:validationToken",
         ping=True,

@@ -52,7 +52,13 @@ NOTION: Final = Provider(
             deleted="in_trash",
         )
     },
-    webhook=Webhook(signatures=(Signature(header="x-notion-signature", pattern="sha256=([0-9a-f]+)"),)),
+    webhook=Webhook(
+        signatures=(Signature(header="x-notion-signature", pattern="sha256=([0-9a-f]+)"),),
+        delivery="body:id",
+        event="body:type",
+        challenge="secret",
+        challenge_field="body:verification_token",
+    ),
     verified_on=date(2026, 11, 1),
     sources=(
         "developers.notion.com/reference/request-limits, /reference/refresh-a-token",

@@ -78,7 +78,11 @@ QUICKBOOKS: Final = Provider(
         ),
     },
     webhook=Webhook(
-        signatures=(Signature(header="intuit-signature", encoding="base64"),), delivery="body:[0].id", answer_within=3
+        signatures=(Signature(header="intuit-signature", encoding="base64"),),
+        events="",
+        delivery="item:id",
+        event="item:type",
+        answer_within=3,
     ),
     verified_on=date(2026, 11, 1),
     sources=(

@@ -2,7 +2,7 @@
 
 A 429 with code 20429 was not processed, so even a POST may be repeated; another 429 is a limit of tries of the
 Verify product and no waiting helps. Concurrency is limited, how far is not published. A webhook's signature covers
-the address and the form, not a JSON body.
+the address and the form; of a JSON body it covers the hash, which stands in the address.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ TWILIO: Final = Provider(
     incremental={"sent": Incremental(style="filter", query="DateSent>", field="date_sent", precision=86400)},
     webhook=Webhook(
         signatures=(
-            Signature(header="x-twilio-signature", scheme="hmac-sha1", signed="{url}{form}", encoding="base64"),
+            Signature(
+                header="x-twilio-signature",
+                scheme="hmac-sha1",
+                signed="{url}{form}",
+                body_hash="query:bodySHA256",
+                encoding="base64",
+            ),
         ),
         delivery="i-twilio-idempotency-token",
     ),

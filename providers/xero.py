@@ -68,7 +68,11 @@ XERO: Final = Provider(
         "journals": Incremental(style="key", query="offset", field="JournalNumber"),
     },
     webhook=Webhook(
-        signatures=(Signature(header="x-xero-signature", encoding="base64"),), challenge="status", answer_within=5
+        signatures=(Signature(header="x-xero-signature", encoding="base64"),),
+        events="events",
+        event="item:eventCategory item:eventType",
+        challenge="status",
+        answer_within=5,
     ),
     verified_on=date(2026, 11, 1),
     sources=(

@@ -108,7 +108,7 @@ class Encoder:
 
     def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int) -> None:
         """``max_payload`` in bytes."""
-        self._kinds, self._max_payload = kinds, max_payload
+        self._kinds, self.max_payload = kinds, max_payload
 
     def kind_of(self, what: Kind[Any] | str) -> Kind[Any]:
         """The declaration of a kind; raises `UnknownKind` for a name this app does not know."""
@@ -193,9 +193,9 @@ class Encoder:
     def text(self, kind: Kind[Any], payload: Any) -> str:
         """A payload as JSON text; raises `BadPayload` or `PayloadTooLarge`."""
         text = kind.encode(payload)
-        if len(text) > self._max_payload // 4 and (size := len(text.encode())) > self._max_payload:
+        if len(text) > self.max_payload // 4 and (size := len(text.encode())) > self.max_payload:
             raise PayloadTooLarge(
-                f"payload of {kind.kind!r} has {size:,} bytes, more than max_payload={self._max_payload:,}:"
+                f"payload of {kind.kind!r} has {size:,} bytes, more than max_payload={self.max_payload:,}:"
                 " store the data elsewhere and enqueue a reference"
             )
         return text

@@ -1,8 +1,12 @@
 """What providers call: verified, stored as a job, answered; the work is done afterwards.
 
 An answer of success is given after the commit, never before: what was acknowledged is not lost. A delivery that comes
-again is acknowledged and dropped, by the provider's id for it, else by its body; where a provider only says that
-something changed (`Webhook.ping`), alike ones are merged as long as the first one's job has not begun.
+again is acknowledged and dropped, by the provider's id for it if that is signed, else by what is; where a provider only
+says that something changed (`Webhook.ping`), alike ones are merged as long as the first one's job has not begun. A
+delivery of several events makes a job of each, in one transaction.
+
+Anybody may send: nothing is decoded before its size is bounded and, where the facts allow it, its signature has proved
+it; what is refused costs a line of the log a minute for each reason, of which there are few.
 
 No framework is needed: `receive` takes a `Delivery` and gives a `WebhookAnswer`. `resilient.web.webhook_routes` has the
 routes.
@@ -15,6 +19,7 @@ import inspect
 import json
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 - pydantic reads annotations at run time
 from fnmatch import fnmatchcase
@@ -26,8 +31,26 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import BaseModel, Field
 
 from resilient.core.budgets import Fields
-from resilient.core.errors import BadPayload, DatabaseUnreachable, InvalidInput, PayloadTooLarge, SetupError
-from resilient.core.webhook import challenge, identity, value_at, verify, without_token
+from resilient.core.errors import (
+    BadPayload,
+    BadResourceKey,
+    DatabaseUnreachable,
+    InvalidInput,
+    PayloadTooLarge,
+    SetupError,
+)
+from resilient.core.plain_text import plain
+from resilient.core.resource_key import check
+from resilient.core.webhook import (
+    challenge,
+    happened,
+    identity,
+    items_of,
+    key_bytes,
+    prove,
+    repeat_key,
+    without_token,
+)
 from resilient.engine import writing
 from resilient.engine.handler import Kind
 from resilient.engine.sessions import Face, Transactions, blocking
@@ -40,14 +63,16 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from resilient.core.provider import Provider
-    from resilient.core.webhook import Challenge, Delivery, Webhook
+    from resilient.core.webhook import Challenge, Delivery, Proof, Webhook
     from resilient.engine.app import Resilient
     from resilient.engine.enqueue import Ordered
     from resilient.store.dialect import Dialect
 
 log = logging.getLogger("resilient.webhooks")
+_Order: TypeAlias = "tuple[str, Ordered]"  # by what a repeat is known, and the job
 Secrets: TypeAlias = "Sequence[str] | Callable[[str], Sequence[str] | Awaitable[Sequence[str]]]"
 _TELL_EVERY: Final = 60.0  # seconds between two lines of the log about one reason
+_MOST_REASONS: Final = 1_000
 _RETRY: Final = "10"  # seconds a provider is asked to wait while the database is away
 _HIDDEN: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
 _MOST_HEADERS, _LONGEST_HEADER = 64, 1_000
@@ -57,10 +82,10 @@ class WebhookEvent(BaseModel):
     """The payload of a webhook's job.
 
     ``event``: what happened, in the provider's word; ``delivery``: the id that a repeat carries again (each "" where
-    the provider says nothing of the kind). ``account``: the last part of the address that was called. ``body``: the
-    decoded JSON (its text, if it holds what no payload can: half a character, too many levels), the fields of a form,
-    or the text. ``headers``: in small letters, without signatures and
-    credentials.
+    the provider says nothing of the kind). ``account``: the last part of the address that was called; only a secret of
+    that account's own proves it. ``body``: the decoded JSON (of a delivery that holds several events, one of them; its
+    text, if it holds what no payload can: half a character, too many levels), the fields of a form, or the text.
+    ``headers``: in small letters, without signatures and credentials; most providers do not sign them.
     """
 
     provider: str
@@ -74,12 +99,17 @@ class WebhookEvent(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class WebhookAnswer:
-    """What to answer the provider."""
+    """What to answer the provider. ``jobs``: those that were made; ``job``: the first of them, or None."""
 
     status: int
     body: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    job: UUID | None = None  # that was made, if one was
+    jobs: tuple[UUID, ...] = ()
+
+    @property
+    def job(self) -> UUID | None:
+        """The first job that was made, if one was."""
+        return self.jobs[0] if self.jobs else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +121,8 @@ class Inbound:
     ``"*"`` for all others); events that fit none are acknowledged and dropped. ``resource_key``: what the job goes
     through, or a function of the event that says so (None: drop it); by default the account that is part of the
     address, else ``{provider}/webhooks``. ``handshake(account, secret)``: keep the secret a provider sends once
-    (Asana), and say whether it was expected. Raises `SetupError`.
+    (Asana), or show it to whoever has to type it in there (Notion), and say whether it was expected: it is not signed,
+    so anybody may send one. Raises `SetupError`.
     """
 
     provider: str
@@ -124,6 +155,7 @@ class _Read:
     fields: Fields
     body: Any
     delivery: Delivery
+    proof: Proof
 
 
 class Webhooks:
@@ -132,7 +164,7 @@ class Webhooks:
     def __init__(self, app: Resilient, declared: Iterable[Inbound], *, here: bool = False) -> None:
         self._app, self._db, self._here = app, Transactions(app, here=here), here
         self.declared: dict[str, tuple[Inbound, Provider, Webhook]] = {}
-        self._told: dict[tuple[str, str], float] = {}
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}
         for one in declared:
             provider = app.providers.get(one.provider)
             if provider is None or provider.webhook is None:
@@ -140,6 +172,7 @@ class Webhooks:
                 raise SetupError(f"Inbound({one.provider!r}): the provider {why}")
             if one.provider in self.declared:
                 raise SetupError(f"two Inbound() are for {one.provider!r}: give one of them both")
+            _check_secrets(one, provider.webhook)
             self.declared[one.provider] = (one, provider, provider.webhook)
 
     @property
@@ -152,57 +185,93 @@ class Webhooks:
     async def receive(self, provider: str, delivery: Delivery, *, account: str = "") -> WebhookAnswer:
         """Verify a delivery and store its job; what to answer. Errors of the app's own functions are raised.
 
-        200 or the like: stored, or known already; 401: not genuine; 413: too large; 503: not stored, it comes again.
+        200 or the like: stored, or known already; 401: not genuine; 404: no such provider, or no account; 413: too
+        large; 503: not stored, it comes again.
         """
-        if provider not in self.declared:
+        if provider not in self.declared or not is_account(provider, account):
             return WebhookAnswer(404)
         one, _, webhook = self.declared[provider]
-        body = _decoded(delivery)
-        read = _Read(Fields.of(delivery.headers), body, delivery)
-        asked = challenge(webhook, read.fields, body, delivery.url, ())
+        fields, most = Fields.of(delivery.headers), self._app._encoder.max_payload  # noqa: SLF001 - of this app
+        if len(delivery.body) > most:
+            self.say(provider, "too large", f"a body of more than {most:,} bytes: see Resilient(max_payload=)")
+            return WebhookAnswer(413)
+        asked = challenge(webhook, fields, None, delivery.url, ())
         if asked.is_open:  # it cannot be signed yet, and is only sent back
             return _echoed(asked)
         if delivery.method != "POST":
             return WebhookAnswer(405, headers={"Allow": "POST"})
-        if asked.header:
+        return await self._receive(one, webhook, fields, delivery, account)
+
+    async def _receive(
+        self, one: Inbound, webhook: Webhook, fields: Fields, delivery: Delivery, account: str
+    ) -> WebhookAnswer:
+        """Verify and store; or show a secret that will be signed with."""
+        early = webhook.needs_body or webhook.challenge == "secret"
+        body = _decoded(delivery) if early else None
+        asked = challenge(webhook, fields, body, delivery.url, ())
+        if asked.is_secret:
             return await self._handshake(one, asked, account)
         secrets = await self._secrets(one, account)
-        reason = verify(webhook, delivery, secrets, self._app.now(), body=body, ed25519=_proves)
-        if reason:
-            self._say(provider, f"refused: {reason}")
+        proof = prove(webhook, delivery, secrets, self._app.now(), body=body, ed25519=_proves)
+        if proof.reason:
+            self.say(one.provider, "refused", proof.reason)
             return WebhookAnswer(401)
-        asked = challenge(webhook, read.fields, body, delivery.url, secrets)
+        read = _Read(fields, body if early else _decoded(delivery), delivery, proof)
+        asked = challenge(webhook, fields, read.body, delivery.url, secrets)
         return _echoed(asked) if asked.text else await self._take(one, webhook, read, account)
+
+    def say(self, provider: str, what: str, why: str) -> None:
+        """A line in the log; of many alike only the first within a minute, which says how many there were."""
+        now, none = time.monotonic(), (-_TELL_EVERY, 0)
+        at, more = self._told.get((provider, what + why), none)
+        if now - at < _TELL_EVERY:
+            self._told[provider, what + why] = at, more + 1
+            return
+        if len(self._told) >= _MOST_REASONS:  # texts of the database's, of which there might be many
+            self._told.clear()
+        self._told[provider, what + why] = now, 0
+        log.warning("a webhook of %s is %s: %s%s", provider, what, why, f" (and {more} more before)" if more else "")
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     async def _take(self, one: Inbound, webhook: Webhook, read: _Read, account: str) -> WebhookAnswer:
         """Store a genuine delivery."""
-        done, event = WebhookAnswer(webhook.status), self._event(one, webhook, read, account)
-        kind, key = one.kind_of(event.event), self._key(one, event)
-        if kind is None or key is None:
-            return done
+        items = items_of(webhook, read.body)
         try:
-            ordered = self._ordered(kind, event, key, webhook, read)
-            job = await self._db.write(None, _store, f"webhook:{one.provider}", _once(webhook, event, read), ordered)
+            if items is None:
+                wanted = [self._wanted(one, webhook, read, account, None)]
+            else:
+                wanted = [self._wanted(one, webhook, read, account, item) for item in items]
+            orders = [found for found in wanted if found is not None]
+            jobs = await self._db.write(None, _store, f"webhook:{one.provider}", _told_apart(orders)) if orders else ()
         except PayloadTooLarge as error:
-            self._say(one.provider, f"too large: {error}")
+            self.say(one.provider, "too large", f"no job can hold it: {type(error).__name__}: see max_payload=")
             return WebhookAnswer(413)
         except DatabaseUnreachable as error:
-            self._say(one.provider, f"not stored: {error}")
+            self.say(one.provider, "not stored", str(error))
             return WebhookAnswer(503, headers={"Retry-After": _RETRY})
-        return WebhookAnswer(webhook.status, job=job)
+        return WebhookAnswer(webhook.status, jobs=jobs)
 
-    def _event(self, one: Inbound, webhook: Webhook, read: _Read, account: str) -> WebhookEvent:
+    def _wanted(self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any) -> _Order | None:
+        """The job of an event, and by what a repeat of it is known; None for one that nobody wants."""
+        event = self._event(one, webhook, read, account, item)
+        kind, key = one.kind_of(event.event), self._key(one, event)
+        if kind is None or key is None:
+            return None
+        once = repeat_key(webhook, read.proof, read.delivery, read.body, account, item)
+        return once, self._ordered(kind, event, key, webhook, read, item)
+
+    def _event(self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any) -> WebhookEvent:
         secret = {signature.header.lower() for signature in webhook.signatures} | _HIDDEN | {webhook.token.lower()}
         shown = [(name, text) for name, text in read.fields.items() if name not in secret]
+        at = (webhook, read.fields, read.body, read.delivery.url, item)
         return WebhookEvent(
             provider=one.provider,
-            event=value_at(webhook.event, read.fields, read.body, read.delivery.url),
-            delivery=identity(webhook, read.fields, read.body, read.delivery.url),
+            event=happened(*at),
+            delivery=identity(*at),
             account=account,
-            body=without_token(webhook, read.body),
-            headers={name: text[:_LONGEST_HEADER] for name, text in shown[:_MOST_HEADERS]},
+            body=without_token(webhook, read.body, item),
+            headers={plain(name): plain(text[:_LONGEST_HEADER]) for name, text in shown[:_MOST_HEADERS]},
             received_at=self._app.now(),
         )
 
@@ -211,9 +280,13 @@ class Webhooks:
             return one.resource_key(event)
         return one.resource_key or f"{one.provider}/{event.account or 'webhooks'}"
 
-    def _ordered(self, kind: Kind[Any], event: WebhookEvent, key: str, webhook: Webhook, read: _Read) -> Ordered:
-        merged = webhook.ping and not event.delivery
-        unique_key = f"webhook:{event.provider}:{key}:{_hashed(read.delivery.body)}" if merged else None
+    def _ordered(
+        self, kind: Kind[Any], event: WebhookEvent, key: str, webhook: Webhook, read: _Read, item: Any
+    ) -> Ordered:
+        unique_key = None
+        if webhook.ping and not event.delivery:
+            alike = read.delivery.body if item is None else json.dumps(item, sort_keys=True).encode()
+            unique_key = f"webhook:{event.provider}:{key}:{hashlib.sha256(alike).hexdigest()}"
         encode = self._app._encoder.encode  # noqa: SLF001 - of this app
         try:
             return encode(kind, event, key, unique_key=unique_key)
@@ -223,9 +296,9 @@ class Webhooks:
 
     async def _handshake(self, one: Inbound, asked: Challenge, account: str) -> WebhookAnswer:
         if one.handshake is None or not await self._got(one.handshake(account, asked.text)):
-            self._say(one.provider, "refused: a handshake that nobody expected")
+            self.say(one.provider, "refused", "a handshake that nobody expected: see Inbound(handshake=)")
             return WebhookAnswer(403)
-        return WebhookAnswer(200, headers={asked.header: asked.text})
+        return WebhookAnswer(200, headers={asked.header: asked.text} if asked.header else {})
 
     async def _secrets(self, one: Inbound, account: str) -> Sequence[str]:
         found = one.secrets(account) if callable(one.secrets) else one.secrets
@@ -240,14 +313,6 @@ class Webhooks:
             raise InvalidInput("app.sync.webhooks: secrets= and handshake= must be plain functions, not async def")
         return await value
 
-    def _say(self, provider: str, what: str) -> None:
-        """A line in the log; of many alike only the first within a minute."""
-        now = time.monotonic()
-        if now - self._told.get((provider, what), -_TELL_EVERY) >= _TELL_EVERY:
-            self._told = {known: at for known, at in self._told.items() if now - at < _TELL_EVERY}
-            self._told[provider, what] = now
-            log.warning("a webhook of %s is %s", provider, what)
-
 
 class SyncWebhooks(Face[Webhooks]):
     """`Webhooks` for synchronous programs: the same method, without ``await``."""
@@ -255,23 +320,47 @@ class SyncWebhooks(Face[Webhooks]):
     receive = blocking(Webhooks.receive)
 
 
-def _store(c: Connection, d: Dialect, consumer: str, once: str, ordered: Ordered) -> UUID | None:
-    """The job's id; None for a delivery that was taken before."""
-    if once and not inbox.first_seen(c, d, consumer, once, d.now(c)):
-        return None
-    (made,) = writing.write(c, d, [ordered])
-    return made.id if made.created else None
+def _store(c: Connection, d: Dialect, consumer: str, orders: Sequence[_Order]) -> tuple[UUID, ...]:
+    """The ids of the jobs that were made; none for what was taken before."""
+    now = d.now(c)
+    keys = sorted(once for once, _ in orders if once)  # in one order, so that two deliveries wait in no circle
+    new = {once for once in keys if inbox.first_seen(c, d, consumer, once, now)}
+    made = writing.write_many(c, d, [ordered for once, ordered in orders if not once or once in new])
+    return tuple(one.id for one in made if one.created)
 
 
-def _once(webhook: Webhook, event: WebhookEvent, read: _Read) -> str:
-    """By what a repeat is known; "" where two alike may be two events."""
-    if event.delivery:
-        return f"{event.account}:{event.delivery}"
-    return "" if webhook.ping else f"{event.account}:sha256:{_hashed(read.delivery.body)}"
+def _told_apart(orders: Sequence[_Order]) -> list[_Order]:
+    """Each event once by its id; those without one, alike in one delivery, are as many as there are."""
+    count: Counter[str] = Counter()
+    found = []
+    for once, ordered in orders:
+        count[once] += 1
+        if once and count[once] > 1:
+            if once.startswith('["id"'):
+                continue
+            once = f"{once} {count[once]}"  # noqa: PLW2901 - the same event, told apart
+        found.append((once, ordered))
+    return found
 
 
-def _hashed(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
+def is_account(provider: str, account: str) -> bool:
+    """Whether the last part of an address can name an account at all."""
+    try:
+        return "/" not in account and bool(check(f"{provider}/{account}" if account else provider))
+    except BadResourceKey:
+        return False
+
+
+def _check_secrets(one: Inbound, webhook: Webhook) -> None:
+    """Refuse secrets that are not written as the provider writes them; they would prove nothing."""
+    if callable(one.secrets) or not webhook.signatures:
+        return
+    for number, secret in enumerate(one.secrets, 1):
+        if secret and not any(key_bytes(signature, secret) for signature in webhook.signatures):
+            forms = " or ".join(dict.fromkeys(signature.key for signature in webhook.signatures))
+            raise SetupError(
+                f"Inbound({one.provider!r}): secret {number} is not written as {forms}, as its webhooks need"
+            )
 
 
 def _echoed(asked: Challenge) -> WebhookAnswer:

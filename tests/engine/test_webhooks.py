@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import json
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -162,6 +164,92 @@ async def test_what_is_not_genuine_is_refused_and_leaves_nothing(app, caplog):
     assert "canary" not in caplog.text
 
 
+async def test_a_flood_of_forged_deliveries_is_a_few_lines_of_the_log(make, caplog, monkeypatch):
+    """Each with another time, size and account; nothing is looked for in a list that grows with them."""
+    slack, now = providers_by_name()["slack"](), [1_000.0]
+    app = make(Inbound(provider="slack", secrets=["s"], jobs=anything), providers=[slack], max_payload=50_000)
+    monkeypatch.setattr("resilient.engine.webhooks.time.monotonic", lambda: now[0])
+    for n in range(500):
+        headers = {"X-Slack-Signature": f"v0={n:064x}", "X-Slack-Request-Timestamp": str(n)}
+        for one in (
+            Delivery(headers, b"{}", URL),
+            Delivery(headers, b"x" * (50_001 + n), URL),
+            Delivery({}, b"{}", URL),
+        ):
+            assert (await app.webhooks.receive("slack", one, account=f"a{n}")).status in (401, 413)
+        now[0] += 0.01
+    assert len(caplog.records) == 3
+    now[0] += 60
+    await app.webhooks.receive("slack", Delivery({}, b"{}", URL))
+    assert "499 more" in caplog.text
+
+
+async def test_what_is_forged_or_too_large_is_not_decoded(make, monkeypatch):
+    decoded = []
+    monkeypatch.setattr("resilient.engine.webhooks._decoded", lambda one: decoded.append(len(one.body)))
+    app = make(Inbound(provider="acme", secrets=[SECRET], jobs=anything), max_payload=100_000)
+    large = b"[" + b"{}," * 60_000 + b"0]"
+    assert await statuses(app, signed(large), signed(large, secret="x"), signed(b"[]", secret="x")) == [413, 413, 401]
+    assert not decoded
+
+
+@pytest.mark.parametrize("secret", ["", " ", "whsec_", "whsec_===", "whsec_!"])
+def test_secrets_that_prove_nothing_are_refused(database, secret):
+    """HMAC takes an empty key, which everybody knows."""
+    gitlab = providers_by_name()["gitlab"]()
+    forged = hmac.new(b"", b"e.1.{}", hashlib.sha256).digest()
+    assert forged
+    facts = replace(gitlab, webhook=replace(gitlab.webhook, signatures=gitlab.webhook.signatures[:1]))
+    with pytest.raises(SetupError, match=r"gitlab.*secret"):
+        Resilient(
+            database, handlers=KINDS, providers=[facts],
+            webhooks=[Inbound(provider="gitlab", secrets=[secret], jobs=anything)],
+        )  # fmt: skip
+
+
+async def test_an_empty_key_of_a_function_verifies_nothing(make):
+    gitlab = providers_by_name()["gitlab"]()
+    app = make(Inbound(provider="gitlab", secrets=lambda _: ["whsec_", "", " "], jobs=anything), providers=[gitlab])
+    at = str(int(datetime.now(UTC).timestamp()))
+    for key in (b"", b"whsec_", b" "):
+        sign = base64.b64encode(hmac.new(key, f"e.{at}.{{}}".encode(), hashlib.sha256).digest()).decode()
+        headers = {"webhook-id": "e", "webhook-timestamp": at, "webhook-signature": f"v1,{sign}", "x-gitlab-token": ""}
+        assert (await app.webhooks.receive("gitlab", Delivery(headers, b"{}", URL))).status == 401
+
+
+@pytest.mark.parametrize("name", ["mailchimp", "microsoft_graph", "stripe", "slack", "zoom", "linear", "notion"])
+@pytest.mark.parametrize("text", ["\ud83d", "\udfff x", "\x00", "\x1b[2J"])
+async def test_half_a_character_is_no_error_of_ours(make, name, text):
+    """Before it is verified, and after."""
+    provider = providers_by_name()[name]()
+    app = make(Inbound(provider=name, secrets=["s"], jobs=anything), providers=[provider])
+    forged = json.dumps({"value": [{"clientState": text}], "webhookTimestamp": text, "id": text, "challenge": text})
+    for headers in ({}, {"x-slack-signature": f"v0={'0' * 64}", "x-goog-channel-token": text}):
+        answer = await app.webhooks.receive(name, Delivery(headers, forged.encode(), f"{URL}?secret=%ED%A0%BD"))
+        assert answer.status in (401, 403)
+    body = {"type": text, "id": text, "event": {"type": text}, "event_id": text, "action": text}
+    body = {"value": [body]} if name == "microsoft_graph" else body
+    sent = hooks.deliver(provider, URL, body, datetime.now(UTC), secret="s", delivery="")
+    assert (await app.webhooks.receive(name, sent)).status == 200
+    assert await app.jobs.count() == 1
+
+
+async def test_notions_token_is_shown_to_whoever_expects_it(make):
+    shown = []
+
+    def show(account, token):
+        shown.append((account, token))
+        return True
+
+    body = b'{"verification_token": "secret_canary"}'
+    assert (await asked(make, "notion", Delivery({}, body, URL), handshake=show)).status == 200
+    assert shown == [("a", "secret_canary")]
+    assert (await asked(make, "notion", Delivery({}, body, URL))).status == 403
+    signed_ = Delivery({"X-Notion-Signature": "sha256=00"}, body, URL)  # an ordinary event that names one
+    assert (await asked(make, "notion", signed_, handshake=show)).status == 401
+    assert len(shown) == 1
+
+
 async def test_several_secrets_while_they_rotate_and_a_function_of_the_account(make):
     rotating = make(Inbound(provider="acme", secrets=["new", SECRET], jobs=anything))
     assert await statuses(rotating, signed(), signed(id_="d-2", secret="new"), signed(secret="old")) == [200, 200, 401]
@@ -198,8 +286,124 @@ async def test_a_repeat_is_acknowledged_and_dropped(app):
     again = await app.webhooks.receive("acme", signed())
     assert (first.status, again.status, again.job) == (200, 200, None)
     await app.worker().drain()
-    assert await statuses(app, signed(), signed(id_="d-2")) == [200, 200]
+    assert await statuses(app, signed(), signed(b'{"n": 2}', id_="d-2")) == [200, 200]
     assert await app.jobs.count() == 2
+
+
+async def test_what_is_not_signed_decides_nothing(app):
+    """Whoever caught a delivery cannot have it done again under another id, nor take the id of one to come."""
+    assert await statuses(app, signed(), signed(id_="d-2"), signed(id_="", event="thing.other")) == [200] * 3
+    assert await app.jobs.count() == 1
+    assert await statuses(app, signed(b'{"n": 2}')) == [200]  # with the id of the first
+    assert await app.jobs.count() == 2
+
+
+async def test_a_signed_id_decides(make):
+    """GitLab signs it; a repeat may then be written otherwise, and two alike are two events."""
+    gitlab = providers_by_name()["gitlab"]()
+    secret = hooks.secret_of(gitlab)
+    app = make(Inbound(provider="gitlab", secrets=[secret], jobs=anything), providers=[gitlab])
+
+    def sent(id_, body):
+        return hooks.deliver(gitlab, URL, body, datetime.now(UTC), secret=secret, delivery=id_)
+
+    for one in (sent("e-1", {"a": 1}), sent("e-1", {"a": 1, "attempt": 2}), sent("e-2", {"a": 1})):
+        assert (await app.webhooks.receive("gitlab", one)).status == 200
+    assert await app.jobs.count() == 2
+
+
+async def test_ids_of_two_accounts_never_meet(make):
+    facts = Webhook(signatures=(Signature(header="x-sign"),), delivery="body:id")
+    acme = Provider(name="acme", base_url="https://acme.example", webhook=facts)
+    app = make(Inbound(provider="acme", secrets=[SECRET], jobs=anything), providers=[acme])
+    for account, body in (("a", b'{"id": "b:c"}'), ("a:b", b'{"id": "c"}'), ("", b'{"id": "a:b:c"}')):
+        assert await statuses(app, signed(body), signed(body), account=account) == [200, 200]
+    assert await app.jobs.count() == 3
+
+
+@pytest.mark.parametrize("account", ["../x", "a/b", "a b", "é", "*", "a\nb", "a\x00", "x" * 300])
+async def test_what_cannot_name_an_account_is_no_address(app, account):
+    assert await statuses(app, signed(), account=account) == [404]
+    assert await app.jobs.count() == 0
+
+
+# -- several events in one delivery ----------------------------------------------------------------------------
+
+
+HUBSPOT = providers_by_name()["hubspot"]()
+
+
+def hubspot(*events):
+    made = [
+        {
+            "eventId": e,
+            "subscriptionId": 1,
+            "objectId": 7,
+            "occurredAt": 5,
+            "portalId": p,
+            "subscriptionType": t,
+            **more,
+        }
+        for e, p, t, *rest in events
+        for more in (rest[0] if rest else {},)
+    ]
+    return hooks.deliver(HUBSPOT, f"{URL}/hubspot", made, datetime.now(UTC), secret=SECRET, delivery="")
+
+
+async def test_each_event_of_a_delivery_is_a_job_of_its_own(make):
+    inbound = Inbound(
+        provider="hubspot", secrets=[SECRET], jobs={"deal.*": other, "contact.*": thing},
+        resource_key=lambda event: f"hubspot/{event.body['portalId']}",
+    )  # fmt: skip
+    app = make(inbound, providers=[HUBSPOT])
+    first = hubspot((1, "p1", "boring.x"), (2, "p1", "deal.change"), (3, "p2", "contact.made"))
+    answer = await app.webhooks.receive("hubspot", first)
+    found = sorted((job.kind, job.resource_key, job.payload["body"]["eventId"]) for job in await app.jobs.list())
+    assert found == [("acme.other", "hubspot/p1", 2), ("acme.thing", "hubspot/p2", 3)]
+    assert sorted(answer.jobs) == sorted(job.id for job in await app.jobs.list())
+    # what came already is known, beside what is new and however it is grouped
+    again = hubspot((3, "p2", "contact.made", {"attemptNumber": 1}), (4, "p1", "deal.change"))
+    assert len((await app.webhooks.receive("hubspot", again)).jobs) == 1
+    assert (await app.webhooks.receive("hubspot", hubspot())).jobs == ()
+
+
+async def test_alike_events_of_one_delivery_are_as_many_as_there_are(make):
+    asana = providers_by_name()["asana"]()
+    app = make(Inbound(provider="asana", secrets=[SECRET], jobs=anything), providers=[asana])
+    body = {"events": [{"action": "added", "resource": {"resource_type": "task"}}] * 2}
+    sent = hooks.deliver(asana, URL, body, datetime.now(UTC), secret=SECRET, delivery="")
+    assert [len((await app.webhooks.receive("asana", sent)).jobs) for _ in range(2)] == [2, 0]
+    assert [payload["event"] for payload in await payloads(app)] == ["task.added"] * 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"clientState": SECRET, "n": 1}, {"clientState": "forged", "n": 2}],
+        [{"clientState": "forged", "n": 2}, {"clientState": SECRET, "n": 1}],
+        [{"clientState": SECRET, "n": 1}, {"n": 2}],
+        [{"clientState": SECRET, "n": 1}] * 150 + [{"n": 2}],
+        [{"clientState": SECRET}, SECRET],
+        [{"clientState": [SECRET]}],
+        [],
+        SECRET,
+    ],
+)
+async def test_every_notification_carries_what_was_agreed(make, value):
+    graph = providers_by_name()["microsoft_graph"]()
+    app = make(Inbound(provider="microsoft_graph", secrets=[SECRET], jobs=anything), providers=[graph])
+    body = json.dumps({"value": value}).encode()
+    answer = await app.webhooks.receive("microsoft_graph", Delivery({}, body, URL))
+    assert (answer.status, answer.jobs) == (401, ())
+
+
+async def test_two_deliveries_with_the_same_events_in_other_orders(make):
+    app = make(Inbound(provider="hubspot", secrets=[SECRET], jobs=anything), providers=[HUBSPOT])
+    events = [(n, "p", "t") for n in range(30)]
+    sent = [hubspot(*events), hubspot(*reversed(events)), hubspot(*events[15:], *events[:15])]
+    answers = await asyncio.gather(*(app.webhooks.receive("hubspot", one) for one in sent * 3))
+    assert [answer.status for answer in answers] == [200] * 9
+    assert sum(len(answer.jobs) for answer in answers) == await app.jobs.count() == 30
 
 
 async def test_without_an_id_the_body_tells_a_repeat(make):
@@ -244,9 +448,10 @@ async def test_two_at_the_same_moment_are_one_job(app):
 def test_a_repeat_waits_for_one_that_is_being_stored(postgres_database):
     """Acknowledged before the first one is committed, it would be lost if that one is rolled back."""
     database, inside, go, found = postgres_database, threading.Event(), threading.Event(), []
+    once = json.dumps(["body", "", hashlib.sha256(signed().body).hexdigest()])
 
     def first(c, d):
-        assert inbox.first_seen(c, d, "webhook:acme", ":d-1", d.now(c))
+        assert inbox.first_seen(c, d, "webhook:acme", once, d.now(c))
         inside.set()
         assert go.wait(10)
         raise RuntimeError("the database went away")
@@ -383,8 +588,7 @@ async def test_every_providers_deliveries_are_taken_once(make):
     app = make(*inbound, providers=every)
     for provider in every:
         secret = hooks.secret_of(provider)
-        body = [{"a": "1"}] if "[0]" in provider.webhook.delivery else {"a": "1"}
-        sent = hooks.deliver(provider, URL, body, datetime.now(UTC), secret=secret, event="it", delivery="d-1")
+        sent = hooks.deliver(provider, URL, {"a": "1"}, datetime.now(UTC), secret=secret, event="it", delivery="d-1")
         answers = [await app.webhooks.receive(provider.name, sent) for _ in range(2)]
         assert [a.status for a in answers] == [provider.webhook.status] * 2, provider.name
         (job,) = await app.jobs.list(resource=f"{provider.name}/webhooks")

@@ -14,7 +14,6 @@ from resilient.core.paginators import GraphQLPages
 from resilient.core.phrases import figure, length, span
 from resilient.core.provider import GENERIC as UNKNOWN
 from resilient.core.rules import MESSAGES
-from resilient.core.webhook import Webhook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from resilient.core.provider import Provider
     from resilient.core.retry_after import WaitDialect
     from resilient.core.rules import Rule
+    from resilient.core.webhook import Webhook
 
+_OK: Final = 200
 _SECRET: Final = frozenset({"client_secret"})
 _CHALLENGES: Final = {
     "echo": "by sending a value back",
@@ -264,7 +265,7 @@ def _answer(found: Webhook) -> Iterator[str]:
     if found.challenge:
         place = f" ({found.challenge_field})" if found.challenge_field else ""
         yield f"its address is proved {_CHALLENGES[found.challenge]}{place}"
-    if found.answer_within or found.status != Webhook().status:
+    if found.answer_within or found.status != _OK:
         within = f" within {span(found.answer_within)}" if found.answer_within else ""
         yield f"wants {found.status}{within}"
     if found.life:

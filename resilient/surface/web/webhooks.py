@@ -7,14 +7,12 @@ a proxy in front shows the server another one.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.bounds import WEBHOOK_BODY
-from resilient.core.errors import BadResourceKey
 from resilient.core.hosts import origin_of
-from resilient.core.resource_key import check
 from resilient.core.webhook import Delivery
+from resilient.engine.webhooks import is_account
 from resilient.surface.web.pages import QUIET, plain
 
 from starlette.requests import ClientDisconnect, Request  # isort: skip - `pages` says which extra is missing
@@ -24,7 +22,6 @@ from starlette.routing import Route, Router
 if TYPE_CHECKING:
     from resilient.engine.app import Resilient
 
-log = logging.getLogger("resilient.web")
 PATIENCE: Final = 10.0  # seconds for a body to arrive
 
 
@@ -37,7 +34,7 @@ class _Webhooks:
     async def receive(self, request: Request) -> Response:
         """One delivery."""
         provider, account = request.path_params["provider"], request.path_params.get("account", "")
-        if provider not in self._app.webhooks.declared or not _is_account(provider, account):
+        if provider not in self._app.webhooks.declared or not is_account(provider, account):
             return plain(404)
         try:
             async with asyncio.timeout(PATIENCE):
@@ -45,8 +42,8 @@ class _Webhooks:
         except (TimeoutError, ClientDisconnect):
             return plain(408)
         if body is None:
-            log.warning(
-                "a webhook of %s is larger than %d bytes: see webhook_routes(max_body=)", provider, self._max_body
+            self._app.webhooks.say(
+                provider, "too large", f"a body of more than {self._max_body:,} bytes: see webhook_routes(max_body=)"
             )
             return plain(413)
         url = f"{self._base}/{provider}" + (f"/{account}" if account else "")
@@ -54,15 +51,6 @@ class _Webhooks:
         delivery = Delivery(dict(request.headers), body, f"{url}?{query}" if query else url, request.method)
         answer = await self._app.webhooks.receive(provider, delivery, account=account)
         return Response(answer.body, answer.status, {**QUIET, **answer.headers})
-
-
-def _is_account(provider: str, account: str) -> bool:
-    """Whether the last part of the address can name an account at all."""
-    try:
-        check(f"{provider}/{account}" if account else provider)
-    except BadResourceKey:
-        return False
-    return True
 
 
 def webhook_routes(app: Resilient, *, base_url: str, max_body: int = WEBHOOK_BODY.value) -> Router:

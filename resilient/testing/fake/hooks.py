@@ -11,14 +11,14 @@ from urllib.parse import urlencode
 
 from resilient.core.budgets import Fields
 from resilient.core.errors import InvalidInput
-from resilient.core.webhook import Delivery, Received, key_bytes, signed_text, verify
+from resilient.core.webhook import Delivery, Received, items_of, key_bytes, signed_text, verify
 from resilient.testing.fake.shapes import fitting, put, said
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from resilient.core.provider import Provider
-    from resilient.core.webhook import Signature
+    from resilient.core.webhook import Signature, Webhook
 
 _SEED: Final = hashlib.sha256(b"resilient.testing").digest()
 
@@ -37,23 +37,31 @@ def secret_of(provider: Provider) -> str:
 def deliver(
     provider: Provider, url: str, body: Any, now: datetime, *, secret: str, event: str = "", delivery: str = "1"
 ) -> Delivery:
-    """A genuine delivery. ``body``: JSON, or bytes as they are. Raises `InvalidInput` where the facts allow none."""
+    """A genuine delivery. Raises `InvalidInput` where the facts allow none.
+
+    ``body``: JSON, or bytes as they are; where the provider sends several events in one delivery, the whole body or
+    one event of it. Of several events the first has the id ``delivery``, the others that and their number.
+    """
     webhook = provider.webhook
     if webhook is None:
         raise InvalidInput(f"provider {provider.name!r} declares no webhook")
     headers: dict[str, str] = {"content-type": "application/json"}
-    places = [*((place, delivery) for place in webhook.delivery.split()), (webhook.event, event)]
+    if webhook.events is not None and not isinstance(body, bytes) and items_of(webhook, body) is None:
+        body = put(None, webhook.events, [body]) if webhook.events else [body]
+    places = [*((place, delivery) for place in webhook.delivery.split()), ((*webhook.event.split(), "")[0], event)]
     places += [] if webhook.signatures else [(webhook.token, secret)]
     for place, value in places:
         if place and value:
-            url, body = _placed(place, value, url, body, headers)
+            url, body = _placed(place, value, url, body, headers, webhook)
     signature = webhook.signatures[0] if webhook.signatures else None
     if signature is not None and signature.timestamp.startswith("body:"):
-        _, body = _placed(signature.timestamp, said(signature.word, 0, now), url, body, headers)
+        _, body = _placed(signature.timestamp, said(signature.word, 0, now), url, body, headers, webhook)
     if signature is not None and "{form}" in signature.signed and isinstance(body, dict):
         headers["content-type"] = "application/x-www-form-urlencoded"
         body = urlencode(body).encode()
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    if signature is not None and signature.body_hash and "form" not in headers["content-type"]:
+        url, _ = _placed(signature.body_hash, hashlib.sha256(raw).hexdigest(), url, raw, headers, webhook)
     if signature is not None:
         _sign(signature, headers, raw, url, secret, now, delivery)
     made = Delivery(headers, raw, url)
@@ -63,8 +71,14 @@ def deliver(
     return made
 
 
-def _placed(place: str, value: str, url: str, body: Any, headers: dict[str, str]) -> tuple[str, Any]:
+def _placed(place: str, value: str, url: str, body: Any, headers: dict[str, str], webhook: Webhook) -> tuple[str, Any]:
     kind, colon, name = place.partition(":")
+    if kind == "item" and (items := items_of(webhook, body)) is not None:
+        numbered = place in webhook.delivery.split()
+        each = [
+            put(item, name, f"{value}-{number}" if numbered and number else value) for number, item in enumerate(items)
+        ]
+        return url, put(body, webhook.events, each) if webhook.events else each
     if not colon:
         headers[place] = value
     elif kind == "query":

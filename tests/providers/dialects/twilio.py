@@ -58,8 +58,15 @@ DIALECT = Dialect(
         Hook(
             "12345",
             b"CallSid=CA1234567890ABCDE&Caller=%2B14158675309&Digits=1234&From=%2B14158675309&To=%2B18005551212",
-            {"X-Twilio-Signature": "RSOYDt4T1cUTdK1PDd93/VVr8B8="},
+            {"X-Twilio-Signature": "RSOYDt4T1cUTdK1PDd93/VVr8B8=", "Content-Type": "application/x-www-form-urlencoded"},
             url="https://mycompany.com/myapp.php?foo=1&bar=2",
+        ),
+        Hook(  # both of twilio-python's own tests
+            "12345",
+            b'{"property": "value", "boolean": true}',
+            {"X-Twilio-Signature": "a9nBmqA0ju/hNViExpshrM61xv4=", "Content-Type": "application/json"},
+            url="https://mycompany.com/myapp.php?foo=1&bar=2"
+            "&bodySHA256=0a1ff7634d9ab3b95db5c9a2dfe9416e41502b283a80c7cf19632632f96e6620",
         ),
     ],
 )
