@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import date
 from enum import Enum
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from resilient.core.provider import Provider
     from resilient.core.retry_after import WaitDialect
     from resilient.core.rules import Rule
-    from resilient.core.webhook import Webhook
+    from resilient.core.webhook import Signature, Webhook
 
 _OK: Final = 200
 _SECRET: Final = frozenset({"client_secret"})
@@ -33,7 +34,36 @@ _CHALLENGES: Final = {
     "echo": "by sending a value back",
     "hmac": "by signing a value",
     "status": "by refusing bad signatures",
+    "secret": "by a secret it sends once, which a person types in there",
 }
+_SCHEMES: Final = {
+    "hmac-sha256": "the HMAC-SHA256",
+    "hmac-sha1": "the HMAC-SHA1",
+    "sha256": "the SHA-256",
+    "ed25519": "the Ed25519 signature",
+}
+_SIGNED: Final = {
+    "body": "the body",
+    "timestamp": "the time",
+    "id": "the delivery's id",
+    "method": "the method",
+    "url": "the address",
+    "form": "the fields of a form",
+    "secret": "the secret",
+}
+_KEYS: Final = {
+    "text": "",
+    "hex": ", with a key in hex",
+    "base64": ", with a key in base64",
+    "whsec": ", with a key whsec_...",
+}
+_CLIENTS: Final = {
+    "post": "its id and secret in the body",
+    "basic": "its id and secret by HTTP basic",
+    "jwt": "a signed assertion (JWT)",
+    "none": "its id alone",
+}
+_PKCE: Final = {"required": "with PKCE, which is required", "supported": "with PKCE", "none": "without PKCE"}
 _TIMES: Final = {
     Word.DELTA_S: "whole seconds",
     Word.DELTA_S_FLOAT: "seconds",
@@ -131,7 +161,10 @@ def _oauth(auth: OAuth2) -> Iterator[str]:
     yield f"oauth2, {' or '.join(auth.flows) or 'a refresh token of its own login'}"
     if auth.authorize_url:
         yield f"people consent at {auth.authorize_url}"
-    yield f"tokens from {auth.token_url}; the client says who it is by {auth.client_auth}; PKCE: {auth.pkce}"
+    asked = "asked in JSON" if auth.body == "json" else "asked by a form"
+    yield f"tokens come from {auth.token_url}, {asked}; the client sends {_CLIENTS[auth.client_auth]}, {_PKCE[auth.pkce]}"
+    if auth.refresh_url:
+        yield f"refreshed at {auth.refresh_url}"
     if auth.refreshes:
         lasts = span(auth.lifetime) if auth.lifetime else "as long as the answer says"
         grace = f" for {span(auth.grace)}" if auth.grace else ""
@@ -245,25 +278,47 @@ def _webhook(provider: Provider) -> Iterator[str]:
     found = provider.webhook
     if found is None:
         return
-    for one in found.signatures:
-        yield f"{one.header}: {one.scheme} of {one.signed}, {one.encoding}"
+    yield from map(_signature, found.signatures)
     if not found.signatures:
-        yield f"not signed; the agreed token stands in {found.token}"
+        yield f"not signed: {_place(found.token)} holds what was agreed"
+    if found.events is not None:
+        yield f"one delivery may hold several events, {'in ' + found.events if found.events else 'as a list'}: each is a job"
     if found.event:
-        yield f"what happened stands in {found.event}"
+        yield f"what happened stands in {' and '.join(_place(one) for one in found.event.split())}"
     if found.ping:
         yield "it says that something changed, not what"
     if found.delivery:
-        yield f"a repeat carries the same {found.delivery}"
+        decides = all(one.covers(place) for one in found.signatures for place in found.delivery.split())
+        unsigned = "" if decides else "; it is not signed, so the body decides"
+        yield f"a repeat carries the same {' and '.join(_place(one) for one in found.delivery.split())}{unsigned}"
     if not found.repeats:
         yield "a failed delivery does not come again by itself"
     yield from _answer(found)
 
 
+def _signature(one: Signature) -> str:
+    if one.scheme == "equal":
+        return f"the header {one.header} holds the secret itself; the body is not signed"
+    parts = [_SIGNED[part] for part in re.findall(r"{(\w+)}", one.signed)]
+    text = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+    within = f"; refused if it is {span(one.tolerance)} old" if one.timestamp else ""
+    body = f"; {_place(one.body_hash)} holds the hash of any other body" if one.body_hash else ""
+    return f"the header {one.header} holds {_SCHEMES[one.scheme]} of {text}, in {one.encoding}{_KEYS[one.key]}{within}{body}"
+
+
+def _place(place: str) -> str:
+    """A place of a webhook in words."""
+    kind, colon, name = place.partition(":")
+    if not colon:
+        return f"the header {place}"
+    where = {"body": "the body", "item": "each event", "query": "the address"}[kind]
+    return f"{name} of {where}" if kind != "query" else f"the parameter {name} of the address"
+
+
 def _answer(found: Webhook) -> Iterator[str]:
     """What it wants of us."""
     if found.challenge:
-        place = f" ({found.challenge_field})" if found.challenge_field else ""
+        place = f" ({_place(found.challenge_field)})" if found.challenge_field else ""
         yield f"its address is proved {_CHALLENGES[found.challenge]}{place}"
     if found.answer_within or found.status != _OK:
         within = f" within {span(found.answer_within)}" if found.answer_within else ""
