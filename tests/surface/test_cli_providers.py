@@ -31,6 +31,7 @@ from resilient import (
 from resilient.engine import catalogue
 from resilient.surface.cli import main
 from resilient.surface.cli import providers as command
+from resilient.surface.cli.facts import facts_of
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "providers").glob("[a-z]*.py"))
 
@@ -94,17 +95,33 @@ def test_every_fact_is_shown(run, monkeypatch, name):
     ("facts", "line"),
     [
         ({"batch": OTHER["batch"]}, "POST /many: up to 9 requests, in requests; answers in responses"),
-        ({"auth": (ApiKey(query="key"),)}, "api key, as the parameter key of the URL"),
-        ({"auth": (Basic(user="mail", password="app password"),)}, "basic: mail and app password"),
-        ({"waits": OTHER["waits"]}, "retry-after: an HTTP date, or a date and time"),
-        ({"webhook": Webhook(token="t", answer_within=5, repeats=False)}, "wants 200 within 5 s"),
-        ({"exceptions": {"a.B": FailureKind.CONFLICT}}, "the SDK's a.B: conflict"),
+        ({"auth": (ApiKey(query="key"),)}, "an API key, in the parameter key of the URL"),
+        ({"auth": (Basic(user="mail", password="app password"),)}, "HTTP basic, of mail and app password"),
+        ({"waits": OTHER["waits"]}, "Retry-After holds an HTTP date or a date and time"),
+        ({"webhook": Webhook(token="t", answer_within=5, repeats=False)}, "it wants to be answered 200 within 5 s"),
+        ({"exceptions": {"a.B": FailureKind.CONFLICT}}, "the SDK's a.B: somebody else was faster, read it again"),
+        ({"webhook": providers_by_name()["matrix"]().webhook}, "the header authorization holds the secret itself"),
+        (
+            {"webhook": providers_by_name()["hubspot"]().webhook},
+            "the HMAC-SHA256 of the method, the address, the body and the time, in base64",
+        ),
+        ({"webhook": providers_by_name()["github"]().webhook}, "it is not signed, so the body decides"),
         ({"incremental": {"d": Incremental(style="token", found="c", life=86400)}}, "a cursor lasts 1 d"),
     ],
 )
 def test_what_it_says(run, monkeypatch, facts, line):
     monkeypatch.setattr(catalogue, "providers_by_name", lambda: {"acme": lambda: replace(A, **facts)})
     assert line in run("providers", "show", "acme")[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_said_is_for_people(name):
+    """No templates, no words of the program's own, no names of its classes."""
+    said = dict(facts_of(providers_by_name()[name]()))
+    lines = [line for head in ("Credentials", "Pages", "Changes", "Webhooks") for line in said[head]]
+    assert not [line for line in lines if re.search(r"\{(?:body|timestamp|url|form|id)\}|(?:body|item|query):\w", line)]
+    words = {"NextCursor", "LinkHeader", "authorization_code", "hmac-sha256", "reset_cursor", "Cursor", "equal"}
+    assert not [line for line in (*lines, *said["Errors"]) if words & set(re.findall(r"[\w-]+", line))]
 
 
 def test_the_apps_own_providers_and_how_it_configured_the_others(run, monkeypatch, tmp_path):

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.auth import ApiKey, Basic, OAuth2, Rotation
 from resilient.core.budgets import GENERIC
+from resilient.core.failure import FailureKind, Scope
 from resilient.core.instants import Word
-from resilient.core.paginators import GraphQLPages
+from resilient.core.paginators import (
+    GraphQLPages,
+    LastKey,
+    LinkHeader,
+    NextCursor,
+    NextUrl,
+    Offset,
+    OnePage,
+    PageNumber,
+)
 from resilient.core.phrases import figure, length, span
 from resilient.core.provider import GENERIC as UNKNOWN
 from resilient.core.rules import MESSAGES
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
     from resilient.core.paging import Paginator
     from resilient.core.provider import Provider
     from resilient.core.retry_after import WaitDialect
-    from resilient.core.rules import Rule
+    from resilient.core.rules import Rule, Wait
     from resilient.core.webhook import Signature, Webhook
 
 _OK: Final = 200
@@ -56,6 +66,30 @@ _KEYS: Final = {
     "hex": ", with a key in hex",
     "base64": ", with a key in base64",
     "whsec": ", with a key whsec_...",
+}
+_MEANS: Final = {
+    FailureKind.THROTTLED: "come back later",
+    FailureKind.QUOTA: "a budget is spent, come back when it is full",
+    FailureKind.AUTH: "the credentials are refused",
+    FailureKind.TRANSIENT: "a fault that passes, try again",
+    FailureKind.AMBIGUOUS: "it may have happened",
+    FailureKind.CONFLICT: "somebody else was faster, read it again",
+    FailureKind.PERMANENT: "refused for good",
+    FailureKind.RESET_CURSOR: "the cursor is refused, start a full pass",
+}
+_WAITING: Final = {Scope.ENDPOINT: " (the endpoint alone)", Scope.PROVIDER: " (all accounts)"}
+_CHANGES: Final = {
+    "filter": "what changed since a time, asked for in {place}",
+    "token": "what changed since a cursor of theirs, sent in {place}",
+    "link": "what changed since a link of theirs",
+    "key": "what comes after the last {field}, sent in {place}",
+    "conditional": "whether anything changed, by {place}; if not, the answer is 304",
+}
+_DELETIONS: Final = {
+    "never": "deletions are not told",
+    "marked": "what was deleted is marked by {deleted}",
+    "separate": "deletions have to be read separately",
+    "webhook": "deletions are told by webhooks only",
 }
 _CLIENTS: Final = {
     "post": "its id and secret in the body",
@@ -148,21 +182,23 @@ def _auth(auth: Auth) -> Iterator[str]:
         case OAuth2():
             yield from _oauth(auth)
         case ApiKey(query=query) if query:
-            yield f"api key, as the parameter {query} of the URL"
+            yield f"an API key, in the parameter {query} of the URL"
         case ApiKey():
-            yield f"api key, as {auth.header}: {auth.prefix}..."
+            yield f"an API key, in the header {auth.header}: {auth.prefix}..."
         case Basic():
-            yield f"basic: {auth.user} and {auth.password}"
+            yield f"HTTP basic, of {auth.user} and {auth.password}"
         case _:
-            yield f"bearer, as {auth.header}: {auth.prefix}..."
+            yield f"a token, in the header {auth.header}: {auth.prefix}..."
 
 
 def _oauth(auth: OAuth2) -> Iterator[str]:
-    yield f"oauth2, {' or '.join(auth.flows) or 'a refresh token of its own login'}"
+    flows = " or ".join(flow.replace("_", " ") for flow in auth.flows)
+    yield f"OAuth 2, by {flows or 'a refresh token of its own login'}"
     if auth.authorize_url:
         yield f"people consent at {auth.authorize_url}"
     asked = "asked in JSON" if auth.body == "json" else "asked by a form"
-    yield f"tokens come from {auth.token_url}, {asked}; the client sends {_CLIENTS[auth.client_auth]}, {_PKCE[auth.pkce]}"
+    yield f"tokens come from {auth.token_url}, {asked}"
+    yield f"the client sends {_CLIENTS[auth.client_auth]}, {_PKCE[auth.pkce]}"
     if auth.refresh_url:
         yield f"refreshed at {auth.refresh_url}"
     if auth.refreshes:
@@ -172,13 +208,13 @@ def _oauth(auth: OAuth2) -> Iterator[str]:
     else:
         yield "tokens do not expire, and there is nothing to refresh"
     if auth.refresh_lifetime:
-        yield f"refresh tokens last {span(auth.refresh_lifetime)}"
+        yield f"a refresh token lasts {span(auth.refresh_lifetime)}"
     if auth.offline_scopes:
         yield f"no refresh token without the scope {' '.join(auth.offline_scopes)}"
     if auth.revoke_url:
         yield f"revoked at {auth.revoke_url}"
     if auth.keep or auth.keep_callback:
-        yield f"an account is told by {', '.join((*auth.keep, *auth.keep_callback))}"
+        yield f"kept of the answer and the callback: {', '.join((*auth.keep, *auth.keep_callback))}"
     if auth.shared:
         yield "one grant may serve several accounts"
     if auth.limits:
@@ -191,37 +227,39 @@ def _limits(provider: Provider) -> Iterator[str]:
     for level, cap in provider.concurrency.items():
         yield f"{level}: {cap} at once"
     if provider.route is not None:
-        yield f"which endpoint a request goes to, and what it costs: {described(provider.route)}"
+        yield f"{described(provider.route)} says which endpoint a request goes to, and what it costs"
     if provider.cost is not None:
-        yield f"what it cost after all, by its answer: {described(provider.cost)}"
+        yield f"{described(provider.cost)} reads in the answer what it really cost"
 
 
 def _waits(waits: WaitDialect) -> Iterator[str]:
     for name, word in waits.hints:
-        yield f"{name} ({_TIMES[word]}), asked first"
-    yield f"retry-after: an HTTP date, or {_TIMES[waits.retry_after]}"
+        yield f"the header {name} is asked first; it holds {_TIMES[word]}"
+    yield f"Retry-After holds an HTTP date or {_TIMES[waits.retry_after]}"
     if waits.budgets == GENERIC:
-        yield "what is left is told in the usual fields, where it is told: ratelimit-*, x-ratelimit-*, x-rate-limit-*"
+        yield "what is left stands in the usual headers, if any: ratelimit-*, x-ratelimit-*, x-rate-limit-*"
         return
     for budget in waits.budgets:
         read = [name for name in (budget.remaining, budget.used, budget.combined) if name]
         if read:
-            yield f"what is left is told in {', '.join(read)}"
+            yield f"what is left of {budget.name} stands in {', '.join(read)}"
 
 
 def _errors(provider: Provider) -> Iterator[str]:
     errors = provider.errors
     if places := [*errors.code, *([f"the header {errors.code_header}"] if errors.code_header else [])]:
         yield f"a code stands in {', '.join(places)}"
-    for pattern in (errors.code_text, errors.code_form):
-        if pattern:
-            yield f"a code is what fits {pattern}"
+    if errors.code_text:
+        yield f"in a body that is no JSON a code is what fits {errors.code_text}"
+    if errors.code_form:
+        yield f"of a code counts what fits {errors.code_form}"
     if errors.message != MESSAGES:
         yield f"a message stands in {', '.join(errors.message)}"
     yield from map(_rule, errors.rules)
     for name, meaning in provider.exceptions.items():
-        yield f"the SDK's {_dotted(name)}: {described(meaning)}"
-    yield "everything else by its status"
+        said = _MEANS.get(meaning) if isinstance(meaning, FailureKind) else f"{described(meaning)} says what it means"
+        yield f"the SDK's {_dotted(name)}: {said}"
+    yield "everything else counts by its status"
 
 
 def _dotted(name: str | type[BaseException]) -> str:
@@ -236,18 +274,33 @@ def _limit(limit: Limit) -> str:
 def _rule(rule: Rule) -> str:
     status = rule.status
     if isinstance(status, range):
-        said = f"{status.start}-{status.stop - 1}"
+        said = f"{status.start} to {status.stop - 1}"
     else:
-        said = ", ".join(str(one) for one in ((status,) if isinstance(status, int) else status or ("any error",)))
+        said = " or ".join(str(one) for one in ((status,) if isinstance(status, int) else status or ("any error",)))
     code = (rule.code,) if isinstance(rule.code, str) else rule.code
-    parts = [f"code {' | '.join(code)}"] if code else []
-    parts += [f"{path} = {'anything' if wanted is ... else wanted!r}" for path, wanted in rule.where.items()]
-    parts += [f"{name}: {pattern}" for name, pattern in rule.header.items()]
-    parts += [f"text {rule.text!r}"] if rule.text else []
-    parts += [f"on {rule.path}"] if rule.path else []
-    parts += ["no JSON"] if rule.json is False else []
-    scope = f" of the {rule.scope}" if rule.scope else ""
-    return f"{said}{' with ' if parts else ''}{', '.join(parts)}: {rule.kind or 'success'}{scope}"
+    parts = [f"the code {' or '.join(code)}"] if code else []
+    parts += [f"{'something' if wanted is ... else repr(wanted)} in {path}" for path, wanted in rule.where.items()]
+    parts += [f"{name} that fits {pattern}" for name, pattern in rule.header.items()]
+    parts += [f"text that fits {rule.text}"] if rule.text else []
+    parts += [] if rule.json is None else ["JSON"] if rule.json else ["no JSON"]
+    on = f" on {rule.path}" if rule.path else ""
+    means = "a success" if rule.kind is None else _MEANS.get(rule.kind, rule.kind.value)
+    scope = "" if rule.scope is None else _WAITING.get(rule.scope, "")
+    return f"{said}{on}{' with ' if parts else ''}{' and '.join(parts)}: {means}{scope}{_told(rule.wait)}"
+
+
+def _told(wait: Wait | None) -> str:
+    """How long one error makes wait."""
+    if wait is None:
+        return ""
+    places = [f"the header {wait.header}"] if wait.header else []
+    places += [wait.body] if wait.body else []
+    places += [f"text that fits {wait.text}"] if wait.text else []
+    places += ["the body, computed"] if wait.seconds is not None else []
+    told = f"; how long stands in {' or '.join(places)}" if places else ""
+    if wait.fallback is not None:
+        return f"{told}; {span(wait.fallback)} if nothing is told"
+    return f"{told}; until the next {wait.period} if nothing is told" if wait.period else told
 
 
 def _repeats(provider: Provider) -> Iterator[str]:
@@ -255,23 +308,46 @@ def _repeats(provider: Provider) -> Iterator[str]:
     if found is None:
         yield "it takes no idempotency key"
     else:
-        place = f"parameter {found.query}" if found.query else found.header
+        place = f"the parameter {found.query}" if found.query else f"the header {found.header}"
         life = f"for {span(found.life)}" if found.life else "for a time that is not documented"
-        yield f"{place} on {', '.join(sorted(found.methods))} {', '.join(found.paths)}, remembered {life}"
+        paths = "" if found.paths == ("*",) else f" to {', '.join(found.paths)}"
+        yield f"{place} holds the key of {' and '.join(sorted(found.methods))}{paths}; it is remembered {life}"
     if provider.reads:
-        yield f"changes nothing, whatever its method says: {', '.join(provider.reads)}"
+        yield f"these change nothing, whatever their method says: {', '.join(provider.reads)}"
 
 
 def _pages(name: str, one: Paginator) -> str:
-    most = getattr(one, "most", None)
-    return f"{name}: {type(one).__name__}" + (f", up to {most:,} a page" if most else "")
+    most = f", up to {one.most:,} a page" if one.most else ""
+    return f"{name}: {_next_page(one)}{most}"
+
+
+def _next_page(one: Paginator) -> str:
+    told = "all at once" if isinstance(one, OnePage) else type(one).__name__
+    match one:
+        case LinkHeader():
+            told = f"the header Link names the {one.rel} page"
+        case NextUrl():
+            told = f"{one.found} holds the next page's address"
+        case NextCursor():
+            into = f"the parameter {one.query}" if one.query else f"{one.body} of the next body"
+            told = f"{one.found or f'the header {one.header}'} holds a cursor, which goes into {into}"
+        case LastKey():
+            told = f"the {one.key} of the last record goes into the parameter {one.query}"
+        case PageNumber():
+            told = f"pages are numbered, in the parameter {one.query}"
+        case Offset():
+            told = f"how many were read goes into {one.body or f'the parameter {one.query}'}"
+        case GraphQLPages():
+            told = f"endCursor of pageInfo goes into the variable {one.variable}"
+    return told
 
 
 def _change(name: str, one: Incremental) -> str:
-    place = one.query or one.body or one.header or "its address"
-    deleted = {"never": "not told", "marked": f"marked by {one.deleted}"}.get(one.deletions, one.deletions)
+    header = f"the header {one.header}"
+    place = f"the parameter {one.query}" if one.query else f"{one.body} of the body" if one.body else header
+    asks = _CHANGES[one.style].format(place=place, field=one.field)
     life = f"; a cursor lasts {span(one.life)}" if one.life else ""
-    return f"{name}: {one.style}, sent in {place}; deletions: {deleted}{life}"
+    return f"{name}: {asks}; {_DELETIONS[one.deletions].format(deleted=one.deleted)}{life}"
 
 
 def _webhook(provider: Provider) -> Iterator[str]:
@@ -282,15 +358,16 @@ def _webhook(provider: Provider) -> Iterator[str]:
     if not found.signatures:
         yield f"not signed: {_place(found.token)} holds what was agreed"
     if found.events is not None:
-        yield f"one delivery may hold several events, {'in ' + found.events if found.events else 'as a list'}: each is a job"
+        where = f"in {found.events}" if found.events else "as a list"
+        yield f"a delivery may hold several events, {where}: each is a job of its own"
     if found.event:
-        yield f"what happened stands in {' and '.join(_place(one) for one in found.event.split())}"
+        yield f"what happened stands in {_places(found.event)}"
     if found.ping:
         yield "it says that something changed, not what"
     if found.delivery:
         decides = all(one.covers(place) for one in found.signatures for place in found.delivery.split())
         unsigned = "" if decides else "; it is not signed, so the body decides"
-        yield f"a repeat carries the same {' and '.join(_place(one) for one in found.delivery.split())}{unsigned}"
+        yield f"a repeat carries the same id, in {_places(found.delivery)}{unsigned}"
     if not found.repeats:
         yield "a failed delivery does not come again by itself"
     yield from _answer(found)
@@ -301,9 +378,18 @@ def _signature(one: Signature) -> str:
         return f"the header {one.header} holds the secret itself; the body is not signed"
     parts = [_SIGNED[part] for part in re.findall(r"{(\w+)}", one.signed)]
     text = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
-    within = f"; refused if it is {span(one.tolerance)} old" if one.timestamp else ""
+    within = f"; refused if that is {span(one.tolerance)} off" if one.timestamp else ""
     body = f"; {_place(one.body_hash)} holds the hash of any other body" if one.body_hash else ""
-    return f"the header {one.header} holds {_SCHEMES[one.scheme]} of {text}, in {one.encoding}{_KEYS[one.key]}{within}{body}"
+    said = f"the header {one.header} holds {_SCHEMES[one.scheme]} of {text}"
+    return f"{said}, in {one.encoding}{_KEYS[one.key]}{within}{body}"
+
+
+def _places(places: str) -> str:
+    """Several places in words, those of each event together."""
+    every = places.split()
+    if len(every) > 1 and all(one.startswith("item:") for one in every):
+        return f"{', '.join(one.removeprefix('item:') for one in every)} of each event"
+    return " and ".join(_place(one) for one in every)
 
 
 def _place(place: str) -> str:
@@ -322,6 +408,6 @@ def _answer(found: Webhook) -> Iterator[str]:
         yield f"its address is proved {_CHALLENGES[found.challenge]}{place}"
     if found.answer_within or found.status != _OK:
         within = f" within {span(found.answer_within)}" if found.answer_within else ""
-        yield f"wants {found.status}{within}"
+        yield f"it wants to be answered {found.status}{within}"
     if found.life:
-        yield f"ends after {span(found.life)} unless it is renewed"
+        yield f"it ends after {span(found.life)} unless it is renewed"
