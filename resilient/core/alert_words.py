@@ -45,6 +45,8 @@ def _invariant(d: Mapping[str, Any], _count: int, _now: datetime) -> str:
         wrong = f"{counted(d['lanes'], 'ordering key')} stood still and went on by repair"
     elif "jobs" in d:
         wrong = f"{counted(d['jobs'], 'job')} waited for others that were over and went on by repair"
+    elif "workflows" in d:
+        wrong = f"{counted(d['workflows'], 'workflow')} stood still and went on by repair"
     else:
         wrong = f"the turns of {counted(d.get('turns', 1), 'resource')} with ready jobs were lost and repaired"
     return f"{wrong}. This is a bug: please report it"

@@ -222,7 +222,7 @@ def swept(kind: str, error_kind: str, count: int, job: str) -> Finding:
 
 
 def repaired(count: int, what: str = "turns") -> Finding:
-    """``turns``: of ready jobs, lost; ``lanes``: of jobs in order, standing still; ``jobs``: waiting for nothing."""
+    """``turns``: of ready jobs, lost; ``lanes`` and ``workflows`` standing still; ``jobs``: waiting for nothing."""
     return Finding("invariant", what, {what: count})
 
 

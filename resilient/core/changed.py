@@ -85,13 +85,17 @@ class Deleted(_Tally):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The resources that were changed, in the order of their keys."""
+    """The resources that were changed, in the order of their keys.
+
+    ``queued``: those of them that no worker had used yet: they were meant because jobs wait there.
+    """
 
     keys: tuple[str, ...] = ()
+    queued: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def to_json(self) -> dict[str, Any]:
         """The keys and their number."""
-        return {"changed": len(self.keys), "keys": list(self.keys)}
+        return {"changed": len(self.keys), "keys": list(self.keys), "queued": list(self.queued)}

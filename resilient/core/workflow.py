@@ -81,6 +81,16 @@ def plan(state: WorkflowState, steps: Sequence[StepFacts]) -> Plan:
 _FAILED: Final = {JobState.DEAD: "is dead", JobState.CANCELLED: "was cancelled", None: "was deleted"}
 
 
+def stands_still(state: WorkflowState, steps: Sequence[StepFacts]) -> bool:
+    """Whether there is something to do that only a look at the workflow brings about; so one must have been asked for.
+
+    A running step of a workflow that turned around was asked to stop, and its end asks for the next look.
+    """
+    todo = plan(state, steps)
+    waiting = any(s.state in WAITING for s in steps if s.name in todo.stop)
+    return todo.state is not state or todo.undo is not None or waiting
+
+
 def _undo(steps: Sequence[StepFacts]) -> Plan:
     """Nothing of it runs any more: undo, the latest step first."""
     to_undo = sorted((s for s in steps if needs_undo(s)), key=lambda s: -s.no)

@@ -1,9 +1,10 @@
 """`app.resources`: what is stopped and why; stop it, let it go, limit it. `app.sync.resources`: synchronous.
 
-A method that changes takes a key, which need not have been used yet, or a pattern (``github/*``), which means
-the existing resources that match it, with ``gate`` only those it stops. Each resource is changed in a
-transaction of its own (with ``session=`` all in the caller's, deepest first, as everybody locks them), if it is
-still meant then. `Bulk` bounds what a pattern does: stopped since when, how many, how many a second, only a look.
+A method that changes takes a key, which need not have been used yet, or a pattern (``github/*``). That means the
+resources in use and those with jobs in the queue that match it now, not what comes later (for that, change what is
+above them: ``github``); with ``gate`` only those it stops. Each resource is changed in a transaction of its own
+(with ``session=`` all in the caller's, deepest first, as everybody locks them), if it is still meant then. `Bulk`
+bounds what a pattern does: stopped since when, how many, how many a second, only a look.
 Whatever opens a gate releases the turns that wait for it; the load comes back step by step.
 """
 
@@ -194,14 +195,14 @@ class Resources:
             raise InvalidInput("rate= spreads the changes over transactions of their own: leave out session=")
         meant = await self._meant(which, gate, bulk, session)
         if bulk.get("dry_run") or not meant.keys:
-            return Changed(tuple(meant.keys))
+            return _changed(meant, meant.keys)
         done, began = [], time.monotonic()
         for number, key in enumerate(sorted(meant.keys, key=lambda k: (-resource_key.depth(k), k))):
             if spacing is not None and (ahead := began + number * spacing.total_seconds() - time.monotonic()) > 0:
                 await self._db.rest(ahead)
             if await self._db.write(session, _if_meant, meant, key, fn, options):
                 done.append(key)
-        return Changed(tuple(sorted(done)))
+        return _changed(meant, done)
 
     async def _meant(self, which: str, gate: str | None, bulk: Bulk, session: CallersSession) -> _Meant:
         if not ("*" in which or "?" in which):
@@ -223,6 +224,10 @@ class Resources:
             found.keys.extend(keys)
             if len(keys) < page:
                 break
+        if not found.conditional:  # what nobody used yet is stopped by nothing
+            queued = await self._db.read(session, resource_queries.queued_keys, which)
+            found.queued = frozenset(queued if most is None else queued[: most - len(found.keys)])
+            found.keys.extend(found.queued)
         return found
 
 
@@ -241,17 +246,23 @@ class SyncResources(Face[Resources]):
     limit = blocking(Resources.limit)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Meant:
     """The resources that are meant, and by what: they are looked at again before each is changed."""
 
     keys: list[str]
     gate: str | None = None
     between: resource_queries.Between = (None, None)
+    queued: frozenset[str] = frozenset()  # those of them that only have jobs
 
     @property
     def conditional(self) -> bool:
         return self.gate is not None or self.between != (None, None)
+
+
+def _changed(meant: _Meant, done: Iterable[str]) -> Changed:
+    keys = tuple(sorted(done))
+    return Changed(keys, tuple(key for key in keys if key in meant.queued))
 
 
 def _if_meant(

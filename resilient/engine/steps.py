@@ -176,7 +176,7 @@ class BaseWorkflow:
         now, first = d.now(c), 0
         known = None if self._within is None else workflows.of_job(c, d, self._within)
         if known is None:
-            workflows.insert(c, d, self.id, self.name or "workflow", now)
+            workflows.insert(c, d, self.id, self.name or "workflow", now, attention=not self._new)
         else:
             self.id = known
             first = self._require_going(c, d)

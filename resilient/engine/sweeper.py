@@ -75,6 +75,7 @@ class Sweeper:
         self.rescued = 0
         self.repaired = 0
         self._walk = dependencies.Walk()  # how far the look at waiting jobs has come
+        self._workflow = ""  # and that at workflows
         self._look_at = inf  # loop time by which this worker's own parked turns want to be looked at
         self._rest: asyncio.Timeout | None = None  # of the staging loop
         self._seen: dict[tuple[UUID, int], float] = {}  # overdue jobs of living workers in the look before: since when
@@ -231,6 +232,8 @@ class Sweeper:
         self._repaired("jobs", stranded)
         self._repaired("turns", await self._database.transaction(_repair))
         self._repaired("lanes", await self._database.transaction(_repair_lanes))
+        stranded, self._workflow = await self._database.transaction(_repair_workflows, self._workflow)
+        self._repaired("workflows", stranded)
         await self._database.transaction(_forget)
         await self._worker.app.keep_house()
 
@@ -369,10 +372,16 @@ def _repair_waiting(c: Connection, d: Dialect, walk: dependencies.Walk) -> tuple
     return len(stranded), further
 
 
+def _repair_workflows(c: Connection, d: Dialect, after: str) -> tuple[int, str]:
+    d.steer(c)
+    return workflows.repair(c, d, after)
+
+
 _WRONG: Final = {
     "turns": "resources had ready jobs and no turn",
     "lanes": "ordering keys stood still",
     "jobs": "jobs waited for others that were over",
+    "workflows": "workflows stood still",
 }
 
 

@@ -12,7 +12,7 @@ from uuid_utils.compat import uuid7
 
 from resilient.core.errors import InvalidInput, NoResult, WorkflowNotFound
 from resilient.core.states import JobState
-from resilient.core.workflow import OVER, StepFacts, WorkflowInfo, WorkflowState, plan
+from resilient.core.workflow import OVER, StepFacts, WorkflowInfo, WorkflowState, plan, stands_still
 from resilient.engine import writing
 from resilient.engine.enqueue import Ordered
 from resilient.engine.handler import Handler, Kind
@@ -182,6 +182,29 @@ def _begin_undo(c: Connection, d: Dialect, step: Row[Any]) -> None:
     )
     writing.write(c, d, [Ordered(row)])
     workflows.undo_begins(c, d, step.workflow_id, step.name, row.id)
+
+
+REPAIR_WINDOW: Final = 500
+
+
+def repair(c: Connection, d: Dialect, after: str) -> tuple[int, str]:
+    """Look through the next workflows for those that stand still and at which nobody was asked to look; let them go on.
+
+    Returns how many (a bug if there are any), and the ``after`` of the next call. What a first look finds is looked at
+    again under the lock: whoever ended a step meanwhile asked for a look.
+    """
+    rows = workflows.unattended(c, d, after, REPAIR_WINDOW)
+    suspects = _still(c, d, rows)
+    lost = _still(c, d, workflows.hold_unattended(c, d, suspects)) if suspects else []
+    if lost:
+        workflows.look_at(c, d, lost, d.now(c))
+    return len(lost), d.id(rows[-1].id) if len(rows) == REPAIR_WINDOW else ""
+
+
+def _still(c: Connection, d: Dialect, rows: Sequence[Row[Any]]) -> list[UUID]:
+    """Those of these workflows (id, state) that stand still."""
+    steps = workflows.steps_of(c, d, [row.id for row in rows])
+    return [row.id for row in rows if stands_still(WorkflowState(row.state), [_facts(step) for step in steps[row.id]])]
 
 
 # -- results -----------------------------------------------------------------------------------------------------------

@@ -82,11 +82,13 @@ def to_tell(
     found = sizes(c, d, {r.cause for r in rows}, before)
     _set(c, d, [r.fingerprint for r in rows], "told_at = :now", now)
     if again := sorted({r.cause for r in rows if r.told_at is not None}):
+        of_causes = d.chosen(
+            "SELECT fingerprint FROM {alert} WHERE resolved_at IS NULL AND told_at IS NOT NULL"
+            f" AND cause {d.among('causes', 'text')} ORDER BY fingerprint {{skip_locked}}"
+        )
         d.run(
             c,
-            "UPDATE {alert} SET told_at = :now WHERE fingerprint IN (SELECT fingerprint FROM {alert}"
-            " WHERE resolved_at IS NULL AND told_at IS NOT NULL"
-            f" AND cause IN (SELECT value FROM {d.array('causes', 'text')}) ORDER BY fingerprint {{skip_locked}})",
+            f"UPDATE {{alert}} SET told_at = :now WHERE fingerprint {of_causes}",
             {"now": now, "causes": _pack(d, again)},
         )
     return [(_info(r), r.told_at is None) for r in rows], found
@@ -130,7 +132,7 @@ def resolve(
     rows = d.run(
         c,
         f"SELECT {_COLUMNS} FROM {{alert}} WHERE resolved_at IS NULL AND last_at <= :since"
-        f" AND name IN (SELECT value FROM {d.array('names', 'text')}) ORDER BY fingerprint {{skip_locked}}",
+        f" AND name {d.among('names', 'text')} ORDER BY fingerprint {{skip_locked}}",
         {"since": unseen_since, "names": d.pack_keys(sorted(names))},
         **_TYPES,
     ).all()
@@ -144,7 +146,7 @@ def withdraw(c: Connection, d: Dialect, name: str, subjects: Collection[str], no
     rows = d.run(
         c,
         "SELECT fingerprint FROM {alert} WHERE resolved_at IS NULL AND name = :name"
-        f" AND subject IN (SELECT value FROM {d.array('subjects', 'text')}) ORDER BY fingerprint {{row_lock}}",
+        f" AND subject {d.among('subjects', 'text')} ORDER BY fingerprint {{row_lock}}",
         {"name": name, "subjects": d.pack_keys(sorted(subjects))},
     )
     _set(c, d, list(rows.scalars()), "resolved_at = :now", now)
@@ -166,7 +168,7 @@ def _set(c: Connection, d: Dialect, fingerprints: list[str], sets: str, now: dat
     if fingerprints:
         d.run(
             c,
-            f"UPDATE {{alert}} SET {sets} WHERE fingerprint IN (SELECT value FROM {d.array('fingerprints', 'text')})",
+            f"UPDATE {{alert}} SET {sets} WHERE fingerprint {d.among('fingerprints', 'text')}",
             {"fingerprints": d.pack_keys(fingerprints), "now": now},
         )
 

@@ -227,7 +227,7 @@ def lock(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, ResourceFa
     """Lock rows, deepest first, and read everything about their gates."""
     rows = d.run(
         c,
-        f"SELECT {_FULL} FROM {{resource}} WHERE key IN (SELECT value FROM {d.array('keys', 'text')})"
+        f"SELECT {_FULL} FROM {{resource}} WHERE key {d.among('keys', 'text')}"
         " ORDER BY length(key) - length(replace(key, '/', '')) DESC, key {row_lock}",
         {"keys": d.pack_keys(keys)}, **_FULL_TYPES,
     )  # fmt: skip

@@ -44,7 +44,6 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "leaf_lock": "FOR NO KEY UPDATE SKIP LOCKED",
         "row_lock": "FOR NO KEY UPDATE",
         "row_lock_o": "FOR NO KEY UPDATE OF o",
-        "row_lock_w": "FOR NO KEY UPDATE OF w",
         "share_lock": "FOR SHARE SKIP LOCKED",
         "timestamp": "timestamptz",
         "payload": "CAST(payload AS text)",  # decoded once, by the handler's model
@@ -55,7 +54,6 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "leaf_lock": "",
         "row_lock": "",
         "row_lock_o": "",
-        "row_lock_w": "",
         "share_lock": "",
         "timestamp": "text",
         "payload": "payload",
@@ -188,6 +186,16 @@ class Dialect:
         if self.is_postgresql:
             return f"= ANY(CAST(:{param} AS {type_}[]))"
         return f"IN (SELECT value FROM json_each(:{param}))"
+
+    def chosen(self, query: str) -> str:
+        """A condition: among the values of one column of ``query``, which may lock the rows they come from.
+
+        The one form of every statement that changes or locks what a query of its own chooses. As an array it is
+        computed once, before anything is locked or changed. As IN (SELECT ...) it is a join, and PostgreSQL runs it
+        again for each row it had to wait for (EvalPlanQual): with some plans (over a Memoize, say) it then finds all
+        but one of them gone, and leaves them out without a word; and a LIMIT in it may be passed.
+        """
+        return f"= ANY(ARRAY({query}))" if self.is_postgresql else f"IN ({query})"
 
     def records(self, param: str, fields: Mapping[str, str]) -> str:
         """A sub-select of ``fields`` (name to PostgreSQL type) from a JSON array of objects in the parameter ``param``.

@@ -339,8 +339,11 @@ def stage(c: Connection, d: Dialect, now: datetime) -> int:
             c,
             d,
             "state = 'ready', version = {job}.version + 1, updated_at = :now",
-            "id IN (SELECT id FROM {job} WHERE state = 'scheduled' AND run_at <= :now"
-            " ORDER BY run_at, id LIMIT :limit {skip_locked})",
+            "id "
+            + d.chosen(
+                "SELECT id FROM {job} WHERE state = 'scheduled' AND run_at <= :now"
+                " ORDER BY run_at, id LIMIT :limit {skip_locked}"
+            ),
             {"now": now, "limit": STAGE_LIMIT},
         )
     )

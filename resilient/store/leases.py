@@ -29,12 +29,13 @@ def renew_if_held(
     if not held:
         return {}
     source, params = fences(d, [(i, v, None) for i, v in sorted(held)], with_result=False)
+    free = d.chosen(
+        f"SELECT j.id FROM {{job}} j,{source.removeprefix(' FROM')}"
+        " WHERE j.id = p.id AND j.version = p.version AND j.state = 'running' {skip_locked_j}"
+    )
     rows = d.run(
         c,
-        "UPDATE {job} SET lease_until = :lease_until WHERE id IN (SELECT j.id FROM {job} j,"
-        + source.removeprefix(" FROM")
-        + " WHERE j.id = p.id AND j.version = p.version AND j.state = 'running' {skip_locked_j})"
-        " RETURNING id, cancel_requested",
+        f"UPDATE {{job}} SET lease_until = :lease_until WHERE id {free} RETURNING id, cancel_requested",
         {**params, "lease_until": now + lease},
         id=ID,
     ).all()

@@ -235,12 +235,14 @@ def repair(c: Connection, d: Dialect, now: datetime) -> int:
     ).all()
     found: dict[Lane, int] = {}
     for key, name in sorted((r[0], r[1]) for r in lost):
-        row: Any = d.run(  # once more under the lock: a head may have finished meanwhile
+        lane = {"key": key, "name": name}
+        this = "resource_key = :key AND ordering_key = :name"
+        d.run(c, f"SELECT seek_no FROM {{order}} WHERE {this} {{row_lock}}", lane).all()
+        row: Any = d.run(  # once more, now that it stays so: somebody may have let it go on meanwhile
             c,
-            "SELECT o.seek_no FROM {order} o LEFT JOIN {job} j ON j.id = o.head_id WHERE o.resource_key = :key"
-            f" AND o.ordering_key = :name AND (j.id IS NULL OR (j.finished_at IS NOT NULL AND NOT {HOLDS}))"
-            " {row_lock_o}",
-            {"key": key, "name": name},
+            f"SELECT 1 FROM (SELECT head_id FROM {{order}} WHERE {this}) o LEFT JOIN {{job}} j ON j.id = o.head_id"
+            f" WHERE j.id IS NULL OR (j.finished_at IS NOT NULL AND NOT {HOLDS})",
+            lane,
         ).first()
         if row is not None:
             found[key, name] = 1  # from the beginning: who knows what is wrong

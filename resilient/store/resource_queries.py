@@ -7,6 +7,7 @@ looking for the stopped ones reads them all: some 100 ms for 100,000 resources.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -16,6 +17,8 @@ from resilient.core.admission import ResourceFacts, Stop, stop_of
 from resilient.core.breaker import BreakerFacts
 from resilient.core.errors import InvalidInput
 from resilient.core.records import Count, ResourceInfo, StoppedGroup
+from resilient.core.resource_key import matches as matches_key
+from resilient.core.resource_key import path
 from resilient.store import resources, tables
 from resilient.store.filters import JOB, in_state, matches, within
 from resilient.store.queries import COUNT_LIMIT, PAGE_LIMIT
@@ -35,6 +38,7 @@ KEYS_PAGE: Final = 500
 STOPPED_LIMIT: Final = 10_000  # rows of a summary
 RESOURCE: Final[sa.Table] = tables.metadata.tables["resilient_resource"]
 _COUNTED_KEYS: Final = 1_000  # of one group
+_FAR: Final = "~"  # sorts after every character a key may have
 
 
 def page(
@@ -83,6 +87,38 @@ def keys_of(
         where.append(_stopped(gate or "any", d.now(c), between))
     keys = sa.select(RESOURCE.c.key).where(*where).order_by(RESOURCE.c.key).limit(limit)
     return list(d.execute(c, keys).scalars())
+
+
+def queued_keys(c: Connection, d: Dialect, pattern: str) -> list[str]:
+    """The keys that match a pattern at or below which jobs wait or run, and which have no row: nobody used them yet."""
+    prefix = re.split(r"[*?]", pattern.removesuffix("/**"), maxsplit=1)[0]
+    params = {"low": prefix, "high": prefix + _FAR}
+    # For three states an index leads from key to key, however many jobs each has; scheduled ones are read through.
+    found: set[str] = set()
+    for state in ("ready", "running", "blocked"):
+        step = (
+            f"(SELECT resource_key FROM {{job}} WHERE state = '{state}' AND resource_key {{than}}"
+            " AND resource_key < :high ORDER BY resource_key LIMIT 1)"
+        )
+        rows = d.run(
+            c,
+            f"WITH RECURSIVE keys(key) AS (SELECT {step.replace('{than}', '>= :low')}"
+            f" UNION ALL SELECT {step.replace('{than}', '> keys.key')} FROM keys WHERE keys.key IS NOT NULL)"
+            " SELECT key FROM keys WHERE key IS NOT NULL",
+            params,
+        )
+        found.update(rows.scalars())
+    rows = d.run(
+        c,
+        "SELECT DISTINCT resource_key FROM {job} WHERE state = 'scheduled' AND resource_key >= :low"
+        " AND resource_key < :high",
+        params,
+    )
+    found.update(rows.scalars())
+    wanted = sorted({level for key in found for level in path(key) if matches_key(level, pattern)})
+    rows = d.run(c, f"SELECT key FROM {{resource}} WHERE key {d.among('keys', 'text')}", {"keys": d.pack_keys(wanted)})
+    used = set(rows.scalars())
+    return [key for key in wanted if key not in used]
 
 
 def get(c: Connection, d: Dialect, key: str) -> ResourceInfo:

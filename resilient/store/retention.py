@@ -200,12 +200,14 @@ def _idle(c: Connection, d: Dialect, keys: Sequence[str], before: datetime, lock
 def forget_notes(c: Connection, d: Dialect, before: datetime) -> int:
     """Forget alerts resolved, schedules no longer declared, workflows over and lanes empty since before a time."""
     gone = d.run(c, "DELETE FROM {alert} WHERE resolved_at < :before", {"before": before}).rowcount
-    d.run(
+    removed = d.run(  # held, so that none is declared again meanwhile
         c,
-        "DELETE FROM {schedule_account} WHERE schedule IN"
-        " (SELECT name FROM {schedule} WHERE removed AND updated_at < :before)",
+        "SELECT name FROM {schedule} WHERE removed AND updated_at < :before ORDER BY name {skip_locked}",
         {"before": before},
     )
-    gone += d.run(c, "DELETE FROM {schedule} WHERE removed AND updated_at < :before", {"before": before}).rowcount
+    if names := [row[0] for row in removed]:
+        packed = {"names": d.pack_keys(names)}
+        d.run(c, f"DELETE FROM {{schedule_account}} WHERE schedule {d.among('names', 'text')}", packed)
+        gone += d.run(c, f"DELETE FROM {{schedule}} WHERE name {d.among('names', 'text')}", packed).rowcount
     gone += workflows.prune(c, d, before) + order.prune(c, d, before)
     return int(gone)

@@ -82,8 +82,7 @@ def remove(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
     """Accounts that belong to a schedule no more."""
     d.run(
         c,
-        "DELETE FROM {schedule_account} WHERE schedule = :name"
-        f" AND resource_key IN (SELECT value FROM {d.array('keys', 'text')})",
+        f"DELETE FROM {{schedule_account}} WHERE schedule = :name AND resource_key {d.among('keys', 'text')}",
         {"name": name, "keys": d.pack_keys(keys)},
     )
 

@@ -112,14 +112,16 @@ def records(c: Connection, d: Dialect, names: Collection[str]) -> list[Record]:
 
 
 def note_successes(c: Connection, d: Dialect) -> None:
-    """Remember which schedules' last jobs succeeded: the jobs may be pruned before the next tick."""
-    d.run(
-        c,
-        f"UPDATE {{schedule}} SET succeeded_at = {LAST_SUCCESS} WHERE name IN ("
+    """Remember which schedules' last jobs succeeded: the jobs may be pruned before the next tick.
+
+    A schedule that somebody moves on at this moment is left alone: that notes its last job too.
+    """
+    news = d.chosen(
         "SELECT s.name FROM {schedule} s JOIN {job} j ON j.id = s.last_job WHERE s.kind IS NOT NULL"
         " AND j.state = 'succeeded' AND (s.succeeded_at IS NULL OR s.succeeded_at < j.finished_at)"
-        " ORDER BY s.name)",
     )
+    free = d.chosen(f"SELECT name FROM {{schedule}} WHERE name {news} ORDER BY name {{leaf_lock}}")
+    d.run(c, f"UPDATE {{schedule}} SET succeeded_at = coalesce({LAST_SUCCESS}, succeeded_at) WHERE name {free}")
     for name in set(schedule_accounts.totals(c, d)) & active(c, d):
         if schedules.lock_if_free(c, d, name) is not None:  # else it is noted by whoever is at it, or next time
             schedule_accounts.note_successes(c, d, name)

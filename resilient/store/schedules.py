@@ -119,8 +119,7 @@ def declare(c: Connection, d: Dialect, declared: Mapping[str, tuple[str, Spec]],
     if gone:
         d.run(
             c,
-            "UPDATE {schedule} SET removed = true, updated_at = :now"
-            f" WHERE name IN (SELECT value FROM {d.array('names', 'text')})",
+            f"UPDATE {{schedule}} SET removed = true, updated_at = :now WHERE name {d.among('names', 'text')}",
             {"names": d.pack_keys(gone), "now": now},
         )
 

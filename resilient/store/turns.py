@@ -223,8 +223,7 @@ def _still_judged(c: Connection, d: Dialect, keys: Sequence[str], judged: Mappin
         return frozenset()
     rows = d.run(
         c,
-        f"SELECT key, revision FROM {{resource}} WHERE key IN (SELECT value FROM {d.array('keys', 'text')})"
-        " ORDER BY key {share_lock}",
+        f"SELECT key, revision FROM {{resource}} WHERE key {d.among('keys', 'text')} ORDER BY key {{share_lock}}",
         {"keys": d.pack_keys(keys)},
     )
     return frozenset(key for key, revision in rows if judged.get(key) == revision)
@@ -236,10 +235,12 @@ def release(c: Connection, d: Dialect, parked_on: str, limit: int, now: datetime
     Call it in a statement after the one that wrote the resource row. If more are parked, the next is rechecked a
     second later, so that staging goes on releasing.
     """
+    best = d.chosen(
+        "SELECT id FROM {turn} WHERE parked_on = :parked_on ORDER BY priority DESC, id LIMIT :limit {skip_locked}"
+    )
     rows = d.run(
         c,
-        "DELETE FROM {turn} WHERE id IN (SELECT id FROM {turn} WHERE parked_on = :parked_on"
-        " ORDER BY priority DESC, id LIMIT :limit {skip_locked}) RETURNING resource_key, priority",
+        f"DELETE FROM {{turn}} WHERE id {best} RETURNING resource_key, priority",
         {"parked_on": parked_on, "limit": limit},
     ).all()
     insert(c, d, [(r[0], r[1]) for r in rows])
@@ -250,10 +251,10 @@ def release(c: Connection, d: Dialect, parked_on: str, limit: int, now: datetime
 
 def arm(c: Connection, d: Dialect, parked_on: str, recheck_at: datetime, *, skip: int = 0) -> None:
     """See that one of the turns parked on a resource is looked at by ``recheck_at``; the first ``skip`` leave it."""
+    first = d.chosen("SELECT id FROM {turn} WHERE parked_on = :parked_on ORDER BY id LIMIT :few {skip_locked}")
     d.run(
         c,
-        "UPDATE {turn} SET recheck_at = :recheck_at WHERE recheck_at > :recheck_at AND id IN"
-        " (SELECT id FROM {turn} WHERE parked_on = :parked_on ORDER BY id LIMIT :few {skip_locked})",
+        f"UPDATE {{turn}} SET recheck_at = :recheck_at WHERE recheck_at > :recheck_at AND id {first}",
         {"parked_on": parked_on, "recheck_at": recheck_at, "few": 1 + skip},
     )
 
@@ -284,7 +285,7 @@ def postpone(c: Connection, d: Dialect, ids: Sequence[int], recheck_at: datetime
     """Look at these parked turns again later."""
     d.run(
         c,
-        f"UPDATE {{turn}} SET recheck_at = :recheck_at WHERE id IN (SELECT value FROM {d.array('ids', 'bigint')})",
+        f"UPDATE {{turn}} SET recheck_at = :recheck_at WHERE id {d.among('ids', 'bigint')}",
         {"ids": d.pack_ints(ids), "recheck_at": recheck_at},
     )
 

@@ -33,11 +33,13 @@ def due_for(c: Connection, d: Dialect, now: datetime) -> list[str]:
 
 def put_off(c: Connection, d: Dialect, key: str, now: datetime, until: datetime, *, spare: int) -> int:
     """Due jobs that wait for ``key`` wait on, but for the best ``spare`` of them; returns how many."""
+    others = d.chosen(
+        f"SELECT id FROM {{job}} WHERE {_WAITS} AND waiting_for = :key AND run_at <= :now"
+        " ORDER BY priority DESC, run_at, id LIMIT :limit OFFSET :spare {skip_locked}"
+    )
     rows = d.run(
         c,
-        "UPDATE {job} SET run_at = :until, updated_at = :now WHERE id IN (SELECT id FROM {job}"
-        f" WHERE {_WAITS} AND waiting_for = :key AND run_at <= :now"
-        " ORDER BY priority DESC, run_at, id LIMIT :limit OFFSET :spare {skip_locked}) RETURNING 1",
+        f"UPDATE {{job}} SET run_at = :until, updated_at = :now WHERE id {others} RETURNING 1",
         {"key": key, "now": now, "until": until, "limit": BATCH, "spare": spare},
     ).all()
     return len(rows)
@@ -48,11 +50,13 @@ def hasten(c: Connection, d: Dialect, key: str, limit: int, now: datetime) -> in
 
     Call it in a statement after the one that wrote the resource row.
     """
+    best = d.chosen(
+        f"SELECT id FROM {{job}} WHERE {_WAITS} AND waiting_for = :key AND run_at > :now"
+        " ORDER BY priority DESC, run_at, id LIMIT :limit {skip_locked}"
+    )
     rows = d.run(
         c,
-        "UPDATE {job} SET run_at = :now, updated_at = :now WHERE id IN (SELECT id FROM {job}"
-        f" WHERE {_WAITS} AND waiting_for = :key AND run_at > :now"
-        " ORDER BY priority DESC, run_at, id LIMIT :limit {skip_locked}) RETURNING 1",
+        f"UPDATE {{job}} SET run_at = :now, updated_at = :now WHERE id {best} RETURNING 1",
         {"key": key, "now": now, "limit": min(limit, BATCH)},
     ).all()
     return len(rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.outcomes import INTERRUPTED
 from resilient.core.states import JobState
-from resilient.core.workflow import StepInfo, WorkflowInfo, WorkflowState
+from resilient.core.workflow import OVER, StepInfo, WorkflowInfo, WorkflowState
 from resilient.store.dialect import ID, JSON, TIME
 
 if TYPE_CHECKING:
@@ -49,12 +49,13 @@ _STEP: Final = {
 }  # fmt: skip
 
 
-def insert(c: Connection, d: Dialect, id_: UUID, name: str, now: datetime) -> None:
-    """A workflow that runs."""
+def insert(c: Connection, d: Dialect, id_: UUID, name: str, now: datetime, *, attention: bool = False) -> None:
+    """A workflow that runs. ``attention``: look at it, because it has no step whose end would ask for that."""
     d.run(
         c,
-        "INSERT INTO {workflow} (id, name, state, created_at, updated_at) VALUES (:id, :name, 'running', :now, :now)",
-        {"id": d.id(id_), "name": name, "now": now},
+        "INSERT INTO {workflow} (id, name, state, attention, created_at, updated_at)"
+        " VALUES (:id, :name, 'running', :attention, :now, :now)",
+        {"id": d.id(id_), "name": name, "attention": attention, "now": now},
     )
 
 
@@ -106,23 +107,28 @@ def find(c: Connection, d: Dialect, id_: UUID, *, lock: bool) -> tuple[str, str,
 
 def ask(c: Connection, d: Dialect, ids: Collection[UUID], now: datetime) -> None:
     """These jobs ended: whatever workflows they belong to are to be looked at."""
+    theirs = d.chosen(
+        f"SELECT workflow_id FROM {{step}} WHERE job_id {d.among('ids', 'uuid')}"
+        f" UNION ALL SELECT workflow_id FROM {{step}} WHERE undo_job_id {d.among('ids', 'uuid')}"
+    )
+    open_ = d.chosen(f"SELECT id FROM {{workflow}} WHERE finished_at IS NULL AND id {theirs} ORDER BY id {{row_lock}}")
     d.run(
         c,
-        "UPDATE {workflow} SET attention = true, updated_at = :now WHERE id IN (SELECT w.id FROM {workflow} w WHERE"
-        f" w.finished_at IS NULL AND w.id IN (SELECT workflow_id FROM {{step}} WHERE job_id {d.among('ids', 'uuid')}"
-        f"  UNION ALL SELECT workflow_id FROM {{step}} WHERE undo_job_id {d.among('ids', 'uuid')})"
-        " ORDER BY w.id {row_lock_w})",
+        f"UPDATE {{workflow}} SET attention = true, updated_at = :now WHERE id {open_}",
         {"ids": d.pack_ids(sorted(ids)), "now": now},
     )
 
 
 def turned_around(c: Connection, d: Dialect, ids: Iterable[UUID]) -> set[UUID]:
     """Those of these jobs that are steps of a workflow that turned around; holds the workflows."""
-    rows = d.run(
+    params = {"ids": d.pack_ids(sorted(ids))}
+    theirs = d.chosen(f"SELECT workflow_id FROM {{step}} WHERE job_id {d.among('ids', 'uuid')}")
+    d.run(c, f"SELECT id FROM {{workflow}} WHERE id {theirs} ORDER BY id {{row_lock}}", params).all()
+    rows = d.run(  # how they stand, now that they stay so
         c,
         "SELECT s.job_id, w.state FROM {step} s JOIN {workflow} w ON w.id = s.workflow_id"
-        f" WHERE s.job_id {d.among('ids', 'uuid')} ORDER BY w.id {{row_lock_w}}",
-        {"ids": d.pack_ids(sorted(ids))},
+        f" WHERE s.job_id {d.among('ids', 'uuid')}",
+        params,
         job_id=ID,
         state=None,
     )
@@ -143,6 +149,46 @@ def due(c: Connection, d: Dialect, limit: int = DUE_LIMIT) -> Sequence[Row[Any]]
         state=None,
         reason=None,
     ).all()
+
+
+def unattended(c: Connection, d: Dialect, after: str, limit: int) -> Sequence[Row[Any]]:
+    """The next workflows that are not over and at which nobody was asked to look: (id, state), by id."""
+    least = "00000000-0000-0000-0000-000000000000"
+    behind = f"CAST(coalesce(nullif(:after_id, ''), '{least}') AS uuid)" if d.is_postgresql else ":after_id"
+    each = " UNION ALL ".join(  # one walk along the index for each state: most workflows are over
+        f"SELECT * FROM (SELECT id, state FROM {{workflow}} WHERE state = '{state.value}' AND id > {behind}"
+        f" AND NOT attention ORDER BY id LIMIT :limit) AS {state.value}"
+        for state in WorkflowState
+        if state not in OVER
+    )
+    return d.run(
+        c,
+        f"SELECT id, state FROM ({each}) AS unattended ORDER BY id LIMIT :limit",
+        {"after_id": after, "limit": limit},
+        id=ID,
+        state=None,
+    ).all()
+
+
+def hold_unattended(c: Connection, d: Dialect, ids: Collection[UUID]) -> Sequence[Row[Any]]:
+    """Those of these that still are: (id, state), locked; those that somebody holds are left out."""
+    return d.run(
+        c,
+        "SELECT id, state FROM {workflow} WHERE NOT attention AND finished_at IS NULL"
+        f" AND id {d.among('ids', 'uuid')} ORDER BY id {{leaf_lock}}",
+        {"ids": d.pack_ids(sorted(ids))},
+        id=ID,
+        state=None,
+    ).all()
+
+
+def look_at(c: Connection, d: Dialect, ids: Collection[UUID], now: datetime) -> None:
+    """Ask for a look at locked workflows."""
+    d.run(
+        c,
+        f"UPDATE {{workflow}} SET attention = true, updated_at = :now WHERE id {d.among('ids', 'uuid')}",
+        {"ids": d.pack_ids(sorted(ids)), "now": now},
+    )
 
 
 def write(

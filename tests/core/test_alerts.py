@@ -203,6 +203,7 @@ def every_finding():
     yield alerts.ended("dead", "sync", "bug", None, error="KeyError: 'x'", resource="github/a", job="17")
     yield alerts.swept("mail", "expired", 3, "17")
     yield alerts.repaired(2)
+    yield alerts.repaired(3, "workflows")
     yield Finding("circuit_open", "github", {"since": since, "until": (NOON + HOUR).isoformat(), **error})
     yield Finding("long_throttle", "github/a", {"until": (NOON + 99 * HOUR).isoformat(), "code": "abuse"})
     yield Finding("needs_reauth", "github/a", {"auth": "needs_reauth", "since": since})
@@ -224,6 +225,7 @@ class TestWords:
             "sync: a job is dead, bug (job 17): KeyError: 'x'",
             "mail: 3 jobs are dead, expired (job 17)",
             "turns: the turns of 2 resources with ready jobs were lost and repaired. This is a bug: please report it",
+            "workflows: 3 workflows stood still and went on by repair. This is a bug: please report it",
             (
                 "github: its circuit is open since 11:00:00 UTC until 13:00:00 UTC (in 1 h), its jobs wait:"
                 " 503 Service Unavailable"

@@ -242,6 +242,24 @@ async def test_a_pattern_means_existing_resources_and_a_gate_narrows_it(app, use
         await app.resources.pause("git hub/*")
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_pattern_binds_keys_that_only_have_jobs(app, use, many):
+    """Keys of jobs that no worker has looked at yet: paused by pattern, they must not run either."""
+    await use(r__used=1)
+    for key, options in (("r/1", {}), ("r/2", {"delay": 60}), ("r/3", {"ordering_key": "o"}), ("s/1", {})):
+        await app.enqueue_many(KIND, [None] * (60 if many else 2), resource_key=key, **options)
+    later = ("r/1", "r/2", "r/3")
+    meant = Changed((*later, "r/used"), later)
+    assert await app.resources.pause("r/*", dry_run=True) == meant
+    assert (await app.resources.pause("r/*", dry_run=True, limit=2)).keys == ("r/1", "r/used")
+    assert (await app.resources.pause("r/*", gate="breaker")).keys == ()  # those that a gate stops: none
+    assert await app.resources.pause("r/*") == meant
+    assert [stop(app, key) for key in (*later, "s/1")] == ["pause"] * 3 + [None]
+    assert await app.resources.pause("r/*") == Changed(meant.keys)  # by now they have a row
+    assert await app.resources.pause("?", dry_run=True) == Changed(("r", "s"), ("r", "s"))  # what is above
+    assert await app.resources.pause("s/**", dry_run=True) == Changed(("s/1",), ("s/1",))
+
+
 async def test_those_stopped_in_a_time(clock, app, use):
     await use(github__a=0, github__b=0, github__c=0, github__d=0)
     for key, call in (("a", app.resources.open), ("b", app.resources.pause), ("c", app.resources.open)):

@@ -21,7 +21,7 @@ from resilient.core.errors import (
     WorkflowOver,
 )
 from resilient.core.states import JobState
-from resilient.core.workflow import StepFacts, WorkflowState, plan
+from resilient.core.workflow import StepFacts, WorkflowState, plan, stands_still
 from resilient.engine.app import Resilient
 from resilient.engine.handler import handler
 from resilient.engine.job import Job, SyncJob
@@ -388,6 +388,27 @@ def _attend(c, d):
     return workflows.attend(c, d)
 
 
+class TestRepair:
+    async def test_one_that_stands_still_is_found(self, app):
+        """What no code does: the last step ends, and nobody asks for a look at its workflow."""
+        id_ = await begin(app)
+        await drain(app)
+        other = await begin(app)  # goes on as it should
+        lost = "UPDATE {workflow} SET state = 'running', finished_at = NULL WHERE finished_at IS NOT NULL"
+        app.database.transaction_sync(lambda c, d: d.run(c, lost))
+        worker = app.worker()
+        await worker.sweeper.chores()
+        assert worker.sweeper.repaired == 1
+        await worker.sweeper.stage()
+        assert [(await app.workflows.get(i)).state for i in (id_, other)] == ["succeeded", "running"]
+
+    async def test_one_without_steps_is_over(self, app):
+        async with app.workflow("empty") as wf:
+            pass
+        await drain(app)
+        assert (await app.workflows.get(wf.id)).state == "succeeded"
+
+
 class TestResults:
     async def test_there_is_none(self, app):
         found = []
@@ -627,3 +648,30 @@ S, D, C, B, RUN = JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobStat
 def test_plans(steps, expected):
     facts = [StepFacts(f"s{n}", n, *step) for n, step in enumerate(steps)]
     assert tuple(plan(WorkflowState.RUNNING, facts)) == expected
+
+
+S = JobState
+
+
+@pytest.mark.parametrize(
+    ("state", "steps", "expected"),
+    [
+        ("running", [(S.SUCCEEDED,), (S.BLOCKED,)], False),
+        ("running", [(S.SUCCEEDED,), (S.SUCCEEDED,)], True),
+        ("running", [], True),
+        ("running", [(S.RUNNING,), (S.DEAD,)], True),
+        ("running", [(S.RUNNING,), (None,)], True),
+        ("undoing", [(S.RUNNING,), (S.DEAD,)], False),  # it was asked to stop
+        ("undoing", [(S.READY,), (S.DEAD,)], True),
+        ("undoing", [(S.SUCCEEDED, None, True), (S.DEAD,)], True),
+        ("undoing", [(S.SUCCEEDED, None, True, True, S.READY), (S.DEAD,)], False),
+        ("undoing", [(S.SUCCEEDED, None, True, True, S.DEAD), (S.DEAD,)], True),
+        ("undoing", [(S.SUCCEEDED, None, True, True, S.SUCCEEDED), (S.DEAD,)], True),
+        ("stuck", [(S.SUCCEEDED, None, True, True, S.DEAD), (S.DEAD,)], False),
+        ("stuck", [(S.SUCCEEDED, None, True, True, S.READY), (S.DEAD,)], True),
+        ("succeeded", [(None,)], False),
+    ],
+)
+def test_stands_still(state, steps, expected):
+    facts = [StepFacts(f"s{n}", n, *step) for n, step in enumerate(steps)]
+    assert stands_still(WorkflowState(state), facts) is expected

@@ -113,6 +113,18 @@ def enqueue(ok):
     ).strip()
 
 
+def drain():
+    """What a worker of the app would do."""
+
+    async def work():
+        sys.modules.pop("shop", None)
+        app = importlib.import_module("shop").app
+        await app.worker().drain(timeout=60)
+        await app.close()
+
+    asyncio.run(work())
+
+
 # -- enqueue, look ---------------------------------------------------------------------------------------------------
 
 
@@ -137,13 +149,7 @@ def test_enqueue_list_show_why(ok, read, enqueue):
 def test_a_failure_of_our_own_code_is_shown_with_the_line_it_comes_from(ok):
     job = ok("enqueue", "mail.send", '{"to": "bug"}', "-r", "a/b", "--max-attempts", "1").strip()
 
-    async def work():
-        sys.modules.pop("shop", None)
-        app = importlib.import_module("shop").app
-        await app.worker().drain(timeout=60)
-        await app.close()
-
-    asyncio.run(work())
+    drain()
     shown = ok("jobs", "show", job)
     _, _, traceback = shown.partition("\nTraceback of execution 1\n")
     assert 'raise ValueError("boom")' in traceback
@@ -305,16 +311,28 @@ def test_resources_by_pattern(ok, run, read, database):
     assert "1 resource would be paused. Go on?" in run("resources", "pause", "gitlab/*")[2]
     slow = ("resources", "pause", "github/*", "--rate", "1/min")
     assert "2 resources would be paused, which takes 1 min" in run(*slow)[2]
-    assert ok(*slow, "--dry-run") == "  github/a\n  github/b\n2 resources would be paused.\n"
+    later = "Keys that come into use later are not meant; `resilient resources pause github` means everything below it."
+    assert ok(*slow, "--dry-run") == f"  github/a\n  github/b\n2 resources would be paused.\n{later}\n"
     assert ok("resources", "pause", "github/*", "--yes", "--rate", "100/s", "--limit", "1").startswith("  github/a\n1 ")
     assert ok("resources", "reset", "*/*", "--stopped-after", "1h", "--gate", "pause", "-n").startswith(
         "  github/a\n1 "
     )
     assert read("resources", "reset", "*/*", "--stopped-before", "1h", "-n")["changed"] == 0
-    assert ok("resources", "pause", "github/*", "--yes") == "  github/a\n  github/b\n2 resources paused.\n"
+    assert ok("resources", "pause", "github/*", "--yes") == f"  github/a\n  github/b\n2 resources paused.\n{later}\n"
     assert read("resources", "resume", "*/*", "--yes") == {
-        "changed": 2, "keys": ["github/a", "github/b"], "dry_run": False
+        "changed": 2, "keys": ["github/a", "github/b"], "queued": [], "dry_run": False
     }  # fmt: skip
+    assert ok("resources", "resume", "*/*", "--yes") == (
+        "Nothing to do: nothing of the kind stops any resource that fits '*/*'.\n"
+    )
+
+
+def test_a_pattern_means_keys_that_only_have_jobs_too(ok, read, enqueue):
+    ids = [enqueue(key=f"r/{n}") for n in range(6)]
+    out = ok("resources", "pause", "r/*", "--yes")
+    assert "6 resources paused; no worker has used 6 of them yet.\n" in out
+    drain()
+    assert {read("jobs", "show", id_)["job"]["state"] for id_ in ids} == {"ready"}
 
 
 def test_limits(ok, read, run):

@@ -204,8 +204,6 @@ def test_a_resource_that_nobody_used_is_more_likely_a_slip(shop, run, command):
         (["resources", "list"], "No resource is in use yet."),
         (["resources", "list", "--stopped"], "No resource is stopped."),
         (["resources", "list", "git*"], "No resource in use fits 'git*'; * stays within its segment, 'git*/**' is"),
-        (["resources", "pause", "github/*", "--yes"], "No resource in use fits 'github/*'; * stays within its segment"),
-        (["resources", "pause", "github/**", "--yes"], "No resource in use fits 'github/**'.\n"),
         (["schedules", "list"], "There are no schedules."),
         (["workflows", "list"], "There are no workflows."),
         (["outbox", "list"], "There are no events."),
@@ -222,6 +220,19 @@ def test_an_empty_database(shop, run, arguments, says):
     status, out, err = run("--app", "shop:app", *arguments)
     assert (status, err) == (0, "")
     assert out.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "below"),
+    [("github/*", "; * stays within its segment, 'github/**' is everything below"), ("github/**", "")],
+)
+def test_a_pattern_that_means_nothing_changes_nothing_and_says_so(shop, run, pattern, below):
+    for options in (["pause", pattern, "--yes"], ["pause", pattern, "--dry-run"], ["resume", pattern, "--yes"]):
+        status, out, err = run("--app", "shop:app", "resources", *options)
+        assert (status, out) == (3, "")
+        assert err == (
+            f"error: nothing was changed: no resource in use and no job in the queue fits {pattern!r}{below}\n"
+        )
 
 
 def test_a_wrong_address_names_where_it_was_said(run, monkeypatch):

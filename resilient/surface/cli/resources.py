@@ -17,6 +17,7 @@ from resilient.surface.cli.jobs import PageSize, Yes  # noqa: TC001 - typer eval
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resilient.core.changed import Changed
     from resilient.core.records import ResourceInfo
     from resilient.engine.resources_api import Bulk
     from resilient.surface.cli.context import Context
@@ -27,7 +28,8 @@ resources = typer.Typer(help="What jobs go through: see what is stopped, stop it
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A resource key, such as github/acct-7.")]
 Which = Annotated[
-    str, typer.Argument(metavar="KEY|PATTERN", help="A key, or a pattern such as 'github/*' for the existing ones.")
+    str,
+    typer.Argument(metavar="KEY|PATTERN", help="A key, or a pattern such as 'github/*' for those in use or with jobs."),
 ]
 Gate = Annotated[
     str | None, typer.Option(help="Only those it stops: breaker, cooldown, pause, auth or any.", show_default=False)
@@ -148,13 +150,26 @@ def _is_unused(run: Context, info: ResourceInfo) -> bool:
 
 
 _ENDING: Final = ("resume", "close", "reset")  # what can only be meant for a resource in use
+_LASTING: Final = ("pause", "open")  # what many expect to bind later keys too
 _IS_IT_RIGHT: Final = "is the key right? `resilient resources list` shows those in use"
 
 
 def _none_fits(pattern: str) -> str:
+    return f"No resource in use fits {pattern!r}{_wider(pattern)}."
+
+
+def _wider(pattern: str) -> str:
     head, _, rest = pattern.partition("/")
-    below = "" if rest == "**" else f"; * stays within its segment, '{head}/**' is everything below"
-    return f"No resource in use fits {pattern!r}{below}."
+    return "" if rest == "**" else f"; * stays within its segment, '{head}/**' is everything below"
+
+
+def _none_meant(run: Context, pattern: str) -> None:
+    """Nothing was changed: because nothing fits (exit status 3), or because what fits is not stopped."""
+    if not run.app.sync.resources.list(pattern, limit=1):
+        what = f"no resource in use and no job in the queue fits {pattern!r}"
+        raise NotFound(f"nothing was changed: {what}{_wider(pattern)}")
+    if not run.out.as_json:
+        run.out.say(f"Nothing to do: nothing of the kind stops any resource that fits {pattern!r}.")
 
 
 # -- changing ------------------------------------------------------------------------------------------------
@@ -332,6 +347,8 @@ def _change(
     if unused and change.__name__ in _ENDING:
         raise NotFound(f"{which} is not {done}: there is no job of it, and never was one: {_IS_IT_RIGHT}")
     changed = change(which, **options, **criteria)
+    if not changed:
+        _none_meant(run, which)
     if run.out.as_json:
         run.out.json({**changed.to_json(), "dry_run": dry_run})
         return
@@ -339,12 +356,18 @@ def _change(
     if not pattern:
         run.out.say(f"{which} {would or 'is '}{done}.")
         _remark(run, which, change.__name__, unused=unused, dry_run=dry_run)
-        return
-    if not changed:
-        run.out.say(_none_fits(which))
-        return
+    elif changed:
+        _tell_changed(run, which, change.__name__, f"{would}{done}", changed)
+
+
+def _tell_changed(run: Context, which: str, change: str, done: str, changed: Changed) -> None:
     for key in changed.keys[:20]:
         run.out.say(f"  {key}")
     if len(changed) > 20:  # noqa: PLR2004 - a screenful
         run.out.say(f"  ... and {len(changed) - 20:,} more")
-    run.out.say(f"{counted(len(changed), 'resource')} {would}{done}.")
+    new = f"; no worker has used {len(changed.queued):,} of them yet" if changed.queued else ""
+    run.out.say(f"{counted(len(changed), 'resource')} {done}{new}.")
+    if change in _LASTING:
+        head = which.partition("*")[0].partition("?")[0].rpartition("/")[0]
+        wider = f"; `resilient resources {change} {head}` means everything below it" if head else ""
+        run.out.say(f"Keys that come into use later are not meant{wider}.", style="dim")

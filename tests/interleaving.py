@@ -1,0 +1,31 @@
+"""Two transactions of PostgreSQL side by side, step by step, without any sleep that decides something."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+import psycopg
+
+PATIENCE = 30.0  # seconds until something that must come is given up
+
+_WAITERS = (
+    "SELECT pid, pg_blocking_pids(pid) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
+    " AND wait_event_type = 'Lock'"
+)
+
+
+def waiters(watch: psycopg.Connection) -> dict[int, list[int]]:
+    """Who waits for a lock in this database at the moment, and for whom: process ids of the server."""
+    return {pid: blockers for pid, blockers in watch.execute(_WAITERS).fetchall() if blockers}
+
+
+def until_it_waits(watch: psycopg.Connection, running: Future[object]) -> bool:
+    """Return once somebody waits for a lock (True), or ``running`` came to its end without (False)."""
+    deadline = time.monotonic() + PATIENCE
+    while not running.done():
+        if waiters(watch):
+            return True
+        assert time.monotonic() < deadline, "it neither waits nor ends"
+        time.sleep(0.001)
+    return False
