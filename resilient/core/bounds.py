@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Unit = Literal["bytes", "characters", "seconds", "items", "levels"]
+Unit = Literal["bytes", "characters", "seconds", "items", "levels", "windows"]
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
@@ -72,6 +72,10 @@ TOLD_WAIT: Final = Bound(
     "believed up to the longest window of the provider's facts, or this where they state none; then one probe a day",
 )  # fmt: skip
 
+ACTUAL_COST: Final = Bound(
+    "actual_cost", 1, "windows", "an answer's cost beyond what a limit gives in its whole window is taken as that much"
+)
+
 # -- what comes in -------------------------------------------------------------------------------------------
 
 WEBHOOK_BODY: Final = Bound(
@@ -83,3 +87,11 @@ WEBHOOK_CHALLENGE: Final = Bound("webhook_challenge", 1_000, "characters", "it i
 def bounds() -> tuple[Bound, ...]:
     """Every bound of this page, by its name."""
     return tuple(sorted((one for one in globals().values() if isinstance(one, Bound)), key=lambda one: one.name))
+
+
+def believed_wait(seconds: float, window: float = 0.0) -> float:
+    """How long to wait when told to wait ``seconds``; ``window``: the longest one of the provider's facts.
+
+    Up to `TOLD_WAIT` and up to that window the provider is believed to the second. Beyond both it is asked once a day.
+    """
+    return seconds if seconds <= window else min(seconds, float(TOLD_WAIT.value))

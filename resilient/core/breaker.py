@@ -13,13 +13,14 @@ sent under, so whatever was in flight across an arrow changes nothing. A half-op
 leased: a lost report wedges nothing, because the lease ends.
 
 An ancestor's failures come from many children. One sick account must not stop its provider, so a trip also
-needs failures from enough distinct children (`BreakerPolicy.children`, or all active ones if fewer). Who was
-seen lately is kept in the window, a bounded number of names with the time of their latest ok and failure; a
-child that works again leaves the list of the ill. A key's own requests count as one child
-(`evidence.child_of`).
+needs enough of them (`quorum`). Who was seen lately is kept in the window, a bounded number of names with the
+time of their latest ok and failure; a child that works again leaves the list of the ill. A key's own requests
+count as one child (`evidence.child_of`).
 
-Open times double from trip to trip, are jittered by half, and come down one step per calm interval instead of
-at once, so a flapping provider is not asked at full pace after each good minute.
+Open times double from trip to trip, are lengthened by up to half so that not all come back at once, and come down
+one step per calm interval instead of at once, so a flapping provider is not asked at full pace after each good
+minute. `first_open` is the shortest there is, `longest_open` the longest, jitter included; only a time the provider
+itself told is waited out beyond it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from resilient.core.policy import MOST_CHILDREN
+from resilient.core.quorum import ill_enough
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from resilient.core.policy import BreakerPolicy
 
 State = Literal["closed", "open", "half_open", "isolated"]
-_NAMES_KEPT: Final = 8  # children remembered per list; more than any sensible BreakerPolicy.children
+_JITTER: Final = 0.5  # of an open time, added
 _RAMP_STEPS: Final = 10  # doublings within the ramp
 _NEUTRAL_PAUSE: Final = timedelta(seconds=1)
 _NOBODY: Final[Mapping[str, float]] = MappingProxyType({})
@@ -108,8 +112,13 @@ class Report:
 # -- transitions ---------------------------------------------------------------------------------------------
 
 
-def report(b: BreakerFacts, r: Report, policy: BreakerPolicy, now: datetime, roll: float) -> BreakerFacts:
-    """The breaker after a report; the same object if the report changes nothing (a stale generation, say)."""
+def report(
+    b: BreakerFacts, r: Report, policy: BreakerPolicy, now: datetime, roll: float, *, root: bool = False
+) -> BreakerFacts:
+    """The breaker after a report; the same object if the report changes nothing (a stale generation, say).
+
+    ``root``: its children belong to different owners, so it takes more of them (`quorum`).
+    """
     if r.generation != b.generation:
         return b
     if b.state == "half_open":
@@ -117,7 +126,7 @@ def report(b: BreakerFacts, r: Report, policy: BreakerPolicy, now: datetime, rol
     if b.state != "closed":
         return b
     counted = _counted(b, r, policy, now)
-    if r.failed and _tripped(counted, policy):
+    if r.failed and _tripped(counted, policy, root=root):
         step = growth(b, policy, now)
         return _opened(counted, step, now, _open_until(step, policy, now, roll, r.floor_until))
     return _settled(counted, policy, now)
@@ -198,9 +207,11 @@ def _decided(b: BreakerFacts, r: Report, policy: BreakerPolicy, now: datetime, r
 
 
 def _open_until(step: int, policy: BreakerPolicy, now: datetime, roll: float, floor: datetime | None) -> datetime:
-    """Equal jitter on the doubled time, never before what the provider asked for."""
-    full = min(policy.longest_open, policy.first_open * 2.0 ** min(step, 32))
-    until = now + timedelta(seconds=full / 2 + roll * full / 2)
+    """The doubled time and up to half of it more, within the policy's bounds; never before what was told."""
+    least = min(policy.first_open * 2.0 ** min(step, 32), policy.longest_open / (1 + _JITTER))
+    least = max(least, policy.first_open)
+    most = min(least * (1 + _JITTER), policy.longest_open)
+    until = now + timedelta(seconds=least + roll * (most - least))
     return max(until, floor) if floor else until
 
 
@@ -243,14 +254,14 @@ def _counted(b: BreakerFacts, r: Report, policy: BreakerPolicy, now: datetime) -
 
 def _recent(seen: Mapping[str, float], since: float) -> dict[str, float]:
     """The latest few names since ``since``."""
-    kept = sorted(((at, name) for name, at in seen.items() if at > since), reverse=True)[:_NAMES_KEPT]
+    kept = sorted(((at, name) for name, at in seen.items() if at > since), reverse=True)[:MOST_CHILDREN]
     return {name: at for at, name in kept}
 
 
-def _tripped(b: BreakerFacts, policy: BreakerPolicy) -> bool:
+def _tripped(b: BreakerFacts, policy: BreakerPolicy, *, root: bool) -> bool:
     w = b.window
     failed = w.failed + w.failed_before
     total = failed + w.ok + w.ok_before
     by_streak = policy.streak is not None and b.streak >= policy.streak
     by_ratio = policy.ratio is not None and total >= policy.volume and failed >= policy.ratio * total
-    return (by_streak or by_ratio) and len(w.ill) >= min(policy.children, len(w.ill.keys() | w.well.keys()))
+    return (by_streak or by_ratio) and ill_enough(w.ill, w.well, policy.children, root=root)

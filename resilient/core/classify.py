@@ -6,7 +6,7 @@ have been acted on *and* cannot be repeated: no answer, or one by a gateway that
 Cloudflare's 520 and 524).
 
 A time the provider told is kept as seconds from now (``retry_in``), so that a worker whose clock is wrong
-passes on no wrong moment.
+passes on no wrong moment. It is believed as far as `bounds.believed_wait` says.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import bounds
 from resilient.core.body import pick
+from resilient.core.bounds import believed_wait
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.instants import read
 from resilient.core.plain_text import plain
@@ -78,7 +79,7 @@ def classify(answer: AnswerFacts, asked: RequestFacts, provider: Provider, now: 
     if status == FORBIDDEN and kind is _P and _spent(answer):
         kind = FailureKind.THROTTLED
     hint = when(answer.headers, now, _dialect(kind, provider), cost=asked.cost)
-    return _failure(kind, answer, asked, codes, _seconds(hint, now))
+    return _failure(kind, answer, asked, codes, _believed(_seconds(hint, now), provider))
 
 
 def rule_for(
@@ -99,6 +100,15 @@ def classify_error(phase: Phase, *, repeatable: bool, code: str | None = None) -
     if phase is Phase.CONNECT or repeatable:
         return Failure(_T, code=code, provider_wide=True)
     return Failure(FailureKind.AMBIGUOUS, code=code, provider_wide=True)
+
+
+def cost_of(answer: AnswerFacts, provider: Provider) -> float | None:
+    """What the request really cost, by the provider's function; one that fails on an unexpected answer says nothing."""
+    try:
+        cost = None if provider.cost is None else provider.cost(answer)
+        return float(cost) if cost is not None and 0 <= cost < float("inf") else None
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+        return None
 
 
 def message_of(answer: AnswerFacts, provider: Provider) -> str:
@@ -161,7 +171,7 @@ def _by_rule(
             hint = (_next(rule.wait.period, now) - now).total_seconds()
     if kind is FailureKind.AMBIGUOUS and asked.repeatable:
         kind = _T
-    return _failure(kind, answer, asked, codes, hint, rule)
+    return _failure(kind, answer, asked, codes, _believed(hint, provider), rule)
 
 
 def _told_by(wait: Wait, answer: AnswerFacts, now: datetime) -> float | None:
@@ -226,6 +236,10 @@ def _dialect(kind: FailureKind, provider: Provider) -> WaitDialect:
 
 def _seconds(hint: datetime | None, now: datetime) -> float | None:
     return None if hint is None else (hint - now).total_seconds()
+
+
+def _believed(hint: float | None, provider: Provider) -> float | None:
+    return None if hint is None else believed_wait(hint, provider.longest_window)
 
 
 def _next(period: str, now: datetime) -> datetime:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.errors import InvalidInput
 from resilient.core.limit import Limit
 from resilient.core.resource_key import check_pattern, matches, path
+from resilient.core.tenancy import Tenancy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+LEAST_CHILDREN, MOST_CHILDREN = 2, 16  # accounts whose failures may open a provider's circuit; the most remembered
 _MOST_KNOWN: Final = 65536  # keys whose choice is remembered
 
 
@@ -26,9 +28,10 @@ class BreakerPolicy:
     """When a circuit opens, for how long, and how it comes back. Times are in seconds.
 
     Opens on ``streak`` failures in a row, or when ``ratio`` of at least ``volume`` requests within ``window``
-    failed; None switches either off. An ancestor also needs failures from ``children`` distinct children (all
-    active ones, if fewer). Open times double from ``first_open`` to ``longest_open`` and come down a step per
-    ``calm`` without trouble. After closing, ``ramp_first`` jobs run at once, doubling ten times within
+    failed; None switches either off. A provider's own circuit also needs failures from at least ``children``
+    distinct accounts, and no fewer than work (`quorum`). Open times begin at ``first_open``, double up to
+    ``longest_open`` and come down a step per ``calm`` without trouble; up to half is added as jitter, within
+    ``longest_open``. After closing, ``ramp_first`` jobs run at once, doubling ten times within
     ``ramp``.
     """
 
@@ -51,6 +54,16 @@ class BreakerPolicy:
         if min(whole) < 1 or min(spans) <= 0 or self.ramp < 0 or not 0 < ratio <= 1:
             raise InvalidInput(
                 f"{self} is no breaker policy: counts start at 1, times are positive, ratio is in (0, 1]"
+            )
+        if not LEAST_CHILDREN <= self.children <= MOST_CHILDREN:
+            raise InvalidInput(
+                f"BreakerPolicy(children={self.children}): use {LEAST_CHILDREN} to {MOST_CHILDREN};"
+                " one account never stops its provider, its own circuit does that work"
+            )
+        if self.first_open > self.longest_open:
+            raise InvalidInput(
+                f"BreakerPolicy(first_open={self.first_open:g}, longest_open={self.longest_open:g}): a circuit cannot"
+                " first be open for longer than it may be; raise longest_open too"
             )
 
 
@@ -115,7 +128,8 @@ class Policies:
     """The policies of one app, by key pattern.
 
     ``limits={"github/*": [Limit(5000, per="1h")]}``, ``concurrency={"github": 8}``, ``breakers={"github/**":
-    ...}``. Raises `InvalidInput` or `BadResourceKey` for what cannot be meant.
+    ...}``; ``tenancies`` by root, `SHARED` where nothing is said. Raises `InvalidInput` or
+    `BadResourceKey` for what cannot be meant.
     """
 
     def __init__(
@@ -123,7 +137,9 @@ class Policies:
         limits: Mapping[str, Sequence[Limit]] | None = None,
         concurrency: Mapping[str, int] | None = None,
         breakers: Mapping[str, BreakerPolicy] | None = None,
+        tenancies: Mapping[str, Tenancy] | None = None,
     ) -> None:
+        self._tenancies = tenancies or {}
         self._limits = _sorted({pattern: _declared(pattern, found) for pattern, found in (limits or {}).items()})
         self._caps = _sorted(concurrency or {})
         self._breakers = _sorted(breakers or {})
@@ -142,6 +158,10 @@ class Policies:
         if override:
             return self._plain(key).overridden(override)
         return self._known.get(key) or self._plain(key)
+
+    def tenancy(self, key: str) -> Tenancy:
+        """What the accounts below the root of ``key`` have in common."""
+        return self._tenancies.get(key.partition("/")[0], Tenancy.SHARED)
 
     def capped(self, key: str) -> tuple[str, ...]:
         """The keys of a path with a declared concurrency cap."""

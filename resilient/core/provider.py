@@ -17,10 +17,11 @@ from resilient.core.errors import InvalidInput
 from resilient.core.hosts import Origins, host_pattern, origin_of
 from resilient.core.placeholders import at_origin, fill_header, fill_url, names_in
 from resilient.core.retry_after import STANDARD, WaitDialect
-from resilient.core.rules import NONE, Errors
+from resilient.core.rules import NONE, PERIODS, Errors
+from resilient.core.tenancy import Tenancy, tenancy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import date
 
     from resilient.core.auth import Auth, ClientAuth, OAuth2
@@ -108,6 +109,8 @@ class Provider:
     budget_names: frozenset[str] = field(init=False, repr=False, default=frozenset())
     secret_params: frozenset[str] = field(init=False, repr=False, default=frozenset())  # of URLs: they carry a key
     placeholders: frozenset[str] = field(init=False, repr=False, default=frozenset())  # of `base_url` and `headers`
+    tenancy: Tenancy = field(init=False, repr=False, default=Tenancy.SHARED)  # what its accounts' hosts have in common
+    longest_window: float = field(init=False, repr=False, default=0.0)  # seconds; of its limits, budgets and quotas
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -128,6 +131,8 @@ class Provider:
         keys = {one.query for one in self.auth if one.kind == "api_key" and one.query}
         object.__setattr__(self, "secret_params", frozenset(keys))
         object.__setattr__(self, "placeholders", names_in(self.base_url, *self.headers.values()))
+        object.__setattr__(self, "tenancy", tenancy_of(self.base_url, confined=bool(self.hosts)))
+        object.__setattr__(self, "longest_window", max(_windows(self), default=0.0))
 
     @property
     def reads_success(self) -> bool:
@@ -227,6 +232,13 @@ class Overrides(TypedDict, total=False):
     route: Callable[[RequestFacts], tuple[str, float]] | None
     exceptions: Mapping[str | type[BaseException], Meaning]
     auth: tuple[Auth, ...]
+
+
+def _windows(provider: Provider) -> Iterator[float]:
+    """The windows, in seconds, that the facts speak of: nobody is told to wait longer for one to be full again."""
+    yield from (limit.per for limits in provider.limits.values() for limit in limits)
+    yield from (budget.window for budget in provider.waits.budgets if budget.window is not None)
+    yield from (PERIODS[rule.wait.period] for rule in provider.errors.rules if rule.wait and rule.wait.period)
 
 
 if TYPE_CHECKING:

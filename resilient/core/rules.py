@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from resilient.core.failure import FailureKind, Scope
 
 NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
+PERIODS: Final = MappingProxyType({"hour": 3600.0, "day": 86400.0, "month": 31 * 86400.0})  # seconds, the longest
 MESSAGES: Final = ("error.message", "message", "error_description", "errors[0].message", "detail", "title")
 
 

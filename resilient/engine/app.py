@@ -25,7 +25,7 @@ from resilient.engine.handler import Handler, Kind, by_kind
 from resilient.engine.inbox import Inbox
 from resilient.engine.jobs_api import Jobs
 from resilient.engine.outbox import DEFAULT_SOURCE, Outbox
-from resilient.engine.providers import caps_of, limits_of, registry
+from resilient.engine.providers import caps_of, limits_of, registry, tenancies_of
 from resilient.engine.relay import named, relays
 from resilient.engine.resources_api import Resources
 from resilient.engine.schedules import Schedules
@@ -125,8 +125,9 @@ class Resilient:
         self.providers = registry(providers)
         known = self.providers.values()
         self.policies = Policies(
-            {**limits_of(known), **(limits or {})}, {**caps_of(known), **(concurrency or {})}, breakers
-        )
+            {**limits_of(known), **(limits or {})}, {**caps_of(known), **(concurrency or {})}, breakers,
+            tenancies_of(known),
+        )  # fmt: skip
         self.deps = deps
         self.session_factory = session_factory
         self.session_engines = SessionEngines(self.database)

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.bounds import ACTUAL_COST
 from resilient.core.errors import ResourceStopped
+from resilient.core.resource_key import depth
 from resilient.store import limits
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ Path = tuple[tuple[str, "Limit"], ...]  # (resource, limit) of every request lim
 _BATCH: Final = 500
 _MOST_PURSES: Final = 10_000
 _LEAST_LEASE: Final = 2  # units
+_MOST_WINDOWS: Final = ACTUAL_COST.value
 _AWAY: Final = 5.0  # seconds a job waits if the database does not answer
 
 
@@ -108,10 +111,15 @@ class Drawing:
             raise self._stopped(purse)
         return purse, drawn.draw.wait
 
-    def settle(self, purse: Purse, units: float) -> None:
-        """Draw ``units`` more than were asked for, or (negative) give some back, with the next draw."""
+    def settle(self, purse: Purse, units: float, *, shared: bool = True) -> None:
+        """Draw ``units`` more than were asked for, or (negative) give some back, with the next draw.
+
+        More than a limit gives in its whole window is taken as that much. ``shared``: also of limits of several
+        accounts.
+        """
         if units:
-            self._settled += [(key, limit, units) for key, limit in purse.path]
+            path = purse.path if shared else [one for one in purse.path if depth(one[0]) > 1]
+            self._settled += [(key, limit, min(units, limit.rate * _MOST_WINDOWS)) for key, limit in path]
             self._start()
 
     def see(self, seen: Seen) -> None:

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.admission import ResourceFacts, Stop, needs_count, refusal
 from resilient.core.errors import ResourceStopped
-from resilient.core.evidence import child_of, judge
-from resilient.core.failure import WAITS_FOR_RESOURCE, at_scope
+from resilient.core.evidence import child_of, judge, names, scoped
+from resilient.core.failure import WAITS_FOR_RESOURCE
+from resilient.core.instants import add_seconds
 from resilient.core.outcomes import Failed, Succeeded
 from resilient.core.phrases import moment
 from resilient.core.resource_key import path
-from resilient.engine.budgets import spent, told_of
+from resilient.core.tenancy import Tenancy
+from resilient.engine.budgets import Reach, spent, told_of
 from resilient.engine.drawing import Drawing
 from resilient.engine.probing import Probing
 from resilient.engine.reporter import Reporter
@@ -220,7 +222,8 @@ class Gate:
             await self._throttled(key, failure, ticket.sent_at)
         self._count(ticket, failure)
         if ticket.purse is not None and answer.cost is not None:
-            self._drawing.settle(ticket.purse, answer.cost - ticket.cost)
+            shared = self._policies.tenancy(key) is not Tenancy.APART  # a host of its own bills its account alone
+            self._drawing.settle(ticket.purse, answer.cost - ticket.cost, shared=shared)
         if answer.budgets:
             await self.budgets(ticket, answer.budgets)
 
@@ -295,12 +298,12 @@ class Gate:
     async def budgets(self, ticket: Ticket, found: Sequence[Budget]) -> None:
         """What the server says is left lowers our view of declared limits; a spent unknown one cools down."""
         now = self.now()
-        declared = self._limits(ticket.key)
+        reach = Reach.of(self._limits(ticket.key), ticket.key, self._policies.tenancy(ticket.key))
         for budget in found:
-            if (seen := told_of(budget, declared, ticket.sent_at, now)) is not None:
+            if (seen := told_of(budget, reach, ticket.sent_at, now)) is not None:
                 self._drawing.see(seen)
                 self._reporter.wake(0.0 if seen.remaining <= seen.limit.capacity else 1.0)
-            elif (reset_at := spent(budget, declared, now)) is not None:
+            elif (reset_at := spent(budget, reach, now)) is not None:
                 await self.cool_down(ticket.key, reset_at, f"budget:{budget.name}", exact=True)
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -336,9 +339,10 @@ class Gate:
     def _count(self, ticket: Ticket, failure: Failure | None) -> None:
         """Add the outcome of a request to the sums of its path."""
         key, soonest, known = ticket.key, QUIET, self._snapshot.known
-        floor = None if failure is None else self._told(failure)
+        told, tenancy = None if failure is None else self._told(failure), self._policies.tenancy(key)
         for level, generation in zip(path(key), ticket.generations, strict=True):
-            verdict = "ok" if failure is None else judge(failure, key, level)
+            verdict = "ok" if failure is None else judge(failure, key, level, tenancy)
+            floor = told if failure is not None and names(failure, key, level, tenancy) else None
             if level in ticket.probing:
                 self._reporter.tally.probe(level, generation, verdict, failure, floor)
                 soonest = 0.0
@@ -361,16 +365,16 @@ class Gate:
         if failure.kind == "auth":
             return  # credentials are not waited for by the clock
         with contextlib.suppress(ResourceStopped):
-            resource = at_scope(key, failure.scope)
+            resource = scoped(failure, key, self._policies.tenancy(key))
             await self.cool_down(resource, self._told(failure), failure.code, sent_at=sent_at)
 
     def _said_throttled(self, key: str, failure: Failure) -> None:
         """A handler says so itself: the next one, which may begin before anything is written, does not start."""
-        resource, until = at_scope(key, failure.scope), self._told(failure)
+        resource, until = scoped(failure, key, self._policies.tenancy(key)), self._told(failure)
         if failure.kind != "auth" and self._rest(resource, until):
             self._reporter.spawn(self._cool_down(resource, until, failure.code, sent_at=None, exact=False))
 
     def _told(self, failure: Failure) -> datetime | None:
         if failure.retry_at is not None:
             return failure.retry_at
-        return None if failure.retry_in is None else self.now() + timedelta(seconds=failure.retry_in)
+        return None if failure.retry_in is None else add_seconds(self.now(), failure.retry_in)

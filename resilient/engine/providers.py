@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from resilient.core import events
 from resilient.core.errors import SetupError
 from resilient.core.provider import Provider
+from resilient.core.tenancy import Tenancy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,3 +40,9 @@ def limits_of(providers: Iterable[Provider]) -> dict[str, Sequence[Limit]]:
 def caps_of(providers: Iterable[Provider]) -> dict[str, int]:
     """Their concurrency caps by key pattern."""
     return {pattern: cap for p in providers for pattern, cap in p.concurrency_patterns().items()}
+
+
+def tenancies_of(providers: Iterable[Provider]) -> dict[str, Tenancy]:
+    """What the keys below each root have in common; the destinations of the outbox, and token endpoints: nothing."""
+    known = {p.name: p.tenancy for p in providers}
+    return {events.RESOURCE: Tenancy.APART, **{f"{name}:token": Tenancy.APART for name in known}, **known}

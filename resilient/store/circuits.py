@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import breaker
 from resilient.core.admission import ResourceFacts, stop_of
 from resilient.core.breaker import BreakerFacts, Report, Window
+from resilient.core.resource_key import depth
 from resilient.store import patience, turns, waiting
 from resilient.store.dialect import JSON, TIME
 
@@ -71,7 +72,7 @@ def report_if_current(
             r = _rested(one.report, facts, now)
             failure = one.failure or failure
             well = well or r.ok > 0
-            after = breaker.report(after, r, policy, now, roll())
+            after = breaker.report(after, r, policy, now, roll(), root=depth(key) == 1)
         records.append(_record(d, facts, after, failure, now if well else None))
         if after.state != facts.breaker.state:
             changed = replace(facts, breaker=after, revision=facts.revision + 1)

@@ -18,7 +18,7 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 
 from resilient.core.bounds import ERROR_BODY
 from resilient.core.budgets import Fields, budgets
-from resilient.core.classify import Phase, classify, classify_error, message_of
+from resilient.core.classify import Phase, classify, classify_error, cost_of, message_of
 from resilient.core.errors import InvalidInput, JobFailure
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind, at_scope
@@ -106,7 +106,7 @@ class Call:
         left = budgets(fields, now, fields=provider.waits.budgets)
         self._answer = AnswerFacts(status, fields, body=parsed, text=text, budgets=left)
         if provider.cost is not None and self._asked.gated:
-            self._answer = replace(self._answer, cost=provider.cost(self._answer))
+            self._answer = replace(self._answer, cost=cost_of(self._answer, provider))
         self.failure = classify(self._answer, self._asked, provider, now)
         return self.failure
 

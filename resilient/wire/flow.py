@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import httpx
 
 from resilient.core.budgets import Fields, budgets
-from resilient.core.classify import classify, message_of
+from resilient.core.classify import classify, cost_of, message_of
 from resilient.core.errors import ResourceStopped
 from resilient.core.failure import WAITS_FOR_RESOURCE, Failure, FailureKind
 from resilient.wire.answer import KEY, Answer
@@ -146,7 +146,7 @@ def _look(trail: Trail, sent: httpx.Request, answer: Answer, passage: Passage) -
         left = budgets(headers, now, fields=provider.waits.budgets)
     facts = answer.facts(headers, left)
     if asked.gated and provider.cost is not None:
-        facts = replace(facts, cost=provider.cost(facts))
+        facts = replace(facts, cost=cost_of(facts, provider))
     failure = classify(facts, asked, provider, now)
     answer.extensions[KEY] = failure
     if failure is not None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -21,7 +21,9 @@ from resilient.core.breaker import (
     report,
     reset,
 )
+from resilient.core.errors import InvalidInput
 from resilient.core.policy import BreakerPolicy
+from resilient.core.quorum import ill_enough
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 P = BreakerPolicy()
@@ -39,10 +41,10 @@ def ok(count=1, *, generation=0, children=(".",), **more):
     return Report(generation, ok=count, children_ok=frozenset(children), **more)
 
 
-def after(*reports, policy=P, seconds=0, b=None):
+def after(*reports, policy=P, seconds=0, b=None, root=False):
     b = b or BreakerFacts()
     for r in reports:
-        b = report(b, r, policy, at(seconds), 0.5)
+        b = report(b, r, policy, at(seconds), 0.5, root=root)
     return b
 
 
@@ -58,7 +60,7 @@ def test_a_streak_opens():
     assert after(failed(4), ok(), failed(4)).state == "closed"
     assert OPEN.state == "open"
     assert (OPEN.generation, OPEN.opened_at, OPEN.reopens, OPEN.closed_at) == (1, NOW, 0, None)
-    assert OPEN.open_until == at(11.25)  # 15 s, jittered by half
+    assert OPEN.open_until == at(18.75)  # 15 s, and up to half of it more
 
 
 def test_a_mixed_report_counts_the_failures_after_its_last_ok():
@@ -101,8 +103,8 @@ def test_a_stale_generation_changes_nothing():
 
 def test_only_its_time_makes_it_electable():
     assert not electable(BreakerFacts(), NOW)
-    assert not electable(OPEN, at(11.2))
-    assert electable(OPEN, at(11.25))
+    assert not electable(OPEN, at(18.7))
+    assert electable(OPEN, at(18.75))
     assert (HALF.state, HALF.generation, HALF.probe_owner, HALF.probe_until) == ("half_open", 2, "w1", at(80))
     assert not electable(HALF, at(79))
     assert electable(HALF, at(80))  # a dead probe is replaced
@@ -116,7 +118,7 @@ def test_the_probe_decides():
     assert closed == BreakerFacts("closed", 3, closed_at=at(21))
     reopened = report(HALF, failed(generation=2, probe=True), P, at(21), 0.5)
     assert (reopened.state, reopened.generation, reopened.reopens) == ("open", 3, 1)
-    assert (reopened.open_until, reopened.opened_at) == (at(21 + 22.5), NOW)
+    assert (reopened.open_until, reopened.opened_at) == (at(21 + 37.5), NOW)
     neutral = report(HALF, Report(2, probe=True), P, at(21), 0.5)
     assert (neutral.state, neutral.reopens, neutral.open_until) == ("open", 0, at(22))
     throttled = report(HALF, Report(2, probe=True, floor_until=at(90)), P, at(21), 0.5)
@@ -137,20 +139,37 @@ def test_open_times_double_are_jittered_and_end():
         shortest.append((report(half, r, P, now, 0.0).open_until - now).total_seconds())
         b = report(half, r, P, now, 0.999999)
         longest.append(round((b.open_until - now).total_seconds()))
-    assert longest == [30, 60, 120, 240, 480, 600, 600, 600, 600]
-    assert shortest == [x / 2 for x in longest]
+    assert shortest == [30, 60, 120, 240, 400, 400, 400, 400, 400]
+    assert longest == [45, 90, 180, 360, 600, 600, 600, 600, 600]
+
+
+@pytest.mark.parametrize("roll", [0.0, 0.5, 0.999999])
+@pytest.mark.parametrize(("first", "longest"), [(15, 600), (300, 600), (300, 300), (500, 600), (0.5, 0.6)])
+def test_the_first_open_time_is_the_shortest_and_the_longest_the_longest(first, longest, roll):
+    policy, b = BreakerPolicy(first_open=first, longest_open=longest), BreakerFacts()
+    b = report(b, failed(5), policy, NOW, roll)
+    for _ in range(8):
+        assert first <= (b.open_until - NOW).total_seconds() <= longest
+        half = elect(b, "w", policy, NOW)
+        b = report(half, failed(generation=half.generation, probe=True), policy, NOW, roll)
+
+
+@pytest.mark.parametrize("wrong", [{"first_open": 900}, {"children": 1}, {"children": 17}])
+def test_a_policy_that_cannot_be_kept_is_refused(wrong):
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        BreakerPolicy(**wrong)
 
 
 def test_a_told_time_is_a_floor():
     assert after(failed(5, floor_until=at(300))).open_until == at(300)
-    assert after(failed(5, floor_until=at(1))).open_until == at(11.25)
+    assert after(failed(5, floor_until=at(1))).open_until == at(18.75)
 
 
 def test_growth_comes_down_step_by_step():
     b = BreakerFacts("closed", 9, closed_at=NOW, reopens=3)
     assert [growth(b, P, at(s)) for s in (0, 59, 60, 119, 120, 180, 9999)] == [3, 3, 2, 2, 1, 0, 0]
     flapping = after(failed(5, generation=9), b=b, seconds=61)
-    assert (flapping.reopens, flapping.open_until) == (2, at(61 + 45))
+    assert (flapping.reopens, flapping.open_until) == (2, at(61 + 75))
 
 
 def test_a_settled_circuit_forgets_the_outage():
@@ -195,19 +214,37 @@ def test_reset_by_hand_ramps():
 
 
 @pytest.mark.parametrize(
-    ("ill", "well", "state"),
+    ("ill", "well", "root", "below"),
     [
-        ("a", "", "open"),  # the only active child
-        ("a", "b", "closed"),  # one sick account never stops its provider
-        ("ab", "", "open"),
-        ("ab", "c", "closed"),
-        ("abc", "", "open"),
-        ("abc", "defgh", "open"),
+        ("a", "", False, True),  # the only active child
+        ("a", "b", False, False),
+        ("ab", "", False, True),
+        ("ab", "c", False, False),
+        ("abc", "", True, True),
+        ("abc", "def", True, True),
+        ("abc", "defg", False, True),  # most accounts work
+        (".", "", True, True),  # work on the very key: no other circuit is there for it
+        (".", "a", False, False),
+        (".a", "", True, True),
+        (".ab", "cd", True, True),
+        ("", "", False, False),
+        ("", "abc", False, False),
     ],
 )
-def test_an_ancestor_needs_failures_from_enough_children(ill, well, state):
+def test_enough_children_are_ill(ill, well, root, below):
+    assert ill_enough(set(ill), set(well), 3, root=True) == root
+    assert ill_enough(set(ill), set(well), 3, root=False) == below
     reports = [ok(children=(child,)) for child in well] + [failed(9, children=(child,)) for child in ill]
-    assert after(*reports).state == state
+    assert after(*reports, root=True).state == ("open" if root else "closed")
+    assert after(*reports).state == ("open" if below else "closed")
+
+
+@given(st.sets(st.sampled_from("abcdefgh")), st.sets(st.sampled_from("abcdefgh")), st.integers(2, 16))
+def test_a_root_never_opens_on_one_childs_failures(ill, well, children):
+    assert not (len(ill) < 2 and ill_enough(ill, well - ill, children, root=True))
+    if ill_enough(ill, well - ill, children, root=True):
+        assert len(ill) >= children
+        assert len(ill) >= len(well - ill)
 
 
 def test_a_child_that_works_again_is_no_longer_ill():

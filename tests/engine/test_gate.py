@@ -16,6 +16,7 @@ from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.limit import Limit
 from resilient.core.outcomes import SUCCEEDED, Deferred, Failed, HandedBack
 from resilient.core.policy import BreakerPolicy, Policies, Policy
+from resilient.core.tenancy import Tenancy
 from resilient.engine import execution
 from resilient.engine.gate import Gate
 from resilient.store import circuits, gates, resources
@@ -68,6 +69,13 @@ async def fails(gate, key, count=5, failure=DOWN):
     for _ in range(count):
         await gate.answered(await gate.admit(key), key, AnswerFacts(503), failure)
     await gate.flush()
+
+
+async def outage(gate, key="p/a"):
+    """The circuit of an account and that of its provider open."""
+    for other in ("p/x", "p/y"):
+        await fails(gate, other, 1)
+    await fails(gate, key)
 
 
 def elect(database, key, owner="w1"):
@@ -227,7 +235,7 @@ async def test_failures_open_the_circuit(clock, database, make, caplog):
     await fails(gate, "p/a", 4)
     assert facts(database, "p/a").breaker.state == "closed"
     await fails(gate, "p/a", 1)
-    assert {c.after.key for c in changes} == {"p/a", "p"}  # the only account there is
+    assert {c.after.key for c in changes} == {"p/a"}  # the only account there is, and not its provider
     assert gate.stop("p/a").gate == "breaker"
     (line,) = [r.message for r in caplog.records if r.message.startswith("p/a:")]
     assert "circuit open until" in line
@@ -255,7 +263,52 @@ async def test_successes_of_a_healthy_resource_cost_next_to_nothing(clock, datab
     await gate.flush()
     found = facts(database, "p")
     assert found.breaker.window.ok + found.breaker.window.ok_before == 300
-    assert len(found.breaker.window.well) == 8
+    assert len(found.breaker.window.well) == 16
+
+
+async def test_three_sick_accounts_stop_their_provider_unless_more_are_well(clock, database, gate):
+    for key in ("p/e", "p/f", "p/g", "p/h"):
+        await gate.answered(await gate.admit(key), key, OK, None)
+    for key in ("p/a", "p/b", "p/c"):
+        await fails(gate, key)
+    assert facts(database, "p").breaker.state == "closed"
+    await fails(gate, "p/d", 1)
+    assert facts(database, "p").breaker.state == "open"
+
+
+async def test_a_told_time_binds_the_account_that_was_told(clock, database, gate):
+    told = Failure(FailureKind.TRANSIENT, status=503, code="http_503", provider_wide=True, retry_in=7200.0)
+    for key in ("p/a", "p/b", "p/c"):
+        await fails(gate, key, 5, told)
+    assert facts(database, "p/a").breaker.open_until >= clock.now() + timedelta(seconds=7200)
+    assert facts(database, "p").breaker.open_until <= clock.now() + timedelta(seconds=22.5)
+
+
+HOSTS_OF_TENANTS = Policies(tenancies={"p": Tenancy.APART, "q": Tenancy.SUBDOMAIN})
+AWAY = Failure(FailureKind.TRANSIENT, code="connect", provider_wide=True)
+
+
+@pytest.mark.parametrize(
+    ("root", "failure", "state"),
+    [("p", DOWN, "closed"), ("p", AWAY, "closed"), ("q", AWAY, "closed"), ("q", DOWN, "open")],
+)
+async def test_hosts_of_accounts_do_not_open_the_circuit_of_all(clock, database, make, root, failure, state):
+    gate = await make(policies=HOSTS_OF_TENANTS)
+    for account in "abc":
+        await fails(gate, f"{root}/{account}", 5, failure)
+        assert facts(database, f"{root}/{account}").breaker.state == "open"
+    assert facts(database, root).breaker.state == state
+
+
+async def test_an_account_on_its_own_host_cannot_throttle_its_provider(clock, database, make):
+    gate = await make(policies=HOSTS_OF_TENANTS)
+    wide = Failure(FailureKind.THROTTLED, scope=Scope.PROVIDER, status=429, retry_in=3600.0)
+    await gate.answered(await gate.admit("p/a"), "p/a", AnswerFacts(429), wide)
+    gate.ended("p/b", (), Failed(Failure(FailureKind.THROTTLED, scope=Scope.PROVIDER, retry_in=60.0)), answered=False)
+    await gate._reporter.close()
+    assert facts(database, "p").blocked_until is None
+    assert facts(database, "p/a").blocked_until >= clock.now() + timedelta(seconds=3600)
+    assert facts(database, "p/b").blocked_until >= clock.now() + timedelta(seconds=60)
 
 
 async def test_one_sick_account_does_not_stop_its_provider(clock, database, gate):
@@ -288,7 +341,7 @@ async def test_late_answers_count_under_the_generation_they_were_sent(clock, dat
 
 
 async def open_and_elect(clock, database, gate, key="p/a"):
-    await fails(gate, key)
+    await outage(gate, key)
     clock.advance(30)
     probes, found, now = elect(database, key)
     gate.learn(found, now)
@@ -340,7 +393,7 @@ async def test_a_throttled_probe_is_life_of_the_provider_and_says_nothing_of_the
 
 
 async def test_without_a_job_one_of_many_requests_elects_itself(clock, database, gate, make):
-    await fails(gate, "p/a")
+    await outage(gate)
     clock.advance(30)
     gates = [gate, await make("w2")]
     found = await asyncio.gather(*(gates[n % 2].admit("p/a", own="") for n in range(8)), return_exceptions=True)

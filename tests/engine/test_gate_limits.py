@@ -1,15 +1,18 @@
 """Request limits as the gate draws them: waits, leases, reservations, over several gates."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
+from resilient.core.budgets import Budget
 from resilient.core.errors import ResourceStopped
 from resilient.core.exchange import AnswerFacts
 from resilient.core.limit import Limit
 from resilient.core.policy import Policies
+from resilient.core.tenancy import Tenancy
 from resilient.engine.gate import Gate
-from resilient.store import gates, limits
+from resilient.store import circuits, gates, limits
 
 
 @pytest.fixture
@@ -174,6 +177,33 @@ async def test_the_answer_settles_the_cost(clock, database, make):
     await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
     await gate.flush()
     assert tat(database) == pytest.approx(drawn + 0.3, abs=1e-3)
+
+
+@pytest.mark.parametrize("cost", [1e300, 1e9])
+async def test_no_answer_costs_more_than_a_whole_window(clock, database, make, cost):
+    gate = await make(Limit(100, 1, burst=100, name="r"))
+    ticket = await gate.admit("p/a")
+    await gate.answered(ticket, "p/a", AnswerFacts(200, cost=cost), None)
+    await gate.flush()
+    assert tat(database) <= clock.now().timestamp() + 1.1
+
+
+async def test_an_account_on_its_own_host_cannot_spend_what_all_share(clock, database):
+    shared, own = Limit(100, 1, burst=100, name="app"), Limit(100, 1, burst=100, name="r")
+    policies = Policies(limits={"p": [shared], "p/*": [own]}, tenancies={"p": Tenancy.APART})
+    gate = Gate(database, policies, owner="w")
+    await gate.start()
+    told = Budget("app", 77, 0, clock.now() + timedelta(days=900))
+    ticket = await gate.admit("p/a")
+    await gate.answered(ticket, "p/a", AnswerFacts(200, cost=80.0, budgets=(told,)), None)
+    await gate.close()
+    states = database.transaction_sync(limits.read, ["p", "p/a"])
+    assert states["p"]["app"].remaining is None
+    assert states["p"]["app"].tat <= clock.now().timestamp() + 0.1
+    assert states["p/a"]["r"].tat >= clock.now().timestamp() + 0.7
+    rests = database.transaction_sync(circuits.lock, ["p", "p/a"])
+    assert rests["p"].blocked_until is None
+    assert rests["p/a"].blocked_until == clock.now() + timedelta(days=1)  # a budget nobody declared, believed for a day
 
 
 async def test_a_request_draws_from_its_whole_path(clock, database, make):

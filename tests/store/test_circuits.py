@@ -92,11 +92,11 @@ def test_counts_add_up_over_reports_and_workers(database):
 
 
 def test_one_report_of_many_keys(clock, database):
-    changes = report(database, failed("q/a", 2), failed("p/b", 5), failed("p", 5, children_failed=frozenset("ab")))
+    changes = report(database, failed("q/a", 2), failed("p/b", 5), failed("p", 5, children_failed=frozenset("abc")))
     assert [c.after.key for c in changes] == ["p/b", "q/a", "p"]  # deepest first
     found = facts(database, "q/a")
     assert (found.breaker.state, found.breaker.generation, found.revision) == ("open", 1, 1)
-    assert found.breaker.open_until == clock.now() + timedelta(seconds=11.25)
+    assert found.breaker.open_until == clock.now() + timedelta(seconds=18.75)
     assert found == next(c.after for c in changes if c.after.key == "q/a")
 
 
