@@ -316,7 +316,7 @@ def _delay(failure: Failure | None, retry: Retry, attempt: int, roll: float) -> 
     kind = FailureKind.TRANSIENT if failure is None else failure.kind
     try:
         return retry.seconds(kind, attempt, roll, failure), ""
-    except Exception as error:  # noqa: BLE001 - a user's function must not lose the job
+    except BaseException as error:  # noqa: BLE001 - a user's function must not lose the job, whatever it raises
         remark = f" (its delay function failed, the default is used: {type(error).__name__}: {error})"
         return DEFAULT_DELAY.seconds(attempt, roll), remark
 

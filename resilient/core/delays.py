@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import blake2b
 from math import isfinite
 from types import SimpleNamespace
 from typing import Any, Final, Protocol, runtime_checkable
@@ -106,11 +107,15 @@ class Exponential(_Value):
 
 @dataclass(frozen=True, slots=True, init=False)
 class FullJitter(Exponential):
-    """Anything between nothing and the exponential delay, but at least half the base. The default."""
+    """Anything between half the base and the exponential delay, each as likely as any other. The default.
+
+    A floor that short delays were lifted to would gather half of all first retries in one moment.
+    """
 
     def seconds(self, attempt: int, roll: float) -> float:
         """See `Delay`."""
-        return max(self.base / 2, roll * self.curve(attempt))
+        floor = self.base / 2
+        return floor + roll * (self.curve(attempt) - floor)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -124,9 +129,11 @@ class EqualJitter(Exponential):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Decorrelated(_Value):
-    """Between ``base`` and three times the delay before, at most ``cap``.
+    """Between ``base`` and three times the delay before, at most ``cap``: jitter that does not follow the attempts.
 
-    A job does not keep its delays: the mean of such a chain stands for the one before.
+    A job keeps none of its delays, and its row's times would lie about them (a told wait, a closed gate, a slow worker
+    and a run by hand are in them too). So the chain that led here is rolled anew each time: a delay is as likely as if
+    the chain were kept, but says nothing about the next one.
     """
 
     base: float
@@ -140,10 +147,10 @@ class Decorrelated(_Value):
 
     def seconds(self, attempt: int, roll: float) -> float:
         """See `Delay`."""
-        previous = self.base
-        for _ in range(min(attempt - 1, _MOST_STEPS)):
-            previous = (self.base + self._high(previous)) / 2
-        return self.base + roll * (self._high(previous) - self.base)
+        delay = self.base
+        for step in range(1, min(attempt, _MOST_STEPS)):
+            delay = self.base + _rolled(roll, step) * (self._high(delay) - self.base)
+        return self.base + roll * (self._high(delay) - self.base)
 
     def _high(self, previous: float) -> float:
         return max(self.base, min(self.cap, 3 * previous))
@@ -219,6 +226,12 @@ def as_delay(value: DelayLike) -> Delay:
         f"delay={value!r} is no delay: use seconds, a timedelta, a strategy such as FullJitter(base=1), "
         "a function of the attempt, or one of tenacity's waits",
     )
+
+
+def _rolled(roll: float, step: int) -> float:
+    """Another roll of the dice, in [0, 1), that follows from the first one."""
+    digest = blake2b(f"{roll!r} {step}".encode(), digest_size=7).digest()
+    return (int.from_bytes(digest) >> 3) / 2.0**53
 
 
 def _is_number(value: object) -> bool:

@@ -6,8 +6,6 @@ being refused. Decrypted secrets live in this process's memory only.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import time
 from dataclasses import dataclass, field
@@ -18,11 +16,12 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from resilient.core.errors import ResourceStopped, SetupError
 from resilient.core.placeholders import names_in
 from resilient.core.tokens import EMPTY, PROBED, USABLE, Credentials, GrantState
+from resilient.engine.foreign import called
 from resilient.store import connections, grants
 from resilient.store.secrets import KeyRing, key_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from sqlalchemy import Connection
 
@@ -60,29 +59,20 @@ class SyncCredentialStore(Protocol):
 
 def in_threads(store: CredentialStore | SyncCredentialStore) -> CredentialStore:
     """A store whose plain functions do not hold up the event loop. Raises `SetupError` for half a store."""
-    try:
-        told = [inspect.iscoroutinefunction(fn) for fn in (store.load, store.save)]
-    except AttributeError as error:
-        raise SetupError(f"credentials={store!r} needs load() and save(): see resilient.CredentialStore") from error
-    return cast("CredentialStore", store) if all(told) else _InThreads(store)
+    if not (callable(getattr(store, "load", None)) and callable(getattr(store, "save", None))):
+        raise SetupError(f"credentials={store!r} needs load() and save(): see resilient.CredentialStore")
+    return _Foreign(store)
 
 
-class _InThreads:
+class _Foreign:
     def __init__(self, store: Any) -> None:
         self._store = store
 
     async def load(self, resource_key: str) -> Credentials | None:
-        return cast("Credentials | None", await _called(self._store.load, resource_key))
+        return cast("Credentials | None", await called(self._store.load, resource_key))
 
     async def save(self, resource_key: str, expected_version: int, credentials: Credentials) -> bool:
-        return cast("bool", await _called(self._store.save, resource_key, expected_version, credentials))
-
-
-async def _called(fn: Callable[..., Any], *args: Any) -> Any:
-    if inspect.iscoroutinefunction(fn):
-        return await fn(*args)
-    done = await asyncio.to_thread(fn, *args)
-    return await done if inspect.isawaitable(done) else done
+        return cast("bool", await called(self._store.save, resource_key, expected_version, credentials))
 
 
 @dataclass(frozen=True, slots=True)

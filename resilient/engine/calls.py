@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.engine import two_phase
 from resilient.engine.endings import interrupted, raised, returned
+from resilient.engine.foreign import Ended, NoThread, tried
 from resilient.engine.job import Job, SyncJob
 from resilient.engine.readiness import prepared
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from resilient.core.outcomes import Outcome
     from resilient.engine.batch_run import BatchRun
     from resilient.engine.execution import Execution
+
+NO_THREAD_PAUSE: Final = 1.0  # seconds until a slot that got no thread tries the next job
 
 
 async def call(execution: Execution, threads: ThreadPool) -> Outcome:
@@ -31,7 +34,8 @@ async def call(execution: Execution, threads: ThreadPool) -> Outcome:
         reconciling = execution.sent and handler.reconcile is not None
         fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
         if not handler.is_async:
-            result = await _in_thread(execution, threads, partial(_call_sync, execution, fn, job, reconciling))
+            ended = await _in_thread(execution, threads, partial(_call_sync, execution, fn, job, reconciling))
+            result = ended.unpacked()
         elif inspect.isawaitable(result := fn(job)):
             result = await result
     except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the job, not the worker
@@ -59,7 +63,7 @@ async def call_batch(run: BatchRun, threads: ThreadPool) -> None:
     failed: BaseException | None = None
     try:
         if not run.handler.is_async:
-            result = await _in_thread(run, threads, partial(fn, batch))
+            result, failed = await _in_thread(run, threads, partial(fn, batch))
         elif inspect.isawaitable(result := fn(batch)):
             result = await result
     except BaseException as error:  # noqa: BLE001 - as in `call`
@@ -76,18 +80,25 @@ def uncancel(execution: Execution | BatchRun) -> None:
             task.uncancel()
 
 
-async def _in_thread(execution: Execution | BatchRun, threads: ThreadPool, fn: Callable[[], Any]) -> Any:
+async def _in_thread(execution: Execution | BatchRun, threads: ThreadPool, fn: Callable[[], Any]) -> Ended:
+    """Call a function in a thread. Raises `NoThread`."""
+    called_off = False
+
+    def begin() -> Ended:
+        return Ended(None, NoThread("it was called off")) if called_off else tried(fn)
+
     execution.thread = True
-    execution.future = asyncio.get_running_loop().run_in_executor(threads, fn)
-    execution.future.add_done_callback(_heard)
+    try:
+        execution.future = asyncio.get_running_loop().run_in_executor(threads, begin)
+    except RuntimeError as error:  # its worker has closed, or the system gives no more threads
+        called_off = True  # it stays in the pool's queue, where a thread that gets free would find it
+        await asyncio.sleep(NO_THREAD_PAUSE)
+        raise NoThread(f"its worker has no thread for it: {error}") from None
     await asyncio.wait([execution.future])  # a cancellation leaves the future alone, because the thread goes on
-    return execution.future.result()
-
-
-def _heard(future: asyncio.Future[Any]) -> None:
-    """What a thread raised after it was given up is nobody's business."""
-    if not future.cancelled():
-        future.exception()
+    if execution.future.cancelled():
+        raise NoThread("its worker closed before a thread was free")
+    found: Ended = execution.future.result()
+    return found
 
 
 def _call_sync(execution: Execution, fn: Callable[[Any], Any], job: Any, reconciling: bool) -> Any:  # noqa: FBT001

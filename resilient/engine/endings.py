@@ -32,6 +32,7 @@ from resilient.core.outcomes import (
     Transition,
 )
 from resilient.core.plain_text import plain
+from resilient.engine.foreign import NoThread
 from resilient.store.finishing import Finish
 from resilient.wire.explain import chain
 from resilient.wire.redact import scrub
@@ -76,8 +77,8 @@ def raised(execution: Execution, error: BaseException) -> Outcome:
     """What an exception that left a handler means."""
     if isinstance(error, asyncio.CancelledError) and execution.reason is not None:
         return interrupted(execution)
-    if execution.lost or isinstance(error, LostLease):
-        return HandedBack("its lease was lost")
+    if execution.lost or isinstance(error, (LostLease, NoThread)):
+        return HandedBack(str(error) if isinstance(error, NoThread) else "its lease was lost")
     for one in chain(error):  # SDKs and task groups wrap what they catch
         if isinstance(one, (Snooze, Cancel)):
             return _told(one)
@@ -116,7 +117,7 @@ def text_of(error: BaseException) -> str:
     """Type and message of an exception, without secrets; of our own failures what their kind does not tell."""
     try:
         message = str(error).strip()
-    except Exception as second:  # noqa: BLE001 - the user's own `__str__`
+    except BaseException as second:  # noqa: BLE001 - the user's own `__str__`
         message = f"(its text cannot be had: {type(second).__name__})"
     name = type(error).__name__
     if isinstance(error, JobFailure):

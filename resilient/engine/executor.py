@@ -19,6 +19,7 @@ from resilient.core.outcomes import HandedBack, Outcome
 from resilient.engine.batch_run import BatchRun
 from resilient.engine.calls import call, call_batch, uncancel
 from resilient.engine.endings import broken, interrupted
+from resilient.engine.foreign import ends_task
 from resilient.engine.readiness import prepared, refusal
 
 if TYPE_CHECKING:
@@ -172,7 +173,9 @@ class Executor:
             else:
                 try:
                     outcome = refusal(execution, self._before) or await call(execution, self._threads)
-                except Exception as error:
+                except BaseException as error:
+                    if self._closing and ends_task(error):
+                        raise
                     log.exception("the engine failed over job %s (%s)", execution.id, execution.row.kind)
                     outcome = broken(error)
                 self._close(execution, outcome)
@@ -261,7 +264,7 @@ class Executor:
         except asyncio.CancelledError as error:  # before its handler was called
             uncancel(run)
             run.end(None, error)
-        except Exception as error:
+        except BaseException as error:
             log.exception("the engine failed over a batch of %s (%s)", run.row.kind, run.row.resource_key)
             for one in list(run.members.values()):
                 self._close(one, broken(error))

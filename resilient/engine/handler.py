@@ -194,7 +194,7 @@ def handler(
     def declare(fn: Callable[[Any], Any]) -> Handler[Any, Any]:
         return Handler(
             kind=kind,
-            model=_model_of(kind, fn) if model is None else model,
+            model=_model_of(kind, fn, batch=batch is not None, given=model),
             version=version,
             upgrade=upgrade,
             fn=fn,
@@ -209,8 +209,10 @@ def handler(
     return declare
 
 
-def _model_of(kind: str, fn: Callable[..., Any]) -> Any:
-    """The ``P`` of ``Job[P]`` in the first parameter's annotation; None where nothing is said."""
+def _model_of(kind: str, fn: Callable[..., Any], *, batch: bool, given: Any) -> Any:
+    """``given``, or the ``P`` of ``Job[P]`` in the first parameter's annotation; None where nothing is said."""
+    if given is not None:
+        return given
     parameters = list(inspect.signature(fn).parameters.values())
     if not parameters:
         raise SetupError(f"handler {kind!r} must take one argument, the job")
@@ -225,10 +227,31 @@ def _model_of(kind: str, fn: Callable[..., Any]) -> Any:
                 f"handler {kind!r}: cannot read the annotation {annotation!r} ({error}); import it at run time or pass"
                 " model="
             ) from None
+    _require_job(kind, annotation, fn, batch=batch)
     if get_origin(annotation) is None:
         return None
     model = get_args(annotation)[0]
     return None if isinstance(model, TypeVar) or model is Any else model
+
+
+def _require_job(kind: str, annotation: Any, fn: Callable[..., Any], *, batch: bool) -> None:
+    """Raise `SetupError` for an argument that is annotated as its payload is: a handler gets the job."""
+    from resilient.engine.batch import BaseBatch  # noqa: PLC0415 - job.py needs handlers
+    from resilient.engine.job import BaseJob  # noqa: PLC0415
+
+    found = get_origin(annotation) or annotation
+    if not isinstance(found, type) or found in (Any, object) or getattr(found, "_is_protocol", False):
+        return  # Any, a type variable, a protocol of the program's own
+    if issubclass(found, BaseBatch if batch else BaseJob):
+        return
+    is_async = inspect.iscoroutinefunction(fn)
+    wanted = ("Batch" if is_async else "SyncBatch") if batch else "Job" if is_async else "SyncJob"
+    name = annotation.__name__ if annotation is found else str(annotation)
+    inner = "..." if issubclass(found, (BaseJob, BaseBatch)) else name
+    raise SetupError(
+        f"handler {kind!r} is called with a {wanted}, and its argument is annotated as {name}: write"
+        f" `{wanted}[{inner}]`; the payload of a job is job.payload"
+    )
 
 
 def _names_of(fn: Callable[..., Any]) -> dict[str, Any]:

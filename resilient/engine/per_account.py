@@ -16,10 +16,12 @@ import inspect
 import logging
 from collections.abc import AsyncIterable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import cron, resource_key, spread
 from resilient.core.errors import DatabaseUnreachable, InvalidInput
+from resilient.engine.foreign import called, contained, is_async
 from resilient.engine.schedule_jobs import job_of
 from resilient.store import jobs, schedule_accounts, schedules
 from resilient.store.schedule_accounts import Moved
@@ -104,16 +106,19 @@ async def _keys(app: Resilient, source: Any) -> AsyncIterator[Iterable[str]]:
 async def _given(source: Any) -> AsyncIterator[str]:
     """The keys of a function (plain, async, or a generator of either sort) or of a collection."""
     found = source
-    if callable(source) and not (inspect.iscoroutinefunction(source) or inspect.isasyncgenfunction(source)):
-        found = await asyncio.to_thread(_told, source)
-    elif callable(source):
+    if inspect.isasyncgenfunction(source):
         found = source()
-    if inspect.isawaitable(found):
-        found = await found
+    elif callable(source):
+        found = await called(source if is_async(source) else partial(_told, source))
     if isinstance(found, AsyncIterable):
-        async for key in found:
+        keys = aiter(found)
+        while True:
+            with contained():
+                try:
+                    key = await anext(keys)
+                except StopAsyncIteration:
+                    return
             yield key
-        return
     if isinstance(found, str) or not isinstance(found, Iterable):
         raise InvalidInput(f"for_each= gives resource keys one by one, not {type(found).__name__}")
     for key in found:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from resilient.engine.foreign import contained
 from resilient.wire.publishers.base import ConnectionLost, lost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Mapping
 
     from resilient.core.message import Message
     from resilient.wire.publishers.base import Destination, Publisher
 
+T = TypeVar("T")
 log = logging.getLogger("resilient.outbox")
 _CLOSE_PATIENCE: Final = 5.0  # seconds
 
@@ -41,17 +43,13 @@ class Publishers:
             raise _broken_off(name) from None
         try:
             async with asyncio.timeout(destination.timeout):
-                await publisher.publish(message)
+                await _through(name, publisher.publish(message))
         except TimeoutError:
             self._forget(name, publisher)
             raise lost(f"{name} confirmed nothing within {destination.timeout:g} s", "no_confirm") from None
         except ConnectionLost:
             self._forget(name, publisher)
             raise
-        except asyncio.CancelledError:
-            failure = _broken_off(name)
-            self._forget(name, publisher)
-            raise failure from None
 
     async def open(self, name: str) -> Publisher:
         """The connection to a destination: one, and one failure to open it, however many events ask for it."""
@@ -69,7 +67,7 @@ class Publishers:
     async def _connect(self, name: str, destination: Destination) -> Publisher:
         try:
             async with asyncio.timeout(destination.timeout):
-                found = self._open[name] = await destination.connect()
+                found = self._open[name] = await _through(name, destination.connect())
         except TimeoutError:
             raise lost(f"{name} does not answer within {destination.timeout:g} s", "broker_down") from None
         return found
@@ -94,6 +92,15 @@ class Publishers:
             await asyncio.gather(*self._closing)
 
 
+async def _through(name: str, work: Awaitable[T]) -> T:
+    """Await what a destination does, which may be the program's own code."""
+    with contained():
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise _broken_off(name) from None
+
+
 def _broken_off(name: str) -> ConnectionLost:
     """Clients cancel what waits for them; taken for our own, that cancellation would end nothing and lose an event.
 
@@ -108,6 +115,7 @@ def _broken_off(name: str) -> ConnectionLost:
 async def _close(name: str, publisher: Publisher) -> None:
     try:
         async with asyncio.timeout(_CLOSE_PATIENCE):
-            await publisher.close()
+            with contained():
+                await publisher.close()
     except Exception as error:  # noqa: BLE001 - it is gone either way
         log.debug("closing the connection to %s: %s: %s", name, type(error).__name__, error)

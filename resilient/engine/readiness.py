@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from resilient.core.errors import ResourceStopped
     from resilient.engine.execution import Execution
 
-NEWER_VERSION_DELAY: Final = 30.0
+NEWER_VERSION_DELAY: Final = 30.0  # seconds, and up to as many again
 
 
 def refusal(execution: Execution, before: Callable[[Execution], ResourceStopped | None]) -> Outcome | None:
@@ -48,7 +48,7 @@ def _undecodable(execution: Execution) -> Outcome | None:
     handler, row = execution.handler, execution.row
     if row.payload_version > handler.version:
         return Snoozed(
-            delay=NEWER_VERSION_DELAY,
+            delay=NEWER_VERSION_DELAY * (1 + execution.worker.rng.random()),
             message=f"payload version {row.payload_version} is newer than this worker's {handler.version} of"
             f" {handler.kind!r}; waiting for a newer worker",
         )
@@ -58,7 +58,7 @@ def _undecodable(execution: Execution) -> Outcome | None:
         execution.payload = handler.decode(row.payload, row.payload_version)
     except BadPayload as error:
         return Failed(Failure(FailureKind.UNDECODABLE), str(error))
-    except Exception as error:  # noqa: BLE001 - the user's upgrade function
+    except BaseException as error:  # noqa: BLE001 - the user's upgrade function
         return Failed(
             Failure(FailureKind.UNDECODABLE),
             f"upgrade of payload version {row.payload_version}: {text_of(error)}",

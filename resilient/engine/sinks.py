@@ -7,16 +7,14 @@ Plain functions run in a thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
 import logging
-import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from resilient.engine.foreign import called
 from resilient.wire import notify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from resilient.core.alerts import Notice, Sink
 
@@ -62,46 +60,11 @@ async def _deliver(sink: Sink, notices: Sequence[Notice]) -> None:
                 await _post(sink, one)
             else:
                 async with asyncio.timeout(LONGEST):
-                    await _call(sink, one)
+                    await called(sink, one)
         except Exception as error:  # noqa: BLE001 - somebody else's code or server
             left = len(notices) - number
             log.warning("%d alerts did not reach %s: %s", left, _name(sink), _reason(error))
             return
-
-
-async def _call(sink: Any, notice: Notice) -> None:
-    if inspect.iscoroutinefunction(sink) or inspect.iscoroutinefunction(getattr(sink, "__call__", None)):  # noqa: B004
-        await sink(notice)
-        return
-    result = await _in_thread(sink, notice)
-    if inspect.isawaitable(result):
-        await result
-
-
-async def _in_thread(sink: Callable[[Notice], Any], notice: Notice) -> Any:
-    """Call a plain function in a thread that nobody waits for at the end of the process, should it hang."""
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-
-    def call() -> None:
-        try:
-            result, error = sink(notice), None
-        except Exception as raised:  # noqa: BLE001 - handed over
-            result, error = None, raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed meanwhile
-            loop.call_soon_threadsafe(_settle, future, result, error)
-
-    threading.Thread(target=call, name="resilient-alerts", daemon=True).start()
-    return await future
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():  # its time was up
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 async def _post(url: str, notice: Notice) -> None:

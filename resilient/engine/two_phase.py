@@ -24,6 +24,7 @@ from resilient.core.failure import Failure, FailureKind
 from resilient.core.outcomes import Outcome, Reconciled, Succeeded
 from resilient.engine import completer, joining, user_sessions
 from resilient.engine.endings import raised
+from resilient.engine.foreign import ends_task
 from resilient.engine.sessions import BROKEN_OFF
 from resilient.engine.steps import require_going
 from resilient.store import leases
@@ -346,5 +347,7 @@ def _logged(execution: Execution) -> Iterator[None]:
     """What fails here does not change what becomes of the job."""
     try:
         yield
-    except Exception:
+    except BaseException as error:
+        if ends_task(error):
+            raise
         log.exception("after the end of a transaction of job %s (%s)", execution.id, execution.row.kind)

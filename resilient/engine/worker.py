@@ -49,6 +49,7 @@ log = logging.getLogger("resilient.worker")
 DEFAULT_CONCURRENCY: Final = 50
 LEASE: Final = 60.0  # seconds, unless a heartbeat renews it
 GRACE: Final = 30.0  # seconds
+LOOP_LOOK: Final = 1.0  # seconds between two looks of a waiting thread whether the loop is still there
 
 
 class Worker:
@@ -257,7 +258,16 @@ class Worker:
         if loop is None or loop.is_closed():
             coroutine.close()
             raise LostLease(f"worker {self.id} has stopped")
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        while True:
+            try:
+                return future.result(LOOP_LOOK)
+            except TimeoutError:
+                if future.done():  # the coroutine's own
+                    raise
+                if loop.is_closed():  # nobody will ever run it
+                    coroutine.close()
+                    raise LostLease(f"worker {self.id} has stopped") from None
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -291,7 +301,7 @@ class Worker:
         facts, retry, roll = execution.facts(), execution.handler.retry, self.rng.random()
         try:
             transition = decide(facts, outcome, retry, now, roll)
-        except Exception as error:  # noqa: BLE001 - a handler said something impossible: a time that is none, say
+        except BaseException as error:  # noqa: BLE001 - a handler said something impossible: a time that is none, say
             transition = decide(facts, broken(error), retry, now, roll)
         self._count(transition.decision)
         started = now - timedelta(seconds=max(0.0, self._elapsed(execution)))

@@ -1,5 +1,6 @@
 """Delay strategies and the Retry policy, with the dice in hand."""
 
+import random
 import re
 from datetime import timedelta
 
@@ -38,9 +39,9 @@ HIGH = 0.9999999
         (Exponential(), 0.9, [1, 2, 4, 8]),
         (Exponential(base=2, factor=3, cap=10), 0.1, [2, 6, 10, 10]),
         (Exponential(timedelta(seconds=5), cap=timedelta(seconds=15)), 0.1, [5, 10, 15, 15]),
-        (FullJitter(), 0.5, [0.5, 1, 2, 4]),
+        (FullJitter(), 0.5, [0.75, 1.25, 2.25, 4.25]),  # in the middle between the floor and the curve
         (FullJitter(), 0.0, [0.5, 0.5, 0.5, 0.5]),  # the floor: half the base
-        (FullJitter(base=4, cap=8), 0.75, [3, 6, 6, 6]),  # jitter after the cap
+        (FullJitter(base=4, cap=8), 0.75, [3.5, 6.5, 6.5, 6.5]),  # jitter after the cap
         (EqualJitter(), 0.0, [0.5, 1, 2, 4]),
         (EqualJitter(cap=4), 0.5, [0.75, 1.5, 3, 3]),
         (PlusMinus(), 0.0, [0.8, 1.6, 3.2, 6.4]),
@@ -54,14 +55,55 @@ HIGH = 0.9999999
         (as_delay(lambda attempt: timedelta(minutes=attempt)), 0.9, [60, 120, 180, 240]),
         (as_delay(timedelta(seconds=3)), 0.9, [3, 3, 3, 3]),
         (as_delay(2.5), 0.9, [2.5, 2.5, 2.5, 2.5]),
-        # the mean of the chain stands for the delay before: 1, 2, 3.5, 5.75
         (Decorrelated(), 0.0, [1, 1, 1, 1]),
-        (Decorrelated(), 0.5, [2, 3.5, 5.75, 9.125]),
-        (Decorrelated(cap=4), 0.5, [2, 2.5, 2.5, 2.5]),
     ],
 )
 def test_strategies(delay, roll, expected):
     assert [delay.seconds(n, roll) for n in (1, 2, 3, 4)] == pytest.approx(expected)
+
+
+JITTERED = [
+    FullJitter(),
+    FullJitter(base=4, cap=8),
+    EqualJitter(),
+    Decorrelated(),
+    Decorrelated(base=2, cap=30),
+    PlusMinus(),
+    PlusMinus(Linear()),
+    PlusMinus(10),
+    CONFLICT_DELAY,
+]
+
+
+@pytest.mark.parametrize("delay", JITTERED, ids=repr)
+@pytest.mark.parametrize("attempt", [1, 2, 3, 8, 50])
+def test_no_two_of_many_jobs_come_back_at_one_moment(delay, attempt):
+    dice = random.Random(7)
+    delays = sorted(delay.seconds(attempt, dice.random()) for _ in range(200))
+    assert len({round(one, 6) for one in delays}) == 200
+    if isinstance(delay, Decorrelated):
+        return  # by its nature most of its delays are short
+    span = delays[-1] - delays[0]
+    fullest = max(sum(low <= one < low + span / 10 for one in delays) for low in delays)
+    assert fullest < 80  # of 200 in the fullest tenth of the time: no lump
+
+
+@pytest.mark.parametrize("kind", [FailureKind.TRANSIENT, FailureKind.CONFLICT, FailureKind.BUG])
+def test_nor_by_the_default_policy(kind):
+    dice, retry = random.Random(7), Retry()
+    assert len({retry.seconds(kind, 1, dice.random()) for _ in range(200)}) == 200
+
+
+def test_a_decorrelated_delay_is_as_likely_as_if_its_chain_were_kept():
+    """Compared with chains that keep the delay before (base, 3 x the delay before, cap), attempt by attempt."""
+    dice, delay = random.Random(7), Decorrelated(base=1, cap=100)
+    kept = [1.0] * 4000
+    for attempt in range(1, 8):
+        kept = [1 + dice.random() * (min(100, 3 * before) - 1) for before in kept]
+        rolled = [delay.seconds(attempt, dice.random()) for _ in kept]
+        for share in (0.1, 0.5, 0.9):
+            there, here = (sorted(some)[int(share * len(some))] for some in (kept, rolled))
+            assert here == pytest.approx(there, rel=0.15)
 
 
 def test_jitter_spreads_those_who_have_reached_the_cap():

@@ -1,0 +1,280 @@
+"""What the program's own functions raise ends what called them: never a slot, a task, or the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime
+
+import pytest
+from sqlmodel import Session
+
+from resilient.core.alerts import AlertInfo, Notice
+from resilient.core.backoff import Retry
+from resilient.core.delays import Custom
+from resilient.core.errors import Transient
+from resilient.engine import per_account
+from resilient.engine.app import Resilient
+from resilient.engine.batch import Batch, SyncBatch
+from resilient.engine.event import Event
+from resilient.engine.foreign import Escaped, called
+from resilient.engine.handler import handler
+from resilient.engine.job import Job, SyncJob
+from resilient.engine.sinks import Sinks
+
+ONCE = Retry(max_attempts=1)
+
+
+class Unheard(BaseException):
+    """Nobody catches it by ``except Exception``."""
+
+
+RAISED = {
+    "StopIteration": StopIteration,
+    "a StopIteration of one's own": type("Mine", (StopIteration,), {}),
+    "StopAsyncIteration": StopAsyncIteration,
+    "GeneratorExit": GeneratorExit,
+    "SystemExit": SystemExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "CancelledError": asyncio.CancelledError,
+    "InvalidStateError": asyncio.InvalidStateError,
+    "TimeoutError": TimeoutError,
+    "BaseException": Unheard,
+    "a group": lambda: BaseExceptionGroup("several", [SystemExit(), StopIteration()]),
+}
+every = pytest.mark.parametrize("what", RAISED)
+
+
+def fail(what):
+    raise RAISED[what]()  # noqa: RSE102 - one is a function
+
+
+class Happened(Event, type="foreign.happened"):
+    what: str
+
+
+@handler("plain", retry=ONCE)
+def plain(job: SyncJob[str]) -> None:
+    fail(job.payload)
+
+
+@handler("coroutine", retry=ONCE)
+async def coroutine(job: Job[str]) -> None:
+    fail(job.payload)
+
+
+@handler("plain.batch", batch=2, retry=ONCE)
+def plain_batch(jobs: SyncBatch[str]) -> None:
+    fail(jobs[0].payload)
+
+
+@handler("coroutine.batch", batch=2, retry=ONCE)
+async def coroutine_batch(jobs: Batch[str]) -> None:
+    fail(jobs[0].payload)
+
+
+@handler("told", batch=2, retry=ONCE)
+def told(jobs: SyncBatch[str]) -> None:
+    for job in jobs:
+        jobs.fail(job, RAISED[job.payload]())
+
+
+@handler("looked.up", retry=ONCE, reconcile=lambda job: fail(job.payload))
+def looked_up(job: SyncJob[str]) -> None:
+    pass
+
+
+@handler("waits", retry=Retry(max_attempts=2, delay=Custom(lambda _: fail(WAITS[0]))))
+async def waits(job: Job[str]) -> None:
+    raise Transient("later")
+
+
+@handler("upgraded", version=2, upgrade=lambda payload, _: fail(payload))
+async def upgraded(job: Job[str]) -> None:
+    pass
+
+
+@handler("committed")
+def committed(job: SyncJob[str]) -> None:
+    with job.complete():
+        job.after_commit(lambda: fail(job.payload))
+
+
+@handler("committed.coroutine")
+async def committed_coroutine(job: Job[str]) -> None:
+    async with job.complete():
+        job.after_commit(lambda: fail(job.payload))
+
+
+@handler("ok")
+async def ok(job: Job[None]) -> None:
+    pass
+
+
+WAITS = [""]
+ENDED = [plain, coroutine, plain_batch, coroutine_batch, told]
+HANDLERS = [*ENDED, looked_up, waits, upgraded, committed, committed_coroutine, ok]
+
+
+@pytest.fixture
+async def app(database_url):
+    app = Resilient(database_url, handlers=HANDLERS, upgrade=False)
+    yield app
+    await app.close()
+
+
+async def run(app, *jobs):
+    """With two slots, so that two that are lost are seen: each of the jobs, and one more of another kind at the end."""
+    ids = [(await app.enqueue(*job, resource_key="p/1")).id for job in jobs]
+    await app.worker(concurrency=2).drain(timeout=30)
+    last = await app.enqueue(ok, resource_key="p/2")
+    await app.worker(concurrency=2).drain(timeout=30)
+    assert (await app.jobs.get(last.id)).state == "succeeded"
+    return [await app.jobs.get(one) for one in ids]
+
+
+@every
+@pytest.mark.parametrize("kind", ENDED, ids=lambda kind: kind.kind)
+async def test_whatever_a_handler_raises_ends_its_job_as_a_bug(app, kind, what):
+    found = await run(app, *[(kind, what)] * 4)
+    assert [(job.state, job.last_error_kind, job.attempts) for job in found] == [("dead", "bug", 1)] * 4
+
+
+@every
+async def test_whatever_a_reconcile_hook_raises_does(app, what):
+    job = await app.enqueue(looked_up, what, resource_key="p/1")
+    mark = '{"POST /": {"at": "2030-01-01T00:00:00+00:00", "hash": "x"}}'
+    await app.database.transaction(lambda c, d: d.run(c, "UPDATE {job} SET sent = :mark", {"mark": mark}))
+    await app.worker(concurrency=1).drain(timeout=30)
+    found = await app.jobs.get(job.id)
+    assert (found.state, found.last_error_kind, found.attempts) == ("scheduled", "ambiguous", 1)
+
+
+@every
+async def test_whatever_a_delay_function_raises_is_replaced_by_the_default(app, what):
+    WAITS[0] = what
+    found = await run(app, (waits, "x"), (waits, "x"), (waits, "x"))
+    assert [(job.state, job.attempts) for job in found] == [("scheduled", 1)] * 3
+    assert "its delay function failed" in found[0].last_error
+
+
+@every
+async def test_whatever_an_upgrade_raises_is_an_unreadable_payload(app, what):
+    ids = [(await app.enqueue(upgraded, what, resource_key="p/1")).id for _ in range(3)]
+    await app.database.transaction(lambda c, d: d.run(c, "UPDATE {job} SET payload_version = 1"))
+    await run(app)
+    found = [await app.jobs.get(one) for one in ids]
+    assert [(job.state, job.last_error_kind) for job in found] == [("dead", "undecodable")] * 3
+
+
+@every
+@pytest.mark.parametrize("kind", [committed, committed_coroutine], ids=lambda kind: kind.kind)
+async def test_whatever_is_raised_after_the_commit_changes_nothing(app, kind, what):
+    assert [job.state for job in await run(app, *[(kind, what)] * 3)] == ["succeeded"] * 3
+
+
+async def within(seconds, awaitable):
+    async with asyncio.timeout(seconds):
+        return await awaitable
+
+
+@every
+@pytest.mark.parametrize("sort", ["plain", "coroutine", "awaitable"])
+async def test_a_call_ends_with_an_exception(sort, what):
+    def plain():
+        fail(what)
+
+    async def coroutine():
+        fail(what)
+
+    def awaitable():
+        return coroutine()
+
+    fn = {"plain": plain, "coroutine": coroutine, "awaitable": awaitable}[sort]
+    with pytest.raises(Exception) as caught:
+        await within(20, called(fn))
+    assert not isinstance(caught.value, BaseExceptionGroup) or isinstance(caught.value, ExceptionGroup)
+    if what in ("SystemExit", "KeyboardInterrupt", "CancelledError", "GeneratorExit", "BaseException"):
+        assert isinstance(caught.value, Escaped)
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_the_end_of_the_calling_task_is_none_of_the_functions():
+    go_on = threading.Event()
+    try:
+        task = asyncio.create_task(called(go_on.wait, 30))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await within(20, task)
+    finally:
+        go_on.set()
+
+
+@every
+@pytest.mark.parametrize("sort", ["plain", "coroutine"])
+async def test_a_sink_costs_no_other_its_alert(caplog, sort, what):
+    def plain(_):
+        fail(what)
+
+    async def coroutine(_):
+        fail(what)
+
+    heard = []
+    sinks = Sinks([{"plain": plain, "coroutine": coroutine}[sort], heard.append])
+    now = datetime.now(UTC)
+    alert = AlertInfo(fingerprint="f", name="dead", subject="sync", detail={}, count=1, first_at=now, last_at=now)
+    sinks.tell([Notice("new", alert, "text")])
+    await within(20, sinks.delivered())
+    assert len(heard) == 1
+    assert "did not reach the function" in caplog.text
+
+
+@every
+@pytest.mark.parametrize("sort", ["plain", "generator", "coroutine", "async generator"])
+async def test_accounts_that_cannot_be_told_are_an_error_of_the_schedule(sort, what):
+    def plain():
+        fail(what)
+
+    def generator():
+        yield "p/1"
+        fail(what)
+
+    async def coroutine():
+        fail(what)
+
+    async def async_generator():
+        yield "p/1"
+        fail(what)
+
+    source = {"plain": plain, "generator": generator, "coroutine": coroutine, "async generator": async_generator}[sort]
+    with pytest.raises(Exception):  # noqa: B017 - `serve` catches any
+        await within(20, anext(aiter(per_account._keys(Nothing(), source))))
+
+
+class Nothing:
+    """An app that is not asked."""
+
+    class database:  # noqa: N801
+        transaction = None
+
+
+@every
+async def test_a_destination_ends_its_event_and_no_other(database, what):
+    seen = []
+
+    async def sink(message):
+        seen.append(message.event["data"]["what"])
+        if message.event["data"]["what"] == "bad":
+            fail(what)
+
+    app = Resilient(database, destinations={"d": sink}, routes={Happened: ["d"]}, upgrade=False)
+    with Session(database.sync_engine) as session:
+        for word in ("bad", "good"):
+            app.outbox.publish(session, Happened(what=word))
+        session.commit()
+    await app.worker(concurrency=2).drain(timeout=30)
+    assert {"bad", "good"} <= set(seen)
+    left = await app.jobs.list(kind="outbox.d", state=["ready", "scheduled", "dead"])
+    assert [job.kind for job in left] == ["outbox.d"]
+    await app.close()

@@ -1,0 +1,87 @@
+"""Declarations: what the argument of a handler may say it is."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import pytest
+from pydantic import BaseModel
+
+from resilient.core.errors import SetupError
+from resilient.engine.batch import Batch, SyncBatch
+from resilient.engine.handler import handler
+from resilient.engine.job import BaseJob, Job, SyncJob
+
+
+class Mail(BaseModel):
+    to: str
+
+
+P = TypeVar("P")
+
+
+class Mine(Protocol[P]):
+    payload: P
+
+
+async def payload(job: Mail) -> None: ...
+def plain_payload(job: Mail) -> None: ...
+async def a_list(job: list[Mail]) -> None: ...
+async def a_dict(job: dict[str, Any]) -> None: ...
+async def text(job: str) -> None: ...
+async def one(job: Job[Mail]) -> None: ...
+def several(jobs: SyncBatch[Mail]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "said", "wanted"),
+    [
+        (payload, {}, "Mail", "Job[Mail]"),
+        (plain_payload, {}, "Mail", "SyncJob[Mail]"),
+        (payload, {"batch": 3}, "Mail", "Batch[Mail]"),
+        (plain_payload, {"batch": 3}, "Mail", "SyncBatch[Mail]"),
+        (text, {}, "str", "Job[str]"),
+        (a_dict, {}, "dict[str, typing.Any]", "Job[dict[str, typing.Any]]"),
+        (a_list, {}, "list[tests.engine.test_handler.Mail]", "Job[list[tests.engine.test_handler.Mail]]"),
+        (one, {"batch": 3}, "resilient.engine.job.Job[tests.engine.test_handler.Mail]", "Batch[...]"),
+        (several, {}, "resilient.engine.batch.SyncBatch[tests.engine.test_handler.Mail]", "SyncJob[...]"),
+    ],
+)
+def test_the_payloads_type_in_the_jobs_place_is_an_error_that_says_what_to_write(fn, options, said, wanted):
+    with pytest.raises(SetupError) as caught:
+        handler("mail.send", **options)(fn)
+    called = wanted.partition("[")[0]
+    assert str(caught.value) == (
+        f"handler 'mail.send' is called with a {called}, and its argument is annotated as {said}: write `{wanted}`;"
+        " the payload of a job is job.payload"
+    )
+
+
+async def bare(job: Job) -> None: ...
+async def nothing(job) -> None: ...
+async def anything(job: Any) -> None: ...
+async def base(job: BaseJob[Mail]) -> None: ...
+async def own(job: Mine[Mail]) -> None: ...
+async def variable(job: P) -> None: ...
+def plain(job: SyncJob[Mail]) -> None: ...
+async def batch(jobs: Batch[Mail]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "model", "options"),
+    [
+        (one, Mail, {}),
+        (plain, Mail, {}),
+        (base, Mail, {}),
+        (own, Mail, {}),
+        (batch, Mail, {"batch": 3}),
+        (several, Mail, {"batch": 3}),
+        (bare, None, {}),
+        (nothing, None, {}),
+        (anything, None, {}),
+        (variable, None, {}),
+        (payload, dict, {"model": dict}),
+    ],
+)
+def test_the_model_is_read_from_the_annotation(fn, model, options):
+    assert handler("mail.send", **options)(fn).model is model
