@@ -61,7 +61,7 @@ def step(outcome, job=JOB, retry=RETRY, roll=0.5, **facts):
         (fail("transient"), SCHEDULED, "retry", in_(20), 2, 2, 1),
         (fail("bug"), SCHEDULED, "retry", in_(20), 2, 2, 1),
         (fail("timeout"), SCHEDULED, "retry", in_(20), 2, 2, 1),
-        (fail("conflict"), SCHEDULED, "retry", in_(0.5), 2, 2, 1),
+        (fail("conflict"), SCHEDULED, "retry", in_(0.625), 2, 2, 1),
         (fail("ambiguous", repeatable=True), SCHEDULED, "retry", in_(20), 2, 2, 1),
         (fail("ambiguous"), DEAD, "dead", None, 2, 2, 1),
         (fail("permanent"), DEAD, "dead", None, 2, 2, 1),
@@ -201,7 +201,7 @@ def test_a_delay_of_zero_is_ready_at_the_back_of_the_line():
 @pytest.mark.parametrize("delay", [lambda _: 1 / 0, lambda _: "soon", tenacity.wait_exception(lambda _: {}["x"])])
 def test_a_delay_function_that_fails_does_not_lose_the_job(delay):
     t = step(fail("transient", "down"), retry=Retry(5, delay))
-    assert (t.state, t.run_at) == (SCHEDULED, in_(1))
+    assert (t.state, t.run_at) == (SCHEDULED, in_(1.25))
     assert t.error.startswith("down (its delay function failed, the default is used: ")
     assert step(Snoozed(), retry=Retry(5, delay)).state is SCHEDULED
 
