@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.records import Count, StoppedGroup, fields_of
@@ -39,7 +39,8 @@ class Overview:
 
     ``jobs`` counts scheduled, ready, running and dead ones; ``lately`` what ended within the last hour. ``retrying``
     and ``died`` (within the last hour) are samples of at most 1,000 jobs. ``stranded`` resources have ready jobs
-    and no turn; housekeeping repairs them.
+    and no turn; housekeeping repairs them. ``unserved``: kinds of ready jobs (of a sample of 1,000) that no running
+    worker has.
     """
 
     at: datetime
@@ -52,6 +53,7 @@ class Overview:
     died: list[Trouble]
     alerts: list[AlertInfo]  # those that go on
     stranded: int
+    unserved: Mapping[str, Count] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Every field under its own name."""

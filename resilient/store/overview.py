@@ -35,20 +35,29 @@ _SEEN: Final = (
 
 def overview(c: Connection, d: Dialect) -> Overview:
     """Everything at a glance."""
-    now = d.now(c)
+    now, workers = d.now(c), situation.seen_workers(c, d, d.now(c))
     lately = {s: _count(c, d, state=(s,), finished_after=now - LATELY) for s in ("succeeded", "dead", "cancelled")}
     return Overview(
         at=now,
         jobs={state.value: _count(c, d, state=(state.value,)) for state in _PRESENT},
         lately=lately,
         overdue=_count(c, d, state=("scheduled",), run_before=now - _GRACE),
-        workers=situation.seen_workers(c, d, now),
+        workers=workers,
         stopped=resource_queries.summary(c, d),
         retrying=_troubles(_retrying(c, d), dead=False),
         died=_troubles(_died(c, d, now), dead=True),
         alerts=alerts.page(c, d, resolved=False, limit=MOST_ALERTS),
         stranded=len(turns.stranded(c, d)),
+        unserved=_unserved(c, d, {kind for one in workers if not one.stopping for kind in one.kinds}),
     )
+
+
+def _unserved(c: Connection, d: Dialect, kinds: set[str]) -> dict[str, Count]:
+    """Kinds of ready jobs that no running worker has, in a sample of them."""
+    sample = sa.select(JOB.c.kind).where(in_state("ready")).limit(SAMPLE).subquery()
+    rows = d.execute(c, sa.select(sample.c.kind, sa.func.count()).group_by(sample.c.kind)).all()
+    full = sum(number for _, number in rows) >= SAMPLE
+    return {kind: Count(number, more=full) for kind, number in sorted(map(tuple, rows)) if kind not in kinds}
 
 
 def _count(c: Connection, d: Dialect, **criteria: Any) -> Count:

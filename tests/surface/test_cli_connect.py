@@ -101,10 +101,20 @@ def browser(monkeypatch):
     return made
 
 
+def test_at_a_port_that_is_registered(run, browser, monkeypatch, free_port):
+    monkeypatch.setenv("RESILIENT_CONNECT_PORT", str(free_port))
+    status, _, err = run("connect", "idp", "idp/acct-1")
+    assert status == 0
+    assert f"must be: http://127.0.0.1:{free_port}/callback" in err
+    assert "another one each time" not in err
+    browser.page()
+
+
 def test_through_the_browser_and_back(run, browser, idp):
     status, out, err = run("connect", "idp", "idp/acct-1")
     assert (status, out) == (0, "idp/acct-1 is connected: oauth2, version 1.\n")
     assert "Your browser" in err
+    assert "--port 8976 keeps it" in err
     page = browser.page()
     assert (page.status_code, "idp/acct-1 is connected" in page.text) == (200, True)
     asked = parse_qs(urlsplit(browser.opened[0]).query)
@@ -115,8 +125,8 @@ def test_through_the_browser_and_back(run, browser, idp):
 
 
 def test_without_a_key_it_is_mine_and_a_second_time_renews_it(run, browser):
-    assert json.loads(run("connect", "idp", "--json")[1])["resource_key"] == "idp/me"
-    assert json.loads(run("connect", "idp", "--json")[1])["version"] == 2
+    assert json.loads(run("connect", "idp", "idp/me", "--json")[1])["resource_key"] == "idp/me"
+    assert json.loads(run("connect", "idp", "idp/me", "--json")[1])["version"] == 2
 
 
 def test_an_account_that_lost_its_access_goes_on_by_itself(run, browser, idp):
@@ -131,18 +141,18 @@ def test_an_account_that_lost_its_access_goes_on_by_itself(run, browser, idp):
 
         return asyncio.run(work())
 
-    run("connect", "idp")
+    run("connect", "idp", "idp/me")
     idp.refresh.clear()
     idp.access.clear()
     assert run("enqueue", "me", "--resource", "idp/me")[0] == 0
     assert drained() == ["ready"]
     assert "needs_reauth" in run("connections", "list")[1]
-    assert run("connect", "idp")[0] == 0
+    assert run("connect", "idp", "idp/me")[0] == 0
     assert drained() == ["succeeded"]
 
 
 def test_a_configured_address_of_this_machine_is_used(run, browser, free_port):
-    assert run("connect", "loop")[0] == 0
+    assert run("connect", "loop", "loop/me")[0] == 0
     asked = parse_qs(urlsplit(browser.opened[0]).query)
     assert asked["redirect_uri"] == [f"http://localhost:{free_port}/back"]
 
@@ -151,13 +161,13 @@ def test_a_port_that_is_taken_is_said(run, browser, free_port):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_port))
         taken.listen()
-        status, _, err = run("connect", "loop")
+        status, _, err = run("connect", "loop", "loop/me")
     assert (status, f"port {free_port}" in err) == (2, True)
 
 
 def test_consent_refused(run, browser, idp):
     idp.refuses = True
-    status, out, err = run("connect", "idp")
+    status, out, err = run("connect", "idp", "idp/me")
     assert (status, out) == (1, "")
     assert "access to idp/me was not granted: access_denied" in err
     page = browser.page()
@@ -167,7 +177,7 @@ def test_consent_refused(run, browser, idp):
 
 def test_the_provider_gives_no_token(run, browser, idp):
     idp.script = ["html"]
-    status, _, err = run("connect", "idp")
+    status, _, err = run("connect", "idp", "idp/me")
     assert (status, "gave no token for the code (no_token)" in err) == (1, True)
     assert browser.page().status_code == 400
 
@@ -187,7 +197,7 @@ def test_another_state_is_refused_and_the_wait_goes_on(run, browser):
         plain(url)
 
     browser.go = go
-    assert run("connect", "idp")[0] == 0
+    assert run("connect", "idp", "idp/me")[0] == 0
     assert len(seen) == 1
 
 
@@ -197,7 +207,7 @@ def test_nobody_comes_back_but_a_stranger(run, browser):
         httpx.get(f"{parts['redirect_uri'][0]}?state=made-up&code=x", trust_env=False)
 
     browser.go = stranger
-    status, _, err = run("connect", "idp", "--timeout", "2")
+    status, _, err = run("connect", "idp", "idp/me", "--timeout", "2")
     assert (status, "nobody came back" in err, "1 callbacks with another state" in err) == (1, True, True)
 
 
@@ -210,7 +220,7 @@ def test_the_address_is_printed_and_may_be_pasted(run, browser, monkeypatch):
 
     monkeypatch.setattr(connect_command, "_show", show)
     monkeypatch.setattr(connect_command, "secret", lambda _: httpx.get(shown[0], trust_env=False).headers["location"])
-    status, out, err = run("connect", "idp", "--paste")
+    status, out, err = run("connect", "idp", "idp/me", "--paste")
     assert (status, "idp/me is connected" in out) == (0, True)
     assert shown[0] in err
     assert not browser.opened
@@ -219,9 +229,9 @@ def test_the_address_is_printed_and_may_be_pasted(run, browser, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "typed", "kind"),
     [
-        (("connect", "key"), "canary-key\n", "api_key"),
+        (("connect", "key", "key/me"), "canary-key\n", "api_key"),
         (("connect", "mail", "mail/me", "--user", "me@example.com"), "canary-password\n", "basic"),
-        (("connect", "bare", "--kind", "token"), "canary-token\n", "bearer"),
+        (("connect", "bare", "bare/me", "--kind", "token"), "canary-token\n", "bearer"),
         (("connect", "shop", "shop/a", "--detail", "shop=a"), "canary-token\n", "bearer"),
     ],
 )
@@ -241,18 +251,18 @@ def test_a_service_account_by_its_key_file(run, idp, tmp_path):
     assert "idp/robot is well" in run("connections", "test", "idp/robot")[1]
     assert (idp.claims[0].claims["iss"], idp.claims[0].claims["sub"]) == ("robot@idp", "ann")
     (tmp_path / "key.json").write_text(json.dumps({**doc, "private_key": "canary"}))
-    status, _, err = run("connect", "idp", "--key-file", "key.json")
+    status, _, err = run("connect", "idp", "idp/me", "--key-file", "key.json")
     assert (status, "no private key" in err) == (2, True)
     for wrong in ("canary", "[]", "{}"):
         (tmp_path / "key.json").write_text(wrong)
-        status, _, err = run("connect", "idp", "--key-file", "key.json")
+        status, _, err = run("connect", "idp", "idp/me", "--key-file", "key.json")
         assert (status, "is no JSON with client_email" in err) == (2, True)
-    assert "cannot be read" in run("connect", "idp", "--key-file", "none.json")[2]
-    assert "needs --key-file" in run("connect", "idp", "--kind", "service-account")[2]
+    assert "cannot be read" in run("connect", "idp", "idp/me", "--key-file", "none.json")[2]
+    assert "needs --key-file" in run("connect", "idp", "idp/me", "--kind", "service-account")[2]
 
 
 def test_the_apps_own_credentials_need_nobody(run, idp):
-    assert run("connect", "machine")[0] == 0
+    assert run("connect", "machine", "machine/me")[0] == 0
     assert "machine/me is well" in run("connections", "test", "machine/me")[1]
     assert idp.asked[0]["grant_type"] == "client_credentials"
 
@@ -261,13 +271,14 @@ def test_the_apps_own_credentials_need_nobody(run, idp):
     ("arguments", "says"),
     [
         (("connect", "nobody"), "no provider 'nobody', only: bare, idp,"),
-        (("connect", "bare"), "bare has no client_id: register an application there"),
-        (("connect", "bare"), "or --kind token"),
+        (("connect", "bare", "bare/me"), "bare has no client_id: register an application there"),
+        (("connect", "bare", "bare/me"), "or --kind token"),
+        (("connect", "idp"), "which account of idp? Say the key its jobs go through, such as `resilient connect idp"),
         (("connect", "idp", "other/me"), "other/me is no account of idp"),
         (("connect", "idp", "idp/a", "--kind", "magic"), "--kind magic is none of"),
-        (("connect", "shop"), "shop needs --detail shop=..."),
-        (("connect", "mail"), "basic needs --user (address)"),
-        (("connect", "signed"), "its vendor's SDK signs requests"),
+        (("connect", "shop", "shop/me"), "shop needs --detail shop=..."),
+        (("connect", "mail", "mail/me"), "basic needs --user (address)"),
+        (("connect", "signed", "signed/me"), "its vendor's SDK signs requests"),
     ],
 )
 def test_what_cannot_be_meant(run, arguments, says):
@@ -278,6 +289,6 @@ def test_what_cannot_be_meant(run, arguments, says):
 
 def test_without_a_key_for_secrets_nothing_begins(run, browser, monkeypatch):
     monkeypatch.delenv("RESILIENT_SECRETS")
-    status, _, err = run("connect", "idp")
+    status, _, err = run("connect", "idp", "idp/me")
     assert (status, "resilient secrets new" in err) == (2, True)
     assert not browser.opened

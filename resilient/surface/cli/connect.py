@@ -1,4 +1,4 @@
-"""``resilient connect PROVIDER [KEY]``: give one account credentials, whichever way its provider has.
+"""``resilient connect PROVIDER KEY``: give one account credentials, whichever way its provider has.
 
 OAuth goes through the browser: the provider's consent page, and back to an address on this machine. Keys, tokens and
 passwords are typed at a prompt or come through a pipe, and never appear anywhere.
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from resilient.engine.connections import ConnectionInfo
     from resilient.surface.cli.context import Context
 
-MINE: Final = "me"  # the account, if none is named
 KINDS: Final = ("oauth", "client-credentials", "service-account", "token", "api-key", "basic")
 _BY_FACT: Final = {"bearer": "token", "api_key": "api-key", "basic": "basic"}
 
@@ -40,7 +39,8 @@ def connect(
     ctx: typer.Context,
     provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="A provider of the app, such as github.")],
     key: Annotated[
-        str, typer.Argument(metavar="KEY", help="The account; PROVIDER/me without it.", show_default=False)
+        str,
+        typer.Argument(metavar="KEY", help="The account: the key its jobs go through.", show_default=False),
     ] = "",
     kind: Annotated[
         str, typer.Option(help=f"Instead of the provider's usual way: {', '.join(KINDS)}.", show_default=False)
@@ -54,7 +54,15 @@ def connect(
     detail: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for the provider's placeholders.", show_default=False)
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the callback address; 0: any that is free.")] = 0,
+    port: Annotated[
+        int,
+        typer.Option(
+            envvar="RESILIENT_CONNECT_PORT",
+            min=0,
+            max=65535,
+            help="Of the callback address, where the provider wants it registered; 0: any that is free.",
+        ),
+    ] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the person.")] = 300.0,
     *,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
@@ -68,7 +76,13 @@ def connect(
     """
     run: Context = ctx.obj
     app = run.program("connecting an account")
-    found, account = _provider(app, provider), check(key or f"{provider}/{MINE}")
+    found = _provider(app, provider)
+    if not key:
+        raise InvalidInput(
+            f"which account of {provider}? Say the key its jobs go through, such as"
+            f" `resilient connect {provider} {provider}/acct-7`"
+        )
+    account = check(key)
     if not account.startswith(f"{provider}/"):
         raise InvalidInput(f"{account} is no account of {provider}: its key begins with {provider}/")
     way, details = _way(found, kind or ("service-account" if key_file else "")), dict(pair(one) for one in detail or ())
@@ -166,11 +180,14 @@ async def _through_browser(
             return await _pasted(run, app, key, details, oauth.redirect_uri or f"http://{place.host}{place.path}")
         async with Callback(place) as back:
             url = await app.connections.consent.begin(key, oauth, back.uri, details=details)
-            _show(run, url, back.uri, browser=browser)
+            _show(run, url, back.uri, browser=browser, chance=not place.port)
             parameters = await _waited(back, _state_of(url), patience, key)
             return await _finished(app, back, parameters)
     except OSError as error:
-        raise SetupError(f"port {place.port} of {place.host} cannot be listened on ({error.strerror})") from None
+        raise SetupError(
+            f"port {place.port} of {place.host} cannot be listened on ({error.strerror}): end what listens there, or"
+            " register and say another --port"
+        ) from None
     finally:
         await app.grants.close()
         if (engine := app.database.async_engine) is not None:
@@ -207,13 +224,18 @@ async def _finished(app: Resilient, back: Callback, parameters: Mapping[str, str
     return made
 
 
-def _show(run: Context, url: str, uri: str, *, browser: bool) -> None:
-    """Open the address, or print it: on standard error, so that the result alone is on standard output."""
+def _show(run: Context, url: str, uri: str, *, browser: bool, chance: bool = False) -> None:
+    """Open the address, or print it: on standard error, so that the result alone is on standard output.
+
+    ``chance``: the port of ``uri`` is another one next time.
+    """
     opened = browser and webbrowser.open(url)
     said = "Your browser shows the provider's page. If it does not, open" if opened else "Open"
     run.out.errors.print(f"{said} this address:", markup=False, highlight=False)
     run.out.errors.print(url, soft_wrap=True, markup=False, highlight=False)
     run.out.errors.print(f"Registered with the provider must be: {uri}", soft_wrap=True, markup=False, highlight=False)
+    if chance:
+        run.out.errors.print("(the port is another one each time: --port 8976 keeps it)", markup=False, highlight=False)
     sys.stderr.flush()
 
 

@@ -161,6 +161,13 @@ def _show_workers(run: Context, seen: Overview) -> None:
 
 
 def _show_stopped(run: Context, seen: Overview) -> None:
+    if seen.unserved and any(not worker.stopping for worker in seen.workers):
+        told = ", ".join(f"{number:,}{'+' if number.more else ''} {kind}" for kind, number in seen.unserved.items())
+        run.out.paragraph(
+            f"No worker: ready jobs of kinds that no running worker has: {told}. Start one with the program that lists"
+            " their handlers",
+            style="bold red",
+        )
     if not seen.stopped:
         run.out.say("Stopped:    nothing", style="green")
         return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 GAP: Final = 2
+_NARROW: Final = 20  # characters: less is no column to break a text into
 STYLES: Final = {
     "ready": "cyan", "running": "blue", "scheduled": "yellow", "blocked": "magenta", "succeeded": "green",
     "dead": "bold red", "cancelled": "dim", "well": "green", "probe": "yellow", "probe due": "yellow",
@@ -46,7 +47,8 @@ class Row:
     def fold(self, columns: Sequence[int]) -> Row:
         """The same row with these columns told in the line below it."""
         kept = [cell for n, cell in enumerate(self.cells) if n not in columns]
-        return Row(*kept, remark=": ".join(part for part in (self.folded, self.remark) if part))
+        remark = ": ".join(part for part in (self.folded, self.remark) if part)
+        return Row(*kept, remark=remark, whole=self.whole)
 
 
 class Output:
@@ -124,8 +126,16 @@ class Output:
         width = max((len(name) for name, _ in shown), default=0)
         for name, value in shown:
             text = Text(f"{name:{width}}  ", style="dim")
-            text.append(value, style=STYLES.get(value, "not dim"))
+            text.append(self._wrapped(value, width + 2), style=STYLES.get(value, "not dim"))
             self.console.print(text)
+
+    def _wrapped(self, value: str, indent: int) -> str:
+        """A value beside its name: on a terminal broken between words, under its beginning."""
+        room = self.console.width - indent
+        if not self.console.is_terminal or len(value) <= room or room < _NARROW:
+            return value
+        lines = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
+        return ("\n" + " " * indent).join(lines)
 
     def confirm(self, question: str, *, yes: bool, dry_run: bool = True) -> bool:
         """Ask before much is changed; without a person there, ``--yes`` must have been said.

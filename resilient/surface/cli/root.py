@@ -30,7 +30,6 @@ cli = typer.Typer(
     help="Work that must go through somebody else's API: see it, run it, change it.",
     epilog=HELP,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,

@@ -46,8 +46,10 @@ def status(
         c = one.cursor
         ended = f"{span((now - c.completed_at).total_seconds())} ago" if c.completed_at else "never"
         read = f"{c.records} in {c.pages} pages" + (f", {c.rejected} rejected" if c.rejected else "")
-        rows.append(Row(one.stream, one.resource_key, one.part, one.doing, read, ended, c.error))
-    run.out.table(("STREAM", "RESOURCE", "PART", "DOING", "READ", "LAST END", "BEGAN ANEW"), rows)
+        cells = (one.stream, one.resource_key, one.part, one.doing, read, ended, c.error)
+        folded = " ".join(filter(None, (one.resource_key, one.part))) + (f"; began anew: {c.error}" if c.error else "")
+        rows.append(Row(*cells, folded=folded, whole=True))
+    run.out.table(("STREAM", "RESOURCE", "PART", "DOING", "READ", "LAST END", "BEGAN ANEW"), rows, folds=(1, 2, 6))
     if len(found) > limit:
         run.out.say(f"... and {len(found) - limit:,} more: --limit, --resource", style="dim")
 

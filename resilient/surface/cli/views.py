@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.core.phrases import brief, counted, error_line, rough, span, when
 from resilient.core.states import TERMINAL, JobState
 from resilient.surface.cli.output import Row
+from resilient.surface.cli.traces import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +94,7 @@ def show_job(out: Output, job: JobInfo, attempts: Sequence[AttemptInfo], why: Wh
             _show_attempt(out, one, now)
     if (latest := next((one for one in reversed(attempts) if one.traceback), None)) is not None:
         out.heading(f"Traceback of execution {latest.execution}")
-        for line in (latest.traceback or "").splitlines():
+        for line in shortened(latest.traceback or ""):
             out.say(f"  {line}", style="dim")
 
 
