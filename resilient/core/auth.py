@@ -11,12 +11,14 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import origin_of, without_secrets
-from resilient.core.placeholders import at_origin, fill_url
+from resilient.core.placeholders import at_origin, check_placeholders, fill_url
 from resilient.core.rules import NONE, Errors
+from resilient.core.words import check_number, check_paths, check_texts, check_word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +29,10 @@ RFC_CODES: Final = Errors(code=("error",))  # RFC 6749, 5.2
 ClientAuth = Literal["post", "basic", "jwt", "none"]
 Flow = Literal["authorization_code", "client_credentials", "jwt_bearer"]
 Pkce = Literal["required", "supported", "none"]
+TokenBody = Literal["form", "json"]
+ZeroLifetime = Literal["expired", "endless"]
 _URLS: Final = ("authorize_url", "token_url", "refresh_url", "revoke_url")
+_OF_REFRESHING: Final = ("refresh_url", "refresh_params", "refresh_lifetime", "refresh_lifetime_field")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
@@ -38,6 +43,17 @@ class Rotation(StrEnum):
     OLD_KEPT = "old_kept"  # a new one comes, the old one goes on working
     GRACE = "grace"  # a new one comes, the old one can be replayed for a while: see `OAuth2.grace`
     SINGLE_USE = "single_use"  # it is dead as soon as it was used
+
+
+_WORDS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "client_auth": ClientAuth,
+        "pkce": Pkce,
+        "body": TokenBody,
+        "zero_lifetime": ZeroLifetime,
+        "rotation": Rotation,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +144,7 @@ class OAuth2:
     pkce: Pkce = "none"
     client_auth: ClientAuth = "post"
     key_header: Mapping[str, str] = field(default_factory=lambda: NONE)
-    body: Literal["form", "json"] = "form"
+    body: TokenBody = "form"
     authorize_params: Mapping[str, str] = field(default_factory=lambda: NONE)
     token_params: Mapping[str, str] = field(default_factory=lambda: NONE)
     refresh_params: Mapping[str, str] = field(default_factory=lambda: NONE)
@@ -138,7 +154,7 @@ class OAuth2:
     lifetime: float | None = None
     lifetime_field: str = "expires_in"
     lifetime_unit: float = 1.0
-    zero_lifetime: Literal["expired", "endless"] = "expired"
+    zero_lifetime: ZeroLifetime = "expired"
     margin: float = 300.0
     early_field: str = ""
     refreshes: bool = True  # there are refresh tokens at all
@@ -155,8 +171,30 @@ class OAuth2:
 
     def __post_init__(self) -> None:
         for url in (getattr(self, name) for name in _URLS):
+            check_placeholders(url)
             if url and not url.startswith(("https://", "{")) and origin_of(url)[1] not in _LOOPBACK:
                 raise InvalidInput(f"{without_secrets(url)!r}: secrets are sent there, so it must be https://")
+        for name, known in _WORDS.items():
+            check_word("OAuth2", name, getattr(self, name), known)
+        check_texts("OAuth2", self, "scopes", "offline_scopes", "flows", "keep", "keep_callback", "success")
+        for flow in self.flows:
+            check_word("OAuth2", "flows", flow, Flow)
+        for name in ("lifetime", "lifetime_unit", "refresh_lifetime"):
+            check_number("OAuth2", name, getattr(self, name))
+        check_number("OAuth2", "margin", self.margin, above=False)
+        check_paths("OAuth2", self, "keep", "success", "lifetime_field", "early_field", "refresh_lifetime_field")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        """Refuse facts that contradict each other. Raises `InvalidInput`."""
+        if not self.token_url:
+            raise InvalidInput("OAuth2(token_url=''): say where tokens are asked for")
+        if not self.success:
+            raise InvalidInput("OAuth2(success=()): say at which path of an answer the token is")
+        if self.key_header and self.client_auth != "jwt":
+            raise InvalidInput(f"OAuth2(client_auth={self.client_auth!r}): key_header= is for client_auth='jwt'")
+        if not self.refreshes and (unused := [name for name in _OF_REFRESHING if getattr(self, name)]):
+            raise InvalidInput(f"OAuth2(refreshes=False): there are no refreshes for {', '.join(unused)}")
         if self.grace is not None and (self.rotation is not Rotation.GRACE or self.grace <= 0):
             raise InvalidInput(f"OAuth2(grace={self.grace!r}) needs rotation=Rotation.GRACE and more than 0 s")
         if not self.refreshes and self.rotation is not Rotation.NONE:

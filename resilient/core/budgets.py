@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from resilient.core.bounds import BUDGET_NAME
+from resilient.core.errors import InvalidInput
 from resilient.core.instants import Word, http_date, number, read
 from resilient.core.structured import Item, parse_dictionary, parse_list
+from resilient.core.words import check_number, check_word, in_small_letters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,6 +57,11 @@ class BudgetFields:
     stated_in: frozenset[str] = field(init=False, repr=False, default=frozenset())
 
     def __post_init__(self) -> None:
+        check_word("BudgetFields", "word", self.word, Word)
+        check_number("BudgetFields", "window", self.window)
+        in_small_letters(self, "limit", "remaining", "reset", "used", "combined", "named_by")
+        if not (self.limit or self.remaining or self.reset or self.used or self.combined):
+            raise InvalidInput(f"BudgetFields({self.name!r}): say in which headers it is told: limit=, remaining=, ...")
         names = {self.limit, self.remaining, self.reset, self.used, self.combined} - {""}
         object.__setattr__(self, "stated_in", frozenset(names))
 

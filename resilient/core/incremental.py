@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from resilient.core.errors import InvalidInput
+from resilient.core.words import check_braces, check_number, check_paths, check_word
 
 Style = Literal["filter", "token", "link", "key", "conditional"]
 Taken = Literal["last_page", "every_page", "before_pass", "items"]
@@ -48,12 +49,36 @@ class Incremental:
     deleted: str = ""
 
     def __post_init__(self) -> None:
+        check_word("Incremental", "style", self.style, Style)
+        check_word("Incremental", "taken", self.taken, Taken)
+        check_word("Incremental", "deletions", self.deletions, Deletions)
+        check_number("Incremental", "precision", self.precision, above=False)
+        check_number("Incremental", "life", self.life)
+        check_braces("Incremental", "form", self.form, ("cursor",))
+        check_paths("Incremental", self, "found")
         made = self.style in ("filter", "key")
         if made and not self.field:
             raise InvalidInput(f"Incremental(style={self.style!r}) needs field=, which its cursor is made of")
         if not made and self.style != "conditional" and not self.found:
             raise InvalidInput(f"Incremental(style={self.style!r}) needs found=, where its cursor is read")
+        places = [name for name in ("query", "body", "header") if getattr(self, name)]
+        if len(places) > 1 or (not places and self.style in ("filter", "token", "key", "conditional")):
+            raise InvalidInput(
+                f"Incremental(style={self.style!r}): say where its cursor is sent with one of query=, body=, header=,"
+                f" not with {' and '.join(places) or 'none'}"
+            )
+        if made and self.taken != "items":
+            raise InvalidInput(
+                f"Incremental(style={self.style!r}, taken={self.taken!r}): its cursor is made of the 'items'"
+            )
+        if self.style in ("token", "link") and self.taken == "items":
+            raise InvalidInput(
+                f"Incremental(style={self.style!r}): say taken='last_page', 'every_page' or 'before_pass', for its"
+                " cursor is told, not made of the items"
+            )
         if "{cursor}" not in self.form:
             raise InvalidInput(f"Incremental(form={self.form!r}) has no place for the {{cursor}}")
+        if self.deleted and self.deletions != "marked":
+            raise InvalidInput(f"Incremental(deletions={self.deletions!r}): deleted= is for deletions='marked'")
         if self.deletions == "marked" and not self.deleted:
             raise InvalidInput("Incremental(deletions='marked') needs deleted=, the field that marks them")

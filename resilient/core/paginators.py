@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.body import pick
+from resilient.core.errors import InvalidInput
 from resilient.core.page_request import PageRequest, PagingError, Value
 from resilient.core.paging import Paginator, cursor_at
+from resilient.core.words import check_braces, check_paths, in_small_letters
 
 if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts
@@ -32,6 +34,10 @@ class LinkHeader(Paginator):
 
     rel: str = "next"
 
+    def _check(self) -> None:
+        """See `Paginator`."""
+        self._one_of("rel")
+
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:  # noqa: ARG002
         target = links(answer.headers.get("link", "")).get(self.rel)
         return None if target is None else request.at(target)
@@ -42,6 +48,11 @@ class NextUrl(Paginator):
     """The next page's whole URL stands in the body, at ``found``."""
 
     found: str
+
+    def _check(self) -> None:
+        """See `Paginator`."""
+        self._one_of("found")
+        check_paths("NextUrl", self, "found")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:  # noqa: ARG002
         target = cursor_at(answer, self.found)
@@ -62,6 +73,13 @@ class NextCursor(Paginator):
     body: str = ""
     path: str = ""
     alone: bool = False
+
+    def _check(self) -> None:
+        """See `Paginator`."""
+        self._one_of("found", "header")
+        self._one_of("query", "body")
+        check_paths("NextCursor", self, "found")
+        in_small_letters(self, "header")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:  # noqa: ARG002
         cursor = answer.headers.get(self.header) if self.header else cursor_at(answer, self.found)
@@ -97,6 +115,12 @@ class LastKey(Paginator):
     query: str = "starting_after"
     page: int | None = None
 
+    def _check(self) -> None:
+        """See `Paginator`."""
+        self._one_of("key")
+        self._one_of("query")
+        check_paths("LastKey", self, "key")
+
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:
         if not items or (not self._more(answer) and len(items) < _full(self, request, self.page)):
             return None
@@ -119,6 +143,14 @@ class PageNumber(Paginator):
     pages: str = ""
     header: str = ""
     page: int | None = None
+
+    def _check(self) -> None:
+        """See `Paginator`."""
+        self._one_of("query")
+        if self.pages and self.header:
+            self._one_of("pages", "header")
+        check_paths("PageNumber", self, "pages")
+        in_small_letters(self, "header")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:
         here = _number(request.query(self.query), self.start)
@@ -146,6 +178,17 @@ class Offset(Paginator):
     total: str = ""
     clause: str = ""
     page: int | None = None
+
+    def _check(self) -> None:
+        """See `Paginator`."""
+        if self.clause and self.body:
+            self._one_of("clause", "body")
+        if not self.body:
+            self._one_of("query")
+        check_braces("Offset", "clause", self.clause, ("offset",))
+        if self.clause and "{offset}" not in self.clause:
+            raise InvalidInput(f"Offset(clause={self.clause!r}) has no place for the {{offset}}")
+        check_paths("Offset", self, "total")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:
         totals = [n for n in pick(answer.body, self.total) if isinstance(n, int)] if self.total else []
@@ -189,6 +232,11 @@ class GraphQLPages(Paginator):
 
     connection: str = ""
     variable: str = "after"
+
+    def _check(self) -> None:
+        """See `Paginator`."""
+        self._one_of("variable")
+        check_paths("GraphQLPages", self, "connection")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:  # noqa: ARG002
         info = self._connection(answer)["pageInfo"]

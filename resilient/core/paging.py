@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from resilient.core.body import pick
 from resilient.core.bounds import CURSOR
+from resilient.core.errors import InvalidInput
 from resilient.core.page_request import PageRequest, PagingError
+from resilient.core.words import check_paths, check_word
 
 if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts
@@ -55,6 +57,9 @@ class Loop(NamedTuple):
         return Loop(self.kept, self.steps + 1, self.until, page or self.page)
 
 
+Absent = Literal["error", "empty"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paginator(ABC):
     """What all have in common.
@@ -67,12 +72,34 @@ class Paginator(ABC):
     """
 
     items: str = ""
-    absent: Literal["error", "empty"] = "error"
+    absent: Absent = "error"
     more: str = ""
     done: str = ""
     resume: str = ""
     size: str = ""
     most: int | None = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_word(name, "absent", self.absent, Absent)
+        check_paths(name, self, "items", "more", "done", "resume")
+        for count in ("most", "page"):
+            value = getattr(self, count, None)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidInput(f"{name}({count}={value!r}): a number of records, from 1")
+        if self.more and self.done:
+            raise InvalidInput(f"{name}(more={self.more!r}, done={self.done!r}): one flag says whether it goes on")
+        self._check()
+
+    def _check(self) -> None:  # noqa: B027 - most have nothing to refuse
+        """Refuse facts of one's own that make no sense. Raises `InvalidInput`."""
+
+    def _one_of(self, *names: str) -> None:
+        """Refuse none and several of the facts that exclude each other. Raises `InvalidInput`."""
+        given = [name for name in names if getattr(self, name)]
+        if len(given) != 1:
+            every = " or ".join(f"{name}=" for name in names)
+            raise InvalidInput(f"{type(self).__name__}(): say {every}, not {' and '.join(given) or 'none of them'}")
 
     def first(self, request: PageRequest) -> PageRequest:
         """The request for the first page: as large as the provider allows, unless the caller said a size."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilient.core.errors import JobFailure, Snooze
+from resilient.core.errors import InvalidInput, JobFailure, Snooze
 from resilient.core.failure import Failure, FailureKind
 
 if TYPE_CHECKING:
@@ -65,3 +65,9 @@ class BatchEndpoint:
     most: int = 20
     requests: str = "requests"
     responses: str = "responses"
+
+    def __post_init__(self) -> None:
+        if not self.path.startswith("/"):
+            raise InvalidInput(f"BatchEndpoint(path={self.path!r}): a path below the base URL, such as '/$batch'")
+        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
+            raise InvalidInput(f"BatchEndpoint(most={self.most!r}): how many parts one batch takes, from 1")

@@ -26,6 +26,14 @@ def names_in(*texts: str) -> frozenset[str]:
     return frozenset(name for text in texts for name in _PLACEHOLDER.findall(text))
 
 
+def check_placeholders(text: str) -> None:
+    """Refuse braces that are no ``{placeholder}``: they would be sent as they are. Raises `InvalidInput`."""
+    if "{" in (rest := _PLACEHOLDER.sub("", text)) or "}" in rest:
+        raise InvalidInput(
+            f"{text!r}: a placeholder is a name of letters, digits and _ in braces, such as {{account_id}}"
+        )
+
+
 def fill_url(template: str, values: Mapping[str, str]) -> str:
     """An address with its placeholders filled, as far as ``values`` has them. Raises `InvalidInput`."""
     return _PLACEHOLDER.sub(lambda found: _part(found, template, values), template)

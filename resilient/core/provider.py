@@ -7,34 +7,48 @@ gate the limits, the wire the hosts and keys. Facts have a date and a source, be
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
+from resilient.core.auth import ApiKey, Basic, Bearer, OAuth2
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import Origins, host_pattern, origin_of
-from resilient.core.placeholders import at_origin, fill_header, fill_url, names_in
+from resilient.core.incremental import Incremental
+from resilient.core.limit import Limit
+from resilient.core.paging import Paginator
+from resilient.core.parts import BatchEndpoint
+from resilient.core.placeholders import at_origin, check_placeholders, fill_header, fill_url, names_in
 from resilient.core.retry_after import STANDARD, WaitDialect
 from resilient.core.rules import NONE, PERIODS, Errors
 from resilient.core.tenancy import Tenancy, tenancy_of
+from resilient.core.webhook import Webhook
+from resilient.core.words import check_number, check_pattern, check_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import date
 
-    from resilient.core.auth import Auth, ClientAuth, OAuth2
+    from resilient.core.auth import Auth, ClientAuth
     from resilient.core.exchange import AnswerFacts, RequestFacts
     from resilient.core.failure import Failure, FailureKind
-    from resilient.core.incremental import Incremental
-    from resilient.core.limit import Limit
-    from resilient.core.paging import Paginator
-    from resilient.core.parts import BatchEndpoint
-    from resilient.core.webhook import Webhook
 
+METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "POST", "PUT", "PATCH", "DELETE", "QUERY"})
 _NAME: Final = re.compile(r"[A-Za-z0-9._:@+-]+")
 _OF_THE_CLIENT: Final = ("redirect_uri", "scopes", "authorize_params", "client_auth", "key_header")
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
+    {
+        "waits": (WaitDialect,),
+        "errors": (Errors,),
+        "auth": (OAuth2, Bearer, ApiKey, Basic),
+        "pagination": (Paginator,),
+        "incremental": (Incremental,),
+        "webhook": (Webhook,),
+        "batch": (BatchEndpoint,),
+    }
+)
 _LEVELS: Final = MappingProxyType({"provider": "", "account": "/*"})
 
 
@@ -55,6 +69,17 @@ class Idempotency:
     life: float | None = None
     made_up: str = ""
     quoted: bool = False
+
+    def __post_init__(self) -> None:
+        check_texts("Idempotency", self, "methods", "paths")
+        check_number("Idempotency", "life", self.life)
+        check_pattern("Idempotency", "made_up", self.made_up)
+        if not (self.header or self.query) or not self.methods or not self.paths:
+            raise InvalidInput(
+                "Idempotency(): say in which header= or query= the key goes, of which methods= and paths="
+            )
+        if unknown := sorted(self.methods - METHODS):
+            raise InvalidInput(f"Idempotency(methods=...): {unknown[0]!r} is none of {', '.join(sorted(METHODS))}")
 
     def covers(self, method: str, path: str) -> bool:
         """Whether the provider honours a key on this request."""
@@ -118,6 +143,7 @@ class Provider:
                 f"{self.name!r} cannot name a provider: as the first segment of resource keys it has letters,"
                 " digits and ._:@+- only, such as 'github'"
             )
+        self._check_facts()
         if self.base_url and "{" not in self.base_url:
             origin_of(self.base_url)
         for host in self.hosts:
@@ -133,6 +159,36 @@ class Provider:
         object.__setattr__(self, "placeholders", names_in(self.base_url, *self.headers.values()))
         object.__setattr__(self, "tenancy", tenancy_of(self.base_url, confined=bool(self.hosts)))
         object.__setattr__(self, "longest_window", max(_windows(self), default=0.0))
+
+    def _check_facts(self) -> None:
+        """Refuse what nobody would understand. Raises `InvalidInput`."""
+        check_texts("Provider", self, "hosts", "reads", "sources", "unverified")
+        for url in (self.base_url, *self.headers.values()):
+            check_placeholders(url)
+        for name, kinds in _KINDS.items():
+            found = getattr(self, name)
+            each = found if isinstance(found, tuple) else found.values() if hasattr(found, "values") else (found,)
+            for one in each:
+                if one is not None and not isinstance(one, kinds):
+                    told = " or ".join(kind.__name__ for kind in kinds)
+                    raise InvalidInput(f"provider {self.name!r}: {name}= takes {told}, not {one!r}")
+        for one in self.reads:
+            if one.partition(" ")[0] not in METHODS or not one.partition(" ")[2]:
+                raise InvalidInput(
+                    f"provider {self.name!r}: reads={one!r}: write a method and a path, 'POST /v1/search'"
+                )
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        """Refuse limits and caps that are none. Raises `InvalidInput`."""
+        for level, limits in self.limits.items():
+            if isinstance(limits, Limit) or not all(isinstance(one, Limit) for one in limits):
+                raise InvalidInput(f"provider {self.name!r}: limits={{{level!r}: ...}} takes a list of Limit(...)")
+        for level, cap in self.concurrency.items():
+            if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
+                raise InvalidInput(
+                    f"provider {self.name!r}: concurrency={{{level!r}: {cap!r}}}: a number of jobs, from 1"
+                )
 
     @property
     def reads_success(self) -> bool:
@@ -188,6 +244,9 @@ class Provider:
                 )
             given = {key: value for key, value in own.items() if value}
             auth = tuple(replace(one, **given) if one.kind == "oauth2" else one for one in auth)
+        if unknown := sorted(set(rest) - {one.name for one in fields(self) if one.init}):
+            known = ", ".join(sorted(Overrides.__annotations__))
+            raise InvalidInput(f"provider {self.name!r}: {unknown[0]}= is none of {known}")
         return replace(self, auth=auth, **rest)
 
     def limit_patterns(self) -> dict[str, Sequence[Limit]]:

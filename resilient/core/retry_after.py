@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient.core.budgets import GENERIC, Budget, BudgetFields, Fields, budgets
 from resilient.core.instants import Word, add_seconds, read
+from resilient.core.words import check_word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +47,12 @@ class WaitDialect:
     retry_after: Word = Word.DELTA_S
     hints: tuple[tuple[str, Word], ...] = ()
     budgets: tuple[BudgetFields, ...] = GENERIC
+
+    def __post_init__(self) -> None:
+        check_word("WaitDialect", "retry_after", self.retry_after, Word)
+        for name, word in self.hints:
+            check_word("WaitDialect", f"hints: {name}", word, Word)
+        object.__setattr__(self, "hints", tuple((name.lower(), word) for name, word in self.hints))
 
 
 STANDARD: Final = WaitDialect()

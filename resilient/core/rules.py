@@ -9,13 +9,23 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from resilient.core.errors import InvalidInput
+from resilient.core.failure import FailureKind, Scope
 from resilient.core.instants import Word
+from resilient.core.words import (
+    check_number,
+    check_paths,
+    check_pattern,
+    check_texts,
+    check_word,
+    in_small_letters,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resilient.core.failure import FailureKind, Scope
-
+Period = Literal["", "hour", "day", "month"]
+_ANSWERS: Final = tuple(FailureKind)[: tuple(FailureKind).index(FailureKind.RESET_CURSOR) + 1]  # what one can mean
 NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 PERIODS: Final = MappingProxyType({"hour": 3600.0, "day": 86400.0, "month": 31 * 86400.0})  # seconds, the longest
 MESSAGES: Final = ("error.message", "message", "error_description", "errors[0].message", "detail", "title")
@@ -36,7 +46,19 @@ class Wait:
     word: Word = Word.AUTO
     seconds: Callable[[Any], float | None] | None = None
     fallback: float | None = None
-    period: Literal["", "hour", "day", "month"] = ""
+    period: Period = ""
+
+    def __post_init__(self) -> None:
+        check_word("Wait", "word", self.word, Word)
+        check_word("Wait", "period", self.period, Period)
+        check_number("Wait", "fallback", self.fallback)
+        check_pattern("Wait", "text", self.text)
+        check_paths("Wait", self, "body")
+        in_small_letters(self, "header")
+        if self.fallback is not None and self.period:
+            raise InvalidInput(
+                f"Wait(fallback={self.fallback!r}, period={self.period!r}): told nothing, it is one or the other"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,36 @@ class Rule:
     counts_for_breaker: bool | None = None
     provider_wide: bool | None = None
 
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in _ANSWERS:
+            told = ", ".join(f"FailureKind.{kind.name}" for kind in _ANSWERS)
+            raise InvalidInput(f"Rule({self.kind!r}): an answer means one of {told}, or None for a success")
+        if self.kind is not None:
+            check_word("Rule", "kind", self.kind, FailureKind)
+        if self.scope is not None:
+            check_word("Rule", "scope", self.scope, Scope)
+        if self.kind is None and (self.scope is not None or self.wait is not None):
+            raise InvalidInput("Rule(None): a success has no scope= and no wait=")
+        if not isinstance(self.code, str):
+            check_texts("Rule", self, "code")
+        check_paths("Rule", self, "where")
+        for pattern in (*self.header.values(), self.text):
+            check_pattern("Rule", "header" if pattern != self.text else "text", pattern)
+        self._check_status()
+
+    def _check_status(self) -> None:
+        """Refuse what is no status, and a rule that would make every success a failure. Raises `InvalidInput`."""
+        every = () if self.status is None else (self.status,) if isinstance(self.status, int) else self.status
+        if any(isinstance(one, bool) or not isinstance(one, int) or not 100 <= one < 600 for one in every):  # noqa: PLR2004
+            raise InvalidInput(
+                f"Rule(status={self.status!r}): a status is a number from 100 to 599, several or a range"
+            )
+        said = self.code or self.where or self.header or self.text or self.path or self.json is not None
+        if self.kind is not None and not said and any(200 <= one < 300 for one in every):  # noqa: PLR2004 - HTTP's own border
+            raise InvalidInput(
+                f"Rule({self.kind!r}, status={self.status!r}): say by what such a success is told from others"
+            )
+
     def fits_status(self, status: int) -> bool:
         """Whether the rule speaks about this status."""
         if self.status is None:
@@ -88,5 +140,13 @@ class Errors:
     reads_success: bool = field(init=False, default=False)  # a 2xx may be an error: its JSON has to be read
 
     def __post_init__(self) -> None:
+        check_texts("Errors", self, "code", "message")
+        check_paths("Errors", self, "code", "message")
+        for name in ("code_text", "code_form"):
+            if text := getattr(self, name):
+                check_pattern("Errors", name, text, groups=(1,))
+        if wrong := [rule for rule in self.rules if not isinstance(rule, Rule)]:
+            raise InvalidInput(f"Errors(rules=...): rules lists Rule(...), not {wrong[0]!r}")
+        in_small_letters(self, "code_header")
         found = any(rule.kind and any(rule.fits_status(s) for s in range(200, 300)) for rule in self.rules)
         object.__setattr__(self, "reads_success", found)

@@ -6,13 +6,12 @@ A type checker refuses most of them already (`Literal`, enumerations); this is f
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
+from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -62,3 +61,29 @@ def check_number(where: str, name: str, value: float | None, *, least: float = 0
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not real or not (least < value < float("inf") or (not above and value == least)):
         raise InvalidInput(f"{where}({name}={value!r}): {name} is a number {'above' if above else 'from'} {least:g}")
+
+
+def check_texts(where: str, owner: Any, *names: str) -> None:
+    """Refuse a text where several are listed: ``scopes="repo"`` would ask for ``r e p o``. Raises `InvalidInput`."""
+    for name in names:
+        value = getattr(owner, name)
+        listed = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+        if not listed or not all(isinstance(one, str) for one in value):
+            raise InvalidInput(f"{where}({name}={value!r}): {name} lists texts: write ({value!r},)")
+
+
+def check_paths(where: str, owner: Any, *names: str) -> None:
+    """Refuse what is no path into a body. Raises `InvalidInput`."""
+    for name in names:
+        value = getattr(owner, name)
+        for path in (value,) if isinstance(value, str) else value:
+            try:
+                pick(None, path)
+            except InvalidInput as error:
+                raise InvalidInput(f"{where}({name}=...): {error}") from None
+
+
+def in_small_letters(owner: Any, *names: str) -> None:
+    """Names of headers as they are looked for: in small letters."""
+    for name in names:
+        object.__setattr__(owner, name, getattr(owner, name).lower())

@@ -1,4 +1,4 @@
-"""Whether a provider's facts are well formed, without asking anybody: addresses, names, dates, expressions."""
+"""What a declaration cannot refuse by itself: facts that are missing, not dated, or without their counterpart."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
-from resilient.core.auth import OAuth2
-from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
 from resilient.core.policy import Policies
 from resilient.core.provider import Provider
@@ -15,8 +13,6 @@ from resilient.core.provider import Provider
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
-
-    from resilient.core.rules import Errors
 
 _WHOLE: Final = re.compile(r"\{\w+\}")  # each account at a host of its own
 _FIELDS: Final = frozenset(field.name for field in fields(Provider))
@@ -27,28 +23,6 @@ def fact_problems(provider: Provider, now: datetime) -> Iterator[str]:
     yield from _origin_problems(provider)
     yield from _date_problems(provider, now)
     yield from _limit_problems(provider)
-    yield from _batch_problems(provider)
-    every = [
-        ("errors", provider.errors),
-        *((f"auth.{a.kind}", a.errors) for a in provider.auth if isinstance(a, OAuth2)),
-    ]
-    for where, errors in every:
-        yield from (f"{where}: {problem}" for problem in _dialect_problems(errors))
-    for name, _ in provider.waits.hints:
-        if name != name.lower():
-            yield f"waits: the header {name!r} must be in lower case"
-    for budget in provider.waits.budgets:
-        names = (budget.limit, budget.remaining, budget.reset, budget.used, budget.combined, budget.named_by)
-        if any(name != name.lower() for name in names):
-            yield f"waits: the headers of the budget {budget.name!r} must be in lower case"
-    for name, paginator in provider.pagination.items():
-        for path in (paginator.items, paginator.more, paginator.done, paginator.resume):
-            yield from (f"pagination {name!r}: {problem}" for problem in _path_problems(path))
-
-
-def _batch_problems(provider: Provider) -> Iterator[str]:
-    if provider.batch is not None and (not provider.batch.path.startswith("/") or provider.batch.most < 1):
-        yield f"batch: {provider.batch.path!r} must be a path below the base URL, and most at least 1"
 
 
 def _origin_problems(provider: Provider) -> Iterator[str]:
@@ -88,29 +62,3 @@ def _limit_problems(provider: Provider) -> Iterator[str]:
         yield f"limits: {error}"
     if any(level.startswith("account/") for level in provider.limits) and provider.route is None:
         yield "limits: an endpoint's limits need route=, or no request draws them"
-
-
-def _dialect_problems(errors: Errors) -> Iterator[str]:
-    for path in (*errors.code, *errors.message):
-        yield from _path_problems(path)
-    for rule in errors.rules:
-        for path in rule.where:
-            yield from _path_problems(path)
-        texts = [*rule.header.values(), rule.text, rule.wait.text if rule.wait else ""]
-        yield from (problem for text in texts for problem in _pattern_problems(text))
-    yield from _pattern_problems(errors.code_text)
-    yield from _pattern_problems(errors.code_form)
-
-
-def _path_problems(path: str) -> Iterator[str]:
-    try:
-        pick({}, path)
-    except InvalidInput as error:
-        yield str(error)
-
-
-def _pattern_problems(text: str) -> Iterator[str]:
-    try:
-        re.compile(text)
-    except re.error as error:
-        yield f"{text!r} is no regular expression: {error}"

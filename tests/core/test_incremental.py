@@ -13,8 +13,13 @@ from resilient.core.incremental import Incremental
         ({"style": "key", "query": "after"}, "field="),
         ({"style": "token", "query": "cursor"}, "found="),
         ({"style": "link"}, "found="),
-        ({"style": "filter", "field": "updated", "form": "updated > x"}, "cursor"),
-        ({"style": "token", "found": "next", "deletions": "marked"}, "deleted="),
+        ({"style": "filter", "query": "q", "field": "updated", "form": "updated > x"}, "cursor"),
+        ({"style": "token", "query": "q", "found": "next", "taken": "last_page", "deletions": "marked"}, "deleted="),
+        ({"style": "filter", "field": "updated"}, "query="),
+        ({"style": "filter", "field": "updated", "query": "q", "header": "h"}, "query and header"),
+        ({"style": "filter", "field": "updated", "query": "q", "taken": "last_page"}, "items"),
+        ({"style": "token", "query": "q", "found": "next"}, "last_page"),
+        ({"style": "filter", "query": "q", "field": "updated", "deleted": "gone"}, "deletions='marked'"),
     ],
 )
 def test_what_is_missing_is_named(facts, wanted):

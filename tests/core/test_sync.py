@@ -75,7 +75,7 @@ def test_full_passes_return_when_due_or_when_the_cursor_is_too_old():
     day = NOW + timedelta(days=1)
     assert not begin(cursor, day, FILTER).full
     assert begin(cursor, day, Rules(incremental=FILTER.incremental, full_every=3600)).full
-    short = Incremental(style="token", query="t", found="t", life=3600)
+    short = Incremental(style="token", query="t", found="t", taken="last_page", life=3600)
     assert begin(cursor, day, Rules(incremental=short)).full
 
 

@@ -74,7 +74,8 @@ OTHER = {
     "waits": WaitDialect(retry_after=Word.ISO8601), "errors": Errors(code=("oops",)), "idempotency": Idempotency(),
     "reads": ("POST /find",), "graphql": "/gql", "route": lambda _: ("", 1.0), "cost": lambda _: None,
     "exceptions": {"acme.Error": FailureKind.PERMANENT}, "auth": (ApiKey(),), "headers": {"X-Version": "3"},
-    "pagination": {"list": LinkHeader(most=50)}, "incremental": {"new": Incremental(style="key", field="id")},
+    "pagination": {"list": LinkHeader(most=50)},
+    "incremental": {"new": Incremental(style="key", query="after", field="id")},
     "webhook": Webhook(token="x-token"), "batch": BatchEndpoint(path="/many", most=9),
     "verified_on": date(2026, 1, 2), "sources": ("acme.example/docs",), "unverified": ("limits",),
 }  # fmt: skip
@@ -106,7 +107,10 @@ def test_every_fact_is_shown(run, monkeypatch, name):
             "the HMAC-SHA256 of the method, the address, the body and the time, in base64",
         ),
         ({"webhook": providers_by_name()["github"]().webhook}, "it is not signed, so the body decides"),
-        ({"incremental": {"d": Incremental(style="token", found="c", life=86400)}}, "a cursor lasts 1 d"),
+        (
+            {"incremental": {"d": Incremental(style="token", query="c", found="c", taken="last_page", life=86400)}},
+            "a cursor lasts 1 d",
+        ),
     ],
 )
 def test_what_it_says(run, monkeypatch, facts, line):

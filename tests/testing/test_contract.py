@@ -10,7 +10,6 @@ import pytest
 from providers import github, hubspot, slack
 from resilient import (
     BatchEndpoint,
-    BudgetFields,
     Errors,
     FailureKind,
     InvalidInput,
@@ -21,7 +20,6 @@ from resilient import (
     Rule,
     Signature,
     Wait,
-    WaitDialect,
     Webhook,
 )
 from resilient.testing.contract import Dialect, Pages, Sample, problems
@@ -50,15 +48,9 @@ def broken(provider, **changes):
         ({"sources": (" ",)}, "sources"),
         ({"unverified": ("everything",)}, "'everything'"),
         ({"route": None}, "route="),
-        ({"waits": WaitDialect(hints=(("X-Wait", "auto"),))}, "lower case"),
-        ({"waits": WaitDialect(budgets=(BudgetFields("x", limit="X-Limit"),))}, "lower case"),
         ({"limits": {"account": [Limit(1, per=1, name="a"), Limit(2, per=1, name="a")]}}, "limits"),
-        ({"errors": Errors(code=("a..b",))}, "path"),
-        ({"errors": Errors(rules=(Rule(FailureKind.THROTTLED, text="("),))}, "regular expression"),
-        ({"pagination": {"rest": NextCursor(items="[", found="x", query="y")}}, "path"),
         ({"pagination": {}}, "no pagination 'rest'"),
         ({"auth": (OAuth2(token_url="https://x", client_id="mine"),)}, "belongs to the app"),
-        ({"batch": BatchEndpoint(path="$batch")}, "batch: '$batch'"),
         ({"batch": BatchEndpoint(path="/$batch")}, ""),
         ({"webhook": None, "auth": ()}, ""),
     ],
