@@ -23,7 +23,19 @@ import history
 import mutants
 from evil import log
 
-from resilient import BreakerPolicy, Idempotency, Job, Limit, Provider, Resilient, Retry, Schedule, SyncJob, handler
+from resilient import (
+    BreakerPolicy,
+    Idempotency,
+    Job,
+    Limit,
+    Permanent,
+    Provider,
+    Resilient,
+    Retry,
+    Schedule,
+    SyncJob,
+    handler,
+)
 from resilient.core.delays import Fixed
 from resilient.engine import sweeper
 from resilient.engine.services import exit_if_stuck
@@ -156,6 +168,22 @@ async def fails(job: Job[dict]) -> None:
     raise ValueError("always")
 
 
+@handler("step", retry=RETRY, timeout=30)
+async def step(job: Job[dict]) -> None:
+    log(job, "start")
+    point("handler", "before")
+    await asyncio.sleep(options.slow)
+    log(job, "end")
+    if job.payload.get("fails"):
+        raise Permanent("this one cannot be done")
+
+
+@handler("undo", retry=RETRY, timeout=30)
+async def undo(job: Job[dict]) -> None:
+    log(job, "start")
+    log(job, "end")
+
+
 def app(url):
     provider = Provider(
         name="p",
@@ -167,7 +195,7 @@ def app(url):
     breaker = BreakerPolicy(first_open=first, longest_open=4 * first, probe_lease=2 * first, ramp=2 * first)
     return Resilient(
         Database(url, pool_size=options.pool_size),
-        handlers=[work, ordered, thread, fails, *evil.HANDLERS],
+        handlers=[work, ordered, thread, fails, step, undo, *evil.HANDLERS],
         providers=[provider],
         limits={"p/*": [Limit.parse(options.limit)]} if options.limit else None,
         concurrency={key: int(jobs)} if jobs else None,

@@ -8,7 +8,9 @@ J1 a committed job is terminal in the end; J2 a rolled-back job never runs; J3 e
 J4 every step is permitted, raises the version, and exactly one is terminal; J5 a job succeeds only after the execution
 that holds it has ended (the fence); J6 attempts never fall and never exceed their maximum; J7 limits and caps hold over
 all processes; J8 circuits change as they may, a half-open one has one probe and an open one none; J9 no key has ready
-work and no turn; J10 the provider stores each finished job's thing once, under one key.
+work and no turn; J10 the provider stores each finished job's thing once, under one key; J11 nothing breaks a rule of
+`tests/invariants.py`: no workflow stands still unattended, no lane lacks a head, no job waits for nothing; J12 each
+workflow comes to its end, and what was done of one that failed is undone.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from sqlalchemy import text
 
 from resilient.core.states import TERMINAL, JobState, permitted
 from resilient.store import turns
+from tests import invariants
 
 _POSTGRESQL = """
 CREATE TABLE history (n bigserial, at timestamptz DEFAULT clock_timestamp(), job text, key text, old text, new text,
@@ -104,7 +107,8 @@ def check(database, log, *, committed, rolled_back=()):
         broken += steps(id_, by_job[id_], ended[id_])
     broken += [f"J2 {id_}: was rolled back and ran" for id_ in rolled_back if started[id_] or id_ in jobs]
     stranded = database.transaction_sync(turns.stranded)
-    return broken + [f"J9 {key}: ready work and no turn" for key, _ in stranded]
+    broken += [f"J9 {key}: ready work and no turn" for key, _ in stranded]
+    return broken + [f"J11 {line}" for line in invariants.broken(database)]
 
 
 def steps(id_, history, ended):
@@ -125,6 +129,27 @@ def steps(id_, history, ended):
                 broken.append(f"J5 {id_}: succeeded in execution {step.executions}, which had not ended")
     if terminal != 1:
         broken.append(f"J4 {id_}: {terminal} terminal steps")
+    return broken
+
+
+def workflows(database):
+    """J12, once nothing is left to do."""
+    broken = []
+    found = rows(
+        database,
+        "SELECT w.id, w.state, s.name, j.state AS job, u.state AS undo, s.undo_kind FROM resilient_workflow w"
+        " JOIN resilient_step s ON s.workflow_id = w.id LEFT JOIN resilient_job j ON j.id = s.job_id"
+        " LEFT JOIN resilient_job u ON u.id = s.undo_job_id",
+    )
+    for one in found:
+        done = one.job == "succeeded" and one.undo_kind is not None
+        well = {
+            "succeeded": one.job == "succeeded" and one.undo is None,
+            "undone": one.undo == "succeeded" if done else one.undo in (None, "succeeded"),
+            "failed": not done,
+        }
+        if not well.get(one.state, False):
+            broken.append(f"J12 {one.id}: {one.state}, its step {one.name} {one.job}, undo {one.undo}")
     return broken
 
 

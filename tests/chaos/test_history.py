@@ -139,3 +139,26 @@ def test_deliveries(postgres):
         "J10 7: stored 2 times",
         "J10 5: succeeded and was not stored",
     ]
+
+
+def test_a_workflow_that_stands_still_and_one_that_forgot_to_undo(postgres, tmp_path):
+    still, forgot = uuid4(), uuid4()
+    with postgres.sync_engine.begin() as c:
+        for id_, state, over in ((still, "running", "NULL"), (forgot, "undone", "now()")):
+            c.exec_driver_sql(
+                "INSERT INTO resilient_workflow (id, name, state, created_at, updated_at, finished_at)"
+                f" VALUES ('{id_}', 'w', '{state}', now(), now(), {over})"
+            )
+            job = new()
+            jobs.insert(c, postgres.dialect, [job])
+            c.exec_driver_sql(
+                "INSERT INTO resilient_step (workflow_id, name, no, job_id, kind, resource_key, undo_kind)"
+                f" VALUES ('{id_}', 's', 0, '{job.id}', 'work', 'p/0', 'undo')"
+            )
+        c.exec_driver_sql("UPDATE resilient_job SET state = 'succeeded', finished_at = now()")
+    broken = history.check(postgres, tmp_path / "log", committed=[]) + history.workflows(postgres)
+    assert broken == [
+        f"J11 a workflow stands still, and nobody was asked to look at it: {still}",
+        f"J12 {still}: running, its step s succeeded, undo None",
+        f"J12 {forgot}: undone, its step s succeeded, undo None",
+    ]

@@ -17,7 +17,9 @@ import psycopg
 import pytest
 from harness import Eye, address, new, states, unfinished, wait
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
+from resilient import Kind, Resilient
 from resilient.core.errors import DatabaseUnreachable
 from resilient.store import jobs
 from resilient.store.database import Database
@@ -30,6 +32,8 @@ MOST, PER = 24, 2.0  # requests of an account
 CAP = 3  # jobs of p/3 at once
 LATE = 4  # requests a worker may have had between its last look at the gate and the line when it was stopped
 ACCOUNTS = 4
+STEP, UNDO = Kind("step"), Kind("undo")
+OPEN_WORKFLOWS = "SELECT id FROM resilient_workflow WHERE finished_at IS NULL"
 
 
 class Producers:
@@ -39,6 +43,8 @@ class Producers:
         self.database = Database(database.url, pool_size=2)
         self.committed, self.rolled_back, self.unknown = [], [], []
         self._n = 0
+        self._app = Resilient(self.database, kinds=[STEP, UNDO], upgrade=False)
+        self.workflows = 0
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(random.Random(rng.random()),)) for _ in range(2)]
         for thread in self._threads:
@@ -46,6 +52,8 @@ class Producers:
 
     def _run(self, rng):
         while not self._closed.wait(rng.uniform(0.15, 0.4)):
+            if rng.random() < 0.3:
+                self._begin(rng, rolls_back=rng.random() < 0.2)
             self._enqueue([self._job(rng) for _ in range(rng.choice((1, 1, 2, 8)))], rolls_back=rng.random() < 0.2)
 
     def _job(self, rng):
@@ -61,6 +69,24 @@ class Producers:
             priority=rng.choice((0, 0, 0, 5)),
             delay=rng.choice((None, None, None, rng.uniform(0, 2))),
         )
+
+    def _begin(self, rng, *, rolls_back):
+        """A workflow: two steps side by side, one after both, some with an undo; one in three fails somewhere."""
+        fails = rng.randrange(12)
+        made = [{"fails": n == fails} for n in range(4)]
+        ids = []
+        try:
+            with Session(self.database.sync_engine) as session:
+                with self._app.sync.workflow("chaos", session=session, resource_key="flow") as wf:
+                    a, b = (wf.step(STEP, made[n], name=f"s{n}", undo=UNDO) for n in (0, 1))
+                    c = wf.step(STEP, made[2], name="s2", after=[a, b], undo=UNDO, resource_key="flow/2")
+                    wf.step(STEP, made[3], name="s3", after=c)
+                    ids = [one.id.hex for one in wf.steps]
+                (session.rollback if rolls_back else session.commit)()
+            (self.rolled_back if rolls_back else self.committed).extend(ids)
+            self.workflows += not rolls_back
+        except (SQLAlchemyError, DatabaseUnreachable):
+            (self.rolled_back if rolls_back else self.unknown).extend(ids)
 
     def _enqueue(self, batch, *, rolls_back):
         ids = [job.id.hex for job in batch]
@@ -157,6 +183,7 @@ def test_nothing_is_lost_whatever_happens(postgres, crew, provider):
     seen, arrivals = eye.close(), provider.arrivals()
     broken = history.check(postgres, crew.log, committed=producers.committed, rolled_back=producers.rolled_back)
     broken += history.circuits(postgres) + history.delivered(postgres, arrivals) + seen + crew.stranded()
+    broken += history.workflows(postgres)
     broken += history.capped(postgres, "p/3", CAP) + history.within(arrivals, MOST + LATE, PER - 0.5)
     deferred = sum(row.deferrals > 0 for row in states(postgres).values())
     rescued = sum(row.rescues > 0 for row in states(postgres).values())
@@ -167,6 +194,7 @@ def test_nothing_is_lost_whatever_happens(postgres, crew, provider):
     assert broken == [], facts
     assert len(producers.committed) > 4 * SECONDS
     assert producers.rolled_back
+    assert producers.workflows > SECONDS / 5
     assert deferred
     assert rescued
     assert eye.looks > SECONDS
@@ -174,6 +202,6 @@ def test_nothing_is_lost_whatever_happens(postgres, crew, provider):
 
 def _nothing_left(database):
     try:
-        return not unfinished(database)
+        return not unfinished(database) and not history.rows(database, OPEN_WORKFLOWS)
     except (DatabaseUnreachable, SQLAlchemyError):
         return False
