@@ -113,9 +113,18 @@ class Middleware:
                 request.headers[name] = value
             if call.url != url:
                 request.url = URL(call.url, encoded=True)
+            _drop_spoilt(request.session.connector)
             response = await handler(request)
             call.report(response.status, list(response.headers.items()), await _look(response, call))
         return call, response
+
+
+def _drop_spoilt(connector: aiohttp.BaseConnector | None) -> None:
+    """Close idle connections that hold bytes nobody asked for: aiohttp would read them as the next answer."""
+    for idle in getattr(connector, "_conns", {}).values():
+        for protocol, _ in idle:
+            if protocol.should_close:
+                protocol.close()
 
 
 async def _look(response: ClientResponse, call: AsyncCall) -> bytes | None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import httpcore
 import httpx
 
+from resilient.wire.surplus import surplus
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterable, AsyncIterator
@@ -114,7 +116,7 @@ class Connections(httpx.AsyncBaseTransport):
 
     def _give_back(self, origin: Origin, connection: Connection) -> None:
         """The request is over: keep the connection if it can serve another."""
-        usable = connection.is_idle() and not connection.is_closed()
+        usable = connection.is_idle() and not connection.is_closed() and not surplus(connection)
         if not usable or self._closed or len(self._resting) >= self._settings.idle:
             self._drop(connection)
         else:

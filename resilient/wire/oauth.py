@@ -28,6 +28,7 @@ from resilient.wire import redact
 from resilient.wire.assertion import client_assertion, grant_assertion
 from resilient.wire.decoding import ASKED_FOR, Intake
 from resilient.wire.flow import fields
+from resilient.wire.surplus import keep_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -154,7 +155,9 @@ class TokenClient:
         if self._client is None or self._loop is not loop:
             self._loop = loop
             limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
-            self._client = httpx.AsyncClient(timeout=PATIENCE, limits=limits, trust_env=False)
+            transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
+            keep_apart(transport)
+            self._client = httpx.AsyncClient(transport=transport, timeout=PATIENCE, trust_env=False)
         return self._client
 
 

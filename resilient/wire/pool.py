@@ -16,6 +16,7 @@ import httpx
 from resilient.core import bounds
 from resilient.wire import redact
 from resilient.wire.connections import Connections
+from resilient.wire.surplus import keep_apart
 
 if TYPE_CHECKING:
     import ssl
@@ -76,7 +77,9 @@ class Pool:
 
     def _make_async(self) -> httpx.AsyncBaseTransport:
         if self.settings.proxy is not None:  # a tunnel is httpx's business
-            return httpx.AsyncHTTPTransport(**self._options())
+            transport = httpx.AsyncHTTPTransport(**self._options())
+            keep_apart(transport)
+            return transport
         return Connections(self.settings, self._certificates())
 
     @property
@@ -84,8 +87,13 @@ class Pool:
         """The transport of the handlers that run in threads."""
         if self._sync is None:
             with self._lock:
-                self._sync = self._sync or httpx.HTTPTransport(**self._options())
+                self._sync = self._sync or self._make_sync()
         return self._sync
+
+    def _make_sync(self) -> httpx.HTTPTransport:
+        transport = httpx.HTTPTransport(**self._options())
+        keep_apart(transport)
+        return transport
 
     def _options(self) -> dict[str, Any]:
         s = self.settings

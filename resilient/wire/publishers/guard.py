@@ -20,6 +20,7 @@ import httpcore
 import httpx
 
 from resilient.core.errors import Permanent
+from resilient.wire.surplus import keep_apart
 
 if TYPE_CHECKING:
     import ssl
@@ -117,4 +118,5 @@ def transport(allow: Iterable[str], context: ssl.SSLContext, connections: int) -
     made._pool = httpcore.AsyncConnectionPool(  # noqa: SLF001 - httpx has no argument for it
         ssl_context=context, max_connections=connections, keepalive_expiry=4.0, network_backend=GuardedNetwork(allow)
     )
+    keep_apart(made)
     return made
