@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
         Cancel,
         ConnectionNotFound,
         ConsentRefused,
+        DatabaseBusy,
         DatabaseUnreachable,
         DuplicateJob,
         InvalidInput,
@@ -145,6 +146,7 @@ __all__ = [
     "Count",
     "CredentialStore",
     "Credentials",
+    "DatabaseBusy",
     "DatabaseUnreachable",
     "Decorrelated",
     "Deleted",
@@ -275,10 +277,10 @@ _HOMES = {
     "core.changed": "Cancelled Changed Deleted Discarded Edited Retried",
     "core.delays": "Decorrelated EqualJitter Exponential Fixed FullJitter Linear PlusMinus",
     "core.errors": (
-        "Ambiguous BadCron BadPayload BadResourceKey Cancel ConnectionNotFound ConsentRefused DatabaseUnreachable "
-        "DuplicateJob InvalidInput JobFailure JobNotFound LostLease MissingExtra NaiveDatetime NoResult "
-        "PayloadTooLarge Permanent ResilientError ResourceStopped SchemaOutdated SchemaTooNew SetupError Snooze "
-        "Throttled TransactionOpen Transient UnknownKind WorkflowNotFound WorkflowOver"
+        "Ambiguous BadCron BadPayload BadResourceKey Cancel ConnectionNotFound ConsentRefused DatabaseBusy "
+        "DatabaseUnreachable DuplicateJob InvalidInput JobFailure JobNotFound LostLease MissingExtra NaiveDatetime "
+        "NoResult PayloadTooLarge Permanent ResilientError ResourceStopped SchemaOutdated SchemaTooNew SetupError "
+        "Snooze Throttled TransactionOpen Transient UnknownKind WorkflowNotFound WorkflowOver"
     ),
     "core.events": "EventInfo Replayed",
     "core.exchange": "AnswerFacts RequestFacts",

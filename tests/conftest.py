@@ -189,6 +189,19 @@ class PostgresServer:
         """A fast shutdown: connections are cut, transactions rolled back."""
         self._server.stop()
 
+    def processes(self):
+        """The server's, its postmaster first."""
+        postmaster = psutil.Process(int((self.data / "postmaster.pid").read_text().splitlines()[0]))
+        return [postmaster, *postmaster.children(recursive=True)]
+
+    def kill(self):
+        """SIGKILL to all of it: a crash."""
+        killed = self.processes()
+        for one in killed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(killed, 10)
+
     def url(self, name="postgres"):
         return f"postgresql://postgres@/{name}?host={self.data}"
 

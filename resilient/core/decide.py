@@ -8,10 +8,11 @@ Rules, in the order in which they win:
    a person looks.
 3. A permanent failure, and whatever is out of attempts or rescues, is dead.
 4. A cancel wins over every way of going on; so does an expiry that comes before the next try.
-5. Waiting is not charged: throttles, quotas, credentials, stopped resources, snoozes, used-up slices, hand-backs
-   and lost workers. A job that waits for a resource on its own path goes back to ready and keeps its place: the
-   gate holds it. A resource elsewhere gates nothing in the claim, so then the job is scheduled. The design charges
-   what is rescued in doubt, and promises that no lost worker is charged: the promise holds, `max_rescues` ends it.
+5. Waiting is not charged: throttles, quotas, credentials, stopped resources, snoozes, used-up slices, hand-backs,
+   lost workers and the engine's own database. A job that waits for a resource on its own path goes back to ready and
+   keeps its place: the gate holds it. A resource elsewhere gates nothing in the claim, so then the job is scheduled.
+   The design charges what is rescued in doubt, and promises that no lost worker is charged: the promise holds,
+   `max_rescues` ends it.
 6. Everything else is charged and backed off; what the provider told is a floor.
 
 `decide` never raises for a handler's mistakes: a delay function that fails is replaced by the default delay.
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from resilient.core.backoff import Retry
 
 REFUSALS: Final = 3  # refused credentials or cursors after which it is not tried again at once
+DATABASE_PAUSE: Final = 5.0  # seconds at most until a job that met a database in trouble is tried again
 RECHECK: Final = 60.0  # seconds until a job asks again for a resource that is not on its path
 _DEAD_AT_ONCE: Final = frozenset(
     {FailureKind.PERMANENT, FailureKind.UNDECODABLE, FailureKind.EXPIRED, FailureKind.LOST_WORKER}
@@ -202,8 +204,12 @@ def _rescued(job: JobFacts, outcome: Rescued, retry: Retry, now: datetime) -> Tr
 
 
 def _uncharged(job: JobFacts, about: dict[str, Any], told: datetime | None, now: datetime, roll: float) -> Transition:
-    """Throttled, out of quota, without credentials, or a refused cursor."""
-    if about["error_kind"] is FailureKind.RESET_CURSOR:
+    """Throttled, out of quota, without credentials, a refused cursor, or our own database in trouble."""
+    if about["error_kind"] is FailureKind.DATABASE:  # a database that is away claims nothing: this is for one half well
+        run_at = add_seconds(now, DATABASE_PAUSE * (1 - roll / 2))
+        run_at = run_at if told is None else max(run_at, resume_at(told, now, roll))
+        step = _step(job, JobState.SCHEDULED, "defer", run_at=run_at, **{**about, "resource_key": None})
+    elif about["error_kind"] is FailureKind.RESET_CURSOR:
         step = _step(job, JobState.READY, "reset_cursor", **about)
     else:
         step = _wait_for(job, about["resource_key"], told, now, roll)._replace(**about)

@@ -9,7 +9,8 @@
     |   +-- NaiveDatetime
     |   +-- BadCron
     +-- SetupError                     the program or its database is not ready
-    |   +-- DatabaseUnreachable
+    |   +-- DatabaseUnreachable        away, or unable to serve: full, read-only, a standby
+    |   |   +-- DatabaseBusy           every connection is in use
     |   +-- SchemaOutdated             database older than the code: run `resilient db upgrade`
     |   +-- SchemaTooNew               database newer than the code: deploy the newer code
     |   +-- MissingExtra               an optional dependency is not installed
@@ -83,7 +84,14 @@ class SetupError(ResilientError):
 
 
 class DatabaseUnreachable(SetupError):
-    """The database does not answer; the message names host and database, never the password."""
+    """The database does not answer, or cannot serve; the message names host and database, never the password.
+
+    A job that meets it is charged nothing and tried again.
+    """
+
+
+class DatabaseBusy(DatabaseUnreachable):
+    """Every connection is in use: the server's, or those this process may open."""
 
 
 class SchemaOutdated(SetupError):

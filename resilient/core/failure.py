@@ -25,6 +25,7 @@ class FailureKind(StrEnum):
     CONFLICT = "conflict"  # re-read and try again soon
     PERMANENT = "permanent"  # dead at once
     RESET_CURSOR = "reset_cursor"  # the stream starts a full pass
+    DATABASE = "database"  # the engine's own database is away, busy or full; no attempt
     TIMEOUT = "timeout"  # the handler took too long
     BUG = "bug"  # an exception from the user's code
     LOST_WORKER = "lost_worker"  # the job's workers died too often
@@ -41,7 +42,7 @@ class Scope(StrEnum):
 
 
 WAITS_FOR_RESOURCE: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA, FailureKind.AUTH})
-UNCHARGED: Final = WAITS_FOR_RESOURCE | {FailureKind.RESET_CURSOR}
+UNCHARGED: Final = WAITS_FOR_RESOURCE | {FailureKind.RESET_CURSOR, FailureKind.DATABASE}
 
 
 @dataclass(frozen=True, slots=True)

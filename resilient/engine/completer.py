@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from resilient.core.errors import DuplicateJob
 from resilient.engine import writing
+from resilient.engine.away import retry_pause
 from resilient.store import finishing, leases, patience, resources, turns
 from resilient.store.direct import direct
 from resilient.store.followers import Ends
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("resilient.worker")
 BATCH: Final = 500
 BACKLOG: Final = 5_000  # results waiting to be written, beyond which slots wait
-LONGEST_PAUSE: Final = 10.0
 CAREFUL_FOR: Final = 30.0  # seconds after somebody was found to hold what a result needs
 HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
 Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
@@ -360,8 +360,3 @@ def free_slots(c: Connection, d: Dialect, freed: Mapping[str, int], now: datetim
     resources.touch(c, d, list(freed), now)
     for key, count in sorted(freed.items()):
         turns.release(c, d, key, count, now)
-
-
-def retry_pause(tries: int) -> float:
-    """Seconds to wait before talking to a database that did not answer, growing to `LONGEST_PAUSE`."""
-    return float(min(0.1 * 2 ** min(tries, 10), LONGEST_PAUSE))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
-from resilient.core.errors import Cancel, JobFailure, LostLease, ResourceStopped, Snooze
+from resilient.core.errors import Cancel, DatabaseBusy, JobFailure, LostLease, ResourceStopped, Snooze
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.outcomes import (
     SUCCEEDED,
@@ -33,6 +33,7 @@ from resilient.core.outcomes import (
 )
 from resilient.core.plain_text import plain
 from resilient.engine.foreign import NoThread
+from resilient.store import trouble
 from resilient.store.finishing import Finish
 from resilient.wire.explain import chain
 from resilient.wire.redact import scrub
@@ -79,13 +80,8 @@ def raised(execution: Execution, error: BaseException) -> Outcome:
         return interrupted(execution)
     if execution.lost or isinstance(error, (LostLease, NoThread)):
         return HandedBack(str(error) if isinstance(error, NoThread) else "its lease was lost")
-    for one in chain(error):  # SDKs and task groups wrap what they catch
-        if isinstance(one, (Snooze, Cancel)):
-            return _told(one)
-        if isinstance(one, ResourceStopped):
-            return Deferred(one.resource, one.gate, one.until, str(one))
-        if isinstance(one, JobFailure):
-            break  # raised over one of the others: it says more
+    if (said := _said(execution, error)) is not None:
+        return said
     if execution.reason == "timeout":
         return interrupted(execution)
     told = execution.worker.wire.explain(execution, error)
@@ -93,8 +89,42 @@ def raised(execution: Execution, error: BaseException) -> Outcome:
     return Failed(told.failure, text_of(error), trace, resource=told.resource)
 
 
+def _said(execution: Execution, error: BaseException) -> Outcome | None:
+    """What a word of ours in its chain means; SDKs and task groups wrap what they catch."""
+    for one in chain(error):
+        if isinstance(one, (Snooze, Cancel)):
+            return _told(one)
+        if _is_databases(one):
+            return in_trouble(one, execution)
+        if isinstance(one, ResourceStopped):
+            return Deferred(one.resource, one.gate, one.until, str(one))
+        if isinstance(one, JobFailure):
+            return None  # raised over one of the others: it says more
+    return None
+
+
+def _is_databases(error: BaseException) -> bool:
+    return trouble.met(error) or (isinstance(error, ResourceStopped) and error.gate == "database")
+
+
+def in_trouble(error: BaseException, execution: Execution | None = None) -> Failed:
+    """The engine's own database was away, busy or full: nothing is charged, unless a repeat might do something twice.
+
+    What was answered without a provider's key would be sent again with the handler: it took effect, and nothing that
+    was to be written beside it has been.
+    """
+    code = "busy" if isinstance(error, DatabaseBusy) else "unreachable"
+    effect = None if execution is None else execution.effect
+    if effect is None:
+        return Failed(Failure(FailureKind.DATABASE, code=code, counts_for_breaker=False), text_of(error))
+    failure = Failure(FailureKind.AMBIGUOUS, code=f"database_{code}", counts_for_breaker=False)
+    return Failed(failure, f"{effect} was answered, and then the engine's database failed the job: {text_of(error)}")
+
+
 def interrupted(execution: Execution) -> Outcome:
     """What it means that an execution was stopped from outside."""
+    if execution.reason in ("timeout", "stop") and execution.away is not None:
+        return in_trouble(execution.away, execution)
     if execution.reason == "timeout":
         return Failed(Failure(FailureKind.TIMEOUT), f"took longer than its timeout of {execution.handler.timeout:g} s")
     if execution.reason == "cancel":
@@ -104,6 +134,8 @@ def interrupted(execution: Execution) -> Outcome:
 
 def broken(error: BaseException) -> Outcome:
     """What it means that the engine itself failed over an execution."""
+    if any(_is_databases(one) for one in chain(error)):
+        return in_trouble(error)
     return Failed(Failure(FailureKind.BUG, code=type(error).__name__), text_of(error), _trace(error))
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -14,6 +16,7 @@ from resilient.core import marks
 from resilient.core.errors import LostLease, ResilientError, TransactionOpen
 from resilient.core.outcomes import JobFacts
 from resilient.engine import two_phase
+from resilient.engine.away import patiently, patiently_sync
 from resilient.engine.enqueue import Enqueued
 from resilient.engine.requests import Sender, SyncThrough, Through
 from resilient.store import leases
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from resilient.store.candidates import ClaimedJob
     from resilient.wire.trail import Trail
 
+_CHANGING: Final = threading.Lock()
 FACTS_LAST: Final = 1.0  # seconds after its claim in which a job may start by what the claim has read of the gates
 
 
@@ -108,6 +112,9 @@ class Execution:
     elected: tuple[tuple[str, int], ...] = ()  # circuits off its path that its requests probe, and generations
     asked = ""  # the resource whose trail was used last
     trails: Mapping[str, Trail] = MappingProxyType({})  # of its requests, by resource; each made with the first
+    away: BaseException | None = None  # why the database does not serve, while it is waited for
+    effect: str | None = None  # the latest request that took effect and would be done again by a repeat, by name
+    _effects: Mapping[str, Any] = MappingProxyType({})  # its mark, which stays on the row until the finish
     _marks: Mapping[str, Any] = MappingProxyType({})  # of unanswered requests, by name
     _client: Any = None
     _marking: asyncio.Lock | None = None  # made with the first mark
@@ -188,14 +195,14 @@ class Execution:
     async def progress(self, value: Any) -> None:
         """See `Side`."""
         self._require_no_transaction("progress")
-        text = _progress_text(self.row.id, value)
-        self.require_held(await self.worker.app.database.transaction(_progress, self.id, self.fence, text))
+        text, run = _progress_text(self.row.id, value), self.worker.app.database.transaction
+        self.require_held(await patiently(self, partial(run, _progress, self.id, self.fence, text)))
 
     def progress_sync(self, value: Any) -> None:
         """See `Side`."""
         self._require_no_transaction("progress")
-        text = _progress_text(self.row.id, value)
-        self.require_held(self.worker.app.database.transaction_sync(_progress, self.id, self.fence, text))
+        text, run = _progress_text(self.row.id, value), self.worker.app.database.transaction_sync
+        self.require_held(patiently_sync(self, partial(run, _progress, self.id, self.fence, text)))
 
     async def through(self, resource_key: str) -> Through:
         """See `Side`."""
@@ -218,12 +225,27 @@ class Execution:
         """The mark of an unanswered request."""
         return self._marks.get(name)
 
-    def unmark(self, name: str) -> dict[str, Any] | None:
-        """The outcome of a request with a key is known; its row hears of it with the next write."""
+    def unmark(self, name: str, *, took_effect: bool = False) -> dict[str, Any] | None:
+        """The outcome of a request is known; its row hears of it with its finish, so that this costs nothing.
+
+        ``took_effect``: it was done, and has no key. Until the finish the row says that it may have been: whoever finds
+        the job after a crash must not do it again.
+        """
         known = None if self.over or self.lost else self._marks.get(name)
         if known is not None:
             self._set_mark(name, None)
+            if took_effect:
+                self.effect, self._effects = name, {name: known}
         return known
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what its row says about its requests is only that some were answered."""
+        return self.effect is not None and not self._marks and not (self._marking and self._marking.locked())
+
+    def settle(self) -> None:
+        """A checkpoint is committed: what was done before it is behind the job."""
+        self.effect, self._effects = None, {}
 
     def remark(self, name: str, mark: dict[str, Any] | None) -> None:
         """It is not known after all."""
@@ -231,8 +253,9 @@ class Execution:
             self._set_mark(name, mark)
 
     def _set_mark(self, name: str, mark: dict[str, Any] | None) -> None:
-        others = {k: v for k, v in self._marks.items() if k != name}
-        self._marks = others if mark is None else {**others, name: mark}
+        with _CHANGING:  # answers are taken in by the threads that asked
+            others = {k: v for k, v in self._marks.items() if k != name}
+            self._marks = others if mark is None else {**others, name: mark}
 
     def prepare(self) -> AbstractAsyncContextManager[Any]:
         """See `Side`."""
@@ -265,24 +288,19 @@ class Execution:
         self.follow_ups = [*(self.follow_ups or ()), ordered]
         return Enqueued(ordered.row.id, created=None)
 
-    async def mark(self, name: str, mark: dict[str, Any] | None) -> None:
-        """Commit or clear the mark of one unanswered request; raises `LostLease` if the fence is gone.
+    async def mark(self, name: str, mark: dict[str, Any]) -> None:
+        """Commit the mark of one request before it is sent; raises `LostLease` if the fence is gone.
 
         One after the other: two requests at once must not write each other's mark away.
         """
         self._marking = self._marking or asyncio.Lock()
         async with self._marking:
-            if self.over or self.lost:  # too late to send; and what was decided in doubt stays in doubt
-                return self.require_running() if mark is not None else None
-            after = {k: v for k, v in self._marks.items() if k != name}
-            if mark is not None:
-                after[name] = mark
-            text = json.dumps(after) if after else None
-            self.require_held(await self.worker.app.database.transaction(_mark, self.id, self.fence, text))
-            if mark is not None:
-                self.require_running()
+            self.require_running()
+            text = json.dumps({**self._effects, **self._marks, name: mark})
+            run = self.worker.app.database.transaction
+            self.require_held(await patiently(self, partial(run, _mark, self.id, self.fence, text)))
+            self.require_running()
             self._set_mark(name, mark)
-        return None
 
     @property
     def marks(self) -> dict[str, Any] | None:
@@ -324,5 +342,5 @@ def _progress(c: Any, d: Any, id_: UUID, fence: int, text: str) -> bool:
 
 
 @direct
-def _mark(c: Any, d: Any, id_: UUID, fence: int, text: str | None) -> bool:
+def _mark(c: Any, d: Any, id_: UUID, fence: int, text: str) -> bool:
     return leases.mark_sent_if_held(c, d, id_, fence, text, d.now(c))

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.admission import ResourceFacts, Stop, needs_count, refusal
-from resilient.core.errors import ResourceStopped
+from resilient.core.errors import DatabaseUnreachable, ResourceStopped
 from resilient.core.evidence import child_of, judge, names, scoped
 from resilient.core.failure import WAITS_FOR_RESOURCE
 from resilient.core.instants import add_seconds
@@ -29,6 +29,7 @@ from resilient.core.outcomes import Failed, Succeeded
 from resilient.core.phrases import moment
 from resilient.core.resource_key import path
 from resilient.core.tenancy import Tenancy
+from resilient.engine.away import retry_pause
 from resilient.engine.budgets import Reach, spent, told_of
 from resilient.engine.drawing import Drawing
 from resilient.engine.probing import Probing
@@ -107,15 +108,18 @@ class Gate:
         )
         self._on_cooldown = on_cooldown
         self._resting: dict[str, datetime] = {}  # throttles on their way to the database
+        self._closing = False
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin on this loop."""
+        self._closing = False
         self._reporter.start(asyncio.get_running_loop())
 
     async def close(self) -> None:
         """Write everything and stop."""
+        self._closing = True
         await self._reporter.close()
 
     async def flush(self) -> None:
@@ -266,7 +270,27 @@ class Gate:
     ) -> None:
         """``key`` was throttled until the told time (None: it did not say); see `core.cooldown`."""
         if self._rest(key, until):
-            await self._cool_down(key, until, code, sent_at=sent_at, exact=exact)
+            try:
+                await self._cool_down(key, until, code, sent_at=sent_at, exact=exact)
+            except DatabaseUnreachable as error:  # what was answered is not lost over it
+                log.warning("cannot write yet that %s is throttled (%s)", key, error)
+                self._reporter.spawn(self._cool_down_later(key, until, code, sent_at=sent_at, exact=exact))
+
+    async def _cool_down_later(
+        self, key: str, until: datetime | None, code: str | None, *, sent_at: datetime | None, exact: bool
+    ) -> None:
+        """Until it is written, or over; this worker rests meanwhile."""
+        rests, tries = until or self.now() + timedelta(seconds=1), 0
+        while self.now() < rests and not self._closing:
+            self._resting.setdefault(key, rests)
+            await asyncio.sleep(retry_pause(tries))
+            tries += 1
+            try:
+                return await self._cool_down(key, until, code, sent_at=sent_at, exact=exact)
+            except DatabaseUnreachable:
+                continue
+        self._resting.pop(key, None)
+        return None
 
     def _rest(self, key: str, until: datetime | None) -> bool:
         """It counts here before it is written; False if that is known: one signal, however many were in flight."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from resilient.core.body import pick
@@ -25,6 +26,7 @@ from resilient.core.page_request import PagingError
 from resilient.core.paginators import GraphQLPages
 from resilient.core.sync import RESETS, begin, refuse, restart, take, unchanged
 from resilient.engine import user_sessions
+from resilient.engine.away import patiently, patiently_sync
 from resilient.engine.streams import Page, Rejected, Stream, checked_params
 from resilient.store import cursors, leases
 from resilient.wire.flow import fields
@@ -238,7 +240,7 @@ async def pages(execution: Any, stream: Stream[T], params: dict[str, Any]) -> As
         elif isinstance(step, Ask):
             result = await client.request(**_words(step.request))
         else:
-            result = await database.transaction(step.fn, *step.args)
+            result = await patiently(execution, partial(database.transaction, step.fn, *step.args))
 
 
 def pages_sync(execution: Any, stream: Stream[T], params: dict[str, Any]) -> Iterator[Page[T]]:
@@ -257,7 +259,7 @@ def pages_sync(execution: Any, stream: Stream[T], params: dict[str, Any]) -> Ite
         elif isinstance(step, Ask):
             result = client.request(**_words(step.request))
         else:
-            result = database.transaction_sync(step.fn, *step.args)
+            result = patiently_sync(execution, partial(database.transaction_sync, step.fn, *step.args))
 
 
 def _words(request: PageRequest) -> dict[str, Any]:
@@ -280,13 +282,17 @@ def _save(session: Session, execution: Execution, move: Move) -> None:
     if not cursors.write_if_unmoved(c, d, move.place, cursor, execution.id, now):
         raise _moved(move.place)
     told = {"stream": move.place[1], "pass": cursor.pass_id, "pages": cursor.pages, "records": cursor.records}
-    execution.require_held(leases.checkpoint_if_held(c, d, execution.id, execution.fence, json.dumps(told), now))
+    held = leases.checkpoint_if_held(
+        c, d, execution.id, execution.fence, json.dumps(told), now, clear_sent=execution.is_settled
+    )
+    execution.require_held(held)
 
 
 def _saved(execution: Execution, move: Move) -> None:
     move.done = True
     move.cursor = replace(move.cursor, version=move.cursor.version + 1)
     execution.checkpointed = True
+    execution.settle()
     execution.started = time.monotonic()  # the handler's time begins anew
 
 
@@ -319,7 +325,8 @@ def checkpoint_sync(execution: Any, page: Page[Any]) -> Iterator[Any]:
 async def sweep(execution: Any, stream: Stream[Any], params: dict[str, Any]) -> AsyncIterator[Sweep[Any] | None]:
     """A `Sweep`, or None while nothing may be deleted."""
     place = stream.place(execution.resource_key, checked_params(stream, params))
-    cursor, _ = await execution.app.database.transaction(cursors.read, place)
+    read = partial(execution.app.database.transaction, cursors.read, place)
+    cursor, _ = await patiently(execution, read)
     if not cursor.may_sweep:
         yield None
         return
@@ -333,7 +340,8 @@ async def sweep(execution: Any, stream: Stream[Any], params: dict[str, Any]) -> 
 def sweep_sync(execution: Any, stream: Stream[Any], params: dict[str, Any]) -> Iterator[Sweep[Any] | None]:
     """`sweep` for threads."""
     place = stream.place(execution.resource_key, checked_params(stream, params))
-    cursor, _ = execution.app.database.transaction_sync(cursors.read, place)
+    read = partial(execution.app.database.transaction_sync, cursors.read, place)
+    cursor, _ = patiently_sync(execution, read)
     if not cursor.may_sweep:
         yield None
         return

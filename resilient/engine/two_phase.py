@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import time
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,11 +24,12 @@ from resilient.core.errors import InvalidInput, JobFailure
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.outcomes import Outcome, Reconciled, Succeeded
 from resilient.engine import completer, joining, user_sessions
+from resilient.engine.away import retry_pause
 from resilient.engine.endings import raised
 from resilient.engine.foreign import ends_task
 from resilient.engine.sessions import BROKEN_OFF
 from resilient.engine.steps import require_going
-from resilient.store import leases
+from resilient.store import leases, trouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -299,16 +301,39 @@ def named(error: BaseException) -> BaseException:
 
 
 async def _was_committed(execution: Execution, work: Work) -> bool:
-    """Whether a commit that failed took place all the same: the answer was lost."""
-    with contextlib.suppress(Exception):
-        return work.committing and await execution.app.database.transaction(_is_done, execution)
+    """Whether a commit that failed took place all the same: the answer was lost. It is asked until it answers."""
+    tries = 0
+    while work.committing and not execution.lost:
+        try:
+            return await execution.app.database.transaction(_is_done, execution)
+        except asyncio.CancelledError:  # timeout, stop, lost lease: what is written now is refused if it was committed
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the commit is not known to have failed
+            if _is_told(execution, error, tries):
+                return False
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(retry_pause(tries))
+        tries += 1
     return False
 
 
 def _was_committed_sync(execution: Execution, work: Work) -> bool:
-    with contextlib.suppress(Exception):
-        return work.committing and execution.app.database.transaction_sync(_is_done, execution)
+    tries = 0
+    while work.committing and not execution.lost:
+        try:
+            return execution.app.database.transaction_sync(_is_done, execution)
+        except Exception as error:  # noqa: BLE001 - as above
+            if _is_told(execution, error, tries):
+                return False
+        time.sleep(retry_pause(tries))
+        tries += 1
     return False
+
+
+def _is_told(execution: Execution, error: Exception, tries: int) -> bool:
+    """Whether asking again is in vain: the worker stops, or something else than the database is wrong."""
+    execution.away = error if trouble.met(error) else None
+    return execution.reason is not None or (execution.away is None and tries > 0)
 
 
 def _is_done(c: Connection, d: Dialect, execution: Execution) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import event
@@ -17,7 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from resilient.core.errors import InvalidInput, ResilientError, SetupError
-from resilient.store import leases
+from resilient.engine.away import patiently, patiently_sync
+from resilient.store import leases, trouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -39,18 +41,40 @@ class Opened(NamedTuple):
 @asynccontextmanager
 async def begun(execution: Execution) -> AsyncIterator[Opened]:
     """An AsyncSession in a transaction, which is rolled back unless it is committed before the end."""
-    async with _exclusive(execution), _made(execution.app, AsyncSession) as session:
+    async with _exclusive(execution), await patiently(execution, partial(_ready, execution)) as session:
         with _only_ours(session.sync_session) as ours:
-            await session.run_sync(_begin, execution)
             yield Opened(session, ours)
 
 
 @contextmanager
 def begun_sync(execution: Execution) -> Iterator[Opened]:
     """`begun` for threads: a Session."""
-    with _exclusive_sync(execution), _made(execution.app, Session) as session, _only_ours(session) as ours:
-        _begin(session, execution)
+    begin = partial(_ready_sync, execution)
+    with _exclusive_sync(execution), patiently_sync(execution, begin) as session, _only_ours(session) as ours:
         yield Opened(session, ours)
+
+
+async def _ready(execution: Execution) -> Any:
+    """An AsyncSession whose transaction has begun."""
+    session = _made(execution.app, AsyncSession)
+    try:
+        with execution.app.database.named_errors():
+            await session.run_sync(_begin, execution)
+    except BaseException:
+        await session.close()
+        raise
+    return session
+
+
+def _ready_sync(execution: Execution) -> Any:
+    session = _made(execution.app, Session)
+    try:
+        with execution.app.database.named_errors():
+            _begin(session, execution)
+    except BaseException:
+        session.close()
+        raise
+    return session
 
 
 @asynccontextmanager
@@ -74,11 +98,15 @@ def opened_sync(execution: Execution, last: Callable[[Session], None]) -> Iterat
 
 
 def _begin(session: Session, execution: Execution) -> None:
-    """Begin now, on SQLite as a writer: a reader that turns writer fails at once instead of waiting."""
+    """Begin now, on SQLite as a writer: a reader that turns writer fails at once instead of waiting.
+
+    A connection that was cut while it rested shows here, before the handler has written anything.
+    """
     database, timeout = execution.app.database, execution.handler.timeout
-    database.begin_as_writer(session.connection())
-    if timeout is not None:
-        leases.bound_idle(session.connection(), database.dialect, timeout + IDLE_BEYOND)
+    c = session.connection()
+    trouble.note(c.engine)
+    database.begin_as_writer(c)
+    leases.bound_idle(c, database.dialect, None if timeout is None else timeout + IDLE_BEYOND)
 
 
 @contextmanager

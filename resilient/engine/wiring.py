@@ -8,6 +8,7 @@ and refreshed where they are refused. Requests of threads come to the worker's e
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import marks
@@ -15,6 +16,7 @@ from resilient.core.errors import JobFailure, TransactionOpen
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.provider import GENERIC
 from resilient.core.resource_key import check
+from resilient.engine.away import patiently
 from resilient.engine.publishers import Publishers
 from resilient.engine.relay import require
 from resilient.wire.call import AsyncCall, SyncCall
@@ -185,9 +187,10 @@ class JobConduct:
         if not asked.gated:
             return Permit(asked)
         access = await self._access(asked) if asked.trusted else None
-        state = await self._worker.gate.admit(
-            asked.key, asked.cost, probes=execution.probes, own=execution.resource_key
+        admit = partial(
+            self._worker.gate.admit, asked.key, asked.cost, probes=execution.probes, own=execution.resource_key
         )
+        state = await patiently(execution, admit)
         if state.elected:
             execution.probes += tuple(key for key, _ in state.elected)
             execution.elected += state.elected
@@ -198,7 +201,7 @@ class JobConduct:
 
     async def _access(self, asked: RequestFacts) -> Access | None:
         """The account's credentials, if it has a connection; none for a foreign host."""
-        return await self._worker.app.grants.access(at_account(asked.key))
+        return await patiently(self._execution, partial(self._worker.app.grants.access, at_account(asked.key)))
 
     async def mark(self, permit: Permit) -> None:
         """Commit the mark of a request on the job's row, before it is sent for the first time."""
@@ -211,12 +214,12 @@ class JobConduct:
             raise JobFailure(f"not sent again, because it may then be done twice: {old}", failure=failure)
         return None
 
-    async def clear(self, permit: Permit) -> None:
-        """Remove it: the outcome is known. Of a request with a key the row hears later, so that it costs nothing."""
-        if permit.asked.key_life is not None:
-            permit.mark = self._execution.unmark(permit.asked.name)
-            return None
-        return await self._execution.mark(permit.asked.name, None)
+    def clear(self, permit: Permit, *, took_effect: bool) -> None:
+        """The outcome is known: the mark leaves the row with the finish, or with the next mark."""
+        keyed = permit.asked.key_life is not None
+        known = self._execution.unmark(permit.asked.name, took_effect=took_effect and not keyed)
+        if keyed:
+            permit.mark = known
 
     def cut_off(self, permit: Permit) -> None:
         """Its row has never heard otherwise. The circuits have: that it began was life, that it broke off is none."""
@@ -231,7 +234,8 @@ class JobConduct:
         self._execution.answered = True
         await self._worker.gate.answered(permit.state, permit.asked.key, answer, failure)
         if permit.access is not None and failure is not None and _refuses_credentials(failure):
-            await self._worker.app.grants.refused(at_account(permit.asked.key), permit.access, failure)
+            refused = self._worker.app.grants.refused
+            await patiently(self._execution, partial(refused, at_account(permit.asked.key), permit.access, failure))
 
     async def failed(self, permit: Permit, failure: Failure) -> None:
         """Tell the gate."""

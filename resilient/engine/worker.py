@@ -25,8 +25,9 @@ from resilient.core.errors import LostLease, ResourceStopped, SetupError
 from resilient.core.outcomes import Outcome, Succeeded
 from resilient.core.phrases import counted, error_line
 from resilient.core.states import TERMINAL
+from resilient.engine.away import retry_pause
 from resilient.engine.collector import rare_collections
-from resilient.engine.completer import Completer, retry_pause
+from resilient.engine.completer import Completer
 from resilient.engine.dispatcher import Dispatcher
 from resilient.engine.endings import broken, finish_of
 from resilient.engine.execution import Execution

@@ -29,10 +29,16 @@ _HINTS: Final = {
     "does not exist": " (create it, or correct the address)",
     "password": " (correct the user or the password)",
     "too many clients": " (run fewer workers and programs, or raise max_connections)",
+    "too many connections": " (run fewer workers and programs, or raise the limit)",
+    "remaining connection slots": " (run fewer workers and programs, or raise max_connections)",
+    "read-only transaction": " (this is a standby, or a server that was set read-only: use the primary's address)",
+    "session is read-only": " (this is a standby, or a server that was set read-only: use the primary's address)",
+    "not enough space": " (make room)",
+    "No space left": " (make room)",
+    "disk is full": " (make room)",
     "unable to open": " (does its directory exist, and may this user write to it?)",
     "is locked": f" (another process has been writing for {BUSY_TIMEOUT:.0f} s)",
 }
-_UNREACHED: Final = ("connect", "resolve host", "unable to open", "database is locked")
 
 
 def checked(target: str | URL) -> URL:
@@ -117,16 +123,6 @@ def reason(error: DBAPIError, url: URL) -> str:
     for secret in filter(None, secrets):  # where it stands as a word: a password "a" is no reason to mask each letter
         said = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", said)
     return said + next((hint for sign, hint in _HINTS.items() if sign in said), "")
-
-
-def cannot_connect(error: DBAPIError) -> bool:
-    """Whether the driver failed before any statement ran, or SQLite never got its turn."""
-    name, text = type(error.orig).__name__, str(error.orig)
-    return (
-        name in ("ConnectionTimeout", "AdminShutdown", "CannotConnectNow")
-        or (name == "OperationalError" and any(sign in text for sign in _UNREACHED))
-        or (name == "DatabaseError" and "not a database" in text)
-    )
 
 
 def loses_statements(error: DBAPIError) -> bool:

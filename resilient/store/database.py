@@ -36,11 +36,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
-from resilient.core.errors import DatabaseUnreachable, SetupError
-from resilient.store import forks
+from resilient.core.errors import DatabaseBusy, DatabaseUnreachable, SetupError
+from resilient.store import forks, trouble
 from resilient.store.address import (
     BUSY_TIMEOUT,
-    cannot_connect,
     checked,
     loses_statements,
     of_engine,
@@ -92,6 +91,10 @@ class Database:
         except ValueError as error:
             raise SetupError(str(error)) from None
         self.is_sqlite = backend == "sqlite"
+        if isinstance(target, AsyncEngine):
+            trouble.note(target.sync_engine)
+        elif isinstance(target, Engine):
+            trouble.note(target)
         self._in_threads = self._async is None and (self.is_sqlite or self._sync is not None)
         self._queue_up()
         forks.renew_in_children(self)
@@ -154,7 +157,7 @@ class Database:
         if (engine := self.async_engine) is None:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, lambda: self.transaction_sync(fn, *args, **kwargs))
-        with self._named_errors():
+        with self.named_errors():
             async with self._writer(), engine.connect() as ac:
                 c = await ac.execution_options(**self._isolation(engine))
                 async with c.begin():
@@ -163,7 +166,7 @@ class Database:
     def transaction_sync(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The same for synchronous callers."""
         engine = self.sync_engine
-        with self._named_errors(), self._sync_writer(), engine.connect() as c:
+        with self.named_errors(), self._sync_writer(), engine.connect() as c:
             c.execution_options(**self._isolation(engine))
             with c.begin():
                 return self._run(c, engine, fn, args, kwargs)
@@ -181,7 +184,7 @@ class Database:
         if self._direct_sync is None:
             self._direct_sync = sa.create_engine(**engine_options(self.options()))
             self._owned.append(self._direct_sync)
-        with self._named_errors():
+        with self.named_errors():
             return self._on(Direct(self._direct_sync, asynchronous=False, one_statement=True), fn, args, {})
 
     @property
@@ -193,7 +196,7 @@ class Database:
         if self._direct_async is None:
             self._direct_async = create_async_engine(**engine_options(self.options()))
             self._owned.append(self._direct_async)
-        with self._named_errors():
+        with self.named_errors():
             c = Direct(self._direct_async.sync_engine, asynchronous=True, one_statement=one_statement)
             return await greenlet_spawn(self._on, c, fn, args, kwargs)
 
@@ -235,12 +238,12 @@ class Database:
     # -- errors ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """A refused, lost or busy connection names the database; anything else stays what it is."""
+    def named_errors(self) -> Iterator[None]:
+        """Trouble of the database's own names the database; anything else stays what it is."""
         try:
             yield
         except PoolTimeout:
-            raise DatabaseUnreachable(
+            raise DatabaseBusy(
                 f"every connection to {self.address} is in use: shorten transactions, or hand over an engine with a"
                 " larger pool: Resilient(create_async_engine(..., pool_size=...))"
             ) from None
@@ -257,11 +260,17 @@ class Database:
                     f"the pooler at {self.address} does not keep prepared statements (PgBouncer in transaction mode?):"
                     " add ?prepare_threshold=none to the address"
                 ) from error.orig
-            if not (error.connection_invalidated or cannot_connect(error)):
+            if not trouble.is_trouble(error):
                 raise
-            raise DatabaseUnreachable(
-                f"the database {self.address} does not answer: {reason(error, self.url)}"
-            ) from error.orig
+            raise self._unreachable(error) from error.orig
+
+    def _unreachable(self, error: DBAPIError) -> DatabaseUnreachable:
+        said = reason(error, self.url)
+        if trouble.is_busy(error):
+            return DatabaseBusy(f"the database {self.address} has no connection left: {said}")
+        if trouble.is_read_only(error):
+            return DatabaseUnreachable(f"the database {self.address} takes no writes: {said}")
+        return DatabaseUnreachable(f"the database {self.address} does not answer: {said}")
 
     @property
     def address(self) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
+from resilient.store import trouble
 from resilient.store.types import UtcDateTime
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def copy(c: Connection | Direct, statement: str, lines: Iterable[str]) -> None:
             else:
                 _copy_sync(connection, statement, lines)
         except c.dialect.loaded_dbapi.Error as error:
-            raise as_sqlalchemy(_bare(error), statement, c.dialect) from None
+            raise trouble.noted(as_sqlalchemy(_bare(error), statement, c.dialect)) from None
 
 
 @contextmanager

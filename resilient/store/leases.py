@@ -86,8 +86,10 @@ def is_held(c: Connection, d: Dialect, id_: UUID, version: int) -> bool:
     )
 
 
-def bound_idle(c: Connection, d: Dialect, seconds: float) -> None:
+def bound_idle(c: Connection, d: Dialect, seconds: float | None) -> None:
     """PostgreSQL ends this transaction once it was idle for so long, unless its owner has set a limit of his own.
+
+    None: never.
 
     A process that was stopped in the middle of a handler must not keep the handler's rows locked for ever: another
     worker runs the job meanwhile, and waits for them.
@@ -97,7 +99,7 @@ def bound_idle(c: Connection, d: Dialect, seconds: float) -> None:
         d.run(
             c,
             f"SELECT set_config({name}, CAST(:ms AS text), true) WHERE current_setting({name}) = '0'",
-            {"ms": str(int(seconds * 1000))},
+            {"ms": str(int((seconds or 0.0) * 1000))},
         )
 
 
@@ -114,9 +116,15 @@ def set_progress_if_held(c: Connection, d: Dialect, id_: UUID, version: int, pro
     return _save_if_held(c, d, "progress = {value}", id_, version, progress, now)
 
 
-def checkpoint_if_held(c: Connection, d: Dialect, id_: UUID, version: int, progress: str, now: datetime) -> bool:
-    """The fence of a checkpoint: the job still runs here. Progress was made, so its lost workers are forgotten."""
-    return _save_if_held(c, d, "progress = {value}, rescues = 0", id_, version, progress, now)
+def checkpoint_if_held(
+    c: Connection, d: Dialect, id_: UUID, version: int, progress: str, now: datetime, *, clear_sent: bool = False
+) -> bool:
+    """The fence of a checkpoint: the job still runs here. Progress was made, so its lost workers are forgotten.
+
+    ``clear_sent``: every request before it was answered, and is behind it.
+    """
+    sets = "progress = {value}, rescues = 0" + (", sent = NULL" if clear_sent else "")
+    return _save_if_held(c, d, sets, id_, version, progress, now)
 
 
 def _save_if_held(

@@ -164,8 +164,16 @@ class Call:
                     " call.report(status, headers, body), so its outcome is unknown"
                 )
             return
-        failure = self.failure
-        self._trail.note(asked, failure)
+        self._trail.note(asked, self.failure)
+        try:
+            yield from self._tell(permit)
+        finally:  # the engine's database may be away: what is known about the request is known
+            if asked.marked and concluded(permit, self.failure, unsent=self._answer is None and _never_sent(error)):
+                conduct.clear(permit, took_effect=self.failure is None)
+
+    def _tell(self, permit: Permit) -> Flow:
+        """Report to the engine, after a try to get newer credentials for refused ones."""
+        asked, conduct, failure = self._asked, self._trail.conduct, self.failure
         if failure is not None and failure.kind is FailureKind.AUTH and permit.trusting:
             fresh = yield conduct.refreshed(permit, failure)
             self.renewed = fresh
@@ -174,8 +182,6 @@ class Call:
             yield conduct.answered(permit, self._answer, failure)
         elif asked.gated and failure is not None:
             yield conduct.failed(permit, failure)
-        if asked.marked and concluded(permit, failure, unsent=self._answer is None and _never_sent(error)):
-            yield conduct.clear(permit)
 
 
 class AsyncCall(Call):

@@ -10,7 +10,7 @@ calls are::
     answered(permit, answer, failure)           an answer came; failure is None if it is a success
       or failed(permit, failure)                no (whole) answer came
       or abandoned(permit)                      nobody waits for it any more (cancelled); not a coroutine
-    clear(permit)                               only after mark, and only if the outcome is known
+    clear(permit, took_effect)                  only after mark, and only if the outcome is known; not a coroutine
 
 Exactly one of answered, failed and abandoned follows each permit. A mark that is not cleared stands for a
 request that may have been received: several may be open at once. ``refreshed`` is asked between a refusal of
@@ -80,8 +80,8 @@ class Conduct(Protocol):
         Raises `LostLease`, or `JobFailure` for one whose key the provider may have forgotten; then nothing is sent.
         """
 
-    async def clear(self, permit: Permit) -> None:
-        """Remove the mark `mark` made."""
+    def clear(self, permit: Permit, *, took_effect: bool) -> None:
+        """Forget the mark `mark` made: the request took effect, or certainly did not. It must not wait, nor fail."""
 
     def cut_off(self, permit: Permit) -> None:
         """The answer's body broke off after `clear`: its outcome is open again. Must not wait, as `abandoned`."""

@@ -93,7 +93,11 @@ def exchange(trail: Trail, settings: PoolSettings, request: httpx.Request) -> Fl
             return _conclude(last)  # the gate closed meanwhile: what came back first is the news
         renewing = not renewed and _may_renew(outcome, passage)
         if renewing:
-            renewed = renewing = yield trail.conduct.refreshed(outcome.permit, cast("Failure", outcome.failure))
+            try:
+                renewed = renewing = yield trail.conduct.refreshed(outcome.permit, cast("Failure", outcome.failure))
+            except Exception:  # the engine's database is away, say: the refusal is known all the same
+                _clear(trail, outcome)
+                raise
         yield from _tell(trail, outcome, None if renewing else outcome.failure)
         if not renewing:
             if outcome.failure is None or not _may_repeat(outcome, passage):
@@ -157,22 +161,19 @@ def _look(trail: Trail, sent: httpx.Request, answer: Answer, passage: Passage) -
 def _tell(trail: Trail, outcome: Outcome, failure: Failure | None) -> Flow:
     """Report to the engine, then clear the mark if the outcome is known."""
     permit, asked = outcome.permit, outcome.permit.asked
-    if asked.gated:
-        try:
-            if outcome.facts is not None:
-                yield trail.conduct.answered(permit, outcome.facts, failure)
-            elif failure is not None:
-                yield trail.conduct.failed(permit, failure)
-        except Exception:  # the account is gated, say: the job waits, and what is known about its request is known
-            yield from _clear(trail, outcome, failure)
-            raise
-    yield from _clear(trail, outcome, failure)
+    try:
+        if asked.gated and outcome.facts is not None:
+            yield trail.conduct.answered(permit, outcome.facts, failure)
+        elif asked.gated and failure is not None:
+            yield trail.conduct.failed(permit, failure)
+    finally:  # the account is gated, say: the job waits, and what is known about its request is known
+        _clear(trail, outcome)
 
 
-def _clear(trail: Trail, outcome: Outcome, failure: Failure | None) -> Flow:
-    permit, asked = outcome.permit, outcome.permit.asked
+def _clear(trail: Trail, outcome: Outcome) -> None:
+    permit, asked, failure = outcome.permit, outcome.permit.asked, outcome.failure
     if asked.marked and concluded(permit, failure, unsent=_unsent(outcome.error)):
-        yield trail.conduct.clear(permit)
+        trail.conduct.clear(permit, took_effect=failure is None)
     if (asked.gated or asked.name) and outcome.answer is not None:
         outcome.answer.cut = partial(trail.cut_off, permit)
 

@@ -1,7 +1,9 @@
 """A TCP proxy in front of PostgreSQL that can lose the answer to a commit: it forwards COMMIT and cuts the line.
 
 It runs in a thread of the test. `Proxy.lose` names a piece of SQL: the next ``times`` transactions that contain it are
-committed by the server, and nobody tells the client. Only plain connections (sslmode=disable) can be read along.
+committed by the server, and nobody tells the client. `Proxy.cut` breaks the line before such a piece of SQL reaches the
+server, `go_away` refuses and breaks every line until `away` is false again, `hole` passes nothing on and says nothing.
+Only plain connections (sslmode=disable) can be read along.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ class Proxy:
 
     def __init__(self, socket_path):
         self.path = str(socket_path)
-        self.lost = 0
+        self.lost = self.cuts = self.refused = 0
+        self.away = self.hole = False
         self._needle, self._times = b"", 0
+        self._cut, self._cuts, self._then_away = b"", 0, False
+        self._lines = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -40,6 +45,19 @@ class Proxy:
         """The answers to the next commits of transactions with this SQL in them."""
         self._needle, self._times = needle.encode(), times
 
+    def cut(self, needle, times=1, *, away=False):
+        """The lines of the next statements with this SQL in them, before they arrive; ``away``: and all others too."""
+        self._cut, self._cuts, self._then_away = needle.encode(), times, away
+
+    def go_away(self):
+        """Break every line, and refuse new ones until `away` is false."""
+        self.away = True
+        self._loop.call_soon_threadsafe(self._break)
+
+    def _break(self):
+        for line in list(self._lines):
+            line.abort()
+
     def _ask(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
@@ -51,12 +69,18 @@ class Proxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader, writer):
+        if self.away:
+            self.refused += 1
+            writer.transport.abort()
+            return
         server_reader, server_writer = await asyncio.open_unix_connection(self.path)
         line = _Line(self, writer, server_writer)
+        self._lines.add(line)
         try:
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):  # the end of the test, or of the line
                 await asyncio.gather(line.up(reader), line.down(server_reader))
         finally:
+            self._lines.discard(line)
             for end in (writer, server_writer):
                 end.close()
 
@@ -72,6 +96,14 @@ class _Line:
         """From the client: note transactions that contain the SQL, and their commit."""
         while data := await reader.read(65536):
             proxy = self.proxy
+            if proxy._cuts and proxy._cut in data:
+                proxy._cuts -= 1
+                proxy.cuts += 1
+                self.abort()
+                if proxy._then_away:
+                    proxy.away = True
+                    proxy._break()
+                return
             if proxy._times and proxy._needle in data:
                 self.marked = True
             if self.marked and COMMIT in data:
@@ -94,7 +126,13 @@ class _Line:
             await self._pass(self.client, data)
         self.client.close()
 
+    def abort(self):
+        for end in (self.client, self.server):
+            end.transport.abort()
+
     async def _pass(self, end, data):
+        while self.proxy.hole:  # noqa: ASYNC110 - the test is in another thread
+            await asyncio.sleep(0.05)
         with contextlib.suppress(ConnectionError):
             end.write(data)
             await end.drain()

@@ -40,7 +40,7 @@ class Recorder:
     async def mark(self, _permit):
         pass
 
-    async def clear(self, _permit):
+    def clear(self, _permit, *, took_effect):
         pass
 
     async def answered(self, _permit, _answer, failure):

@@ -35,6 +35,7 @@ class Recorder:
         self.answers = []
         self.failures = []
         self.marks = {}
+        self.effects = []  # of cleared marks: whether they took effect
         self.credentials = {}
         self.refreshes = []  # the credentials each refresh brings
         self.stop_from = None  # refuse from this admission on
@@ -60,7 +61,8 @@ class Recorder:
             raise self.on_mark
         self.marks[permit.asked.name] = permit.asked.body_hash
 
-    async def clear(self, permit):
+    def clear(self, permit, *, took_effect):
+        self.effects.append(took_effect)
         self.log.append(("clear", permit.asked.name))
         del self.marks[permit.asked.name]
 
