@@ -38,6 +38,7 @@ class Idp:
         self.secret = "client-secret-canary"
         self.codes = {}  # what consent gave, and what it was given for
         self.refuses = False  # consent
+        self.says = {}  # what it answers for some refresh tokens: (status, document)
         self.public = None  # the key that assertions are checked with
         self.claims = []
         self.url = ""
@@ -109,6 +110,8 @@ class Idp:
             return await answer(send, 200, "<html>We are down for maintenance</html>")
         if word == "down":
             return await answer(send, 503, {"message": "canary-message"})
+        if (said := self.says.get(form.get("refresh_token"))) is not None:
+            return await answer(send, *said)
         if not self.knows(form):
             return await answer(send, 401, {"error": "invalid_client"})
         made = self.granted(form)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import origin_of, without_secrets
-from resilient.core.placeholders import at_origin, check_placeholders, fill_url
+from resilient.core.placeholders import at_origin, check_placeholders, fill_url, names_a_host
 from resilient.core.rules import NONE, Errors
 from resilient.core.words import check_number, check_paths, check_texts, check_word
 
@@ -204,6 +204,11 @@ class OAuth2:
     def replayable(self) -> bool:
         """Whether a refresh whose answer was lost may be sent again with the same refresh token."""
         return self.rotation is not Rotation.SINGLE_USE
+
+    @property
+    def at_tenants(self) -> bool:
+        """Whether each account names the host of its token endpoint, before it is filled in: see `filled`."""
+        return names_a_host(self.token_url) or names_a_host(self.refresh_url)
 
     def filled(self, values: Mapping[str, str]) -> Self:
         """These facts with placeholders in the addresses filled. Raises `InvalidInput`."""

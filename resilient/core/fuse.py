@@ -3,6 +3,9 @@
 A provider in trouble answers ``invalid_grant`` for accounts that are well. Marking them would send every customer
 through a consent page for nothing, so a death that comes with too many others is held back: the grants are
 `suspect`, the provider is gated as `SUSPECT_AUTH`, and nobody is told until a probe or an operator decides.
+
+Only grants that have worked count: keys that never did die alone, however many a customer types. The doubt has an end
+of its own (`is_over`): the suspects are tried once more, and who is refused again is believed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ MOST: Final = 5  # deaths that are believed, however few grants there are
 SHARE: Final = 50  # one in so many (2 %) is believed, too
 FIRST: Final = timedelta(minutes=1)  # from the gate's closing to the first probe
 _LONGEST: Final = timedelta(minutes=10)
+_DOUBT: Final = timedelta(minutes=15)  # where nobody can be asked: healthy accounts wait for nothing
+_DOUBT_PROBED: Final = timedelta(hours=6)  # where suspects are asked: a grant that is well would end it in minutes
 
 
 def blows(dead: int, well: int) -> bool:
@@ -28,6 +33,11 @@ def blows(dead: int, well: int) -> bool:
 def enough(dead: int) -> int:
     """How many grants that are well settle the question: nobody has to count more of them."""
     return dead * SHARE
+
+
+def is_over(shut_for: timedelta, *, probed: bool) -> bool:
+    """Whether the gate opens by itself; ``probed``: some suspect can be refreshed to find out."""
+    return shut_for >= (_DOUBT_PROBED if probed else _DOUBT)
 
 
 def probe_every(shut_for: timedelta) -> timedelta:

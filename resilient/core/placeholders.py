@@ -34,6 +34,12 @@ def check_placeholders(text: str) -> None:
         )
 
 
+def names_a_host(template: str) -> bool:
+    """Whether an account's values say whose host an address is at."""
+    authority = (template.partition("://")[2] or template).partition("/")[0]
+    return _PLACEHOLDER.search(authority) is not None
+
+
 def fill_url(template: str, values: Mapping[str, str]) -> str:
     """An address with its placeholders filled, as far as ``values`` has them. Raises `InvalidInput`."""
     return _PLACEHOLDER.sub(lambda found: _part(found, template, values), template)

@@ -15,6 +15,7 @@ from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.phrases import brief, counted, error_line, when
 from resilient.core.resource_key import is_below
 from resilient.core.states import JobState
+from resilient.core.tokens import REFRESHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -205,6 +206,8 @@ def _gate_text(  # noqa: PLR0911 - one sentence a gate
             remedy = _REMEDIES.get(stop.code or "", "its account must be connected again")
             return f"{key} lacks valid credentials ({stop.code}){since}: {remedy}."
         case "cooldown":
+            if stop.code == REFRESHING:
+                return f"The token of {key} is being refreshed{since}: its jobs go on with it, or are tried at {end}."
             code = f" ({stop.code})" if stop.code else ""
             return f"{key} was told to slow down{code}{since} and rests until {end}."
         case "limit":

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 LEAST_LIFE: Final = 60.0  # seconds; a token whose lifetime is stated as 0 is used for so long
 _LONGEST: Final = 10 * 366 * 86400.0  # seconds; later ends are none
+REFRESHING: Final = "refreshing"  # the code of an account's rest that ends with a refresh
+HOPELESS_TRIES: Final = 10
+HOPELESS_AFTER: Final = timedelta(hours=1)
 _FIRST_DELAY: Final = 5.0  # seconds
 _LONGEST_DELAY: Final = 300.0
 
@@ -64,6 +67,9 @@ TRANSITIONS: Final[Mapping[tuple[GrantState, GrantEvent], GrantState]] = {
     (S.REFRESHING, E.REFUSED): S.ACTIVE,
     (S.REFRESHING, E.LOST): S.UNKNOWN,
     (S.REFRESHING, E.DIED): S.NEEDS_REAUTH,
+    (S.UNKNOWN, E.RENEWED): S.ACTIVE,  # its lease ended, and it answered before anybody else asked
+    (S.UNKNOWN, E.REFUSED): S.ACTIVE,
+    (S.UNKNOWN, E.LOST): S.UNKNOWN,
     (S.ACTIVE, E.DIED): S.NEEDS_REAUTH,
     (S.UNKNOWN, E.DIED): S.NEEDS_REAUTH,
     (S.REFRESHING, E.DOUBTED): S.SUSPECT,
@@ -90,13 +96,14 @@ PROBED: Final = USABLE | {S.SUSPECT}  # may be refreshed to find out whether the
 
 
 class RefreshFailure(StrEnum):
-    """The four classes of a failed refresh, and the lost answer."""
+    """The classes of a failed refresh."""
 
     DEAD = "dead"  # this grant, by the provider's word
     MISCONFIGURED = "misconfigured"  # the application itself: every account would fail, so none is marked
     THROTTLED = "throttled"
     TRANSIENT = "transient"
     LOST = "lost"  # the request may have been received: the refresh token may be used up
+    UNEXPLAINED = "unexplained"  # refused for a reason nobody declared: see `is_hopeless`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +185,15 @@ def failed(failure: Failure) -> RefreshFailure:
         return RefreshFailure.THROTTLED
     if failure.kind is FailureKind.AMBIGUOUS:
         return RefreshFailure.LOST
-    return RefreshFailure.TRANSIENT
+    return RefreshFailure.UNEXPLAINED if failure.kind is FailureKind.PERMANENT else RefreshFailure.TRANSIENT
+
+
+def is_hopeless(refusals: int, since: datetime | None, now: datetime) -> bool:
+    """Whether a grant is dead that was refused so often in a row, first at ``since``, for reasons nobody declared.
+
+    An outage never counts: these are answers, neither 5xx nor throttles. Some servers say no more about a dead grant.
+    """
+    return refusals >= HOPELESS_TRIES and since is not None and now - since >= HOPELESS_AFTER
 
 
 def delay(failures: int, roll: float) -> float:

@@ -130,6 +130,10 @@ class Accounts:
             self._looked.clear()
         self._looked.pop(key or "", None)
 
+    def known(self, key: str) -> Held | None:
+        """An account's connection as it was last read here."""
+        return self._known.get(key)
+
     async def held(self, key: str) -> Held | None:
         """An account's connection; None if it has none. Raises `ResourceStopped` for one that is dead, or in doubt."""
         held = await self.loaded(key)

@@ -203,12 +203,13 @@ class Connections:
         )
         self._app.grants.accounts.forget()
 
-    async def release(self, provider: str) -> int:
+    async def release(self, provider: str, *, believed: bool = True) -> int:
         """A provider erred when it called many accounts dead at once: they go on. How many grants that were.
 
-        Until then they are `suspect`, the provider is gated as ``suspect_auth``, and no customer was told.
+        Until then they are `suspect`, the provider is gated as ``suspect_auth``, and no customer was told. Unless they
+        are ``believed``, one that is refused once more before it worked again is dead without a doubt.
         """
-        return self._decided(await self._db.write(None, fuse.release, check(provider)))
+        return self._decided(await self._db.write(None, fuse.release, check(provider), believed=believed))
 
     async def confirm(self, provider: str) -> int:
         """They are dead: their accounts wait for their customers, who are told, all others go on. See `release`."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import tokens
 from resilient.core.errors import ConsentRefused, SetupError
 from resilient.core.tokens import EMPTY, Credentials
-from resilient.store import connections
+from resilient.store import connections, fuse
 from resilient.wire.oauth import ask_here, callback_error, consent_url
 
 if TYPE_CHECKING:
@@ -99,6 +99,10 @@ class Consent:
         if made is None:
             code = "no token" if answer.failure is None else answer.failure.code
             raise ConsentRefused(f"{key}: the provider gave no token for the code ({code}): start again")
+        name = key.partition("/")[0]
+        facts = self._app.providers[name].oauth
+        if facts is not None and not facts.at_tenants:
+            await self._db.write(None, fuse.client_taken, name)
         kept = {name: parameters[name] for name in oauth.keep_callback if parameters.get(name)}
         uri = {"redirect_uri": expected.uri} if oauth.refresh_redirect else {}
         made = replace(made, values={**made.values, **kept, **uri})

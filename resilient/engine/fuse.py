@@ -4,7 +4,8 @@ One death marks its accounts; their alerts and the app's own job (``on_needs_rea
 transaction. Of too many at once (`core.fuse`) none is believed: the provider is gated, the elected worker probes it. A
 suspect that can be refreshed after all shows that the provider erred; one that is dead still, while a grant that
 nobody doubts is refreshed as ever, shows that it knows what it says. Where neither can be had (API keys cannot be
-refreshed), an operator decides: ``resilient connections release`` or ``confirm``.
+refreshed), an operator decides: ``resilient connections release`` or ``confirm``; if none does, the doubt ends by
+itself (`core.fuse.is_over`): the suspects are tried once more, and who is refused again is believed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 
 from resilient.core.alerts import of_credentials
 from resilient.core.errors import ResilientError
-from resilient.core.fuse import APP_REFUSED, FIRST, SHUT, SUSPECT_AUTH, probe_every
+from resilient.core.fuse import APP_REFUSED, FIRST, SHUT, SUSPECT_AUTH, is_over, probe_every
 from resilient.core.tokens import GrantState
 from resilient.engine import writing
 from resilient.store import alerts, gates, grants, resources, schedules
@@ -124,26 +125,29 @@ class Fuse:
         for name, facts in known.items():
             if facts.auth in SHUT and await self._run(_turn, name, facts):
                 try:
-                    await self._probe(name, facts.auth)
+                    await self._probe(name, facts)
                 except ResilientError as error:  # a key is missing here, or the database is away: the next round
                     log.warning("cannot find out whether %s is well again (%s)", name, error)
 
-    async def _probe(self, provider: str, auth: str) -> None:
+    async def _probe(self, provider: str, facts: ResourceFacts) -> None:
         """One round of questions; see the top of this file."""
-        if auth == APP_REFUSED:
-            await self._lives(await self._run(store.well, provider))
+        if facts.auth == APP_REFUSED:
+            await self.lives(await self._run(store.well, provider))
             return
         suspects = await self._run(store.suspects, provider)
-        told = [await self._lives([one]) for one in suspects[:_ASKED]]
+        told = [await self.lives([one]) for one in suspects[:_ASKED]]
         if True in told or not suspects:
             cleared = await self._app.connections.release(provider)
             log.warning("%s erred: %d grants that it had called dead are used again", provider, cleared)
-        elif False in told and await self._lives(await self._run(store.well, provider)):
+        elif False in told and await self.lives(await self._run(store.well, provider)):
             dead = await self._app.connections.confirm(provider)
             log.warning("%s is well and still refuses %d grants: their customers are told", provider, dead)
             self._app.alerts.soon()
+        elif await self._run(_is_over, provider):
+            cleared = await self._app.connections.release(provider, believed=False)
+            log.warning("nobody can say whether %s erred: %d grants are tried once more", provider, cleared)
 
-    async def _lives(self, ids: Sequence[UUID]) -> bool | None:
+    async def lives(self, ids: Sequence[UUID]) -> bool | None:
         """Whether the first of these grants that can be asked lives; None if none can."""
         for id_ in ids[:_ASKED]:
             keys = await self._run(grants.keys_of, id_)
@@ -165,6 +169,12 @@ def _shut(c: Connection, d: Dialect, provider: str, auth: str) -> datetime:
     if gates.auth_of(c, d, provider) not in SHUT:
         gates.set_auth(c, d, provider, auth)
     return d.now(c)
+
+
+def _is_over(c: Connection, d: Dialect, provider: str) -> bool:
+    """Whether the doubt about a provider's grants ends by itself."""
+    facts, now = resources.read(c, d, [provider])[provider], d.now(c)
+    return is_over(now - (facts.auth_since or now), probed=store.can_be_asked(c, d, provider))
 
 
 def _turn(c: Connection, d: Dialect, provider: str, facts: ResourceFacts) -> bool:

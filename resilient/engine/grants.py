@@ -13,6 +13,7 @@ the secrets never touch our tables.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -20,7 +21,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core import tokens
+from resilient.core import bounds, tokens
+from resilient.core.client_refusal import Refusal, Verdict, is_explicit, judge
 from resilient.core.errors import ConnectionNotFound, DatabaseUnreachable, ResourceStopped, SetupError
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.fuse import APP_REFUSED
@@ -29,28 +31,32 @@ from resilient.core.tokens import PROBED, USABLE, Credentials, GrantEvent, Grant
 from resilient.engine.access import Access, Accounts, CredentialStore, Held, SyncCredentialStore, in_threads
 from resilient.engine.fuse import Fuse
 from resilient.engine.token_endpoints import TokenEndpoints, token_key
-from resilient.store import gates, grants, resources
+from resilient.store import fuse, gates, grants
 from resilient.wire.oauth import PATIENCE, TokenAnswer, TokenClient
 from resilient.wire.trail import at_account
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from datetime import datetime
     from uuid import UUID
 
-    from sqlalchemy import Connection
-
     from resilient.core.auth import OAuth2
     from resilient.engine.app import Resilient
+    from resilient.engine.gate import Ticket
     from resilient.engine.handler import Kind
-    from resilient.store.dialect import Dialect
+    from resilient.store.fuse import Standing
     from resilient.store.grants import Begun, Grant
 
 log = logging.getLogger("resilient.grants")
-LEASE: Final = 2 * PATIENCE + 20.0  # seconds; two requests may be sent under one lease
+LEASE: Final = 20.0  # seconds; kept up while the request is under way, so that a dead process's ends soon
+COMMITTING: Final = 60.0  # seconds for which a new token is tried to be stored
+LONGEST: Final = 2 * PATIENCE + 20.0  # seconds for which somebody without a job waits for another's refresh
+AT_ONCE: Final = 1.0  # seconds for which a job waits in its slot; then its account is parked
 POLL: Final = 0.1
 MOST: Final = 10_000  # refused tokens that are remembered
 FRESH: Final = 60.0  # seconds; a token this young that is refused will not get better by another refresh
+NOTED: Final = timedelta(hours=1)  # how often it is written down that credentials work
+TOLD: Final = 3  # unexplained refusals in a row of which the log warns
 _NO_TOKEN: Final = Failure(FailureKind.TRANSIENT, code="no_token", provider_wide=True)
 
 
@@ -74,6 +80,7 @@ class Grants:
         self._endpoints = TokenEndpoints(app)
         self._bad: dict[str, int] = {}  # versions that were refused, the latest last; see `_is_bad`
         self._flights: dict[UUID, asyncio.Task[Held]] = {}
+        self._witnesses: set[UUID] = set()
         self._roll = random.Random().random  # noqa: S311 - jitter
 
     def twin(self, app: Any) -> Grants:
@@ -91,19 +98,40 @@ class Grants:
 
     # -- using -----------------------------------------------------------------------------------------------
 
-    async def access(self, key: str) -> Access | None:
-        """What an account's requests carry; None if it has no connection. Raises `ResourceStopped`."""
+    async def access(self, key: str, patience: float | None = None) -> Access | None:
+        """What an account's requests carry; None if it has no connection. Raises `ResourceStopped`.
+
+        ``patience``: seconds for which a refresh is waited for; then the account is parked until it ended.
+        """
         held = await self.accounts.held(key)
         if held is None:
             return None
         bad = self._is_bad(key, held.access.version)
         if held.oauth is not None and (bad or tokens.due(held.credentials, self.accounts.now())):
             try:
-                held = await self._renewed(held, refused=bad)
-            except ResourceStopped:
+                held = await self._renewed(held, refused=bad, patience=patience)
+            except ResourceStopped as stopped:
                 if bad or tokens.expired(held.credentials, self.accounts.now()):
-                    raise
+                    held = await self._parked(held, stopped, waits=patience is not None)
         return held.access
+
+    async def _parked(self, held: Held, stopped: ResourceStopped, *, waits: bool) -> Held:
+        """There is no usable token: the account's jobs wait until there may be one. Raises `ResourceStopped`.
+
+        Unless there is a newer one meanwhile. ``waits``: it is a job that asks.
+        """
+        if stopped.gate != "cooldown" or not waits:
+            raise stopped
+        key = held.bound.resource_key
+        until = await self._run(grants.park, held.bound.grant.id)
+        if until is not None:
+            raise ResourceStopped(key, "auth", until)
+        newer = await self._again(key)
+        if newer.access.version != held.access.version:
+            return newer
+        if stopped.until is None:  # its lease has just ended: the next look is soon enough
+            raise ResourceStopped(key, "auth")
+        raise stopped
 
     async def required(self, key: str) -> Access:
         """`access` of the account of a resource. Raises `ConnectionNotFound` too."""
@@ -112,14 +140,14 @@ class Grants:
             raise ConnectionNotFound(f"{key} has no connection: add one with app.connections.add")
         return found
 
-    async def located(self, key: str) -> Access | None:
+    async def located(self, key: str, patience: float | None = None) -> Access | None:
         """`access`, with a token that may be due: for the account's address and headers alone."""
         held = await self.accounts.held(key)
         if held is None or held.access.base_url or held.oauth is None:
             return None if held is None else held.access
-        return await self.access(key)  # the first token answer may tell the address
+        return await self.access(key, patience)  # the first token answer may tell the address
 
-    async def renew(self, key: str, seen: Access) -> bool:
+    async def renew(self, key: str, seen: Access, patience: float | None = None) -> bool:
         """The provider refused these: whether there are newer ones now."""
         held = await self.accounts.held(key)
         if held is None or held.oauth is None:
@@ -127,12 +155,14 @@ class Grants:
         if held.access.version == seen.version:
             self._note_bad(key, seen.version)
             try:
-                held = await self._renewed(held, refused=True)
-            except ResourceStopped:
+                held = await self._renewed(held, refused=True, patience=patience)
+            except ResourceStopped as stopped:
+                if stopped.gate == "cooldown" and patience is not None:
+                    await self._run(grants.park, held.bound.grant.id)
                 return False
         return held.access.version != seen.version
 
-    async def refused(self, key: str, seen: Access, failure: Failure) -> None:
+    async def refused(self, key: str, seen: Access, failure: Failure, patience: float | None = None) -> None:
         """A refusal nothing could be done about: the account waits for a person."""
         self.accounts.forget(key)
         held = await self.accounts.held(key)
@@ -146,7 +176,19 @@ class Grants:
                 self.accounts.forget(key)
                 log.warning("the credentials of %s are refused (%s)", key, code)
         else:
-            await self.renew(key, seen)
+            await self.renew(key, seen, patience)
+
+    async def worked(self, key: str, used: Access) -> None:
+        """The provider took these; noted once an hour, because only what has worked is missed when it dies."""
+        held = self.accounts.known(key)
+        if held is None or held.access.version != used.version:
+            return
+        grant, now = held.bound.grant, self.accounts.now()
+        if grant.worked_at is not None and grant.doubted_at is None and now - grant.worked_at < NOTED:
+            return
+        held.bound = replace(held.bound, grant=replace(grant, worked_at=now, doubted_at=None))
+        with contextlib.suppress(DatabaseUnreachable):  # the next success is noted
+            await self._run(grants.note_worked, grant.id, grant.version)
 
     async def test(self, key: str) -> Access | None:
         """Refresh now where that is possible, whatever the token's age and the gates; as `access` otherwise."""
@@ -159,7 +201,7 @@ class Grants:
 
     # -- refreshing ------------------------------------------------------------------------------------------
 
-    async def _renewed(self, held: Held, *, refused: bool) -> Held:
+    async def _renewed(self, held: Held, *, refused: bool, patience: float | None = None) -> Held:
         """The account with newer credentials: one flight per grant in this process. Raises `ResourceStopped`."""
         id_, key = held.bound.grant.id, held.bound.resource_key
         flight = self._flights.get(id_)
@@ -167,7 +209,10 @@ class Grants:
             flight = asyncio.create_task(self._refresh(held, refused=refused), name="resilient-refresh")
             self._flights[id_] = flight
             flight.add_done_callback(lambda done: self._landed(id_, done))
-        found = await asyncio.shield(flight)
+        done, _ = await asyncio.wait({flight}, timeout=patience)  # it goes on, whoever waits
+        if not done:
+            raise ResourceStopped(token_key(held.provider), "cooldown")
+        found = flight.result()
         if found.bound.resource_key != key:  # another account of the same grant flew first
             self.accounts.forget(key)
             other = await self.accounts.held(key)
@@ -214,7 +259,8 @@ class Grants:
         """Take the lease and send, or wait for whoever has it."""
         grant, endpoint = held.bound.grant, token_key(held.provider)
         await self._endpoints.check(endpoint)
-        room, patience = await self._endpoints.room(endpoint), time.monotonic() + LEASE
+        room, patience = await self._endpoints.room(endpoint), time.monotonic() + LONGEST
+        pause = POLL
         while True:
             async with room:
                 begun: Begun | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
@@ -223,7 +269,8 @@ class Grants:
             self._require_hope(held, begun, refused=refused, last=time.monotonic() > patience)
             if begun is None or begun.grant.version != grant.version or begun.grant.state not in USABLE:
                 return await self._again(held.bound.resource_key)
-            await asyncio.sleep(POLL * (0.5 + self._roll()))
+            await asyncio.sleep(pause * (0.5 + self._roll()))
+            pause = min(1.2 * pause, 10 * POLL)
 
     def _require_hope(self, held: Held, begun: Begun | None, *, refused: bool, last: bool) -> None:
         """Raise `ResourceStopped` unless a newer token may come while somebody waits here."""
@@ -262,6 +309,35 @@ class Grants:
         except BaseException:
             await self._run(grants.let_go, mine)
             raise
+        async with self._kept_up(mine):
+            return await self._sent(held, oauth, credentials, ticket, begun, own=own)
+
+    @contextlib.asynccontextmanager
+    async def _kept_up(self, mine: Grant) -> AsyncIterator[None]:
+        """Its lease lasts as long as the block."""
+        over = asyncio.Event()
+
+        async def keep() -> None:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEASE / 4):
+                        await over.wait()
+                        return
+                with contextlib.suppress(DatabaseUnreachable):
+                    await self._run(grants.keep_up, mine, LEASE)
+
+        task = asyncio.create_task(keep(), name="resilient-refresh-lease")
+        try:
+            yield
+        finally:
+            over.set()
+            await task
+
+    async def _sent(
+        self, held: Held, oauth: OAuth2, credentials: Credentials, ticket: Ticket, begun: Begun, *, own: bool
+    ) -> Held:
+        """Send, and write down what came of it."""
+        key, mine = held.bound.resource_key, begun.grant
         try:
             answer = await self._ask(oauth, mine, credentials, begun.now)
         except SetupError:  # nothing was sent: a key that is none
@@ -293,8 +369,8 @@ class Grants:
         return await self.client.refresh(oauth, older, now)
 
     async def _commit(self, key: str, mine: Grant, old: Credentials, fresh: Credentials, *, own: bool) -> None:
-        """Store what came before anybody uses it; as long as the lease lasts, if the database is away."""
-        until = time.monotonic() + LEASE - PATIENCE
+        """Store what came before anybody uses it; for a while, if the database is away."""
+        until = time.monotonic() + COMMITTING
         while not await self._stored(key, mine, old, fresh, own=own, last=time.monotonic() > until):  # noqa: ASYNC110
             await asyncio.sleep(1)
 
@@ -316,7 +392,7 @@ class Grants:
             return False
         if won:
             log.info("the token of %s was refreshed (version %d)", key, mine.version + 1)
-            await self._run(_app_is_well, key.partition("/")[0])
+            await self.client_taken(key.partition("/")[0])
         return True
 
     async def _saved(self, key: str, old: Credentials, fresh: Credentials, *, last: bool) -> bool:
@@ -334,23 +410,71 @@ class Grants:
         """Write down what a failed refresh means; raises `ResourceStopped` unless somebody else was faster."""
         key, name, endpoint = held.bound.resource_key, held.provider.name, token_key(held.provider)
         kind, now = tokens.failed(failure), self.accounts.now()
-        if kind is RefreshFailure.DEAD:
+        if kind is RefreshFailure.DEAD and not self._is_tenants(held):
+            await self.client_taken(name)
+        unexplained = kind in (RefreshFailure.UNEXPLAINED, RefreshFailure.MISCONFIGURED)
+        hopeless = unexplained and tokens.is_hopeless(mine.refusals + 1, mine.refused_since, now)
+        if kind is RefreshFailure.DEAD or hopeless:
             return await self._died(key, name, mine, failure)
         retry_at = now + timedelta(seconds=tokens.delay(mine.failures + 1, self._roll()))
         if kind is RefreshFailure.THROTTLED:
-            told = failure.retry_at or (failure.retry_in and now + timedelta(seconds=failure.retry_in)) or None
-            retry_at = max(told or retry_at, retry_at)
+            most = float(bounds.TOLD_WAIT.value)
+            told_in = failure.retry_in or (failure.retry_at - now).total_seconds() if failure.retry_at else 0.0
+            retry_at = max(now + timedelta(seconds=min(told_in, most)), retry_at)
         event = GrantEvent.LOST if kind is RefreshFailure.LOST else GrantEvent.REFUSED
-        left = await self._run(grants.settle_if_held, mine, event, failure.code, retry_at)
+        client = kind is RefreshFailure.MISCONFIGURED
+        left = await self._run(
+            grants.settle_if_held, mine, event, failure.code, retry_at, unexplained=unexplained, client=client
+        )
         self.accounts.forget(key)
         if left is None or left.version != mine.version:
             return None
-        level = logging.WARNING if kind is RefreshFailure.LOST else logging.INFO
+        told = kind is RefreshFailure.LOST or (unexplained and left.refusals == TOLD)
+        level = logging.WARNING if told else logging.INFO
         log.log(level, "the token of %s could not be refreshed: %s (%s)", key, kind.value, failure.code)
-        if kind is RefreshFailure.MISCONFIGURED:
-            await self.fuse.app_refused(name, failure.code)
+        if client and await self._is_application(held, mine, failure):
             raise ResourceStopped(name, "auth")
-        raise ResourceStopped(endpoint, "cooldown", retry_at)
+        raise ResourceStopped(key if unexplained else endpoint, "cooldown", retry_at)
+
+    async def _is_application(self, held: Held, mine: Grant, failure: Failure) -> bool:
+        """Whether a refusal is about the application (its provider is shut then); see `core.client_refusal`."""
+        assert held.oauth is not None  # noqa: S101 - it was refreshed
+        known: Standing = await self._run(fuse.standing, mine)
+        said = Refusal(
+            explicit=is_explicit(failure, held.oauth), tenants=self._is_tenants(held), credible=known.credible,
+            others=known.others, lately=known.lately, witness=mine.id in self._witnesses,
+        )  # fmt: skip
+        verdict, name = judge(said), held.provider.name
+        if verdict is Verdict.OPEN:
+            if known.witnesses:
+                return await self._ask_witness(name, known.witnesses)
+            verdict = Verdict.APPLICATION
+        if verdict is Verdict.APPLICATION:
+            await self.fuse.app_refused(name, failure.code)
+        return verdict is Verdict.APPLICATION
+
+    async def _ask_witness(self, name: str, ids: Sequence[UUID]) -> bool:
+        """Refresh a grant of proven health: whether its provider is shut after that."""
+        for id_ in ids:
+            self._witnesses.add(id_)
+            try:
+                lives = await self.fuse.lives([id_])
+            finally:
+                self._witnesses.discard(id_)
+            if await self._run(gates.auth_of, name) == APP_REFUSED:
+                return True
+            if lives is not None:
+                break
+        return False
+
+    def _is_tenants(self, held: Held) -> bool:
+        """Whether the account's customer owns the endpoint, or the key it is asked with."""
+        facts = self._app.providers[held.provider.name].oauth
+        return (facts is not None and facts.at_tenants) or held.bound.grant.flow == "jwt_bearer"
+
+    async def client_taken(self, name: str) -> None:
+        """The provider took our client: whoever waited because it did not goes on."""
+        await self._run(fuse.client_taken, name)
 
     async def _died(self, key: str, provider: str, mine: Grant, failure: Failure) -> None:
         death = await self.fuse.died(mine, failure.code)
@@ -381,10 +505,3 @@ class Grants:
 
 def _nothing_to_refresh() -> TokenAnswer:
     return TokenAnswer(failure=Failure(FailureKind.AUTH, code="no_refresh_token"))
-
-
-def _app_is_well(c: Connection, d: Dialect, name: str) -> None:
-    """The provider took our client: whoever waited because it did not goes on."""
-    facts = resources.read(c, d, [name]).get(name)
-    if facts is not None and facts.auth == APP_REFUSED:
-        gates.set_auth(c, d, name, "ok")

@@ -17,6 +17,7 @@ from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.provider import GENERIC
 from resilient.core.resource_key import check
 from resilient.engine.away import patiently
+from resilient.engine.grants import AT_ONCE
 from resilient.engine.publishers import Publishers
 from resilient.engine.relay import require
 from resilient.wire.call import AsyncCall, SyncCall
@@ -74,7 +75,7 @@ class Wire:
         found = execution.trails.get(key)
         if found is None and self.provider_of(key).placeholders:
             account = at_account(key)
-            access = await self._worker.app.grants.located(account)
+            access = await self._worker.app.grants.located(account, patience_of(execution))
             if access is not None:
                 found = self._trail(execution, key, access.base_url, access.own_headers)
         return found or self._trail(execution, key)
@@ -201,7 +202,8 @@ class JobConduct:
 
     async def _access(self, asked: RequestFacts) -> Access | None:
         """The account's credentials, if it has a connection; none for a foreign host."""
-        return await patiently(self._execution, partial(self._worker.app.grants.access, at_account(asked.key)))
+        access = partial(self._worker.app.grants.access, at_account(asked.key), patience_of(self._execution))
+        return await patiently(self._execution, access)
 
     async def mark(self, permit: Permit) -> None:
         """Commit the mark of a request on the job's row, before it is sent for the first time."""
@@ -233,9 +235,14 @@ class JobConduct:
         """Tell the gate."""
         self._execution.answered = True
         await self._worker.gate.answered(permit.state, permit.asked.key, answer, failure)
-        if permit.access is not None and failure is not None and _refuses_credentials(failure):
-            refused = self._worker.app.grants.refused
-            await patiently(self._execution, partial(refused, at_account(permit.asked.key), permit.access, failure))
+        if permit.access is None:
+            return
+        account = at_account(permit.asked.key)
+        if failure is None:
+            await self._worker.app.grants.worked(account, permit.access)
+        elif _refuses_credentials(failure):
+            refused = partial(self._worker.app.grants.refused, account, permit.access, failure)
+            await patiently(self._execution, partial(refused, patience_of(self._execution)))
 
     async def failed(self, permit: Permit, failure: Failure) -> None:
         """Tell the gate."""
@@ -250,7 +257,14 @@ class JobConduct:
         """Refresh, or find that somebody else has done it."""
         if permit.access is None or not _refuses_credentials(failure):
             return False
-        return await self._worker.app.grants.renew(at_account(permit.asked.key), permit.access)
+        account, patience = at_account(permit.asked.key), patience_of(self._execution)
+        return await self._worker.app.grants.renew(account, permit.access, patience)
+
+
+def patience_of(execution: Execution) -> float:
+    """Seconds for which a job waits in its slot for a refresh, whoever carries it out."""
+    timeout = execution.handler.timeout
+    return AT_ONCE if timeout is None else min(AT_ONCE, timeout / 4)
 
 
 _BROKE_OFF: Final = Failure(FailureKind.TRANSIENT, code="broke_off", provider_wide=True)

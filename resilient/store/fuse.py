@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from resilient.core import fuse
-from resilient.core.fuse import SUSPECT_AUTH, WINDOW
+from resilient.core.client_refusal import LATELY
+from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH, WINDOW
 from resilient.core.tokens import USABLE, GrantEvent, GrantState, after
 from resilient.store import alerts, gates, grants, schedules
-from resilient.store.dialect import ID
+from resilient.store.dialect import ID, TIME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,21 +91,83 @@ def suspects(c: Connection, d: Dialect, provider: str) -> list[UUID]:
     return list(rows.scalars())
 
 
+def can_be_asked(c: Connection, d: Dialect, provider: str) -> bool:
+    """Whether some suspect can be refreshed, to find out whether it lives."""
+    found = d.run(
+        c,
+        "SELECT 1 FROM {grant} WHERE provider = :provider AND died_at IS NOT NULL AND state = 'suspect'"
+        " AND kind = 'oauth2' LIMIT 1",
+        {"provider": provider},
+    )
+    return found.first() is not None
+
+
 def well(c: Connection, d: Dialect, provider: str) -> list[UUID]:
-    """A few grants that nobody doubts and that may be refreshed: those whose tokens end first."""
+    """A few grants that nobody doubts and that may be refreshed: those that worked last, for they are likely alive."""
     rows = d.run(
         c,
         f"SELECT id FROM {{grant}} WHERE provider = :provider AND state IN ({_WELL}) AND died_at IS NULL"
-        " AND kind = 'oauth2' ORDER BY expires_at NULLS LAST, id LIMIT 5",
+        " AND kind = 'oauth2' ORDER BY coalesce(worked_at, refreshed_at) DESC NULLS LAST, id LIMIT 5",
         {"provider": provider},
         id=ID,
     )
     return list(rows.scalars())
 
 
-def release(c: Connection, d: Dialect, provider: str) -> list[Grant]:
-    """The provider erred: its suspects are as good as before, its gate opens. Returns them."""
-    return _decide(c, d, provider, GrantEvent.CLEARED)
+def client_taken(c: Connection, d: Dialect, provider: str) -> None:
+    """The provider took our client: whoever waited because it did not goes on."""
+    if gates.auth_of(c, d, provider) == APP_REFUSED:
+        gates.set_auth(c, d, provider, "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known about the application at its provider, beside one grant that was refused.
+
+    ``credible``: that grant has worked, or none ever has; ``others``: credible ones that were refused since the
+    application was last taken; ``lately``: it was taken a moment ago; ``witnesses``: well ones that could be asked.
+    """
+
+    credible: bool
+    others: int
+    lately: bool
+    witnesses: Sequence[UUID]
+
+
+def standing(c: Connection, d: Dialect, grant: Grant) -> Standing:
+    """What speaks for and against the application; see `core.client_refusal`."""
+    now, params = d.now(c), {"provider": grant.provider, "grant_id": d.id(grant.id)}
+    others = "FROM {grant} WHERE provider = :provider AND id <> :grant_id"
+    worked = "(worked_at IS NOT NULL OR refreshed_at IS NOT NULL)"
+    taken = d.run(
+        c, f"SELECT max(refreshed_at) AS refreshed, max(died_at) AS died {others}", params, refreshed=TIME, died=TIME
+    ).one()
+    last = max((at for at in taken if at is not None), default=None)
+    alone = d.run(c, f"SELECT 1 {others} AND {worked} LIMIT 1", params).first() is None
+    since = now - WINDOW if last is None else max(now - WINDOW, last)
+    refused = d.run(
+        c,
+        f"SELECT count(*) {others} AND client_refused_at > :since_at" + ("" if alone else f" AND {worked}"),
+        {**params, "since_at": since},
+    ).scalar_one()
+    rows = d.run(
+        c,
+        f"SELECT id {others} AND {worked} AND state IN ({_WELL}) AND died_at IS NULL AND kind = 'oauth2'"
+        " AND coalesce(flow, '') <> 'jwt_bearer' AND (client_refused_at IS NULL OR client_refused_at <= :since_at)"
+        " ORDER BY coalesce(worked_at, refreshed_at) DESC, id LIMIT 3",
+        {**params, "since_at": since},
+        id=ID,
+    )
+    lately = last is not None and now - last < LATELY
+    return Standing(grant.has_worked or alone, int(refused), lately, list(rows.scalars()))
+
+
+def release(c: Connection, d: Dialect, provider: str, *, believed: bool = True) -> list[Grant]:
+    """The provider erred: its suspects are as good as before, its gate opens. Returns them.
+
+    Unless they are ``believed``, who is refused once more before they worked again dies without a doubt.
+    """
+    return _decide(c, d, provider, GrantEvent.CLEARED, believed=believed)
 
 
 def confirm(c: Connection, d: Dialect, provider: str, voice: Voice) -> list[Grant]:
@@ -120,15 +183,19 @@ def confirm(c: Connection, d: Dialect, provider: str, voice: Voice) -> list[Gran
 def _die(c: Connection, d: Dialect, grant: Grant, code: str | None, voice: Voice) -> Death:
     now = d.now(c)
     shut = gates.auth_of(c, d, grant.provider) == SUSPECT_AUTH
-    doubted = shut or _blows(c, d, grant, now)
+    counts = grant.has_worked and (grant.doubted_at is None or grant.died_at is not None)  # a probe changes nothing
+    doubted = counts and (shut or _blows(c, d, grant, now))
+    died_at, doubted_at = now if counts else None, now if doubted else grant.doubted_at
     state = after(grant.state, GrantEvent.DOUBTED if doubted else GrantEvent.DIED)
     if state is None:
         return Death(grant)
-    grant = replace(grant, state=state, state_since=now, last_code=code, died_at=now, lease_until=None, sent_at=None)
+    grant = replace(
+        grant, state=state, state_since=now, last_code=code, died_at=died_at, lease_until=None, sent_at=None
+    )
     grants.write(
         c, d, grant.id, now,
-        state=state.value, state_since=now, last_code=code, died_at=now, lease_until=None, sent_at=None,
-        retry_at=None,
+        state=state.value, state_since=now, last_code=code, died_at=died_at, lease_until=None, sent_at=None,
+        retry_at=None, doubted_at=doubted_at,
     )  # fmt: skip
     if not doubted:
         grants.gate(c, d, grant.id, state.value)
@@ -163,21 +230,24 @@ def _hold_back(c: Connection, d: Dialect, provider: str, now: datetime) -> None:
     for grant in marked:
         state = after(grant.state, GrantEvent.DOUBTED)
         assert state is not None  # noqa: S101 - the table of transitions says so
-        grants.write(c, d, grant.id, now, state=state.value, state_since=now)
+        grants.write(c, d, grant.id, now, state=state.value, state_since=now, doubted_at=now)
     keys = _keys(c, d, marked)
     for key in keys:
         gates.set_auth(c, d, key, "ok")
     alerts.withdraw(c, d, "needs_reauth", keys, now)
 
 
-def _decide(c: Connection, d: Dialect, provider: str, event: GrantEvent) -> list[Grant]:
+def _decide(c: Connection, d: Dialect, provider: str, event: GrantEvent, *, believed: bool = True) -> list[Grant]:
     hold(c, d, provider)
     now = d.now(c)
     decided: list[Grant] = []
     for grant in _dead(c, d, provider, GrantState.SUSPECT):
         state = after(grant.state, event)
         assert state is not None  # noqa: S101 - as above
-        grants.write(c, d, grant.id, now, state=state.value, state_since=now, died_at=None, retry_at=None)
+        doubted_at = None if believed else grant.doubted_at
+        grants.write(
+            c, d, grant.id, now, state=state.value, state_since=now, died_at=None, retry_at=None, doubted_at=doubted_at
+        )
         decided.append(replace(grant, state=state, state_since=now, died_at=None))
     for key in _keys(c, d, decided):
         gates.set_auth(c, d, key, "ok" if event is GrantEvent.CLEARED else GrantState.NEEDS_REAUTH.value)

@@ -74,6 +74,14 @@ def warm_up(c: Connection, d: Dialect, key: str) -> int:
     return _opened(c, d, key, circuits.RELEASE, now)
 
 
+def warm_up_from(c: Connection, d: Dialect, key: str, code: str) -> int:
+    """End a cooldown of this code, if there is one; returns how many parked turns were released."""
+    rests = d.run(c, "SELECT blocked_code FROM {resource} WHERE key = :key", {"key": key}).scalar()
+    if rests != code or _lock_one(c, d, key).blocked_code != code:
+        return 0
+    return warm_up(c, d, key)
+
+
 # -- operators -----------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,11 @@ A refresh is three short transactions with the request between them, and none op
    token before that;
 3. or `settle_if_held` writes what the failure means; if it is death, `fuse.die_if_held`.
 
-Whoever was overtaken changes nothing. A lease that is over while the state is `refreshing` belongs to a worker that
-died between the request and its commit. Lock order: the grant, then resource rows by key.
+Whoever was overtaken changes nothing. A lease is short and kept up (`keep_up`) while its request is under way; one that
+is over while the state is `refreshing` belongs to a process that died, or that could not reach the database. The first
+to see it makes a last call: whoever is alive has `LAST_CALL` seconds to commit, then the next one takes over. Meanwhile
+the accounts' jobs are parked (`park`): their resources rest, and go on as soon as the refresh has ended. Lock order:
+the grant, then resource rows by key.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.fuse import SHUT
-from resilient.core.tokens import PROBED, USABLE, GrantEvent, GrantState, after
+from resilient.core.tokens import PROBED, REFRESHING, USABLE, GrantEvent, GrantState, after
 from resilient.store import gates
 from resilient.store.dialect import ID, TIME
 
@@ -31,18 +34,21 @@ if TYPE_CHECKING:
 
     from resilient.store.dialect import Dialect
 
+LAST_CALL: Final = 5.0  # seconds
 _COLUMNS: Final = (
     "id, provider, kind, flow, state, state_since, secrets, version, expires_at, refresh_at, fence, lease_until,"
-    " sent_at, failures, retry_at, last_code, refreshed_at, died_at, created_at"
+    " sent_at, failures, retry_at, last_code, refreshed_at, died_at, created_at, worked_at, doubted_at,"
+    " client_refused_at, refused_since, refusals, authorised_at"
 )
 _TIMES: Final = (
     "state_since", "expires_at", "refresh_at", "lease_until", "sent_at", "retry_at", "refreshed_at", "died_at",
-    "created_at",
+    "created_at", "worked_at", "doubted_at", "client_refused_at", "refused_since", "authorised_at",
 )  # fmt: skip
 TYPES: Final[dict[str, Any]] = {
     name: TIME if name in _TIMES else ID if name == "id" else None for name in _COLUMNS.replace(" ", "").split(",")
 }
 _TYPED: Final = {name: type_ for name, type_ in TYPES.items() if type_ is not None}
+_WELL: Final[dict[str, Any]] = {"doubted_at": None, "client_refused_at": None, "refused_since": None, "refusals": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,17 @@ class Grant:
     refreshed_at: datetime | None
     died_at: datetime | None  # while the fuse counts it (`store/fuse.py`)
     created_at: datetime
+    worked_at: datetime | None = None
+    doubted_at: datetime | None = None
+    client_refused_at: datetime | None = None
+    refused_since: datetime | None = None
+    refusals: int = 0
+    authorised_at: datetime | None = None
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether the provider ever took these credentials."""
+        return self.worked_at is not None or self.refreshed_at is not None
 
     def __repr__(self) -> str:
         return f"<Grant {self.id} of {self.provider}, {self.state}, version {self.version}>"
@@ -77,7 +94,7 @@ def new(id_: UUID, key: str, kind: str, now: datetime, *, flow: str | None = Non
     """A grant without any secrets yet, for the provider of a resource."""
     return Grant(
         id_, key.partition("/")[0], kind, flow, GrantState.ACTIVE, now, None, 1, None, None, 0, None, None, 0, None,
-        None, None, None, now,
+        None, None, None, now, authorised_at=now,
     )  # fmt: skip
 
 
@@ -171,8 +188,10 @@ def begin(
         return Begun(grant, mine=False, now=now)
     if not probe and gates.auth_of(c, d, grant.provider) in SHUT:
         return Begun(grant, mine=False, now=now, shut=True)
-    if grant.state is GrantState.REFRESHING:  # its worker died: the answer may have been lost
-        grant = replace(grant, state=_next(grant.state, GrantEvent.LOST))
+    if grant.state is GrantState.REFRESHING:  # its process died, or cannot reach us: the answer may have been lost
+        state, until = _next(grant.state, GrantEvent.LOST), now + timedelta(seconds=LAST_CALL)
+        write(c, d, id_, now, state=state.value, state_since=now, lease_until=until)
+        return Begun(replace(grant, state=state, state_since=now, lease_until=until), mine=False, now=now)
     until = now + timedelta(seconds=lease)
     grant = replace(
         grant,
@@ -198,6 +217,28 @@ class NewSecrets:
     refresh_at: datetime | None
 
 
+def keep_up(c: Connection, d: Dialect, held: Grant, lease: float) -> None:
+    """The request is under way still."""
+    until = d.now(c) + timedelta(seconds=lease)
+    d.run(
+        c,
+        "UPDATE {grant} SET lease_until = :until WHERE id = :id AND fence = :fence AND state = 'refreshing'",
+        {"id": d.id(held.id), "fence": held.fence, "until": until},
+    )
+
+
+def park(c: Connection, d: Dialect, id_: UUID) -> datetime | None:
+    """The accounts of a grant rest as long as it cannot be refreshed; until when, None if it can be now."""
+    grant = lock(c, d, id_)
+    if grant is None or grant.state not in USABLE:
+        return None
+    now = d.now(c)
+    until = max((at for at in (grant.lease_until, grant.retry_at) if at is not None and at > now), default=None)
+    for key in keys_of(c, d, id_) if until is not None else ():
+        gates.cool_down(c, d, key, until, REFRESHING, 0.0, exact=True)
+    return until
+
+
 def renew_if_held(c: Connection, d: Dialect, held: Grant, fresh: NewSecrets) -> bool:
     """Commit the outcome of a refresh if nobody was faster; its resources' gates open."""
     grant = lock(c, d, held.id)
@@ -211,18 +252,37 @@ def renew_if_held(c: Connection, d: Dialect, held: Grant, fresh: NewSecrets) -> 
         c, d, held.id, now,
         state=state.value, state_since=now, secrets=fresh.secrets, key_id=fresh.key_id, version=grant.version + 1,
         expires_at=fresh.expires_at, refresh_at=fresh.refresh_at, lease_until=None, sent_at=None, failures=0,
-        retry_at=None, last_code=None, refreshed_at=now, died_at=None,
+        retry_at=None, last_code=None, refreshed_at=now, died_at=None, worked_at=now, **_WELL,
     )  # fmt: skip
     gate(c, d, held.id, "ok")
     return True
 
 
+def note_worked(c: Connection, d: Dialect, id_: UUID, version: int) -> None:
+    """The provider took these credentials; nothing waits for anybody else who writes the row."""
+    d.run(
+        c,
+        "UPDATE {grant} SET worked_at = :now, doubted_at = NULL WHERE id ="
+        " (SELECT id FROM {grant} WHERE id = :id AND version = :version {skip_locked})",
+        {"id": d.id(id_), "version": version, "now": d.now(c)},
+    )
+
+
 def settle_if_held(
-    c: Connection, d: Dialect, held: Grant, event: GrantEvent, code: str | None, retry_at: datetime | None
+    c: Connection,
+    d: Dialect,
+    held: Grant,
+    event: GrantEvent,
+    code: str | None,
+    retry_at: datetime | None,
+    *,
+    unexplained: bool = False,
+    client: bool = False,
 ) -> Grant | None:
     """Write what a failed refresh means, unless somebody was faster; returns the row as it is then.
 
-    One whose death is in doubt stays so.
+    One whose death is in doubt stays so. ``unexplained``: refused for a reason nobody declared; ``client``: it seems
+    to be about the application.
     """
     grant = lock(c, d, held.id)
     if grant is None or (grant.version, grant.fence) != (held.version, held.fence):
@@ -232,11 +292,17 @@ def settle_if_held(
         return grant
     now = d.now(c)
     sent_at = grant.sent_at if event is GrantEvent.LOST else None
+    if unexplained:
+        refusals, since = grant.refusals + 1, grant.refused_since or now
+        write(c, d, held.id, now, refusals=refusals, refused_since=since)
+    if client:
+        write(c, d, held.id, now, client_refused_at=now)
     write(
         c, d, held.id, now,
         state=state.value, state_since=now if state is not grant.state else grant.state_since, lease_until=None,
         sent_at=sent_at, failures=grant.failures + 1, retry_at=retry_at, last_code=code,
     )  # fmt: skip
+    _unpark(c, d, held.id)
     return replace(grant, state=state, failures=grant.failures + 1, retry_at=retry_at, last_code=code)
 
 
@@ -246,6 +312,7 @@ def let_go(c: Connection, d: Dialect, held: Grant) -> None:
     if grant is not None and grant.fence == held.fence and grant.state is GrantState.REFRESHING:
         state = _next(grant.state, GrantEvent.REFUSED if grant.died_at is None else GrantEvent.DOUBTED)
         write(c, d, held.id, d.now(c), state=state.value, lease_until=None, sent_at=None)
+        _unpark(c, d, held.id)
 
 
 # -- by people -----------------------------------------------------------------------------------------------
@@ -263,6 +330,7 @@ def authorise(c: Connection, d: Dialect, id_: UUID, fresh: NewSecrets, *, kind: 
         state=state.value, state_since=now, secrets=fresh.secrets, key_id=fresh.key_id, version=grant.version + 1,
         expires_at=fresh.expires_at, refresh_at=fresh.refresh_at, fence=grant.fence + 1, lease_until=None,
         sent_at=None, failures=0, retry_at=None, last_code=None, died_at=None, kind=kind, flow=flow,
+        refreshed_at=None, worked_at=None, authorised_at=now, **_WELL,
     )  # fmt: skip
     gate(c, d, id_, "ok")
     return True
@@ -325,6 +393,12 @@ def gate(c: Connection, d: Dialect, id_: UUID, auth: str) -> None:
     """The accounts of a grant may go on, or must wait."""
     for key in keys_of(c, d, id_):
         gates.set_auth(c, d, key, auth)
+    _unpark(c, d, id_)
+
+
+def _unpark(c: Connection, d: Dialect, id_: UUID) -> None:
+    for key in keys_of(c, d, id_):
+        gates.warm_up_from(c, d, key, REFRESHING)
 
 
 def write(c: Connection, d: Dialect, id_: UUID, now: datetime, **values: Any) -> None:

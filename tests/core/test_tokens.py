@@ -108,7 +108,7 @@ def test_no_secret_in_the_repr():
         (Failure(FailureKind.THROTTLED), RefreshFailure.THROTTLED),
         (Failure(FailureKind.QUOTA), RefreshFailure.THROTTLED),
         (Failure(FailureKind.TRANSIENT), RefreshFailure.TRANSIENT),
-        (Failure(FailureKind.PERMANENT), RefreshFailure.TRANSIENT),
+        (Failure(FailureKind.PERMANENT), RefreshFailure.UNEXPLAINED),
         (Failure(FailureKind.AMBIGUOUS), RefreshFailure.LOST),
     ],
 )

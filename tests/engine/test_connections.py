@@ -338,7 +338,8 @@ async def test_a_job_without_a_usable_token_waits_and_is_charged_nothing(app, id
     await app.enqueue(me, resource_key=A)
     await app.worker().drain()
     (job,) = await app.jobs.list()
-    assert (job.state.value, job.attempts, job.waiting_for) == ("scheduled", 0, "idp:token")
+    assert (job.state.value, job.attempts, job.waiting_for) == ("ready", 0, A)
+    assert (await app.resources.get(A)).blocked_until is not None
 
 
 @pytest.mark.parametrize("by", ["token", "password"])
