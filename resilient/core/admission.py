@@ -128,6 +128,18 @@ def stop_of(facts: ResourceFacts, now: datetime) -> Stop | None:
     return _longest(stops) if stops else None
 
 
+def error_shut(gate: str | None, code: str | None, since: datetime | None, error_at: datetime | None) -> bool:
+    """Whether a resource's latest error is why this gate is shut, and not one from before, or about another gate."""
+    if gate != "breaker" or code == "isolated":
+        return False
+    return since is None or error_at is None or error_at >= since
+
+
+def hand_shut(gate: str | None, code: str | None) -> bool:
+    """Whether somebody shut this gate by hand, so that the reason that was given is about it."""
+    return gate == "pause" or code == "isolated"
+
+
 def refusal(facts: ResourceFacts, now: datetime, *, probing: bool = False) -> Stop | None:
     """What stops a job that has started, or a request of it: also any circuit that is not closed.
 

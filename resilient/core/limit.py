@@ -74,6 +74,9 @@ class Limit:
         counts: Counts = "requests",
     ) -> None:
         span = seconds(per)
+        for word, number in (("rate", rate), ("burst", 1 if burst is None else burst)):
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise InvalidInput(f"Limit({word}={number!r}): write a number, such as Limit(100, per='1m', burst=20)")
         if not isfinite(rate) or rate <= 0 or (burst is not None and not (isfinite(burst) and burst >= 1)):
             raise InvalidInput(
                 f"Limit({rate!r}, per={per!r}, burst={burst!r}): rate must be positive, burst at least 1"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import sqlalchemy as sa
 
-from resilient.core.admission import ResourceFacts, Stop, stop_of
+from resilient.core.admission import ResourceFacts, Stop, error_shut, hand_shut, stop_of
 from resilient.core.breaker import BreakerFacts
 from resilient.core.errors import InvalidInput
 from resilient.core.records import Count, ResourceInfo, StoppedGroup
@@ -154,7 +154,7 @@ def _group(
     counts = waiting(c, d, keys[:_COUNTED_KEYS])
     total = sum(counts.values())
     busiest = max(counts, key=lambda key: counts[key])
-    errors = [row["last_error"] for _, row in members if row["last_error"]]
+    errors = [row["last_error"] for s, row in members if error_shut(gate, code, s.since, row["last_error_at"])]
     return StoppedGroup(
         provider=provider,
         gate=gate,
@@ -165,9 +165,11 @@ def _group(
         waiting=Count(total, more=len(keys) > len(counts) or any(n.more for n in counts.values())),
         example=busiest,
         example_job=first_job(c, d, busiest),
-        last_error=errors[-1] if errors else None,
+        last_error=next((error for error in reversed(errors) if error), None),
         first_until=min((end for end in ends if end is not None), default=None),
-        reason=next((row["paused_reason"] for _, row in members if row["paused_reason"]), None),
+        reason=next((row["paused_reason"] for _, row in members if row["paused_reason"]), None)
+        if hand_shut(gate, code)
+        else None,
     )
 
 

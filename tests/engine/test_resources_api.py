@@ -11,16 +11,19 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from resilient.core.admission import stop_of
+from resilient.core.breaker import Report
 from resilient.core.changed import Changed
 from resilient.core.errors import BadResourceKey, InvalidInput, NaiveDatetime
+from resilient.core.failure import Failure, FailureKind
 from resilient.core.limit import Limit
-from resilient.core.policy import BreakerPolicy
+from resilient.core.policy import BreakerPolicy, Policies
 from resilient.core.records import Count
 from resilient.engine.app import Resilient
 from resilient.engine.handler import Kind
-from resilient.store import gates, resource_queries, resources, turns
+from resilient.store import circuits, gates, resource_queries, resources, turns
 from resilient.store.resource_queries import RESOURCE
 from resilient.store.turns import Parking
+from resilient.surface.cli.views import resource_row
 
 KIND = Kind("mail.send")
 
@@ -111,6 +114,36 @@ async def test_list_by_pattern_gate_and_page(app, use):
     for wrong in ({"gate": "limit"}, {"limit": 0}):
         with pytest.raises(InvalidInput):
             await app.resources.list(**wrong)
+
+
+async def test_an_error_stands_beside_the_circuit_it_opened_and_no_other_gate(clock, app, use):
+    await use(github__a=1, github__b=1, github__c=1)
+
+    def fail(count):
+        failures = circuits.Evidence(
+            "github/a",
+            Report(0, failed=count, trailing=count, children_failed=frozenset(".")),
+            Failure(FailureKind.TRANSIENT, status=500),
+        )
+        return lambda c, d: circuits.report_if_current(c, d, [failures], Policies(), lambda: 0.5)
+
+    def cool(c, d):
+        gates.cool_down(c, d, "github/a", d.now(c) + timedelta(seconds=5), "http_429", 0.0, exact=True)
+        gates.open_(c, d, "github/b", reason="incident 7")
+        gates.close(c, d, "github/b")
+        gates.cool_down(c, d, "github/b", d.now(c) + timedelta(seconds=5), "http_429", 0.0, exact=True)
+
+    app.database.transaction_sync(fail(2))  # too few to open it
+    clock.advance(1)
+    app.database.transaction_sync(cool)
+    (group,) = await app.resources.summary()
+    assert (group.gate, group.code, group.last_error, group.reason) == ("cooldown", "http_429", None, None)
+    infos = {info.key: info for info in await app.resources.list("github/*")}
+    assert resource_row(infos["github/a"], clock.now()).remark == ""
+    clock.advance(60)
+    app.database.transaction_sync(fail(5))
+    (group,) = await app.resources.summary()
+    assert (group.gate, group.last_error) == ("breaker", "HTTP 500")
 
 
 async def test_the_summary_groups_by_provider_gate_and_code(clock, app, use):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from resilient.core.admission import error_shut, hand_shut
 from resilient.core.phrases import brief, counted, error_line, rough, span, when
 from resilient.core.states import TERMINAL, JobState
 from resilient.surface.cli.output import Row
@@ -131,9 +132,9 @@ def resource_row(info: ResourceInfo, now: datetime) -> Row:
     else:
         until = _END.get(info.gate or "", "")
     remark = ""
-    if info.gate and info.last_error:
+    if info.last_error and error_shut(info.gate, info.code, info.since, info.last_error_at):
         remark = error_line(info.last_error_kind, info.last_error_code, info.last_error)
-    if info.paused_reason and (info.gate == "pause" or info.code == "isolated"):
+    if info.paused_reason and hand_shut(info.gate, info.code):
         remark = info.paused_reason
     return Row(info.key, state_of(info), until, f"{info.waiting:,}", f"{info.running:,}", remark=remark)
 
