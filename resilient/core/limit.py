@@ -1,10 +1,17 @@
 """One rate limit, as declared.
 
 ``Limit(100, per=60)`` keeps a promise about the provider's count: never more than 100 in *any* 60 seconds,
-wherever its window begins. A bucket as large as the rate would let 200 through in the first minute, so the
-burst is a tenth of the rate and the refill is what remains of it, less a few hundredths of the window for the
-road between us and the provider. ``burst=`` says that the provider itself has a bucket: that many at once,
-refilled at the full rate.
+wherever its window begins. A bucket as large as the rate would let 200 through in the first minute. So such a limit
+paces: a tenth of the rate may go at once, one if that is less, and the rest follows evenly. ``Limit(10, per="1m")``
+lets one request through every 6 seconds.
+
+What is counted is the moment a request is written to its socket, because that is when it is on its way to the provider.
+It may be later than the draw by what a worker may hold in advance (`lease`) and by `ROAD`; a request that is late by
+more draws again (`engine/drawing.py`). Both come off the rate, which is felt where the window is short: of 10 a second
+9.1 are used, of 100 a minute 99.8.
+
+``burst=`` says that the provider itself has a bucket: that many at once, refilled at the full rate. It is kept to at
+the draw; at the socket it may be exceeded by what the rate gives in `lease` and `ROAD` together.
 """
 
 from __future__ import annotations
@@ -19,7 +26,8 @@ from resilient.core.errors import InvalidInput
 
 Counts = Literal["requests", "jobs"]
 LONGEST_LEASE: Final = 0.1  # seconds of a limit's rate that a worker may hold in advance
-_SLACK: Final = 0.02  # share of the window a lease may last, and as much again for the road
+ROAD: Final = 0.08  # seconds from the draw to the socket that are allowed for
+_LEASE: Final = 0.02  # share of the window a lease may last
 _NAME: Final = re.compile(r"[A-Za-z0-9._:@+/-]{1,64}")
 _SPAN: Final = re.compile(r"([0-9]*\.?[0-9]*)\s*([a-z]+)")
 _UNITS: Final = {
@@ -90,9 +98,9 @@ class Limit:
             interval, capacity = span / rate, float(burst)
         elif rate >= 1:
             capacity = max(1.0, rate / 10)
-            interval = (span + 2 * _lease(span)) / (rate - capacity + 1)
+            interval = (span + _lease(span) + ROAD) / (rate - capacity + 1)
         else:  # less than one per span: one per longer span
-            capacity, interval = 1.0, (span + 2 * _lease(span)) / rate
+            capacity, interval = 1.0, (span + _lease(span) + ROAD) / rate
         values = (float(rate), span, burst, name, counts, interval, capacity)
         for item, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, item.name, value)
@@ -139,4 +147,4 @@ class Limit:
 
 
 def _lease(span: float) -> float:
-    return min(LONGEST_LEASE, span * _SLACK)
+    return min(LONGEST_LEASE, span * _LEASE)

@@ -97,12 +97,17 @@ def take(limit: Limit, state: LimitState, cost: float, now: float) -> LimitState
     return LimitState(start + cost * interval, left, state.reset_at, state.observed_at)
 
 
-def give_back(limit: Limit, state: LimitState, units: float, now: float) -> LimitState:
-    """The state with ``units`` that were drawn and not used put back."""
+def give_back(limit: Limit, state: LimitState, units: float, now: float, until: float | None = None) -> LimitState:
+    """The state with ``units`` that were drawn and not used put back.
+
+    ``until``: the `tat` that their draw led to. What of it has passed cannot be given back: the bucket has refilled
+    without it, and somebody may have drawn that.
+    """
     if state.remaining is not None:  # first: they were drawn at the pace of that many
         state = LimitState(state.tat, state.remaining + units, state.reset_at, state.observed_at)
     interval, _ = pace(limit, state, now)
-    return LimitState(state.tat - units * interval, state.remaining, state.reset_at, state.observed_at)
+    back = units * interval if until is None else max(0.0, min(units * interval, until - now))
+    return LimitState(state.tat - back, state.remaining, state.reset_at, state.observed_at)
 
 
 def draw(limits: Sequence[tuple[Limit, LimitState]], cost: float, now: float, patience: float = 0.0) -> Draw:

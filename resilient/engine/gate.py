@@ -47,13 +47,16 @@ if TYPE_CHECKING:
     from resilient.core.failure import Failure
     from resilient.core.outcomes import Outcome
     from resilient.core.policy import Policies
-    from resilient.engine.drawing import Path, Purse
+    from resilient.engine.drawing import Path, Place
     from resilient.store.circuits import Change
     from resilient.store.database import Database
 
 log = logging.getLogger("resilient.gate")
 MAX_AGE: Final = 0.25  # seconds
 MAX_AGE_UNTOLD: Final = 0.05
+FRESH_FOR: Final = 0.75  # seconds from the look at the gates to the socket; with `MAX_AGE` a second
+LOOK_BEFORE: Final = 0.1  # seconds before a reserved moment in which the gates are looked at
+_MOST_TRIES: Final = 5  # draws for one request, where every one comes too late
 HORIZON: Final = timedelta(hours=24)  # a cooldown that ends later is one that a person should look at
 
 
@@ -66,8 +69,8 @@ class Ticket:
     probing: tuple[str, ...]
     sent_at: datetime
     elected: tuple[tuple[str, int], ...] = ()  # circuits it tries out by election of its own, and generations
-    cost: float = 0.0
-    purse: Purse | None = field(default=None, repr=False)
+    fresh_until: float = 0.0  # monotonic; the gates were looked at so lately
+    place: Place | None = field(default=None, repr=False)
 
 
 class Gate:
@@ -92,7 +95,7 @@ class Gate:
         clock = database.dialect.clock
         # Under a test clock facts age with it; timers and leases still run by the process's own time.
         aging = monotonic or (time.monotonic if clock is None else lambda: clock().timestamp())
-        monotonic = monotonic or time.monotonic
+        self._monotonic = monotonic = monotonic or time.monotonic
         self._database, self._policies, self._owner = database, policies, owner
         self._roll = (rng or random.Random()).random  # noqa: S311 - jitter
         if max_age is None:
@@ -196,25 +199,63 @@ class Gate:
         limits = self._limits(key)
         if (not limits or cost <= 0) and not due:
             return self._ticket(key, probes)
-        purse, elected = None, tuple[tuple[str, int], ...]()
+        place, elected = None, tuple[tuple[str, int], ...]()
         try:
             if limits and cost > 0:
-                purse, wait = await self._drawing.draw(limits, cost)
-                if wait > 0:
-                    await asyncio.sleep(wait)
-            if await self.check(key, probes=probes, own=own):  # both the wait and the draw took time
+                place = await self._drawing.draw(limits, cost)
+            if await self._look_and_wait(place, key, probes, own):
                 elected = await self._probing.elect(key, own or "")
                 probes = (*probes, *(level for level, _ in elected))
                 await self.check(key, probes=probes)
         except BaseException:
-            if purse is not None:
-                self._drawing.settle(purse, -cost)
+            if place is not None:
+                self._drawing.settle(place, -cost)
             for level, generation in elected:
                 self._probing.give_back(level, generation)
             raise
         ticket = self._ticket(key, probes)
-        ticket.cost, ticket.purse, ticket.elected = cost if purse else 0.0, purse, elected
+        ticket.place, ticket.elected = place, elected
         return ticket
+
+    async def _look_and_wait(self, place: Place | None, key: str, probes: Collection[str], own: str | None) -> bool:
+        """Be at a place's moment with the gates looked at just before; see `check` for what is returned."""
+        ahead = 0.0 if place is None else place.send_at - self._monotonic()
+        if ahead > LOOK_BEFORE:
+            await asyncio.sleep(ahead - LOOK_BEFORE)
+        due = await self.check(key, probes=probes, own=own)  # both the wait and the draw took time
+        if place is not None and (ahead := place.send_at - self._monotonic()) > 0:
+            await asyncio.sleep(ahead)
+            if not due and (stop := self.stop(key, probes=probes)) is not None:  # this worker has heard of it meanwhile
+                raise ResourceStopped(stop.resource, stop.gate, stop.until)
+        return due
+
+    def is_late(self, ticket: Ticket) -> bool:
+        """Asked in the moment before the request is written, from any thread: whether to call `again` first."""
+        if self._monotonic() > ticket.fresh_until:
+            return True
+        return ticket.place is not None and self._drawing.is_late(ticket.place)
+
+    async def again(self, ticket: Ticket) -> None:
+        """What was admitted has waited too long to be sent: look at the gates, and draw, once more.
+
+        Raises `ResourceStopped`; nothing was sent then, and what was drawn is given back.
+        """
+        key, probes = ticket.key, ticket.probing
+        for _ in range(_MOST_TRIES):
+            place, ticket.place = ticket.place, None  # it is the drawing's again
+            if place is not None:
+                place = await self._drawing.draw_again(place) if self._drawing.is_late(place) else place
+            try:
+                await self._look_and_wait(place, key, probes, None)
+            except BaseException:
+                if place is not None:
+                    self._drawing.settle(place, -place.cost)
+                raise
+            new = self._ticket(key, probes)
+            ticket.generations, ticket.sent_at, ticket.fresh_until = new.generations, new.sent_at, new.fresh_until
+            ticket.place = place
+            if not self.is_late(ticket):
+                return
 
     def give_back(self, key: str, generation: int) -> None:
         """See `Probing.give_back`."""
@@ -225,9 +266,9 @@ class Gate:
         if failure is not None and failure.kind in WAITS_FOR_RESOURCE:
             await self._throttled(key, failure, ticket.sent_at)
         self._count(ticket, failure)
-        if ticket.purse is not None and answer.cost is not None:
+        if (place := ticket.place) is not None and answer.cost is not None:
             shared = self._policies.tenancy(key) is not Tenancy.APART  # a host of its own bills its account alone
-            self._drawing.settle(ticket.purse, answer.cost - ticket.cost, shared=shared)
+            self._drawing.settle(place, answer.cost - place.cost, shared=shared)
         if answer.budgets:
             await self.budgets(ticket, answer.budgets)
 
@@ -339,7 +380,7 @@ class Gate:
         if probes:
             probing = tuple(facts.key for facts in levels if facts is not None and self._probes(facts, probes))
         generations = tuple(-1 if facts is None else facts.breaker.generation for facts in levels)
-        return Ticket(key, generations, probing, self.now())
+        return Ticket(key, generations, probing, self.now(), fresh_until=self._monotonic() + FRESH_FOR)
 
     def _probes(self, facts: ResourceFacts, probes: Collection[str]) -> bool:
         """Whether a job with these probes is the one its half-open circuit lets through."""

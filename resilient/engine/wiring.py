@@ -216,6 +216,15 @@ class JobConduct:
             raise JobFailure(f"not sent again, because it may then be done twice: {old}", failure=failure)
         return None
 
+    def is_late(self, permit: Permit) -> bool:
+        """Ask the gate; a worker that stood still for a while finds out here."""
+        return permit.state is not None and self._worker.gate.is_late(permit.state)
+
+    async def again(self, permit: Permit) -> None:
+        """Draw limits and check the gates once more."""
+        self._execution.require_running()
+        await self._worker.gate.again(permit.state)
+
     def clear(self, permit: Permit, *, took_effect: bool) -> None:
         """The outcome is known: the mark leaves the row with the finish, or with the next mark."""
         keyed = permit.asked.key_life is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core import rate_limit
 from resilient.core.rate_limit import FRESH, Draw, LimitState
@@ -34,22 +34,37 @@ _SAME: Final = " WHERE {rate_limit}.resource_key = v.resource_key AND {rate_limi
 class Ask:
     """A draw of ``cost`` units from all of ``limits``, or from none.
 
-    ``patience`` seconds may be waited. ``more`` further units are leased if they are there at once.
+    ``patience`` seconds may be waited. ``more`` further units are leased if they are there at once. ``lead``: the
+    request is not sent before so many seconds from now.
     """
 
     limits: tuple[tuple[str, Limit], ...]  # (resource, limit)
     cost: float = 1.0
     patience: float = 0.0
     more: int = 0
+    lead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The answer to an `Ask`; ``leased`` further units were drawn. Times in epoch seconds of the database."""
+    """The answer to an `Ask`; ``leased`` further units were drawn. Times in epoch seconds of the database.
+
+    ``tats``: of each limit, after the draw; what `Settled` needs to give units back.
+    """
 
     draw: Draw
     leased: int
     now: float
+    tats: tuple[float, ...] = ()
+
+
+class Settled(NamedTuple):
+    """``units`` to draw from a limit without asking, or (negative) to give back; see `rate_limit.give_back`."""
+
+    resource_key: str
+    limit: Limit
+    units: float
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +98,20 @@ def draw(
     c: Connection,
     d: Dialect,
     asks: Sequence[Ask],
-    settled: Sequence[tuple[str, Limit, float]] = (),
+    settled: Sequence[Settled] = (),
 ) -> list[Drawn]:
-    """Draw for each ask in turn, after settling: (resource, limit, units), negative to give units back."""
+    """Draw for each ask in turn, after settling."""
     limits = {(key, limit.name): limit for ask in asks for key, limit in ask.limits}
-    limits |= {(key, limit.name): limit for key, limit, _ in settled}
+    limits |= {(one.resource_key, one.limit.name): one.limit for one in settled}
     before = _lock(c, d, sorted(limits))
     now = d.now(c).timestamp()
     states = dict(before)
-    for key, limit, units in settled:
+    for key, limit, units, until in settled:
         state = states[key, limit.name]
-        change = rate_limit.take if units > 0 else rate_limit.give_back
-        states[key, limit.name] = change(limit, state, abs(units), now)
+        if units > 0:
+            states[key, limit.name] = rate_limit.take(limit, state, units, now)
+        else:
+            states[key, limit.name] = rate_limit.give_back(limit, state, -units, now, until)
     answers = [_draw(ask, states, now) for ask in asks]
     write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
     return answers
@@ -103,7 +120,7 @@ def draw(
 def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
     ids = [(key, limit.name) for key, limit in ask.limits]
     found = rate_limit.draw(
-        [(x, states[i]) for i, (_, x) in zip(ids, ask.limits, strict=True)], ask.cost, now, ask.patience
+        [(x, states[i]) for i, (_, x) in zip(ids, ask.limits, strict=True)], ask.cost, now + ask.lead, ask.patience
     )
     states.update(zip(ids, found.states, strict=True))
     leased = 0
@@ -113,7 +130,7 @@ def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
         if leased:
             for key, x in ask.limits:
                 states[key, x.name] = rate_limit.take(x, states[key, x.name], leased, now)
-    return Drawn(found, leased, now)
+    return Drawn(found, leased, now, tuple(states[i].tat for i in ids))
 
 
 @direct

@@ -6,6 +6,8 @@ calls are::
 
     permit = admit(asked)                       may wait briefly; may refuse, before any I/O
     mark(permit)                                only if asked.marked
+    ... a connection is there ...
+    if is_late(permit): again(permit)           before its first byte; may wait, and may refuse
     ... the request ...
     answered(permit, answer, failure)           an answer came; failure is None if it is a success
       or failed(permit, failure)                no (whole) answer came
@@ -79,6 +81,12 @@ class Conduct(Protocol):
 
         Raises `LostLease`, or `JobFailure` for one whose key the provider may have forgotten; then nothing is sent.
         """
+
+    def is_late(self, permit: Permit) -> bool:
+        """Whether what was admitted waited too long to be sent as it is. Must not wait; may come from any thread."""
+
+    async def again(self, permit: Permit) -> None:
+        """Admit it once more, before its first byte. Raises `ResourceStopped`; nothing was sent then."""
 
     def clear(self, permit: Permit, *, took_effect: bool) -> None:
         """Forget the mark `mark` made: the request took effect, or certainly did not. It must not wait, nor fail."""

@@ -30,15 +30,17 @@ from resilient.wire.outgoing import Passage, outgoing, plan
 if TYPE_CHECKING:
     from resilient.core.budgets import Budget
     from resilient.core.exchange import AnswerFacts
-    from resilient.wire.conduct import Permit
+    from resilient.wire.conduct import Conduct, Permit
     from resilient.wire.pool import PoolSettings
     from resilient.wire.trail import Trail
 
 
 class Send(NamedTuple):
-    """Send it; gives the raw response."""
+    """Send it, after a last look at its permit; gives the raw response."""
 
     request: httpx.Request
+    conduct: Conduct
+    permit: Permit
 
 
 class Read(NamedTuple):
@@ -121,13 +123,17 @@ def _once(trail: Trail, settings: PoolSettings, request: httpx.Request, passage:
         started = time.perf_counter()
         try:
             sent = outgoing(request, passage, permit, trail)
-            answer = Answer.of((yield Send(sent)), settings)
+            answer = Answer.of((yield Send(sent, trail.conduct, permit)), settings)
             facts, failure = yield from _look(trail, sent, answer, passage)
             if answer.is_closed:
                 answer.elapsed = timedelta(seconds=time.perf_counter() - started)
         except httpx.RequestError as caught:
             error, failure = caught, by_transport(caught, repeatable=asked.repeatable)
             caught.request = request
+        except ResourceStopped:  # by the last look before its first byte
+            if asked.marked and permit.fresh:
+                trail.conduct.clear(permit, took_effect=False)
+            raise
     except BaseException:
         trail.give_up(asked)
         trail.conduct.abandoned(permit)

@@ -6,9 +6,10 @@ A transport belongs to one execution, its connections to the worker: closing the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx
 
@@ -16,7 +17,7 @@ from resilient.wire.flow import Flow, Read, ReadError, Send, Sleep, exchange
 from resilient.wire.redact import without_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from resilient.wire.answer import Answer
     from resilient.wire.pool import Pool
@@ -78,7 +79,8 @@ async def drive(flow: Flow, pool: Pool | None = None) -> Any:
 async def _step(step: Any, pool: Pool | None) -> Any:
     kind = type(step)
     if kind is Send and pool is not None:
-        return await pool.for_coroutines.handle_async_request(step.request)
+        with _last_look(step, _look(step)):
+            return await pool.for_coroutines.handle_async_request(step.request)
     if kind is Read:
         return await step.answer.aread()
     if kind is ReadError:
@@ -86,6 +88,53 @@ async def _step(step: Any, pool: Pool | None) -> Any:
     if kind is Sleep:
         return await asyncio.sleep(step.seconds)
     return await step
+
+
+# -- the last look before the first byte -------------------------------------------------------------------------
+
+_FIRST_BYTE: Final = ("http11.send_request_headers.started", "http2.send_request_headers.started")
+
+
+@contextlib.contextmanager
+def _last_look(step: Send, look: Any) -> Iterator[None]:
+    """Httpcore says when it is about to write, over a connection that is there: what was set to hear it is kept."""
+    extensions = step.request.extensions
+    before = extensions.get("trace")
+    extensions["trace"] = look
+    try:
+        yield
+    finally:
+        if before is None:
+            extensions.pop("trace", None)
+        else:
+            extensions["trace"] = before
+
+
+def _look(step: Send) -> Callable[[str, Any], Coroutine[Any, Any, None]]:
+    before = step.request.extensions.get("trace")
+
+    async def look(event: str, info: Any) -> None:
+        if before is not None:
+            await before(event, info)
+        if event in _FIRST_BYTE and step.conduct.is_late(step.permit):
+            await step.conduct.again(step.permit)
+
+    return look
+
+
+def _look_sync(step: Send, bridge: Bridge[Any]) -> Callable[[str, Any], None]:
+    before = step.request.extensions.get("trace")
+
+    def look(event: str, info: Any) -> None:
+        if before is not None:
+            before(event, info)
+        if event in _FIRST_BYTE and step.conduct.is_late(step.permit):
+            bridge(step.conduct.again(step.permit))
+
+    return look
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
 
 
 async def _read_error(answer: Answer) -> None:
@@ -114,7 +163,8 @@ def drive_sync(flow: Flow, pool: Pool | None, bridge: Bridge[Any]) -> Any:
 def _step_sync(step: Any, pool: Pool | None, bridge: Bridge[Any]) -> Any:
     kind = type(step)
     if kind is Send and pool is not None:
-        return pool.for_threads.handle_request(step.request)
+        with _last_look(step, _look_sync(step, bridge)):
+            return pool.for_threads.handle_request(step.request)
     if kind is Read:
         return step.answer.read()
     if kind is ReadError:

@@ -131,6 +131,28 @@ def test_giving_back_undoes_a_draw():
     assert (after.tat, after.remaining) == (pytest.approx(state.tat, abs=1e-3), 5)
 
 
+@given(
+    steps=st.lists(st.tuples(st.floats(0, 3), st.booleans(), st.integers(0, 5)), min_size=1, max_size=60),
+    rate=st.integers(1, 30),
+)
+@settings(max_examples=300, deadline=None)
+def test_what_is_given_back_late_is_nobodys_excess(steps, rate):
+    """Some draws are never sent and given back, at once or after others have drawn: the rest keep the promise."""
+    limit, state, at, sent, unsent = Limit(rate, 1), FRESH, NOW, [], []
+    for gap, keeps, age in steps:
+        at += gap
+        if len(unsent) > age:
+            state = give_back(limit, state, 1.0, at, unsent.pop(0))
+        found = draw([(limit, state)], 1.0, at)
+        if found.granted:
+            (state,) = found.states
+            if keeps:
+                sent.append((at, 1.0))
+            else:
+                unsent.append(state.tat)
+    assert most_in_any_window(sent, 1) <= rate
+
+
 # -- the server's word ---------------------------------------------------------------------------------------
 
 

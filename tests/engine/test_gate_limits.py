@@ -219,6 +219,37 @@ async def test_a_request_draws_from_its_whole_path(clock, database, make):
     }  # fmt: skip
 
 
+async def test_a_request_that_was_kept_too_long_draws_again(clock, database, make, draws):
+    """Its connection took long to open, or the process stood still: its place has passed, and others have one there."""
+    now = [1000.0]
+    gate = await make(Limit(10, 1, name="r"), monotonic=lambda: now[0])
+    ticket = await gate.admit("p/a")
+    assert not gate.is_late(ticket)
+    first = tat(database)
+    now[0] += 0.5
+    clock.advance(0.5)
+    assert gate.is_late(ticket)
+    await gate.again(ticket)
+    assert len(draws) == 2
+    assert tat(database) >= first + 0.5
+    assert ticket.sent_at == clock.now()
+
+
+async def test_who_was_kept_too_long_looks_at_the_gates_again(clock, database, make):
+    now = [1000.0]
+    gate = await make(Limit(100, 1, burst=100, name="r"), monotonic=lambda: now[0])
+    tickets = [await gate.admit("p/a"), await gate.admit("p/a", 0)]
+    database.transaction_sync(gates.pause, "p", reason="unpaid")
+    now[0] += 5
+    clock.advance(5)
+    for ticket in tickets:  # with a limit and without
+        assert gate.is_late(ticket)
+        with pytest.raises(ResourceStopped) as stopped:
+            await gate.again(ticket)
+        assert (stopped.value.resource, stopped.value.gate) == ("p", "pause")
+        assert ticket.place is None
+
+
 async def test_free_requests_draw_nothing(clock, make, draws):
     gate = await make(Limit(1, 100, burst=1, name="r"))
     for _ in range(3):

@@ -53,9 +53,9 @@ def test_more_is_leased_only_if_it_is_there(clock, database):
 
 def test_settling(clock, database):
     draw(database, Ask((("p/a", FAST),), cost=4))
-    draw(database, settled=[("p/a", FAST, -3.0)])
+    draw(database, settled=[limits.Settled("p/a", FAST, -3.0)])
     assert states(database, "p/a")["p/a"]["fast"].tat == pytest.approx(clock.now().timestamp() + 0.1, abs=1e-3)
-    draw(database, settled=[("p/a", FAST, 7.0)])
+    draw(database, settled=[limits.Settled("p/a", FAST, 7.0)])
     assert not draw(database, Ask((("p/a", FAST),)))[0].draw.granted
 
 

@@ -341,6 +341,10 @@ def test_limits(ok, read, run):
     shown = ok("resources", "show", "github/a")
     assert "100 requests per 1 min (set at runtime)" in shown
     assert read("resources", "show", "github/a")["policy"]["breaker"]["streak"] == 9
+    out = ok("resources", "limit", "github/a", "--limit", "2/s burst 40")
+    assert "2 requests per 1 s, burst 40" in " ".join(out.split())
+    for wrong in ("2/s burst 0", "2/s burst x", "2/s burst"):
+        assert run("resources", "limit", "github/a", "--limit", wrong)[0] == 2
     ok("resources", "limit", "github/a", "--no-limits", "--no-concurrency", "--breaker", "ratio=none")
     policy = read("resources", "show", "github/a")["policy"]
     assert (policy["limits"], policy["concurrency"], policy["breaker"]["ratio"]) == ([], None, None)

@@ -40,6 +40,7 @@ class Recorder:
         self.refreshes = []  # the credentials each refresh brings
         self.stop_from = None  # refuse from this admission on
         self.on_mark = None
+        self.late = []  # what `again` raises, or None, each time a permit is found late
 
     def now(self):
         return NOW
@@ -65,6 +66,14 @@ class Recorder:
         self.effects.append(took_effect)
         self.log.append(("clear", permit.asked.name))
         del self.marks[permit.asked.name]
+
+    def is_late(self, _permit):
+        return bool(self.late)
+
+    async def again(self, permit):
+        self.log.append(("again", permit.asked.name))
+        if (error := self.late.pop()) is not None:
+            raise error
 
     def cut_off(self, permit):
         self.log.append(("cut_off", permit.asked.name))

@@ -253,7 +253,8 @@ def limit_(
     which: Which,
     *,
     limit: Annotated[
-        list[str] | None, typer.Option(metavar="RATE", help="100/min, 5000/1h or '2/s burst 40'; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="RATE", help="100/min, evenly; '2/s burst 40', a bucket; may be repeated."),
     ] = None,
     no_limits: Annotated[bool, typer.Option("--no-limits", help="No rate limit at all.")] = False,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Jobs at once.", show_default=False)] = None,
