@@ -69,6 +69,7 @@ AIRTABLE: Final = Provider(
             taken="every_page",
             deletions="marked",
             deleted="changedTablesById.*.destroyedRecordIds",
+            deleted_key="changedTablesById.*.destroyedRecordIds",
             life=7 * 86400,
         ),
     },

@@ -55,6 +55,7 @@ ASANA: Final = Provider(
             taken="every_page",
             deletions="marked",
             deleted="action=deleted",
+            deleted_key="resource.gid",
             life=86400,
         ),
         "tasks": Incremental(style="filter", query="modified_since", field="modified_at"),

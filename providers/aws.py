@@ -1,8 +1,8 @@
 """Services in the style of AWS: one role session in one account, region and service.
 
 Requests are signed by the vendor's SDK, so they go through ``job.call``, or the SDK's errors are read here. A
-throttle is known by its code, at 400 as often as 429 or 503. Operations that create take a ClientToken of the
-caller's: give the job's idempotency key.
+throttle is known by its code, whatever the status: 400 as often as 403, 429, 500, 502 or 503. Operations that create
+take a ClientToken of the caller's: give the job's idempotency key.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ AWS: Final = Provider(
         code_form=r"(?:.*#)?([^:#]+)",
         message=("message", "Message", "Error.Message"),
         rules=(
-            Rule(FailureKind.THROTTLED, status=(400, 429, 503), code=_THROTTLES),
+            Rule(FailureKind.THROTTLED, code=_THROTTLES),
             Rule(FailureKind.AUTH, code=("ExpiredToken", "ExpiredTokenException", "RequestExpired")),
             Rule(FailureKind.TRANSIENT, code=("RequestTimeout", "RequestTimeoutException"), provider_wide=True),
             Rule(FailureKind.RESET_CURSOR, code="ExpiredIteratorException"),
@@ -68,8 +68,11 @@ AWS: Final = Provider(
     incremental={
         "shard": Incremental(style="token", body="ShardIterator", found="NextShardIterator", taken="every_page")
     },
-    verified_on=date(2026, 11, 1),
-    sources=("boto/botocore botocore/retries/standard.py, adaptive.py, quota.py",),
+    verified_on=date(2026, 11, 22),
+    sources=(
+        "boto/botocore botocore/retries/standard.py, adaptive.py, quota.py",
+        "boto/boto3 docs/source/guide/retries.rst, in a stored copy of 2025",
+    ),
     unverified=(
         "base_url",
         "auth: signed by the SDK",

@@ -43,6 +43,7 @@ BOX: Final = Provider(
             taken="every_page",
             deletions="marked",
             deleted="event_type=ITEM_TRASH",
+            deleted_key="source.id source.item_id",
         )
     },
     webhook=Webhook(

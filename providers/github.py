@@ -36,7 +36,7 @@ GITHUB: Final = Provider(
     title="GitHub",
     base_url="https://api.github.com",
     hosts=("uploads.github.com",),
-    headers={"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"},
+    headers={"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2026-03-10"},
     auth=(
         OAuth2(
             authorize_url="https://github.com/login/oauth/authorize",
@@ -90,6 +90,7 @@ GITHUB: Final = Provider(
             Rule(FailureKind.THROTTLED, status=(403, 429), header={"retry-after": "."}),
             Rule(FailureKind.THROTTLED, status=(403, 429), text="secondary rate", wait=Wait(fallback=60)),
             Rule(FailureKind.QUOTA, status=200, where={"errors[].type": "RATE_LIMITED"}, scope=Scope.ENDPOINT),
+            Rule(FailureKind.QUOTA, status=200, where={"errors[].type": "RATE_LIMIT"}, scope=Scope.ENDPOINT),
         ),
     ),
     pagination={
@@ -108,16 +109,17 @@ GITHUB: Final = Provider(
         answer_within=30,
         repeats=False,
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "docs.github.com rest/using-the-rest-api/rate-limits-for-the-rest-api",
         "docs.github.com apps/creating-github-apps/authenticating-with-a-github-app/refreshing-user-access-tokens",
         "docs.github.com webhooks/using-webhooks/handling-failed-webhook-deliveries",
         "octokit/plugin-throttling.js src/index.ts",
+        "github.blog changelog 2026-03-12 (version 2026-03-10), in a stored copy of 2026",
+        "yanyongyu/githubkit issue 271 of 2026-01 (RATE_LIMIT beside RATE_LIMITED)",
     ),
     unverified=(
         "auth: pkce, the codes of a dead refresh token and of a refused client",
-        "headers: the version of the API",
         "limits: of search and code search",
         "incremental",
         "idempotency: none",
@@ -125,6 +127,12 @@ GITHUB: Final = Provider(
 )
 
 
-def provider(client_id: str = "", client_secret: str = "", **overrides: Unpack[Overrides]) -> Provider:
-    """GitHub's facts for one app. Enterprise: ``base_url="https://github.example.com/api/v3"``."""
+def provider(
+    client_id: str = "", client_secret: str = "", *, version: str = "2026-03-10", **overrides: Unpack[Overrides]
+) -> Provider:
+    """GitHub's facts for one app and version of the API.
+
+    Enterprise Server: ``base_url="https://github.example.com/api/v3"``; an older one needs ``version="2022-11-28"``.
+    """
+    overrides.setdefault("headers", {**GITHUB.headers, "X-GitHub-Api-Version": version})
     return GITHUB.configured(client_id, client_secret, **overrides)

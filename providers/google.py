@@ -99,6 +99,7 @@ GOOGLE: Final = Provider(
             taken="before_pass",
             deletions="marked",
             deleted="messagesDeleted",
+            deleted_key="messagesDeleted[].message.id",
             life=7 * 86400,
         ),
         "drive": Incremental(
@@ -108,6 +109,7 @@ GOOGLE: Final = Provider(
             taken="before_pass",
             deletions="marked",
             deleted="removed",
+            deleted_key="fileId",
         ),
     },
     webhook=Webhook(

@@ -2,7 +2,7 @@
 
 Which budget is spent stands in ``policyName``; Retry-After is not always sent. A dead grant is not called
 ``invalid_grant``. HubSpot asks to refresh by ``expires_in``, not on 401. A search gives 10,000 results at most, so
-a long time span has to be cut. The token address named here is retired on 2027-02-16.
+a long time span has to be cut. The token address of before (``/oauth/v1/token``) ends on 2027-02-16.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HUBSPOT: Final = Provider(
     auth=(
         OAuth2(
             authorize_url="https://app.hubspot.com/oauth/authorize",
-            token_url="https://api.hubapi.com/oauth/v1/token",
+            token_url="https://api.hubapi.com/oauth/2026-03/token",
             lifetime=1800,
             errors=Errors(
                 code=("error", "status", "subCategory"),
@@ -41,8 +41,8 @@ HUBSPOT: Final = Provider(
         ),
         Bearer(),
     ),
-    limits={
-        "account": [Limit(110, per="10s", name="ten-seconds"), Limit(250_000, per="1d", name="daily")],
+    limits={  # of Free and Starter portals; an app by OAuth has 110
+        "account": [Limit(100, per="10s", name="ten-seconds"), Limit(250_000, per="1d", name="daily")],
         "account/search": [Limit(5, per="1s", name="search")],
     },
     route=route,
@@ -95,17 +95,19 @@ HUBSPOT: Final = Provider(
         delivery="item:eventId item:subscriptionId item:objectId item:occurredAt",  # an eventId alone may come twice
         event="item:subscriptionType",
         events="",
+        varies=("attemptNumber",),
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "developers.hubspot.com docs usage guidelines, OAuth tokens, changelog",
+        "developers.hubspot.com changelog v1-oauth-api-deprecation, in a stored copy of 2026",
         "HubSpot/hubspot-api-nodejs src/services/decorators/RetryDecorator.ts",
         "HubSpot/hubspot-api-python hubspot/utils/signature.py",
     ),
     unverified=(
         "auth: pkce, the code of a refused client",
         "errors.rules: 477, and that the day of a portal ends at midnight UTC rather than in its own time zone",
-        "webhook: eventId as the id of a delivery",
+        "webhook: that a repeat of an event keeps these four fields",
         "idempotency: none; objects are upserted by a unique property",
     ),
 )

@@ -77,6 +77,7 @@ LINEAR: Final = Provider(
     webhook=Webhook(
         signatures=(Signature(header="linear-signature", timestamp="body:webhookTimestamp", word=Word.EPOCH_MS),),
         delivery="linear-delivery",
+        varies=("webhookTimestamp",),
         event="linear-event",
     ),
     verified_on=date(2026, 11, 1),

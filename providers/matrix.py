@@ -2,7 +2,10 @@
 
 Whether a 401 is the end of the grant stands in ``soft_logout``. Lifetimes are in milliseconds, and the old refresh
 token works until the new one is used. Events are sent by PUT with a transaction id in the path, so a repeat has one
-effect. A timeline that is ``limited`` has a gap, to be filled backwards from ``prev_batch``.
+effect. A timeline that is ``limited`` has a gap, to be filled backwards from ``prev_batch`` by ``/messages``, with
+``dir=b``. ``/sync`` is one answer with the events of every room, which do not name their room: for one of them say
+``OnePage(items="rooms.join['!id:example.org'].timeline.events", absent="empty")``, in quotes because an id has a dot.
+A redaction is an event of its own, and names the one that is gone.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING, Final, Unpack
 
-from resilient import Bearer, Errors, FailureKind, Incremental, Limit, NextCursor, OAuth2
+from resilient import Bearer, Errors, FailureKind, Incremental, Limit, NextCursor, OAuth2, OnePage
 from resilient import Provider, Rotation, Rule, Signature, Wait, Webhook, Word
 
 if TYPE_CHECKING:
@@ -51,7 +54,10 @@ MATRIX: Final = Provider(
             Rule(FailureKind.QUOTA, status=403, code="M_RESOURCE_LIMIT_EXCEEDED", wait=Wait(fallback=3600)),
         ),
     ),
-    pagination={"messages": NextCursor(items="chunk", found="end", query="from", size="limit", most=100)},
+    pagination={
+        "messages": NextCursor(items="chunk", found="end", query="from", size="limit", most=100),
+        "sync": OnePage(items="rooms.join.*.timeline.events", absent="empty"),
+    },
     incremental={
         "sync": Incremental(
             style="token",
@@ -60,10 +66,11 @@ MATRIX: Final = Provider(
             taken="every_page",
             deletions="marked",
             deleted="type=m.room.redaction",
+            deleted_key="redacts content.redacts",  # at the top before room version 11
         )
     },
     webhook=Webhook(signatures=(Signature(header="authorization", scheme="equal", pattern=r"Bearer (\S+)"),)),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "matrix-org/matrix-spec content/client-server-api/_index.md",
         "element-hq/synapse synapse/api/errors.py, synapse/config/ratelimiting.py",

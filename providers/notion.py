@@ -1,7 +1,8 @@
 """Notion: one workspace's grant of one connection.
 
 A refresh gives a new refresh token, which may also be null: then the old one stays. 404 may mean that a page was
-not shared. Times of change count in minutes. 529 is an overload of Notion, no limit of the account.
+not shared. A webhook is signed with a token that Notion sends once, and a person has to type in there: see
+`Inbound`'s ``handshake``. Times of change count in minutes. 529 is an overload of Notion, no limit of the account.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NOTION: Final = Provider(
     name="notion",
     title="Notion",
     base_url="https://api.notion.com/v1",
-    headers={"Notion-Version": "2022-06-28"},
+    headers={"Notion-Version": "2026-03-11"},
     auth=(
         OAuth2(
             authorize_url="https://api.notion.com/v1/oauth/authorize",
@@ -59,16 +60,16 @@ NOTION: Final = Provider(
         challenge="secret",
         challenge_field="body:verification_token",
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "developers.notion.com/reference/request-limits, /reference/refresh-a-token",
+        "developers.notion.com upgrade guide 2026-03-11, reference/webhooks, in stored copies of 2026",
         "makenotion/notion-sdk-js src/Client.ts, src/errors.ts, src/api-endpoints/oauth.ts",
     ),
     unverified=(
         "auth: pkce, keep",
-        "headers: the version of the API",
         "idempotency: none",
-        "incremental: in_trash",
+        "webhook: that an event keeps its id over its attempts, by the shape of the events",
         "reads: data_sources",
     ),
 )

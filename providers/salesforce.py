@@ -35,7 +35,7 @@ SALESFORCE: Final = Provider(
             ),
         ),
     ),
-    limits={"account": [Limit(100_000, per="1d", name="daily")]},
+    limits={"account": [Limit(15_000, per="1d", name="daily")]},  # Developer Edition; Enterprise has 100,000 and more
     waits=WaitDialect(budgets=(BudgetFields("daily", used="sforce-limit-info"),)),
     errors=Errors(
         code=("[0].errorCode", "error"),

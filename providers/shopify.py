@@ -97,12 +97,12 @@ SHOPIFY: Final = Provider(
     },
     webhook=Webhook(
         signatures=(Signature(header="x-shopify-hmac-sha256", encoding="base64"),),
-        delivery="x-shopify-webhook-id",
+        delivery="x-shopify-event-id",
         event="x-shopify-topic",
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
-        "shopify.dev docs api usage limits",
+        "shopify.dev docs api usage limits; apps/build/webhooks/ignore-duplicates, in stored copies of 2025-2026",
         "shopify.dev docs offline access tokens and changelog 2025-2026",
         "Shopify/shopify-app-js lib/auth/oauth/refresh-token.ts",
         "Shopify/shopify-api-ruby lib/shopify_api/utils/hmac_validator.rb, lib/shopify_api/webhooks/registry.rb",

@@ -2,8 +2,8 @@
 
 Errors come as 200 with ``ok: false``. Limits are per method, workspace and app, in four tiers, so each method is
 an endpoint of its own; a channel takes about one message a second. ``fatal_error`` may have done part of the
-work. History is 1 request a minute for apps outside the marketplace made after 2025-05-29: declare it with
-``limits=``.
+work. History and replies are 1 request a minute for apps outside the marketplace made after 2025-05-29; for internal
+ones and those in it they are tier 3: declare it with ``limits=``.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ SLACK: Final = Provider(
         "account/*": [_TIER_3],
         "account/chat.postMessage:*": [Limit(1, per="1s", name="channel")],
         "account/conversations.list": [_TIER_2],
+        "account/conversations.history": [Limit(1, per="1m", name="tier")],
+        "account/conversations.replies": [Limit(1, per="1m", name="tier")],
         "account/users.list": [_TIER_2],
         "account/users.info": [_TIER_4],
     },
@@ -113,7 +115,7 @@ SLACK: Final = Provider(
         challenge_field="body:challenge",
         answer_within=3,
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "docs.slack.dev/apis/web-api/rate-limits",
         "docs.slack.dev/authentication/using-token-rotation",

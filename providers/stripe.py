@@ -81,6 +81,7 @@ STRIPE: Final = Provider(
             field="created",
             deletions="marked",
             deleted="type=*.deleted",
+            deleted_key="data.object.id",
             life=30 * 86400,
         ),
     },

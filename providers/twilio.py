@@ -1,8 +1,9 @@
 """Twilio: one account or subaccount, by an API key.
 
-A 429 with code 20429 was not processed, so even a POST may be repeated; another 429 is a limit of tries of the
-Verify product and no waiting helps. Concurrency is limited, how far is not published. A webhook's signature covers
-the address and the form; of a JSON body it covers the hash, which stands in the address.
+A 429 was not processed, so even a POST may be repeated, whatever its code (20429, and limits of single products such as
+25109); only the limits of tries of the Verify product are none that waiting heals. Concurrency is limited, how far is
+not published. A webhook's signature covers the address and the form; of a JSON body the hash, which stands in the
+address.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from resilient import Basic, Errors, FailureKind, Incremental, NextUrl, Provider
 if TYPE_CHECKING:
     from resilient import Overrides
 
+_TRIES: Final = ("60202", "60203", "60308", "60310")  # of one verification, challenge or factor
+
 TWILIO: Final = Provider(
     name="twilio",
     title="Twilio",
@@ -25,9 +28,8 @@ TWILIO: Final = Provider(
     errors=Errors(
         code=("code",),
         rules=(
-            Rule(FailureKind.THROTTLED, status=429, code="20429"),
-            Rule(FailureKind.THROTTLED, status=429, json=False),
-            Rule(FailureKind.PERMANENT, status=429),
+            Rule(FailureKind.PERMANENT, status=429, code=_TRIES),
+            Rule(FailureKind.AUTH, status=401, code="20003"),
         ),
     ),
     pagination={
@@ -47,13 +49,13 @@ TWILIO: Final = Provider(
         ),
         delivery="i-twilio-idempotency-token",
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
-        "www.twilio.com/docs/errors/20429",
+        "www.twilio.com/docs/api/errors 20429, 60202, 60203, 60308, 60310, in stored copies of 2025",
         "twilio/twilio-python twilio/request_validator.py, twilio/base/page.py",
     ),
     unverified=(
-        "errors: 20003 for refused credentials",
+        "errors: 20003 for refused credentials; that 429 with any other code is a limit of requests",
         "idempotency: none on sending a message",
         "incremental",
         "limits: messages per second by the kind of number: declare them",

@@ -35,9 +35,9 @@ XERO: Final = Provider(
             shared=True,
         ),
     ),
-    limits={
+    limits={  # of the Starter tier, since March 2026; the larger ones have 5,000 a day
         "provider": [Limit(10_000, per="1m", name="app-minute")],
-        "account": [Limit(60, per="1m", name="minute"), Limit(5000, per="1d", name="day")],
+        "account": [Limit(60, per="1m", name="minute"), Limit(1000, per="1d", name="day")],
     },
     concurrency={"account": 5},
     waits=WaitDialect(
@@ -74,7 +74,7 @@ XERO: Final = Provider(
         challenge="status",
         answer_within=5,
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "developer.xero.com/faq/oauth2, documentation of OAuth2 limits",
         "XeroAPI/xero-node docs/accounting, issue 382; XeroAPI/xero-python docs",
@@ -83,6 +83,7 @@ XERO: Final = Provider(
     unverified=(
         "auth: scope_separator, that one grant serves several organisations is told by users",
         "errors: code, message",
+        "limits: the day's of the Starter tier; Xero's own pages in the stored copies name 5,000",
         "idempotency: how long a key is kept",
         "webhook: five seconds to answer",
     ),

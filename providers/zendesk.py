@@ -87,6 +87,7 @@ ZENDESK: Final = Provider(
             ),
         ),
         delivery="x-zendesk-webhook-invocation-id",
+        ping=True,  # the customer writes the body, so two changes may send the same
     ),
     verified_on=date(2026, 11, 1),
     sources=(

@@ -42,8 +42,9 @@ ZOOM: Final = Provider(
         ),
     ),
     limits={
-        "account": [Limit(20, per="1s", name="medium")],  # the smallest plan
-        "account/heavy": [Limit(10, per="1s", name="heavy"), Limit(30_000, per="1d", name="daily")],
+        # Of Free accounts; Pro has 20 a second, and for heavy ones 10 a second and 30,000 a day.
+        "account": [Limit(2, per="1s", name="medium"), Limit(2000, per="1d", name="medium-daily")],
+        "account/heavy": [Limit(1, per="1s", name="heavy"), Limit(1000, per="1d", name="daily")],
     },
     route=route,
     waits=WaitDialect(retry_after=Word.AUTO),
@@ -78,8 +79,9 @@ ZOOM: Final = Provider(
         challenge="hmac",
         challenge_field="body:payload.plainToken",
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
+        "developers.zoom.us docs/commerce/rate-limits, in a stored copy of 2026, without its tables",
         "developers.zoom.us, by way of anthropics/knowledge-work-plugins partner-built/zoom-plugin rate-limits.md",
         "the same plugin's token-lifecycle.md (Zoom's partner text)",
     ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
 from resilient.core.words import check_braces, check_number, check_paths, check_word
 
@@ -30,9 +31,10 @@ class Incremental:
     none, by a request ``before_pass``. ``field``: the item's field that a filter compares.
 
     ``precision``: seconds the provider counts in, so that far back the next pass begins. ``life``: seconds
-    after which a cursor may be refused. ``deletions``: ``marked`` in the feed (``deleted``: the field that
-    marks them, or ``field=value``),
-    to be read ``separate``ly, told by ``webhook`` only, or ``never``. Raises `InvalidInput`.
+    after which a cursor may be refused. ``deletions``: ``marked`` in the feed, to be read ``separate``ly, told by
+    ``webhook`` only, or ``never``. ``deleted``: the field that marks them, or ``field=value``, with ``*`` in the
+    value. ``deleted_key``: the paths, separated by a space, of the keys of what is gone, where the record only tells
+    of it, as an event does. Raises `InvalidInput`.
     """
 
     style: Style
@@ -47,6 +49,7 @@ class Incremental:
     life: float | None = None
     deletions: Deletions = "never"
     deleted: str = ""
+    deleted_key: str = ""
 
     def __post_init__(self) -> None:
         check_word("Incremental", "style", self.style, Style)
@@ -78,7 +81,9 @@ class Incremental:
             )
         if "{cursor}" not in self.form:
             raise InvalidInput(f"Incremental(form={self.form!r}) has no place for the {{cursor}}")
-        if self.deleted and self.deletions != "marked":
+        if (self.deleted or self.deleted_key) and self.deletions != "marked":
             raise InvalidInput(f"Incremental(deletions={self.deletions!r}): deleted= is for deletions='marked'")
+        for path in self.deleted_key.split():
+            pick(None, path)  # raises for what is no path
         if self.deletions == "marked" and not self.deleted:
             raise InvalidInput("Incremental(deletions='marked') needs deleted=, the field that marks them")

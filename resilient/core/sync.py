@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -50,6 +51,7 @@ class Rules:
     full_every: float | None = None
     expected: float | None = None
     deleted: str = ""
+    deleted_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +135,15 @@ _STORED: Final = frozenset(
 
 
 class Record(NamedTuple):
-    """One record as it came. ``key``: None if it cannot be read."""
+    """One record as it came. ``key``: None if it cannot be read.
+
+    ``gone``: it is a deletion and nothing else. ``deleted``: the keys of what it says is gone.
+    """
 
     raw: Any
     key: str | None
     gone: bool
+    deleted: tuple[str, ...] = ()
 
 
 class CursorInfo(NamedTuple):
@@ -311,17 +317,32 @@ def _measurable(value: Any) -> bool:
 
 
 def _record(raw: Any, rules: Rules) -> Record:
-    keys = [v for v in pick(raw, rules.key) if isinstance(v, (str, int)) and not isinstance(v, bool) and v != ""]
-    return Record(raw, str(keys[0]) if keys else None, _is_gone(raw, rules.deleted))
+    key = next(iter(_keys(raw, rules.key)), None)
+    if not _is_gone(raw, rules.deleted):
+        return Record(raw, key, gone=False)
+    if rules.deleted_key:  # an event, which tells of other records
+        named = [name for path in rules.deleted_key.split() for name in _keys(raw, path)]
+        return Record(raw, key, gone=False, deleted=tuple(dict.fromkeys(named)))
+    return Record(raw, key, gone=True, deleted=() if key is None else (key,))
+
+
+def _keys(raw: Any, path: str) -> list[str]:
+    found = pick(raw, path)
+    every = [one for value in found for one in (value if isinstance(value, list) else [value])]
+    return [str(v) for v in every if isinstance(v, (str, int)) and not isinstance(v, bool) and v != ""]
 
 
 def _is_gone(raw: Any, marker: str) -> bool:
-    """Whether the record says that it was deleted: ``field`` has a value, or ``field=value``."""
+    """Whether the record says that something was deleted: ``field`` has a value, or one that fits ``field=value``."""
     if not marker:
         return False
     path, equals, value = marker.partition("=")
     found = pick(raw, path)
-    return any(str(v) == value for v in found) if equals else any(v not in (None, False, "", [], {}) for v in found)
+    return (
+        any(fnmatchcase(str(v), value) for v in found)
+        if equals
+        else any(v not in (None, False, "", [], {}) for v in found)
+    )
 
 
 def _told(answer: AnswerFacts, read: PageRead, rules: Rules) -> str | None:

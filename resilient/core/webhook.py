@@ -24,7 +24,7 @@ from resilient.core.budgets import Fields
 from resilient.core.errors import InvalidInput
 from resilient.core.instants import Word, read
 from resilient.core.plain_text import plain
-from resilient.core.words import check_braces, check_number, check_pattern, check_word
+from resilient.core.words import check_braces, check_number, check_paths, check_pattern, check_texts, check_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -110,8 +110,8 @@ class Webhook:
     the list in a body that holds several events ("" if the body is that list; None: it holds one): each becomes a job
     of its own. ``delivery``: the place of an id that a repeat carries again, or several that name it together,
     separated by a space; what is not signed is shown, but does not decide. ``event``: the place of what happened, or
-    several, joined by a point. ``ping``: it only says that something changed, so two that are alike may mean two
-    changes.
+    several, joined by a point. ``ping``: two that are alike may mean two changes. ``varies``: paths of what differs in
+    a repeat (a time of sending, a count of attempts), which is left out where the rest tells a repeat.
 
     ``challenge``: how its address is proved: ``echo``: the value at the place ``challenge_field`` is sent
     back; ``hmac``: with its signature; ``status``: by refusing bad signatures with 401; ``secret``: it sends, unsigned,
@@ -132,8 +132,11 @@ class Webhook:
     repeats: bool = True
     life: float | None = None
     events: str | None = None
+    varies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_texts("Webhook", self, "varies")
+        check_paths("Webhook", self, "varies")
         check_word("Webhook", "challenge", self.challenge, Challenges)
         check_number("Webhook", "answer_within", self.answer_within)
         check_number("Webhook", "life", self.life)
@@ -307,17 +310,22 @@ def repeat_key(webhook: Webhook, proof: Proof, delivery: Delivery, body: Any, ac
 
     The provider's id decides where it is signed, or where nothing is, so that all of the request stands and falls
     with the secret. Else what was signed decides: whoever caught a delivery can give it another id, but not another
-    body. ``item``: one event of several.
+    body. The name of what happened counts too, also where a header says it: two events may have one body. ``item``:
+    one event of several.
     """
-    fields, places = Fields.of(delivery.headers), webhook.delivery.split()
-    signed = proof.signature is None or all(proof.signature.covers(place) for place in places)
-    if signed and (named := _named(webhook, fields, body, delivery.url, item)):
+    fields, signature, url = Fields.of(delivery.headers), proof.signature, delivery.url
+    signed = signature is None or all(signature.covers(place) for place in webhook.delivery.split())
+    if signed and (named := _named(webhook, fields, body, url, item)):
         return json.dumps(["id", account, *named])
+    sent = ""
     if webhook.ping:
-        return ""
-    if item is not None:
-        return json.dumps(["event", account, _sha256(json.dumps(item, sort_keys=True).encode())])
-    return json.dumps(["body", account, _sha256(_content(proof.signature, fields, delivery))])
+        if signature is None or "{timestamp}" not in signature.signed:
+            return ""
+        sent = value_at(signature.timestamp, fields, body, url)
+    kind = "event" if item is not None else "body"
+    return json.dumps([kind, account, happened(webhook, fields, body, url, item), sent, _sha256(_content(
+        webhook, signature, fields, delivery, body if item is None else item, whole=item is None
+    ))])  # fmt: skip
 
 
 def _named(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str, item: Any) -> list[str]:
@@ -325,11 +333,17 @@ def _named(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str, ite
     return values if all(values) else []
 
 
-def _content(signature: Signature | None, fields: Fields, delivery: Delivery) -> bytes:
-    """What was signed of the contents, however they were written: a form's fields, sorted, or the body."""
-    if signature is not None and "{body}" not in signature.signed and _is_form(fields):
+def _content(
+    webhook: Webhook, signature: Signature | None, fields: Fields, delivery: Delivery, value: Any, *, whole: bool
+) -> bytes:
+    """What was signed of the contents, however they were written: a form's fields, sorted, JSON, or the body."""
+    if whole and signature is not None and "{body}" not in signature.signed and _is_form(fields):
         return _form(delivery.body)
-    return delivery.body
+    if whole and not webhook.varies:
+        return delivery.body
+    for path in webhook.varies:
+        value = hidden(value, path)
+    return json.dumps(value, sort_keys=True).encode()
 
 
 def _sha256(content: bytes) -> str:

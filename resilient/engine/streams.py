@@ -71,8 +71,9 @@ class Stream(Generic[T]):
     also of incremental ones, unless ``changes(since, **params)`` makes those. ``paginator`` pages it,
     ``changes_paginator`` the incremental pass, where that differs. ``model``: what each record is read as (a
     pydantic model, dataclass or TypedDict; None leaves the decoded JSON). ``key``: the path of a record's
-    key. ``deleted``: what marks a record as gone, ``field`` or ``field=value`` (default: the incremental
-    mechanism's). ``overlap``: seconds by which incremental passes go back (default: the provider's precision).
+    key. ``deleted``: what marks a record as gone, ``field`` or ``field=value``; ``deleted_key``: where the key of what
+    is gone stands, in events that tell of deletions and stay items (defaults: the incremental mechanism's).
+    ``overlap``: seconds by which incremental passes go back (default: the provider's precision).
     ``full_every``: a full pass that often, for deletions the feed does not show. ``expected``: within which time a
     pass shall end; people are told of accounts where none did for several times that (`Alerting.periods`).
     ``before(**params)``: the request that tells the cursor where it must be read before the pass.
@@ -89,6 +90,7 @@ class Stream(Generic[T]):
     changes_paginator: Paginator | None = None
     key: str = "id"
     deleted: str = ""
+    deleted_key: str = ""
     overlap: float | timedelta | str | None = None
     full_every: float | timedelta | str | None = None
     expected: float | timedelta | str | None = None
@@ -111,6 +113,7 @@ class Stream(Generic[T]):
         overlap = 0.0 if told is None else told.precision
         rules = Rules(
             key=self.key, incremental=told, deleted=self.deleted or marked,
+            deleted_key=self.deleted_key or ("" if told is None or self.deleted else told.deleted_key),
             overlap=overlap if self.overlap is None else _seconds("overlap", self.overlap),
             full_every=None if self.full_every is None else _seconds("full_every", self.full_every),
             expected=None if self.expected is None else _seconds("expected", self.expected),

@@ -154,7 +154,7 @@ def _page(stream: Stream[Any], place: Place, records: list[Record], moved: Curso
         full=moved.full,
         pass_id=moved.pass_id,
         items=[found for _, found in read if not isinstance(found, Rejected)],
-        deleted=[record.key for record in records if record.gone and record.key is not None],
+        deleted=[key for record in records for key in record.deleted],
         rejected=rejected,
         last=moved.next is None,
         stream=stream.name,

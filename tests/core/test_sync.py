@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilient import providers_by_name
 from resilient.core.budgets import Fields
 from resilient.core.exchange import AnswerFacts
 from resilient.core.incremental import Incremental
@@ -110,3 +111,35 @@ def test_times_keep_their_spelling(value, seconds, expected):
 @given(st.integers(0, 2**33), st.integers(0, 2**33))
 def test_later_is_an_order(a, b):
     assert later(str(a), str(b)) == (instant(str(a)) > instant(str(b)))
+
+
+TOLD = [
+    ("matrix", "sync", {"event_id": "$r", "type": "m.room.redaction", "redacts": "$1"}, ["$1"]),
+    ("matrix", "sync", {"event_id": "$r", "type": "m.room.redaction", "content": {"redacts": "$1"}}, ["$1"]),
+    ("matrix", "sync", {"event_id": "$r", "type": "m.room.redaction"}, []),
+    ("matrix", "sync", {"event_id": "$2", "type": "m.room.message"}, []),
+    ("stripe", "events", {"id": "evt_1", "type": "customer.deleted", "data": {"object": {"id": "cus_1"}}}, ["cus_1"]),
+    ("stripe", "events", {"id": "evt_2", "type": "customer.updated", "data": {"object": {"id": "cus_1"}}}, []),
+    ("box", "events", {"event_id": "e", "event_type": "ITEM_TRASH", "source": {"id": "f1"}}, ["f1"]),
+    ("asana", "events", {"action": "deleted", "resource": {"gid": "12"}}, ["12"]),
+    ("google", "gmail", {"id": 9, "messagesAdded": [{}], "messagesDeleted": [
+        {"message": {"id": "m1"}}, {"message": {"id": "m2"}}]}, ["m1", "m2"]),
+    ("google", "drive", {"fileId": "f1", "removed": True}, ["f1"]),
+    ("airtable", "payloads", {"changedTablesById": {"t": {"destroyedRecordIds": ["r1", "r2"]}}}, ["r1", "r2"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "feed", "raw", "gone"), TOLD)
+def test_an_event_that_tells_of_a_deletion_names_what_is_gone(name, feed, raw, gone):
+    """Its own key is that of the event: deleting by it would delete nothing, or the wrong row."""
+    told = providers_by_name()[name]().incremental[feed]
+    rules = Rules(key="event_id" if name == "matrix" else "id", incremental=told, deleted=told.deleted,
+                  deleted_key=told.deleted_key)  # fmt: skip
+    (found,), _ = one_page(Cursor(), [raw], rules)
+    assert (list(found.deleted), found.gone) == (gone, False)
+
+
+def test_a_record_that_is_gone_itself_is_named_by_its_key():
+    rules = Rules(deleted="status=cancelled")
+    found, _ = one_page(Cursor(), [{"id": 1, "status": "cancelled"}, {"id": 2}, {"status": "cancelled"}], rules)
+    assert [(one.gone, one.deleted) for one in found] == [(True, ("1",)), (False, ()), (True, ())]

@@ -9,7 +9,7 @@ import hmac
 import json
 import threading
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -292,9 +292,42 @@ async def test_a_repeat_is_acknowledged_and_dropped(app):
 
 async def test_what_is_not_signed_decides_nothing(app):
     """Whoever caught a delivery cannot have it done again under another id, nor take the id of one to come."""
-    assert await statuses(app, signed(), signed(id_="d-2"), signed(id_="", event="thing.other")) == [200] * 3
+    assert await statuses(app, signed(), signed(id_="d-2"), signed(id_=""), signed(**{"X-More": "1"})) == [200] * 4
     assert await app.jobs.count() == 1
     assert await statuses(app, signed(b'{"n": 2}')) == [200]  # with the id of the first
+    assert await app.jobs.count() == 2
+
+
+async def test_two_events_may_have_one_body(app):
+    """Shopify sends one product for orders/create and orders/paid: the header alone says which it is."""
+    assert (
+        await statuses(app, signed(event="thing.made"), signed(event="thing.paid"), signed(event="thing.paid"))
+        == [200] * 3
+    )
+    assert [event["event"] for event in await payloads(app)] == ["thing.made", "thing.paid"]
+
+
+async def test_what_differs_in_a_repeat_does_not_count(make):
+    """Linear writes the time of sending into the body it signs."""
+    linear = providers_by_name()["linear"]()
+    app = make(Inbound(provider="linear", secrets=["s"], jobs=anything), providers=[linear])
+    for number, more in enumerate(({"a": 1}, {"a": 1}, {"a": 2})):
+        at = datetime.now(UTC) - timedelta(seconds=number)
+        sent = hooks.deliver(linear, URL, more, at, secret="s", delivery=f"d-{number}")
+        assert (await app.webhooks.receive("linear", sent)).status == 200
+    assert await app.jobs.count() == 2
+
+
+async def test_alike_bodies_with_a_signed_time_are_as_many_as_were_sent(make):
+    """Zendesk's bodies are made by the customer: each change of a ticket may send the same."""
+    zendesk, now = providers_by_name()["zendesk"](), datetime.now(UTC)
+    app = make(Inbound(provider="zendesk", secrets=["s"], jobs=anything), providers=[zendesk])
+    for number in (0, 10, 0):
+        at = now - timedelta(seconds=number)
+        sent = hooks.deliver(zendesk, URL, {"ticket": 5}, at, secret="s", delivery=f"d-{number}")
+        caught = Delivery({**sent.headers, "x-zendesk-webhook-invocation-id": "another"}, sent.body, URL)
+        for one in (sent, sent, caught):
+            assert (await app.webhooks.receive("zendesk", one)).status == 200
     assert await app.jobs.count() == 2
 
 
@@ -448,7 +481,7 @@ async def test_two_at_the_same_moment_are_one_job(app):
 def test_a_repeat_waits_for_one_that_is_being_stored(postgres_database):
     """Acknowledged before the first one is committed, it would be lost if that one is rolled back."""
     database, inside, go, found = postgres_database, threading.Event(), threading.Event(), []
-    once = json.dumps(["body", "", hashlib.sha256(signed().body).hexdigest()])
+    once = json.dumps(["body", "", "thing.made", "", hashlib.sha256(signed().body).hexdigest()])
 
     def first(c, d):
         assert inbox.first_seen(c, d, "webhook:acme", once, d.now(c))

@@ -42,6 +42,17 @@ DIALECT = Dialect(
         ),
         Sample("secondary as 429", 429, K.THROTTLED, SECONDARY, {"Retry-After": "30"}, wait=30),
         Sample(
+            "GraphQL, in its other word",
+            200,
+            K.QUOTA,
+            {"errors": [{"type": "RATE_LIMIT", "code": "graphql_rate_limit", "message": "already exceeded"}]},
+            budget("0", "graphql", RESET),
+            on="POST /graphql",
+            key="graphql",
+            scope=Scope.ENDPOINT,
+            wait=900,
+        ),
+        Sample(
             "GraphQL",
             200,
             K.QUOTA,

@@ -66,6 +66,7 @@ DIALECT = Dialect(
     ],
     dead_grant=[
         Sample("gone", 400, K.AUTH, {"status": "BAD_REFRESH_TOKEN", "message": "missing or invalid refresh token"}),
+        Sample("gone, by the RFC's word too", 400, K.AUTH, {"error": "invalid_grant", "status": "BAD_REFRESH_TOKEN"}),
         Sample("gone, newly", 400, K.AUTH, {"category": "VALIDATION_ERROR", "subCategory": "INVALID_TOKEN"}),
     ],
     token_errors=[

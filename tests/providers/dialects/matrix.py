@@ -43,6 +43,38 @@ DIALECT = Dialect(
             ],
             items=1,
         ),
+        Pages(
+            "sync",
+            PageRequest("https://matrix.example/_matrix/client/v3/sync?since=s1"),
+            [
+                Page(
+                    "since=s1",
+                    {
+                        "next_batch": "s2",
+                        "rooms": {
+                            "join": {
+                                "!a:example.org": {"timeline": {"events": [1, 2], "limited": False}},
+                                "!b:example.org": {"timeline": {"events": [3]}},
+                            }
+                        },
+                    },
+                ),
+            ],
+            items=3,
+        ),
+        Pages(
+            "sync",
+            PageRequest("https://matrix.example/_matrix/client/v3/sync?since=s2"),
+            [Page("since=s2", {"next_batch": "s3"})],
+            items=0,
+        ),
+        Pages(
+            "sync",
+            PageRequest("https://matrix.example/_matrix/client/v3/sync?since=s1"),
+            [Page("since=s1", {"rooms": {"join": {"!a:example.org": {"timeline": {"events": [1, 2]}}}}})],
+            items=2,
+            changes={"items": "rooms.join['!a:example.org'].timeline.events"},
+        ),
     ],
     hooks=[Hook("hs-token", b'{"events":[]}', {"Authorization": "Bearer hs-token"})],
 )

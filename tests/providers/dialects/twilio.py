@@ -14,6 +14,15 @@ DIALECT = Dialect(
             on="POST /2010-04-01/Accounts/AC1/Messages.json",
             wait=None,
         ),
+        Sample("of one product", 429, K.THROTTLED, {"code": 25109, "message": "Rate limit exceeded"}),
+        Sample(
+            "of another",
+            429,
+            K.THROTTLED,
+            {"code": 25021, "message": "Too many requests"},
+            {"Retry-After": "3"},
+            wait=3,
+        ),
         Sample("without JSON", 429, K.THROTTLED, "Too Many Requests"),
     ],
     refused=[
