@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("resilient.worker")
 LONGEST_BEAT: Final = 5.0  # seconds; also how soon a cancel request reaches a running job
+SILENCE: Final = 10.0  # seconds the database may owe an answer until the log tells of it
 BLOCKED_WARNING: Final = 1.0
 BLOCKED_LIMIT: Final = 300.0
 
@@ -47,6 +48,8 @@ class Heartbeat:
         self._loop_thread = 0
         self._warned = False
         self._ticker: asyncio.TimerHandle | None = None
+        self._asked_at: float | None = None  # since when the database has owed an answer
+        self._told_silence = False
 
     async def start(self) -> None:
         """Register the worker and begin."""
@@ -70,8 +73,12 @@ class Heartbeat:
     def _tick(self) -> None:
         if self._loop is None:
             return
-        self._alive_at = self._worker.monotonic()
+        self._alive_at = now = self._worker.monotonic()
         self._warned = False
+        if self._asked_at is not None and now - self._asked_at > SILENCE and not self._told_silence:
+            self._told_silence = True
+            database = self._worker.app.database.address
+            log.error("the database %s has owed the heartbeat an answer for %.0f s", database, now - self._asked_at)
         self._ticker = self._loop.call_later(0.25, self._tick)
 
     def _run(self) -> None:
@@ -87,12 +94,20 @@ class Heartbeat:
                 next_beat = self._worker.monotonic() + self._interval
                 self._beat()
             except Exception as error:  # noqa: BLE001 - the database may be away; fences hold
+                self._worker.is_cut_off = True
                 log.warning("heartbeat failed (%s: %s)", type(error).__name__, error)
 
     def _beat(self) -> None:
         w = self._worker
         held = w.held()
-        (now, at), renewed, versions = w.app.database.transaction_sync(beat, _row(w), held, w.lease, w.monotonic)
+        self._asked_at, self._told_silence = w.monotonic(), False
+        try:
+            (now, at), renewed, versions = w.app.database.transaction_sync(beat, _row(w), held, w.lease, w.monotonic)
+        finally:
+            self._asked_at = None
+        if w.is_cut_off:
+            w.is_cut_off, w.back_at = False, w.monotonic()
+            log.warning("worker %s reaches the database again", w.id)
         w.synchronise(now, at)
         told: dict[tuple[UUID, int], str] = {}
         for i, fence in held:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from resilient.core.errors import MissingExtra, SetupError
@@ -39,7 +38,7 @@ class SessionEngines:
             return database.sync_engine
         with self._lock:
             if self._sync is None:
-                self._sync = sa.create_engine(**database.options(), pool_timeout=PATIENCE)
+                self._sync = database.new_engine(database.options() | {"pool_timeout": PATIENCE})
             return self._sync
 
     @property
@@ -55,7 +54,7 @@ class SessionEngines:
     def _made_async(self) -> AsyncEngine:
         database = self._database
         if not database.is_sqlite:
-            return create_async_engine(**database.options(), pool_timeout=PATIENCE)
+            return database.new_async_engine(database.options() | {"pool_timeout": PATIENCE})
         if database.file is None:
             raise SetupError("a database in memory has no second connection for sessions: use a file")
         url, options = database.url.set(drivername="sqlite+aiosqlite"), {"timeout": 30}

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from resilient.core.errors import InvalidInput
+from resilient.core.errors import DatabaseBusy, DatabaseUnreachable, InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -66,7 +66,12 @@ class Transactions:
         """``fn(connection, dialect, ...)``, which only looks."""
         if session is not None:
             return await self._join(session, lambda c, d: fn(c, d, *args, **kwargs), writes=False)
-        return await self._own(lambda c, d: fn(c, d, *args, **kwargs))
+        try:
+            return await self._own(lambda c, d: fn(c, d, *args, **kwargs))
+        except DatabaseBusy:
+            raise
+        except DatabaseUnreachable:  # a connection was cut while it rested, perhaps: to look twice does no harm
+            return await self._own(lambda c, d: fn(c, d, *args, **kwargs))
 
     async def write(
         self,

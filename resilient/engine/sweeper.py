@@ -181,7 +181,13 @@ class Sweeper:
     # -- rescue ---------------------------------------------------------------------------------------------------
 
     async def rescue(self) -> None:
-        """Jobs whose lease is over go back, or die after too many rescues."""
+        """Jobs whose lease is over go back, or die after too many rescues.
+
+        After an outage of the database every lease may be over: the others get the time of two heartbeats to renew
+        theirs, as this worker had.
+        """
+        if self._worker.is_cut_off or self._worker.monotonic() - self._worker.back_at < self._spare:
+            return
         self._seen, self._overdue = self._overdue, {}
         while True:
             try:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from resilient.core.decide import decide
-from resilient.core.errors import LostLease, ResourceStopped, SetupError
+from resilient.core.errors import DatabaseUnreachable, LostLease, ResourceStopped, SetupError
 from resilient.core.outcomes import Outcome, Succeeded
 from resilient.core.phrases import counted, error_line
 from resilient.core.states import TERMINAL
@@ -103,6 +103,8 @@ class Worker:
         self.sweeper = Sweeper(self)
         self.loop: asyncio.AbstractEventLoop | None = None  # while it runs, and after
         self._wake = asyncio.Event()
+        self.is_cut_off = False  # the latest heartbeat did not reach the database
+        self.back_at = -1e9  # when a heartbeat did again, after some that did not
         self._watched = False  # somebody waits until an execution has ended
         self._stopping = asyncio.Event()
         self._told = (datetime.now(UTC), self.monotonic())
@@ -118,16 +120,32 @@ class Worker:
 
         ``signals=False`` in a process that is not the worker's alone: signals and garbage collection stay as they are.
         """
-        await self.app.ready()
         loop = asyncio.get_running_loop()
         handled = self._on_signals(loop) if signals else []
         try:
+            if not await self._until_ready():
+                return
             with rare_collections() if signals else contextlib.nullcontext():
                 await self._run()
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
         log.info("worker %s stopped after %d executions", self.id, self.executions)
+
+    async def _until_ready(self) -> bool:
+        """Wait for a database that is away; False if the worker was stopped meanwhile. Raises `SetupError`."""
+        tries = 0
+        while not self._stopping.is_set():
+            try:
+                await self.app.ready()
+            except DatabaseUnreachable as error:
+                if tries in (0, 5) or tries % 30 == 0:
+                    log.warning("worker %s waits for the database: %s", self.id, error)
+                await self._wake_or(retry_pause(tries))
+                tries += 1
+            else:
+                return True
+        return False
 
     async def _run(self) -> None:
         async with Services(self):

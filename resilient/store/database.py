@@ -20,6 +20,8 @@ SQLite is opened with WAL and ``synchronous=FULL``: a commit survives a power cu
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -41,15 +43,16 @@ from resilient.store import forks, trouble
 from resilient.store.address import (
     BUSY_TIMEOUT,
     checked,
+    connect_args,
     loses_statements,
     of_engine,
     reason,
     shown,
-    spoken,
     without_threshold,
 )
 from resilient.store.dialect import Dialect
 from resilient.store.direct import Direct, engine_options, is_direct
+from resilient.store.watch import Watch, asking
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -76,6 +79,7 @@ class Database:
         """Connect to nothing yet. Raises `SetupError` (or its `MissingExtra`) for what can never work."""
         self._pool_size = pool_size
         self._owned: list[Engine | AsyncEngine] = []
+        self._watch: Watch | None = None
         self._direct_sync: Engine | None = None
         self._direct_async: AsyncEngine | None = None
         self._sync = target if isinstance(target, Engine) else None
@@ -121,7 +125,7 @@ class Database:
         if self._sync is None:
             if self._async is not None and self.is_sqlite and self.file is None:
                 raise SetupError("an AsyncEngine in memory cannot serve synchronous callers: use a file")
-            self._sync = _sqlite_engine(self.url) if self.is_sqlite else sa.create_engine(**self.options())
+            self._sync = _sqlite_engine(self.url) if self.is_sqlite else self.new_engine()
             self._owned.append(self._sync)
         return self._sync
 
@@ -129,7 +133,7 @@ class Database:
     def async_engine(self) -> AsyncEngine | None:
         """The asynchronous engine, made on first use; None where threads serve async callers."""
         if self._async is None and not self._in_threads:
-            self._async = create_async_engine(**self.options())
+            self._async = self.new_async_engine()
             self._owned.append(self._async)
         return self._async
 
@@ -137,12 +141,43 @@ class Database:
         """How our own PostgreSQL engines are made."""
         return {
             "url": self.url.set(drivername="postgresql+psycopg"),
-            "connect_args": spoken(self.url) | self._connect_args,
+            "connect_args": connect_args(self.url) | self._connect_args,
             "pool_size": self._pool_size,
             "max_overflow": 5,
             "isolation_level": "READ COMMITTED",  # whatever default_transaction_isolation says
             "hide_parameters": True,  # payloads do not belong into error messages
         }
+
+    def new_engine(self, options: dict[str, Any] | None = None) -> Engine:
+        """An engine on PostgreSQL whose connections are watched."""
+        return self._watched(sa.create_engine(**(options or self.options())))
+
+    def new_async_engine(self, options: dict[str, Any] | None = None) -> AsyncEngine:
+        """`new_engine` for coroutines."""
+        engine = create_async_engine(**(options or self.options()))
+        self._watched(engine.sync_engine)
+        return engine
+
+    def _watched(self, engine: Engine) -> Engine:
+        trouble.note(engine)
+        event.listen(engine, "connect", self._connected)
+        return engine
+
+    def _connected(self, connection: Any, _record: Any) -> None:
+        self.watch.add(getattr(connection, "driver_connection", connection))
+
+    @property
+    def watch(self) -> Watch:
+        """Who notices that the server says nothing; see `watch.py`."""
+        if self._watch is None:
+            self._watch = Watch(self.address, asking(self.driver_arguments()))
+        return self._watch
+
+    def driver_arguments(self, url: URL | None = None) -> dict[str, Any]:
+        """The address (or another one) as psycopg's own arguments."""
+        url = (url or self.url).set(drivername="postgresql+psycopg")
+        _, found = url.get_dialect()().create_connect_args(url)
+        return {**found, **connect_args(url)}
 
     # -- transactions ----------------------------------------------------------------------------------------
 
@@ -182,7 +217,7 @@ class Database:
         if not self._goes_direct:
             return self.transaction_sync(fn, *args)
         if self._direct_sync is None:
-            self._direct_sync = sa.create_engine(**engine_options(self.options()))
+            self._direct_sync = self.new_engine(engine_options(self.options()))
             self._owned.append(self._direct_sync)
         with self.named_errors():
             return self._on(Direct(self._direct_sync, asynchronous=False, one_statement=True), fn, args, {})
@@ -194,7 +229,7 @@ class Database:
 
     async def _direct(self, fn: Callable[..., T], args: Any, kwargs: Any, *, one_statement: bool = False) -> T:
         if self._direct_async is None:
-            self._direct_async = create_async_engine(**engine_options(self.options()))
+            self._direct_async = self.new_async_engine(engine_options(self.options()))
             self._owned.append(self._direct_async)
         with self.named_errors():
             c = Direct(self._direct_async.sync_engine, asynchronous=True, one_statement=one_statement)
@@ -299,6 +334,8 @@ class Database:
         """Close the synchronous side."""
         for engine in self._let_go(Engine):
             engine.dispose()
+        if self._watch is not None:
+            self._watch.close()
         self._threads.shutdown(wait=True)
         self._queue_up()  # it starts no thread before one is needed
 
@@ -318,12 +355,18 @@ class Database:
 def _sqlite_engine(url: URL) -> Engine:
     """SQLite as a queue wants it: WAL, durable commits, every transaction a writer from its start."""
     memory = url.database in (None, "", ":memory:")
+    file = None if memory or str(url.database).startswith("file:") else Path(str(url.database))
     engine = sa.create_engine(
         url.set(drivername="sqlite"),
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
         poolclass=sa.StaticPool if memory else None,
         hide_parameters=True,
     )
+
+    @event.listens_for(engine, "do_connect")
+    def _(*_: Any) -> None:
+        if file is not None:
+            _make_private(file)
 
     @event.listens_for(engine, "connect")
     def _(connection: Any, _record: Any) -> None:
@@ -337,6 +380,12 @@ def _sqlite_engine(url: URL) -> Engine:
         c.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _make_private(file: Path) -> None:
+    """A new file is its owner's alone (0600), and so are the -wal and -shm that SQLite makes beside it."""
+    with contextlib.suppress(OSError):  # it exists; or the connection tells what is wrong
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _use_wal(connection: Any) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from resilient.core.errors import DatabaseUnreachable
 from resilient.store import turns, workers
-from resilient.store.address import reason, spoken
+from resilient.store.address import connect_args, reason
 from resilient.store.dialect import TIME, Dialect
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def notifies(url: URL) -> bool:
 
     Raises `DatabaseUnreachable`.
     """
-    engine = sa.create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=spoken(url))
+    engine = sa.create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args(url))
     try:
         with engine.connect() as listening, engine.connect() as telling:
             listening.exec_driver_sql("LISTEN resilient_doctor")

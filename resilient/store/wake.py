@@ -19,11 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
-
 from resilient.store import forks
-from resilient.store.address import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +39,26 @@ def channel(database: Database) -> str:
     """The NOTIFY channel of one schema."""
     name = f"{database.url.database}/{database.dialect.schema or ''}"
     return "resilient_" + hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+class _Lost:
+    """Tells once that a connection for hints was lost, however often it cannot be had again."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        self._what, self._instead, self._told = what, instead, False
+
+    def because(self, error: Exception) -> None:
+        """It was lost."""
+        if not self._told:
+            said = (str(error).strip().splitlines() or [""])[0]
+            log.warning("no %s (%s: %s); %s", self._what, type(error).__name__, said, self._instead)
+        self._told = True
+
+    def over(self) -> None:
+        """There is one again."""
+        if self._told:
+            log.info("%s works again", self._what)
+        self._told = False
 
 
 class Waker:
@@ -89,11 +105,11 @@ class Waker:
         self._poked.set()
 
     def _run(self, closed: threading.Event) -> None:
-        name = channel(self._database).encode()
+        name, lost = channel(self._database).encode(), _Lost("NOTIFY", "workers find the work by polling")
         while not closed.is_set() or self._poked.is_set():
             try:
-                with _autocommit(self._database, self._url) as connection:
-                    driver: Any = connection.connection.driver_connection
+                with _autocommit(self._database, self._url) as driver:
+                    lost.over()
                     while True:
                         self._poked.wait(COALESCE if self._ending else None)
                         self._poked.clear()
@@ -103,7 +119,7 @@ class Waker:
                             return
                         closed.wait(COALESCE)
             except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
-                log.debug("NOTIFY failed (%s); workers find the work by polling", type(error).__name__)
+                lost.because(error)
                 if closed.wait(0.5):
                     return
 
@@ -170,6 +186,7 @@ class Listener:
     ) -> None:
         self._database, self._wake, self._changed, self._url = database, wake, changed, listen_url
         self._stop = threading.Event()
+        self._lost = _Lost("LISTEN", "polling goes on")
         self._bell: socket.socket | None = None  # ends the wait for a NOTIFY, which looks at no event
         target = self._watch_sqlite if database.is_sqlite else self._listen
         self._thread = threading.Thread(target=target, name="resilient-listener", daemon=True)
@@ -194,9 +211,9 @@ class Listener:
 
     def _listen_once(self, bell: socket.socket) -> None:
         try:
-            with _autocommit(self._database, self._url) as connection, selectors.DefaultSelector() as either:
-                connection.exec_driver_sql(f"LISTEN {channel(self._database)}")
-                driver: Any = connection.connection.driver_connection
+            with _autocommit(self._database, self._url) as driver, selectors.DefaultSelector() as either:
+                driver.execute(f"LISTEN {channel(self._database)}")
+                self._lost.over()
                 either.register(driver.fileno(), selectors.EVENT_READ)
                 either.register(bell, selectors.EVENT_READ)
                 self._wake()  # what was committed before the LISTEN
@@ -205,7 +222,7 @@ class Listener:
                         self._heard(note.payload)
                     either.select()
         except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
-            log.debug("LISTEN failed (%s); polling goes on", type(error).__name__)
+            self._lost.because(error)
             self._stop.wait(RETRY)
 
     def _heard(self, payload: str) -> None:
@@ -231,11 +248,9 @@ class Listener:
 
 @contextlib.contextmanager
 def _autocommit(database: Database, listen_url: URL | None) -> Any:
-    """A connection of its own, outside every pool."""
-    url = listen_url or database.url.set(drivername="postgresql+psycopg")
-    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=spoken(url))
-    try:
-        with engine.connect() as connection:
-            yield connection
-    finally:
-        engine.dispose()
+    """A connection of psycopg's own, outside every pool."""
+    import psycopg  # noqa: PLC0415 - the extra may be missing, and then nobody comes here
+
+    with contextlib.closing(psycopg.connect(**database.driver_arguments(listen_url), autocommit=True)) as driver:
+        database.watch.add(driver)
+        yield driver

@@ -62,9 +62,11 @@ def worker(
 async def _work(app: Any, **options: Any) -> None:
     from resilient.engine.services import exit_if_stuck  # noqa: PLC0415 - half a second of imports, only where needed
 
-    async with app:
-        worker = app.worker(**options)
-        await worker.run()
+    worker = app.worker(**options)
+    try:
+        await worker.run()  # it waits for a database that is away
+    finally:
+        await app.close()
     exit_if_stuck(worker)
 
 
