@@ -52,21 +52,6 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 
-# -- a second look -------------------------------------------------------------------------------------------
-
-_REAL = {"chaos", "engine", "store", "surface", "testing", "wire"}  # real servers, processes, kills, and their clocks
-
-
-def pytest_collection_modifyitems(items):
-    """A machine that stands still for seconds makes such a test fail now and then: it is run once more, and said so.
-
-    The summary names what was run again (R). Pure decisions get no second look.
-    """
-    for item in items:
-        if _REAL.intersection(item.path.parts):
-            item.add_marker(pytest.mark.flaky(reruns=1))
-
-
 # -- nothing is skipped in CI --------------------------------------------------------------------------------
 
 
