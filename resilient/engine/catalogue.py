@@ -9,8 +9,10 @@ A third party's package names a function that takes what an app may say and give
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, packages_distributions
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.errors import SetupError
@@ -26,8 +28,11 @@ OURS: Final = "providers"
 def providers_by_name() -> dict[str, Callable[..., Provider]]:
     """The ``provider(...)`` function of each installed provider; a third party's wins over ours.
 
-    Raises `SetupError` for an announced provider that cannot be imported; the message names it.
+    Raises `SetupError` for an announced provider that cannot be imported, and where something else of that name hides
+    the modules of `providers`; the message names it.
     """
+    if hidden := hidden_by():
+        raise SetupError(f"{hidden} hides the package 'providers' of resilient-engine: give it another name")
     found: dict[str, Callable[..., Provider]] = {}
     package = importlib.import_module(OURS)
     for module in pkgutil.iter_modules(package.__path__):
@@ -43,6 +48,22 @@ def providers_by_name() -> dict[str, Callable[..., Provider]]:
             ) from error
         found[point.name] = make
     return dict(sorted(found.items()))
+
+
+def hidden_by() -> str:
+    """What Python takes for the package `providers` instead of ours, as a path; empty if it is ours."""
+    spec = importlib.util.find_spec(OURS)
+    if spec is None:
+        return ""
+    places = [Path(place) for place in spec.submodule_search_locations or ()] or [Path(spec.origin or "")]
+    mine = Path(__file__).parents[2] / OURS
+    return "" if mine in places else str(places[0])
+
+
+def also_installed_by() -> list[str]:
+    """Other distributions that install a package of that name, into the same place."""
+    others = packages_distributions().get(OURS, [])
+    return sorted({name for name in others if name != "resilient-engine"})
 
 
 def provider_named(name: str) -> Provider:

@@ -12,7 +12,7 @@ from resilient.core.facts_age import warning
 from resilient.core.phrases import span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import date
     from pathlib import Path
 
@@ -291,6 +291,18 @@ def _check_neighbours(contents: Contents) -> Iterator[Finding]:
 
 
 # -- providers -----------------------------------------------------------------------------------------------
+
+
+def check_names(hidden_by: str, others: Sequence[str]) -> list[Finding]:
+    """Whether the top-level package ``providers`` is ours: other programs like that name too."""
+    remedy = "give that package another name, or install one of the two elsewhere"
+    if hidden_by:
+        message = f"{hidden_by} hides the package `providers` of resilient-engine: its providers cannot be imported"
+        return [Finding("providers", "fail", message, remedy)]
+    if others:
+        message = f"{', '.join(others)} installs a package `providers` into the same place: files of both are mixed"
+        return [Finding("providers", "warn", message, remedy)]
+    return []
 
 
 def check_facts(providers: Iterable[Provider], today: date) -> list[Finding]:

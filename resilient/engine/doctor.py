@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.core.errors import DatabaseUnreachable, SchemaOutdated, SetupError
-from resilient.engine.checks import Finding, check_contents, check_disk, check_facts, check_server, filesystem_of
+from resilient.engine import catalogue
+from resilient.engine.checks import (
+    Finding,
+    check_contents,
+    check_disk,
+    check_facts,
+    check_names,
+    check_server,
+    filesystem_of,
+)
 from resilient.store import health, schema
 
 if TYPE_CHECKING:
@@ -36,7 +45,8 @@ async def examine(
 
     ``providers``: those of the program, whose facts may be old.
     """
-    facts = check_facts(providers, host_now().date())
+    names = check_names(catalogue.hidden_by(), catalogue.also_installed_by())
+    facts = [*names, *check_facts(providers, host_now().date())]
     try:
         await schema.check(database)
         outdated = None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Words: TypeAlias = "str | Iterable[str]"
 Moment: TypeAlias = "datetime | timedelta"
 JOB: Final[sa.Table] = tables.metadata.tables["resilient_job"]
+GOING: Final = tuple(state for state in JobState if state not in TERMINAL)
 _FAR: Final = "~"  # sorts after every character a key may have
 
 
@@ -53,6 +54,7 @@ class Criteria(TypedDict, total=False):
     error_code: Words
     text: str
     worker: str
+    struggling: bool
     created_after: Moment
     created_before: Moment
     finished_after: Moment
@@ -67,7 +69,8 @@ class JobFilter:
 
     ``resource``: keys or patterns (``github/*``, ``github/**``); ``within``: a key and everything below it;
     ``tags``: all of these; ``text``: occurs in the last error, in any case; ``worker``: the worker that runs
-    it. ``*_after`` includes its moment, ``*_before`` does not; a timedelta is that long ago.
+    it; ``struggling``: attempts used, and still going.
+    ``*_after`` includes its moment, ``*_before`` does not; a timedelta is that long ago.
 
     Raises `InvalidInput` for unknown states and kinds of error, bad patterns and naive datetimes.
     """
@@ -84,6 +87,7 @@ class JobFilter:
     error_code: tuple[str, ...] = ()
     text: str | None = None
     worker: str | None = None
+    struggling: bool = False
     created_after: Moment | None = None
     created_before: Moment | None = None
     finished_after: Moment | None = None
@@ -107,7 +111,7 @@ class JobFilter:
             given["tags"] = tuple(sorted((str(k), str(v)) for k, v in given["tags"].items()))
         made = cls(**given)
         made._check()
-        return made
+        return made.with_states(GOING) if made.struggling else made
 
     def _check(self) -> None:
         for state in self.state:
@@ -116,6 +120,8 @@ class JobFilter:
         for kind in self.error_kind:
             if kind not in list(FailureKind):
                 raise InvalidInput(f"{kind!r} is not a kind of error: use one of {', '.join(FailureKind)}")
+        if self.struggling and self.state and not set(self.state) & set(GOING):
+            raise InvalidInput(f"struggling jobs are still going: leave out state={', '.join(self.state)}")
         for pattern in self.resource:
             resource_key.check_pattern(pattern)
         if self.within is not None:
@@ -184,6 +190,8 @@ def conditions(f: JobFilter, d: Dialect) -> list[ColumnElement[bool]]:
         found.append(_tagged(f.tags, d))
     same = {t.unique_key: f.unique_key, t.ordering_key: f.ordering_key, t.locked_by: f.worker}
     found += [column == value for column, value in same.items() if value is not None]
+    if f.struggling:
+        found += [t.attempts > 0, t.finished_at.is_(None)]
     if f.text is not None:
         found.append(t.last_error.icontains(f.text, autoescape=True))
     return found + _moments(f)

@@ -1,5 +1,7 @@
 """Installed providers: ours, a third party's, and a broken one."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,7 +9,8 @@ import pytest
 
 from resilient import Provider, providers_by_name
 from resilient.core.errors import SetupError
-from resilient.engine.catalogue import provider_named
+from resilient.engine.catalogue import also_installed_by, provider_named
+from resilient.engine.checks import check_names
 
 OURS = sorted(path.stem for path in (Path(__file__).parents[2] / "providers").glob("[a-z]*.py"))
 
@@ -65,3 +68,37 @@ def test_one_that_gives_something_else_is_named(installed):
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(SetupError, match="github"):
         provider_named("nope")
+
+
+@pytest.mark.parametrize("shape", ["providers.py", "providers/__init__.py", "providers/github.py"])
+def test_a_package_of_the_same_name_is_named(tmp_path, shape):
+    """A program's own ``providers`` comes first on the path: nothing of ours can be imported then."""
+    (tmp_path / shape).parent.mkdir(exist_ok=True)
+    (tmp_path / shape).touch()
+    program = (
+        "import asyncio, resilient\n"
+        "from resilient.engine import doctor\n"
+        "from resilient.store.database import Database\n"
+        "try:\n    resilient.providers_by_name()\n"
+        "except resilient.SetupError as error:\n    print(error)\n"
+        "for one in asyncio.run(doctor.examine(Database('sqlite:///app.db'))):\n"
+        "    print(one.name, one.level, one.message)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    where = tmp_path / "providers.py" if shape == "providers.py" else tmp_path / "providers"
+    if shape == "providers/github.py":  # a folder without __init__.py hides no package that has one
+        assert "hides" not in ran.stdout, ran.stderr
+        return
+    assert f"{where} hides the package 'providers' of resilient-engine" in ran.stdout, ran.stderr
+    assert f"providers fail {where} hides" in ran.stdout
+
+
+def test_another_distribution_of_the_same_name_is_told():
+    (finding,) = check_names("", ["acme-tools"])
+    assert (finding.name, finding.level) == ("providers", "warn")
+    assert "acme-tools installs a package `providers` into the same place" in finding.message
+    assert check_names("", []) == []
+    assert also_installed_by() == []

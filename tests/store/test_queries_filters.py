@@ -93,6 +93,25 @@ def test_by_error_kind_code_and_text(database):
     assert found(database, text="%") == [1]
 
 
+def test_those_that_struggle_have_used_attempts_and_go_on(database):
+    ended = {"attempts": 2, "finished_at": T0}
+    put(
+        database,
+        {},
+        {"attempts": 1},
+        {"attempts": 3, "state": "scheduled"},
+        {"attempts": 2, "state": "running"},
+        {**ended, "state": "dead"},
+        {**ended, "state": "succeeded"},
+        {"executions": 4, "deferrals": 4},
+    )
+    assert found(database, struggling=True) == [2, 3, 4]
+    assert found(database, struggling=True, state=["scheduled", "dead"]) == [3]
+    assert found(database, struggling=False) == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(InvalidInput, match="struggling jobs are still going: leave out state=dead"):
+        found(database, struggling=True, state="dead")
+
+
 def test_by_tags_all_must_fit(database):
     put(database, {"tags": {"user": "7", "team": "a"}}, {"tags": {"user": "7"}}, {"tags": {"u'\"x": "7"}}, {})
     assert found(database, tags={"user": "7"}) == [1, 2]

@@ -464,6 +464,15 @@ def test_status_answers_what_is_wrong(ok, read, enqueue, mark, database):
     assert document["workers"][0]["kinds"] == ["mail.send"]
 
 
+def test_jobs_that_struggle(ok, read, enqueue, mark):
+    jobs = [enqueue() for _ in range(3)]
+    mark(jobs[0], attempts=2, last_error="HTTP 500", last_error_kind="transient", last_error_code="http_500")
+    mark(jobs[1], state="dead", attempts=3)
+    assert [one["id"] for one in read("jobs", "list", "--struggling")["jobs"]] == [jobs[0]]
+    assert "2 of 3 attempts: transient http_500: HTTP 500" in ok("jobs", "list", "--struggling")
+    assert read("jobs", "count", "--struggling")["count"] == 1
+
+
 def test_without_a_worker_alerts_are_as_they_were(ok, database, enqueue):
     """Nobody looks then: the job may have run since, and how long it waited is what was seen."""
     job = enqueue()

@@ -62,6 +62,9 @@ OPTIONS: Final[dict[str, Any]] = {
         _MANY, _option("--error-code", shape="CODE", text="Code of the last error, such as http_422.")
     ],
     "text": Annotated[_ONE, _option("--text", text="Occurs in the last error.")],
+    "struggling": Annotated[
+        bool, typer.Option("--struggling", help="Attempts used, and still going.", show_default=False)
+    ],
     "worker": Annotated[_ONE, _option("--worker", text="The worker that runs it.")],
     "created_after": Annotated[
         _ONE, _option("--created-after", "--since", shape="TIME", text=f"Created since: {_WHEN}.")
@@ -116,7 +119,7 @@ def _with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]],
     return wrap
 
 
-_DEFAULTS: Final = {"dry_run": False}
+_DEFAULTS: Final = {"dry_run": False, "struggling": False}
 _SPELT: Final = {"created_after": "--created-after/--since"}
 
 

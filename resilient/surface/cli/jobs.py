@@ -59,7 +59,7 @@ def list_jobs(
 
 
 @dead.command("list")
-@filtered(without=("state", "worker"))
+@filtered(without=("state", "worker", "struggling"))
 def list_dead(
     ctx: typer.Context, *, limit: PageSize = 50, after: After = None, order: Order = "newest", criteria: Criteria
 ) -> None:
@@ -169,11 +169,11 @@ def again(
 _RETRY = "Start finished jobs over.\n\nWith a fresh budget of attempts. Options that name no --state mean dead ones."
 jobs.command("retry", help=_RETRY)(filtered()(again))
 _REPLAY = "Run dead jobs again, one by one or many at a bounded rate."
-dead.command("replay", help=_REPLAY)(filtered(without=("state", "worker"))(again))
+dead.command("replay", help=_REPLAY)(filtered(without=("state", "worker", "struggling"))(again))
 
 
 @dead.command("discard")
-@filtered(without=("state", "worker"))
+@filtered(without=("state", "worker", "struggling"))
 def discard(
     ctx: typer.Context,
     ids: Ids = None,
