@@ -90,7 +90,7 @@ class Business:
         self.database, self.things, self.pause = database, things, pause
         self.app = app(database)
         self.publish = publish or self.app.outbox.publish
-        self._stop = threading.Event()
+        self._stop, self.commits = threading.Event(), 0
         with database.sync_engine.begin() as c:
             c.execute(sa.text("CREATE TABLE thing (name varchar(20) PRIMARY KEY, version int)"))
             c.execute(sa.text("CREATE TABLE change (name varchar(20), version int, PRIMARY KEY (name, version))"))
@@ -124,6 +124,7 @@ class Business:
                 s.rollback()
             else:
                 s.commit()
+                self.commits += 1
 
     def committed(self):
         with self.database.sync_engine.begin() as c:
