@@ -49,7 +49,7 @@ def build(place: Scratch, *, limits: bool = False, deps: Any = None) -> Resilien
         upgrade=True,
         handlers=[noop, down, stamp, get],
         limits={f"{ROOT}/*": two} if limits else None,
-        breakers={DOWN: BreakerPolicy(streak=1)},
+        breakers={DOWN: BreakerPolicy(streak=1, first_open=600)},  # one probe a run, however long it takes
         deps=deps,
     )
 
