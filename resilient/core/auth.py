@@ -31,7 +31,7 @@ Flow = Literal["authorization_code", "client_credentials", "jwt_bearer"]
 Pkce = Literal["required", "supported", "none"]
 TokenBody = Literal["form", "json"]
 ZeroLifetime = Literal["expired", "endless"]
-_URLS: Final = ("authorize_url", "token_url", "refresh_url", "revoke_url")
+URLS: Final = ("authorize_url", "token_url", "refresh_url", "revoke_url")
 _OF_REFRESHING: Final = ("refresh_url", "refresh_params", "refresh_lifetime", "refresh_lifetime_field")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -126,7 +126,8 @@ class OAuth2:
     ``keep``: paths in the token answer that belong to the connection (Salesforce's ``instance_url``);
     ``keep_callback``: parameters of the callback that do (Intuit's ``realmId``). ``shared``: one grant may
     serve several tenants. ``success``: paths of which one must hold the token. ``errors``: the dialect of the
-    token endpoint. ``limits``: its own. Raises `InvalidInput`.
+    token endpoint. ``limits``: its own. ``issuer``: what each callback says in ``iss`` (RFC 9207); where
+    it is not stated, an ``iss`` must at least be of the server's origin. Raises `InvalidInput`.
     """
 
     kind: Literal["oauth2"] = field(init=False, default="oauth2")
@@ -168,9 +169,11 @@ class OAuth2:
     success: tuple[str, ...] = ("access_token",)
     errors: Errors = RFC_CODES
     limits: Sequence[Limit] = ()
+    issuer: str = ""
+    guarded: bool = field(default=False, repr=False)  # by `Provider.oauth_for`: only public addresses are asked
 
     def __post_init__(self) -> None:
-        for url in (getattr(self, name) for name in _URLS):
+        for url in (getattr(self, name) for name in URLS):
             check_placeholders(url)
             if url and not url.startswith(("https://", "{")) and origin_of(url)[1] not in _LOOPBACK:
                 raise InvalidInput(f"{without_secrets(url)!r}: secrets are sent there, so it must be https://")
@@ -212,12 +215,23 @@ class OAuth2:
 
     def filled(self, values: Mapping[str, str]) -> Self:
         """These facts with placeholders in the addresses filled. Raises `InvalidInput`."""
-        urls: dict[str, Any] = {name: fill_url(getattr(self, name), values) for name in _URLS}
-        return replace(self, **urls)
+        urls: dict[str, Any] = {name: fill_url(getattr(self, name), values) for name in URLS}
+        return replace(self, issuer=fill_url(self.issuer, values), **urls)
+
+    def is_issuer(self, said: str | None) -> bool:
+        """Whether a callback may come from this authorization server, by its ``iss`` (RFC 9207, 2.4)."""
+        if self.issuer:
+            return said == self.issuer
+        if said is None:
+            return True
+        try:
+            return origin_of(said) in [origin_of(url) for url in (self.authorize_url, self.token_url) if url]
+        except InvalidInput:
+            return False
 
     def moved(self, origin: str) -> Self:
         """These facts on another origin, paths kept: an instance of one's own, or a test server."""
-        urls: dict[str, Any] = {name: at_origin(getattr(self, name), origin) for name in _URLS}
+        urls: dict[str, Any] = {name: at_origin(getattr(self, name), origin) for name in URLS}
         return replace(self, **urls)
 
     def scope_text(self) -> str:

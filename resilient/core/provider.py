@@ -13,9 +13,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
-from resilient.core.auth import ApiKey, Basic, Bearer, OAuth2
+from resilient.core.addresses import is_private
+from resilient.core.auth import URLS, ApiKey, Basic, Bearer, OAuth2
 from resilient.core.errors import InvalidInput
-from resilient.core.hosts import Origins, host_pattern, origin_of
+from resilient.core.hosts import Origins, host_pattern, origin_of, without_secrets
 from resilient.core.incremental import Incremental
 from resilient.core.limit import Limit
 from resilient.core.paging import Paginator
@@ -92,7 +93,10 @@ class Provider:
 
     ``base_url``: what relative URLs are joined to; with ``{placeholders}`` it is filled per account.
     ``hosts``: further hosts that may receive credentials: ``api.example.com``, ``*.example.com`` (HTTPS) or
-    whole origins. ``limits``, ``concurrency``: by level: ``provider``, ``account``, or ``account/<suffix>``,
+    whole origins. ``private_hosts``: names and addresses that an account may give as its own host although they lead
+    into a private network or speak plain HTTP (``*``: all); any other one must be public, and is connected to only at
+    public addresses. ``single_account``: it has no accounts, so that its own name is the key of its only connection.
+    ``limits``, ``concurrency``: by level: ``provider``, ``account``, or ``account/<suffix>``,
     an endpoint as named by ``route``, which maps a request to (suffix, cost). ``cost``: what a request really
     cost, by its answer. ``reads``: requests that change nothing though their method says otherwise: ``"POST
     /v1/search"``, also patterns. ``graphql``: the path of the GraphQL endpoint. ``exceptions``: what an SDK's
@@ -111,6 +115,8 @@ class Provider:
     title: str = ""
     base_url: str = ""
     hosts: tuple[str, ...] = ()
+    private_hosts: tuple[str, ...] = ()
+    single_account: bool = False
     limits: Mapping[str, Sequence[Limit]] = field(default_factory=lambda: NONE)
     concurrency: Mapping[str, int] = field(default_factory=lambda: NONE)
     waits: WaitDialect = STANDARD
@@ -203,8 +209,47 @@ class Provider:
     def filled(self, **values: str) -> Self:
         """These facts with some placeholders filled, in addresses and headers. Raises `InvalidInput`."""
         headers = {name: fill_header(text, values) or text for name, text in self.headers.items()}
-        auth = tuple(one.filled(values) if one.kind == "oauth2" else one for one in self.auth)
+        auth = tuple((self.oauth_for(values) or one) if one.kind == "oauth2" else one for one in self.auth)
         return replace(self, base_url=fill_url(self.base_url, values), headers=headers, auth=auth)
+
+    def oauth_for(self, values: Mapping[str, str]) -> OAuth2 | None:
+        """The OAuth facts of one account, its addresses checked; None without OAuth. See `check_address`.
+
+        Client secret, codes and refresh tokens go there. Raises `InvalidInput`.
+        """
+        facts = self.oauth
+        if facts is None:
+            return None
+        made = facts.filled(values)
+        guards = [self.check_address(getattr(facts, name), getattr(made, name)) for name in URLS]
+        return replace(made, guarded=True) if any(guards) else made
+
+    def check_address(self, template: str, address: str) -> bool:
+        """Whether only public addresses may be connected to there: an account chose the host.
+
+        Such a host must be one of ``hosts``, where there are any, and is spoken to by HTTPS, unless it is one of
+        ``private_hosts``. Raises `InvalidInput`.
+        """
+        if tenancy_of(template) is Tenancy.SHARED or "{" in address:
+            return False
+        scheme, host, port = origin_of(address)
+        if tenancy_of(template) is not Tenancy.APART:
+            return False
+        if host in self.private_hosts or "*" in self.private_hosts:
+            return False
+        if self.hosts:
+            if not self.origins().holds(scheme, host, port):
+                raise InvalidInput(
+                    f"{without_secrets(address)!r} is not among the hosts of provider {self.name!r}"
+                    f" ({', '.join(self.hosts)}): declare its host, or secrets would go to a stranger"
+                )
+            return False
+        if scheme != "https" or is_private(host):
+            raise InvalidInput(
+                f"{without_secrets(address)!r}: an account's own host must be public and speak https; for development"
+                f" and networks of your own: {self.name}.provider(private_hosts=({host!r},))"
+            )
+        return True
 
     def moved(self, origin: str) -> Self:
         """These facts on another origin, paths kept: an instance of one's own, or a test server."""
@@ -282,6 +327,8 @@ class Overrides(TypedDict, total=False):
     name: str
     base_url: str
     hosts: tuple[str, ...]
+    private_hosts: tuple[str, ...]
+    single_account: bool
     limits: Mapping[str, Sequence[Limit]]
     concurrency: Mapping[str, int]
     waits: WaitDialect

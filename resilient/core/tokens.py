@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 LEAST_LIFE: Final = 60.0  # seconds; a token whose lifetime is stated as 0 is used for so long
+_LARGEST: Final = 10**20  # of the numbers that are kept
 _LONGEST: Final = 10 * 366 * 86400.0  # seconds; later ends are none
 REFRESHING: Final = "refreshing"  # the code of an account's rest that ends with a refresh
 HOPELESS_TRIES: Final = 10
@@ -222,7 +223,11 @@ def _text(body: Any, parent: str, name: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    if isinstance(value, str):
+        return "" if any("\ud800" <= c <= "\udfff" for c in value) else value  # half a character
+    return str(value) if abs(value) < _LARGEST else ""
 
 
 def _seconds(value: Any) -> float | None:
@@ -230,7 +235,10 @@ def _seconds(value: Any) -> float | None:
     written = isinstance(value, str) and value.isascii() and value.strip().replace(".", "", 1).isdigit()
     if isinstance(value, bool) or not (written or isinstance(value, int | float)):
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
     return number if isfinite(number) and 0 <= number <= _LONGEST * 1000 else None
 
 

@@ -17,6 +17,7 @@ from resilient.core.errors import ResourceStopped, SetupError
 from resilient.core.placeholders import names_in
 from resilient.core.tokens import EMPTY, PROBED, USABLE, Credentials, GrantState
 from resilient.engine.foreign import called
+from resilient.engine.token_endpoints import token_key
 from resilient.store import connections, grants
 from resilient.store.secrets import KeyRing, key_id_of
 
@@ -104,6 +105,7 @@ class Held:
     provider: Provider
     at: float
     access: Access
+    endpoint: str = ""  # the resource that its token endpoint is
 
     @property
     def oauth(self) -> OAuth2 | None:
@@ -176,6 +178,7 @@ class Accounts:
 
     def _made(self, bound: Bound, credentials: Credentials, at: float) -> Held:
         provider = self._provider(bound.resource_key)
+        facts = provider.oauth
         values = {**credentials.values, **bound.details}
         if bound.grant.kind == "oauth2" and _names(provider.oauth):
             provider = provider.filled(**values)
@@ -186,7 +189,8 @@ class Accounts:
             expires_at=credentials.expires_at, version=credentials.version, values=values, params=params,
             base_url=provider.base_url_for(values), own_headers=own, secret_headers=secret,
         )  # fmt: skip
-        return Held(bound, credentials, provider, at, access)
+        endpoint = token_key(provider.name, facts, provider.oauth)
+        return Held(bound, credentials, provider, at, access, endpoint)
 
     def _provider(self, key: str) -> Provider:
         name = key.partition("/")[0]

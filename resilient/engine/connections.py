@@ -15,6 +15,7 @@ from uuid_utils.compat import uuid7
 
 from resilient.core import tokens
 from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInput
+from resilient.core.placeholders import names_in
 from resilient.core.records import plain
 from resilient.core.resource_key import check
 from resilient.core.tokens import EMPTY, Credentials, GrantState
@@ -134,6 +135,8 @@ class Connections:
                 f"{key}: give one of token, api_key, user, client_credentials, private_key (with issuer) and grant_of"
             )
         if grant_of is not None:
+            if self.account_of(key).name != check(grant_of).partition("/")[0]:
+                raise InvalidInput(f"{key} cannot share the grant of {grant_of}: that is another provider's")
             await self._db.write(None, _share, check(key), check(grant_of), details)
             return await self.get(key)
         if private_key:
@@ -159,7 +162,7 @@ class Connections:
             raise InvalidInput(f"{key}: give access_token, refresh_token or both")
         if expires_at is not None and expires_at.tzinfo is None:
             raise InvalidInput(f"{key}: expires_at={expires_at.isoformat()} has no time zone")
-        margin = timedelta(seconds=self.oauth_of(key).margin)
+        margin = timedelta(seconds=self.oauth_of(key, details).margin)
         refresh_at = None if expires_at is None or not refresh_token else expires_at - margin
         credentials = Credentials(
             token=access_token, refresh_token=refresh_token, expires_at=expires_at, refresh_at=refresh_at
@@ -237,7 +240,8 @@ class Connections:
         ``redirect_uri`` must be the one of the provider's configuration, where there is one. ``bound_to`` is what is
         known of the person's session or browser (a secret cookie, the user's id): `complete` must say the same.
         """
-        oauth = self.oauth_of(check(key), details)
+        self.account_of(check(key))
+        oauth = self.oauth_of(key, details)
         uri = redirect_uri or oauth.redirect_uri
         if not uri or (oauth.redirect_uri and uri != oauth.redirect_uri):
             raise InvalidInput(
@@ -277,12 +281,25 @@ class Connections:
             raise InvalidInput(f"{key}: no provider {name!r} is listed: Resilient(providers=[{name}.provider()])")
         return found
 
+    def account_of(self, key: str) -> Provider:
+        """The provider of an account's key. Raises `InvalidInput` for any other key."""
+        provider, parts = self._provider(key), check(key).split("/")
+        if len(parts) > _ACCOUNT:
+            raise InvalidInput(f"{key}: credentials belong to an account: {'/'.join(parts[:2])}")
+        if len(parts) < _ACCOUNT and not provider.single_account:
+            raise InvalidInput(
+                f"{key} is the whole provider: credentials belong to one account of it, such as {key}/main (if it has"
+                f" no accounts at all: {key}.provider(single_account=True))"
+            )
+        return provider
+
     def oauth_of(self, key: str, details: Mapping[str, str] = EMPTY) -> OAuth2:
         """The OAuth facts for an account. Raises `InvalidInput`."""
         provider = self._provider(key)
-        if provider.oauth is None:
+        facts = provider.oauth_for(details)
+        if facts is None:
             raise InvalidInput(f"provider {provider.name!r} has no OAuth: use add()")
-        return provider.oauth.filled(details)
+        return facts
 
     async def _hand_over(self, key: str, credentials: Credentials) -> ConnectionInfo:
         """New credentials for the app's own table; version 0 is the one before the first."""
@@ -302,11 +319,15 @@ class Connections:
     async def _put(
         self, key: str, kind: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]
     ) -> ConnectionInfo:
-        if key.count("/") >= _ACCOUNT:
-            raise InvalidInput(f"{key}: credentials belong to an account: {'/'.join(key.split('/')[:2])}")
-        provider = self._provider(key)
+        provider = self.account_of(key)
         carried(provider, kind, credentials)
-        provider.origins(provider.base_url_for({**credentials.values, **details}))  # raises for a stranger's host
+        before = await self._db.read(None, connections.find, key)
+        values = {**credentials.values, **(details or ({} if before is None else before.details))}
+        _require_places(key, provider, kind, values)
+        address = provider.base_url_for(values)
+        provider.origins(address)  # raises for a stranger's host
+        provider.check_address(provider.base_url, address)
+        provider.oauth_for(values)
         await self._db.write(None, _put, check(key), kind, credentials, flow, details, self._app.grants.accounts)
         self._app.grants.accounts.forget()
         return await self.get(key)
@@ -327,6 +348,17 @@ class SyncConnections(Face[Connections]):
     release = blocking(Connections.release)
     confirm = blocking(Connections.confirm)
     rotate_secrets = blocking(Connections.rotate_secrets)
+
+
+def _require_places(key: str, provider: Provider, kind: str, values: Mapping[str, str]) -> None:
+    """Raise `InvalidInput` if the account's address cannot be told, now or by a token's answer."""
+    wanted = names_in(provider.base_url)
+    if kind == "oauth2" and (oauth := provider.oauth) is not None:
+        wanted |= names_in(oauth.token_url, oauth.refresh_url, oauth.revoke_url)
+        wanted -= {path.rpartition(".")[2] for path in oauth.keep} | set(oauth.keep_callback)
+    if missing := sorted(wanted - values.keys()):
+        example = ", ".join(f"{name!r}: '...'" for name in missing)
+        raise InvalidInput(f"{key}: the address of its account is not known: give details={{{example}}}")
 
 
 def info_of(bound: Bound) -> ConnectionInfo:

@@ -76,6 +76,7 @@ class Consent:
         note: str = "",
     ) -> str:
         """Where to send the person. Raises `SetupError`."""
+        self._app.connections.account_of(key)
         if not oauth.client_id or not oauth.authorize_url:
             raise SetupError(f"{key}: the provider has no client_id: provider(client_id=..., client_secret=...)")
         ring = self._app.grants.accounts.ring
@@ -91,9 +92,11 @@ class Consent:
         key, expected = await self._arrived(parameters.get("state") or "")
         if not hmac.compare_digest(expected.bound, _hashed(bound_to)):
             raise ConsentRefused("this callback belongs to another browser or another user: start again from your own")
+        oauth, now = self._app.connections.oauth_of(key, expected.details), self._app.now()
+        if not oauth.is_issuer(parameters.get("iss")):
+            raise ConsentRefused(f"{key}: this callback comes from another authorization server: start again")
         if (error := callback_error(parameters)) is not None or not parameters.get("code"):
             raise ConsentRefused(f"access to {key} was not granted: {error or 'no code came back'}")
-        oauth, now = self._app.connections.oauth_of(key, expected.details), self._app.now()
         answer = await self._exchange(oauth, parameters["code"], expected)
         made = None if answer.failure is not None else tokens.merged(Credentials(), answer.body, oauth, now)
         if made is None:

@@ -30,7 +30,7 @@ from resilient.core.resource_key import check
 from resilient.core.tokens import PROBED, USABLE, Credentials, GrantEvent, GrantState, RefreshFailure
 from resilient.engine.access import Access, Accounts, CredentialStore, Held, SyncCredentialStore, in_threads
 from resilient.engine.fuse import Fuse
-from resilient.engine.token_endpoints import TokenEndpoints, token_key
+from resilient.engine.token_endpoints import TokenEndpoints
 from resilient.store import fuse, gates, grants
 from resilient.wire.oauth import PATIENCE, TokenAnswer, TokenClient
 from resilient.wire.trail import at_account
@@ -211,7 +211,7 @@ class Grants:
             flight.add_done_callback(lambda done: self._landed(id_, done))
         done, _ = await asyncio.wait({flight}, timeout=patience)  # it goes on, whoever waits
         if not done:
-            raise ResourceStopped(token_key(held.provider), "cooldown")
+            raise ResourceStopped(held.endpoint, "cooldown")
         found = flight.result()
         if found.bound.resource_key != key:  # another account of the same grant flew first
             self.accounts.forget(key)
@@ -252,12 +252,12 @@ class Grants:
         if begun is None:
             raise ResourceStopped(key, "auth")
         if not begun.mine:
-            raise ResourceStopped(token_key(held.provider), "cooldown", begun.grant.lease_until)
+            raise ResourceStopped(held.endpoint, "cooldown", begun.grant.lease_until)
         return await self._send(held, begun)
 
     async def _refresh(self, held: Held, *, refused: bool) -> Held:
         """Take the lease and send, or wait for whoever has it."""
-        grant, endpoint = held.bound.grant, token_key(held.provider)
+        grant, endpoint = held.bound.grant, held.endpoint
         await self._endpoints.check(endpoint)
         room, patience = await self._endpoints.room(endpoint), time.monotonic() + LONGEST
         pause = POLL
@@ -274,7 +274,7 @@ class Grants:
 
     def _require_hope(self, held: Held, begun: Begun | None, *, refused: bool, last: bool) -> None:
         """Raise `ResourceStopped` unless a newer token may come while somebody waits here."""
-        key, endpoint = held.bound.resource_key, token_key(held.provider)
+        key, endpoint = held.bound.resource_key, held.endpoint
         if begun is None:
             raise ResourceStopped(key, "auth")
         if begun.shut:
@@ -305,7 +305,7 @@ class Grants:
             await self._run(grants.let_go, mine)  # the app's table has moved on
             return await self._again(key)
         try:
-            ticket = await self._endpoints.admit(token_key(held.provider))
+            ticket = await self._endpoints.admit(held.endpoint)
         except BaseException:
             await self._run(grants.let_go, mine)
             raise
@@ -408,7 +408,7 @@ class Grants:
 
     async def _failed(self, held: Held, mine: Grant, failure: Failure) -> None:
         """Write down what a failed refresh means; raises `ResourceStopped` unless somebody else was faster."""
-        key, name, endpoint = held.bound.resource_key, held.provider.name, token_key(held.provider)
+        key, name, endpoint = held.bound.resource_key, held.provider.name, held.endpoint
         kind, now = tokens.failed(failure), self.accounts.now()
         if kind is RefreshFailure.DEAD and not self._is_tenants(held):
             await self.client_taken(name)

@@ -33,7 +33,7 @@ def limits_of(providers: Iterable[Provider]) -> dict[str, Sequence[Limit]]:
     for p in providers:
         found |= p.limit_patterns()
         if p.oauth is not None and p.oauth.limits:
-            found[f"{p.name}:token"] = p.oauth.limits
+            found[f"{p.name}:token@*" if p.oauth.at_tenants else f"{p.name}:token"] = p.oauth.limits
     return found
 
 

@@ -8,29 +8,46 @@ are under way at a time, so that thousands of accounts whose tokens end together
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import TYPE_CHECKING, Final
 
 from uuid_utils.compat import uuid7
 
+from resilient.core.errors import InvalidInput
 from resilient.core.evidence import counts
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import FailureKind
+from resilient.core.hosts import origin_of
 from resilient.engine.gate import Gate
 
 if TYPE_CHECKING:
+    from resilient.core.auth import OAuth2
     from resilient.core.failure import Failure
-    from resilient.core.provider import Provider
     from resilient.engine.app import Resilient
     from resilient.engine.gate import Ticket
 
 AT_ONCE: Final = 16  # requests of one process to one token endpoint
+_LONGEST: Final = 200  # characters of a key
+_MOST_ROOMS: Final = 1_000
 _ALIVE: Final = AnswerFacts(200)
 _THROTTLES: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
 
 
-def token_key(provider: Provider) -> str:
-    """The resource that a provider's token endpoint is."""
-    return f"{provider.name}:token"
+def token_key(name: str, facts: OAuth2 | None, filled: OAuth2 | None) -> str:
+    """The resource that an account's token endpoint is; ``facts``: the provider's, before they were ``filled``.
+
+    One host is one resource: where accounts name the host of theirs, what it says is about them alone.
+    """
+    if facts is None or filled is None or not facts.at_tenants:
+        return f"{name}:token"
+    try:
+        _, host, port = origin_of(filled.refresh_url or filled.token_url)
+    except InvalidInput:  # the account has no value for it
+        return f"{name}:token"
+    text = f"{name}:token@{host}:{port}"
+    if len(text) > _LONGEST or not text.isascii() or "[" in text:
+        text = f"{name}:token@{hashlib.sha256(host.encode()).hexdigest()[:32]}:{port}"
+    return text
 
 
 class TokenEndpoints:
@@ -60,6 +77,8 @@ class TokenEndpoints:
     async def room(self, key: str) -> asyncio.Semaphore:
         """Enter it to send."""
         await self._opened()
+        if key not in self._rooms and len(self._rooms) >= _MOST_ROOMS:  # hosts that accounts named
+            self._rooms = {name: room for name, room in self._rooms.items() if room.locked()}
         return self._rooms.setdefault(key, asyncio.Semaphore(AT_ONCE))
 
     async def admit(self, key: str) -> Ticket:

@@ -22,10 +22,11 @@ from resilient.core.classify import Phase, classify, classify_error, cost_of, me
 from resilient.core.errors import InvalidInput, JobFailure
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind, at_scope
-from resilient.core.hosts import without_secrets
+from resilient.core.hosts import PORTS, without_secrets
 from resilient.wire import redact
 from resilient.wire.explain import chain, known_phase, note
 from resilient.wire.flow import concluded
+from resilient.wire.guard import resolved
 from resilient.wire.trail import Target
 from resilient.wire.transport import drive, drive_sync
 
@@ -129,6 +130,9 @@ class Call:
 
     def _enter(self) -> Flow:
         asked, conduct = self._asked, self._trail.conduct
+        parts = urlsplit(self._url)
+        if self._trail.guards(parts.hostname or ""):  # that client resolves it again: this is less than `job.client`
+            yield resolved(parts.hostname or "", parts.port or PORTS[parts.scheme])
         self._permit = yield conduct.admit(asked)
         if asked.marked:
             try:

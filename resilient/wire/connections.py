@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import httpcore
 import httpx
 
+from resilient.wire.guard import GUARDED, PublicNetwork
 from resilient.wire.surplus import surplus
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from resilient.wire.pool import PoolSettings
 
-Origin = tuple[bytes, bytes, int | None]
+Origin = tuple[bytes, bytes, int | None, bool]  # the last: whether its host was chosen by an account
 Connection = httpcore.AsyncHTTPConnection
 
 
@@ -44,7 +45,7 @@ class Connections(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request. Raises httpx's errors; after any of them the connection is gone."""
         url = request.url
-        origin = (url.raw_scheme, url.raw_host, url.port)
+        origin = (url.raw_scheme, url.raw_host, url.port, GUARDED in request.extensions)
         target = httpcore.URL(scheme=origin[0], host=origin[1], port=origin[2], target=url.raw_path)
         if origin[0] not in (b"http", b"https"):
             raise httpx.UnsupportedProtocol(f"{url.scheme!r} is not HTTP: write a URL that begins with https://")
@@ -83,7 +84,10 @@ class Connections(httpx.AsyncBaseTransport):
         if self._open >= self._settings.connections:
             return None
         self._open += 1
-        return Connection(url.origin, ssl_context=self._context, keepalive_expiry=self._settings.idle_for)
+        return Connection(
+            url.origin, ssl_context=self._context, keepalive_expiry=self._settings.idle_for,
+            network_backend=PublicNetwork() if origin[3] else None,
+        )  # fmt: skip
 
     async def _wait(self, origin: Origin, url: httpcore.URL, patience: float | None) -> Connection:
         loop = asyncio.get_running_loop()

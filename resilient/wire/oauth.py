@@ -13,7 +13,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote_plus, urlencode
 
 import httpx
 from authlib.oauth2.auth import ClientAuth  # type: ignore[import-untyped]
@@ -28,6 +28,7 @@ from resilient.wire import redact
 from resilient.wire.assertion import client_assertion, grant_assertion
 from resilient.wire.decoding import ASKED_FOR, Intake
 from resilient.wire.flow import fields
+from resilient.wire.guard import AddressDenied, PublicNetwork
 from resilient.wire.surplus import keep_apart
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE: Final = 20.0  # seconds for the whole exchange; leases of a refresh are longer
+LONGEST_NUMBER: Final = 20  # digits
 _METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none", "jwt": "none"}
 _JSON_STARTS: Final = (b"{", b"[")
 
@@ -56,6 +58,7 @@ class TokenClient:
 
     def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
+        self._guarded: httpx.AsyncClient | None = None  # for hosts that an account chose
         self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
         redact.install()
 
@@ -94,9 +97,10 @@ class TokenClient:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
-            await client.aclose()
+        clients, self._client, self._guarded = (self._client, self._guarded), None, None
+        for client in clients:
+            if client is not None and self._loop is asyncio.get_running_loop():
+                await client.aclose()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -104,7 +108,9 @@ class TokenClient:
         request = self._request(oauth, url, body, now)
         try:
             async with asyncio.timeout(PATIENCE):
-                answer = await self._send(request)
+                answer = await self._send(request, guarded=oauth.guarded)
+        except AddressDenied as denied:
+            return TokenAnswer(failure=denied.failure)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol):
             return TokenAnswer(failure=Failure(FailureKind.TRANSIENT, code="connect", provider_wide=True))
         except (httpx.HTTPError, TimeoutError):
@@ -118,7 +124,10 @@ class TokenClient:
     def _request(self, oauth: OAuth2, url: str, body: str, now: datetime) -> httpx.Request:
         headers = {"Accept": "application/json", "Accept-Encoding": ASKED_FOR, **oauth.token_headers}
         if oauth.client_id:
-            auth = ClientAuth(oauth.client_id, oauth.client_secret, _METHODS[oauth.client_auth])
+            name, secret = oauth.client_id, oauth.client_secret
+            if oauth.client_auth == "basic":  # each is form-encoded first (RFC 6749, 2.3.1), which Authlib leaves out
+                name, secret = quote_plus(name), quote_plus(secret)
+            auth = ClientAuth(name, secret, _METHODS[oauth.client_auth])
             _, headers, body = auth.prepare("POST", url, headers, body)
         if oauth.client_auth == "jwt":
             body += "&" + urlencode(client_assertion(oauth, now))
@@ -128,10 +137,10 @@ class TokenClient:
         else:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         headers.pop("Content-Length", None)
-        return self._opened().build_request("POST", url, headers=headers, content=body)
+        return self._opened(guarded=oauth.guarded).build_request("POST", url, headers=headers, content=body)
 
-    async def _send(self, request: httpx.Request) -> AnswerFacts:
-        response = await self._opened().send(request, stream=True)
+    async def _send(self, request: httpx.Request, *, guarded: bool) -> AnswerFacts:
+        response = await self._opened(guarded=guarded).send(request, stream=True)
         coding = ",".join(response.headers.get_list("content-encoding"))
         intake = Intake(coding, TOKEN_ANSWER.value, PATIENCE, request)
         try:
@@ -150,15 +159,24 @@ class TokenClient:
             text=raw.decode("utf-8", "replace"),
         )
 
-    def _opened(self) -> httpx.AsyncClient:
+    def _opened(self, *, guarded: bool) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._loop = loop
-            limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
-            transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
-            keep_apart(transport)
-            self._client = httpx.AsyncClient(transport=transport, timeout=PATIENCE, trust_env=False)
+        if self._loop is not loop:
+            self._loop, self._client, self._guarded = loop, None, None
+        if guarded:
+            self._guarded = self._guarded or _client(guarded=True)
+            return self._guarded
+        self._client = self._client or _client(guarded=False)
         return self._client
+
+
+def _client(*, guarded: bool) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
+    transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
+    if guarded:
+        transport._pool._network_backend = PublicNetwork()  # noqa: SLF001 - httpx has no argument for it
+    keep_apart(transport)
+    return httpx.AsyncClient(transport=transport, timeout=PATIENCE, trust_env=False)
 
 
 def ask_here(ask: Callable[[TokenClient], Coroutine[Any, Any, T]]) -> T:
@@ -204,6 +222,11 @@ def _decoded(raw: bytes) -> Any:
     if raw[:64].lstrip()[:1] not in _JSON_STARTS:
         return None
     try:
-        return json.loads(raw)
+        return json.loads(raw, parse_int=_whole)
     except (ValueError, RecursionError):
         return None
+
+
+def _whole(digits: str) -> int | None:
+    """A number of sane length; any other is none, so that the rest of the answer, with its tokens, is not lost."""
+    return int(digits) if len(digits) <= LONGEST_NUMBER else None

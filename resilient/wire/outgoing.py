@@ -14,6 +14,7 @@ import httpx
 
 from resilient.core.errors import InvalidInput
 from resilient.wire.answer import KEY
+from resilient.wire.guard import GUARDED
 from resilient.wire.trail import Target
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ def plan(trail: Trail, request: httpx.Request) -> Passage:
     passage.left = left
     passage.bare = hop is not None and not asked.trusted and hop.origin != origin
     ext[KEY] = passage
+    if trail.guards(url.host):
+        ext[GUARDED] = True
+    else:
+        ext.pop(GUARDED, None)
     return passage
 
 

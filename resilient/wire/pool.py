@@ -16,6 +16,7 @@ import httpx
 from resilient.core import bounds
 from resilient.wire import redact
 from resilient.wire.connections import Connections
+from resilient.wire.guard import PublicNetworkSync
 from resilient.wire.surplus import keep_apart
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Pool:
         self._context: ssl.SSLContext | None = None
         self._async: httpx.AsyncBaseTransport | None = None
         self._sync: httpx.HTTPTransport | None = None
+        self._guarded: httpx.HTTPTransport | None = None
         redact.install()
 
     @property
@@ -90,8 +92,18 @@ class Pool:
                 self._sync = self._sync or self._make_sync()
         return self._sync
 
-    def _make_sync(self) -> httpx.HTTPTransport:
+    @property
+    def guarded_for_threads(self) -> httpx.HTTPTransport:
+        """The same for hosts that an account chose: see `resilient.wire.guard`."""
+        if self._guarded is None:
+            with self._lock:
+                self._guarded = self._guarded or self._make_sync(guarded=True)
+        return self._guarded
+
+    def _make_sync(self, *, guarded: bool = False) -> httpx.HTTPTransport:
         transport = httpx.HTTPTransport(**self._options())
+        if guarded and self.settings.proxy is None:
+            transport._pool._network_backend = PublicNetworkSync()  # noqa: SLF001 - httpx has no argument for it
         keep_apart(transport)
         return transport
 
@@ -116,5 +128,6 @@ class Pool:
 
     def close(self) -> None:
         """Close the connections of threads."""
-        if self._sync is not None:
-            self._sync.close()
+        for transport in (self._sync, self._guarded):
+            if transport is not None:
+                transport.close()

@@ -44,7 +44,7 @@ class Trail:
     """
 
     __slots__ = (
-        "_account", "base_url", "conduct", "headers", "last_failure", "last_key", "names", "origins",
+        "_account", "_guarded", "base_url", "conduct", "headers", "last_failure", "last_key", "names", "origins",
         "own_headers", "provider",
     )  # fmt: skip
 
@@ -60,12 +60,17 @@ class Trail:
         self.conduct, self.provider = conduct, provider
         self.origins = provider.origins(base_url)
         self.base_url = base_url or ("" if "{" in provider.base_url else provider.base_url)
+        self._guarded = bool(self.base_url) and provider.check_address(provider.base_url, self.base_url)
         self.headers = provider.headers_for({}) if headers is None else headers
         self.own_headers = tuple((n.lower().encode(), n.encode(), v.encode()) for n, v in self.headers.items())
         self.names = Names(prefix)
         self.last_failure: Failure | None = None  # of the last answer, if no success followed
         self.last_key = conduct.resource_key  # the resource it concerned
         self._account = at_account(conduct.resource_key)
+
+    def guards(self, host: str) -> bool:
+        """Whether only public addresses may be connected to: the account chose its own host, and what that names."""
+        return self._guarded and host not in self.provider.private_hosts
 
     def without_address(self) -> str:
         """Why a relative URL leads nowhere."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import httpx
 
 from resilient.wire.flow import Flow, Read, ReadError, Send, Sleep, exchange
+from resilient.wire.guard import GUARDED
 from resilient.wire.redact import without_frames
 
 if TYPE_CHECKING:
@@ -163,8 +164,10 @@ def drive_sync(flow: Flow, pool: Pool | None, bridge: Bridge[Any]) -> Any:
 def _step_sync(step: Any, pool: Pool | None, bridge: Bridge[Any]) -> Any:
     kind = type(step)
     if kind is Send and pool is not None:
+        guarded = GUARDED in step.request.extensions
+        transport = pool.guarded_for_threads if guarded else pool.for_threads
         with _last_look(step, _look_sync(step, bridge)):
-            return pool.for_threads.handle_request(step.request)
+            return transport.handle_request(step.request)
     if kind is Read:
         return step.answer.read()
     if kind is ReadError:

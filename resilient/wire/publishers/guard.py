@@ -13,49 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import httpcore
 import httpx
 
+from resilient.core.addresses import denied
 from resilient.core.errors import Permanent
 from resilient.wire.surplus import keep_apart
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable
-
-# https://www.iana.org/assignments/iana-ipv4-special-registry and its IPv6 twin.
-DENIED: Final = tuple(
-    ip_network(text)
-    for text in (
-        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8",
-        "169.254.0.0/16",  # link-local, and the metadata services of the clouds
-        "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24",
-        "192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
-        "168.63.129.16/32",  # Azure's host agent
-        "224.0.0.0/4", "240.0.0.0/4",
-        # IPv6: only 2000::/3 is given out, so everything outside of it is refused as a whole.
-        "2001::/23",  # protocol assignments, Teredo among them
-        "2001:db8::/32", "2002::/16",  # 6to4: an IPv4 address in disguise
-        "2620:4f:8000::/48", "3fff::/20",
-    )
-)  # fmt: skip
-_GIVEN_OUT: Final = ip_network("2000::/3")
-
-
-def denied(address: str) -> bool:
-    """Whether nothing may be sent to an address."""
-    try:
-        ip = ip_address(address.partition("%")[0])
-    except ValueError:
-        return True
-    return _denied(ip) or (isinstance(ip, IPv6Address) and ip not in _GIVEN_OUT)
-
-
-def _denied(ip: IPv4Address | IPv6Address) -> bool:
-    return any(ip.version == net.version and ip in net for net in DENIED)
 
 
 class GuardedNetwork(httpcore.AsyncNetworkBackend):
