@@ -99,7 +99,7 @@ async def test_an_accounts_own_host_is_public_and_speaks_https(make, place):
         app.connections.add("idp/a", token="canary", details={"instance": place}),
         app.connections.authorize_url("idp/a", details={"instance": place}),
     ):
-        with pytest.raises(InvalidInput, match="private_hosts|must be https"):
+        with pytest.raises(InvalidInput, match=r"private_hosts|must be https"):
             await adding
 
 
