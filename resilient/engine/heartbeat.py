@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import traceback
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from resilient.store import leases, workers
@@ -151,8 +152,9 @@ def _row(w: Worker) -> workers.Beat:
     )
 
 
+@cache
 def code_version() -> str:
-    """The version that is installed."""
+    """The version that is installed. Reading it takes a millisecond of CPU: once a process."""
     try:
         return importlib.metadata.version("resilient-engine")
     except importlib.metadata.PackageNotFoundError:

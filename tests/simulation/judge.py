@@ -1,0 +1,153 @@
+"""What must be true of a run, whatever happened in it. Rules J1 to J10 are those of the chaos tests' history checker."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import sqlalchemy as sa
+from resilient.engine import sweeper
+from tests.chaos import history
+from tests.simulation.world import CAP, LEASE, MOST, PER
+
+LATE = 1.3  # seconds for which another process may not have heard of a cooldown: its facts are at most a second old
+
+
+def judge(world):
+    """The broken rules, each as one line."""
+    database = world.database
+    log = world.path.with_suffix(".log")
+    log.write_text("".join(json.dumps(line) + "\n" for line in world.log))
+    broken = list(world.errors)
+    broken += history.check(database, log, committed=world.committed, rolled_back=world.rolled_back)
+    broken += history.capped(database, "p/0", CAP)
+    broken += stored_once(world) + effects(world) + limited(world) + cooled(world) + in_order(world)
+    broken += workflows(world) + published(world) + repaired(world)
+    return broken
+
+
+def stored_once(world):
+    """J10: the provider does what a job asks once."""
+    counts = Counter((line["n"], line["action"]) for line in world.arrivals if line["new"])
+    return [f"J10 {action} {n}: done {count} times" for (n, action), count in counts.items() if count > 1]
+
+
+def effects(world):
+    """What a handler writes with its job's end is there once if the job succeeded, else not at all."""
+    found = Counter(row.n for row in history.rows(world.database, "SELECT n FROM effect"))
+    jobs = history.rows(world.database, "SELECT state, payload FROM resilient_job WHERE kind IN ('written', 'plain')")
+    states = {json.loads(row.payload)["n"]: row.state for row in jobs}
+    return [
+        f"E {n}: {state}, {found[n]} rows"
+        for n, state in states.items()
+        if found[n] != (1 if state == "succeeded" else 0)
+    ]
+
+
+def limited(world):
+    """J7, as the provider counts; requests that a frozen worker had on the way come late, all at once."""
+    broken, times = [], defaultdict(list)
+    for line in world.arrivals:
+        times[line["account"]].append(line["t"])
+    for account, ts in times.items():
+        ts.sort()
+        most = MOST + 6 * world.frozen + 1
+        for i in range(most, len(ts)):
+            if ts[i] - ts[i - most] < PER - 0.06:
+                broken.append(f"J7 p/{account}: {most + 1} requests in {ts[i] - ts[i - most]:.3f} s of {PER}")
+                break
+    return broken
+
+
+def cooled(world):
+    """No request of an account arrives before the time it was told, but for those that were on their way."""
+    broken = []
+    for line in world.arrivals:
+        if line["status"] == 429:
+            begin, end = line["t"] + LATE, line["t"] + line["wait"]
+            late = [
+                other for other in world.arrivals
+                if other["account"] == line["account"] and begin < other["t"] < end and begin < end
+            ]  # fmt: skip
+            if len(late) > 6 * world.frozen:
+                broken.append(f"C p/{line['account']}: {len(late)} requests in the cooldown told at {line['t']:.3f}")
+    return broken
+
+
+def in_order(world):
+    """Jobs of one ordering key of one resource run one after the other, in the order of their numbers."""
+    rows = history.rows(
+        world.database,
+        "SELECT j.id, j.resource_key, j.order_no FROM resilient_job j WHERE j.ordering_key IS NOT NULL AND kind = 'ordered'",
+    )
+    place = {str(row.id).replace("-", ""): (row.resource_key, row.order_no) for row in rows}
+    ended = defaultdict(list)
+    for line in world.log:
+        if line["event"] == "end" and line["job"] in place:
+            key, no = place[line["job"]]
+            ended[key].append(no)
+    broken = []
+    for key, numbers in ended.items():
+        first = list(dict.fromkeys(numbers))
+        broken += [f"O {key}: {b} ended after {a}" for a, b in pairwise(first) if b < a]
+    return broken
+
+
+def workflows(world):
+    """Each is over: done, or everything that was done is undone."""
+    broken = []
+    for id_, fails in world.flows_committed:
+        (row,) = history.rows(world.database, f"SELECT * FROM resilient_workflow WHERE id = '{id_.hex}'") or [None]
+        if row is None or row.finished_at is None:
+            broken.append(f"W {id_}: {row and row.state}")
+            continue
+        steps = history.rows(
+            world.database,
+            "SELECT s.name, j.state, u.state AS undone FROM resilient_step s LEFT JOIN resilient_job j ON j.id = s.job_id"
+            f" LEFT JOIN resilient_job u ON u.id = s.undo_job_id WHERE s.workflow_id = '{id_.hex}'",
+        )
+        states = {s.name: (s.state, s.undone) for s in steps}
+        if not fails and row.state == "succeeded" and any(s != "succeeded" for s, _ in states.values()):
+            broken.append(f"W {id_}: succeeded with {states}")
+        if row.state != "succeeded":
+            broken += [
+                f"W {id_}: {row.state}, {name} was done and not undone"
+                for name, (state, undone) in states.items()
+                if name != "c" and state == "succeeded" and undone != "succeeded"
+            ]
+        if fails and row.state == "succeeded":
+            broken.append(f"W {id_}: succeeded although its last step fails")
+    return broken
+
+
+def published(world):
+    """Every committed event arrived, none that was not; first arrivals of a key in the order of the commits."""
+    broken, arrived = [], list(dict.fromkeys(world.arrived_events))
+    broken += [f"P {event}: committed and never arrived" for event in world.events if event not in arrived]
+    broken += [f"P {event}: arrived and was never committed" for event in arrived if event not in world.events]
+    for key in {key for key, _ in world.events}:
+        committed = [n for k, n in world.events if k == key]
+        first = [n for k, n in arrived if k == key]
+        if [n for n in committed if n in first] != first:
+            broken.append(f"P {key}: arrived as {first}, committed as {committed}")
+    return broken
+
+
+def repaired(world):
+    """Nothing was left for housekeeping to repair, and nothing was said of a bug."""
+    broken = [f"H {line}" for line in world.bugs]
+    database = world.database
+    for fn in (sweeper._repair, sweeper._repair_lanes):
+        if count := database.transaction_sync(fn):
+            broken.append(f"H {fn.__name__} repaired {count}")
+    turns = history.rows(database, "SELECT count(*) FROM resilient_job WHERE state = 'running'")
+    assert LEASE
+    return broken + ([f"H {turns[0][0]} jobs still run"] if turns[0][0] else [])
+
+
+def setup(database):
+    """Tables of the program, and the log of every step."""
+    history.install(database)
+    with database.sync_engine.begin() as c:
+        c.execute(sa.text("CREATE TABLE effect (n INTEGER, what TEXT)"))
