@@ -12,6 +12,7 @@ from tests.chaos import history
 from tests.simulation.world import CAP, LEASE, MOST, PER
 
 LATE = 1.3  # seconds for which another process may not have heard of a cooldown: its facts are at most a second old
+IN_FLIGHT = 1.3  # the same for a circuit that opened
 
 
 def judge(world):
@@ -23,7 +24,7 @@ def judge(world):
     broken += history.check(database, log, committed=world.committed, rolled_back=world.rolled_back)
     broken += history.capped(database, "p/0", CAP)
     broken += stored_once(world) + effects(world) + limited(world) + cooled(world) + in_order(world)
-    broken += workflows(world) + published(world) + repaired(world)
+    broken += workflows(world) + published(world) + circuits(world) + repaired(world)
     return broken
 
 
@@ -146,8 +147,42 @@ def repaired(world):
     return broken + ([f"H {turns[0][0]} jobs still run"] if turns[0][0] else [])
 
 
+def circuits(world):
+    """J8: a circuit changes as it may, one that is half open lets one request through, an open one none."""
+    broken, by_key = [], defaultdict(list)
+    for row in history.rows(world.database, "SELECT * FROM circuits ORDER BY n"):
+        by_key[row.key].append(row)
+    for key, changes in by_key.items():
+        arrivals = [line["t"] for line in world.arrivals if f"p/{line['account']}".startswith(key)]
+        ends = [change.at for change in changes[1:]] + [float("inf")]
+        for change, end in zip(changes, ends, strict=True):
+            if change.new not in history._EDGES[change.old] or change.generation != change.before + 1:
+                broken.append(f"J8 {key}: {change.old} to {change.new}, generation {change.before} {change.generation}")
+            begin, most = change.at, {"open": 0, "half_open": 1}.get(change.new)
+            if most is None:
+                continue
+            if change.new == "open":
+                begin += IN_FLIGHT
+            count = sum(begin <= t < end for t in arrivals)
+            if count > most + 6 * world.frozen:
+                broken.append(f"J8 {key}: {count} requests in generation {change.generation}, {change.new}")
+    return broken
+
+
+_CIRCUITS = """
+CREATE TABLE circuits (n INTEGER PRIMARY KEY, at REAL, key TEXT, old TEXT, new TEXT, generation INT, before INT);
+CREATE TRIGGER circuits_u AFTER UPDATE ON resilient_resource
+WHEN NEW.generation <> OLD.generation OR NEW.breaker <> OLD.breaker BEGIN
+ INSERT INTO circuits (at, key, old, new, generation, before)
+ VALUES (virtual_seconds(), NEW.key, OLD.breaker, NEW.breaker, NEW.generation, OLD.generation); END;
+"""
+
+
 def setup(database):
     """Tables of the program, and the log of every step."""
     history.install(database)
+    with database.sync_engine.begin() as c:
+        c.connection.driver_connection.create_function("virtual_seconds", 0, lambda: 0.0)
+        c.connection.driver_connection.executescript(_CIRCUITS)
     with database.sync_engine.begin() as c:
         c.execute(sa.text("CREATE TABLE effect (n INTEGER, what TEXT)"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 ACCOUNTS = 3
 LASTS = 5.0  # seconds within which work arrives and faults begin
 WORKERS = 2
-KINDS = ("push", "push", "push", "charge", "written", "plain", "ordered", "fails", "snoozes")
+KINDS = ("push", "push", "charge", "charge", "written", "plain", "ordered", "fails", "snoozes")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def drawn(seed):
     """At least 30 jobs and 3 faults."""
     dice = random.Random(seed)
     batches, number, sequence = [], 0, {}
-    while number < 30:
+    while number < 22:
         at, size = dice.uniform(0, LASTS) if number else 0.0, dice.choice((1, 1, 2, 4, 8))
         work = []
         for _ in range(size):

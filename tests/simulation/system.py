@@ -107,7 +107,7 @@ class System:
         def connect(path, *args, **kwargs):
             kwargs.update(timeout=0, check_same_thread=False)
             connection = original(path, *args, **kwargs)
-            connection.create_function("virtual_now", 0, lambda: self.now().isoformat())
+            connection.create_function("virtual_seconds", 0, lambda: self.loop.now - 1_000.0)
             if (process := PROCESS.get()) is not None:
                 process.at_death.append(lambda: contextlib.suppress(sqlite3.Error) and _roll_back(connection))
             return connection

@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 from tests.simulation.loop import PROCESS
 from tests.simulation.plan import LASTS, WORKERS
 
-MOST, PER = 8, 1.0  # requests of an account
+MOST, PER = 4, 1.0  # requests of an account
 CAP = 3  # jobs of p/0 at once
 LEASE = 2.0
 RETRY = Retry(max_attempts=40, delay=Fixed(0.3), max_rescues=50)
@@ -92,7 +92,7 @@ class World:
         if self.mode("no answer", who):
             line["status"] = 0
             raise httpx.ReadError("simulated", request=request)
-        await asyncio.sleep(dice.uniform(0.005, 0.06))
+        await asyncio.sleep(dice.uniform(0.2, 0.8) if action == "charge" else dice.uniform(0.005, 0.06))
         line["answered"] = self.t()
         return httpx.Response(200, json={"n": n}, request=request)
 
