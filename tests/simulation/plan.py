@@ -6,12 +6,12 @@ Times are seconds since the beginning.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 ACCOUNTS = 3
 LASTS = 5.0  # seconds within which work arrives and faults begin
 WORKERS = 2
-KINDS = ("push", "push", "charge", "charge", "written", "plain", "ordered", "fails", "snoozes")
+KINDS = ("push", "push", "charge", "charge", "slow", "written", "plain", "ordered", "fails", "snoozes")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,12 @@ class Plan:
     seed: int
     batches: tuple[Batch, ...] = ()
     faults: tuple[Fault, ...] = ()
-    counts: dict[str, int] = field(default_factory=dict, compare=False)
+
+    @property
+    def jobs(self):
+        """How many jobs it commits: steps of workflows and events are jobs, too."""
+        kept = [b for b in self.batches if b.end != "rollback"]
+        return sum(len(b.jobs) + 3 * len(b.workflows) + len(b.events) for b in kept)
 
     def without(self, batches=(), faults=()):
         """The same run without some of it."""
@@ -61,7 +66,7 @@ FAULTS = {
         "point": dice.choice(("before", "inside", "after")), "count": dice.randrange(1, 16),
     },
     "cut": lambda dice: {"point": dice.choice(("before", "inside", "after")), "count": dice.randrange(1, 16)},
-    "freeze": lambda dice: {"lasts": dice.uniform(0.3, 4.0)},
+    "freeze": lambda dice: {"lasts": dice.choice((dice.uniform(0.2, 2.0), dice.uniform(2.0, 5.0)))},
     "clock": lambda dice: {"lasts": dice.uniform(-0.8, 0.8)},  # by so much it is set
     "down": lambda dice: {"lasts": dice.uniform(0.5, 4.0)},
     "everybody down": lambda dice: {"lasts": dice.uniform(0.5, 3.0)},
@@ -77,8 +82,8 @@ FAULTS = {
 def drawn(seed):
     """At least 30 jobs and 3 faults."""
     dice = random.Random(seed)
-    batches, number, sequence = [], 0, {}
-    while number < 22:
+    batches, number, committed = [], 0, 0
+    while committed < 22:
         at, size = dice.uniform(0, LASTS) if number else 0.0, dice.choice((1, 1, 2, 4, 8))
         work = []
         for _ in range(size):
@@ -86,15 +91,15 @@ def drawn(seed):
             delay = dice.choice((0.0, 0.0, 0.0, dice.uniform(0.1, 2.0)))
             work.append((number, dice.choice(KINDS), dice.randrange(ACCOUNTS), delay))
         end = dice.choices(("commit", "rollback", "lost"), (8, 1, 1))[0]
+        committed += size if end != "rollback" else 0
         batches.append(Batch(at, tuple(work), end))
     for _ in range(dice.randrange(1, 3)):
         number += 1
         flow = (number, dice.randrange(ACCOUNTS), dice.random() < 0.5)
         batches.append(Batch(dice.uniform(0, LASTS), (), workflows=(flow,)))
     for n in range(6):
-        key = f"k{dice.randrange(2)}"
-        sequence[key] = sequence.get(key, 0) + 1
-        batches.append(Batch(dice.uniform(0, LASTS), (), dice.choice(("commit", "commit", "rollback")), ((key, n),)))
+        end = "rollback" if n == 0 else dice.choice(("commit", "commit", "lost"))
+        batches.append(Batch(dice.uniform(0, LASTS), (), end, ((f"k{dice.randrange(2)}", n),)))
     batches.sort(key=lambda b: b.at)
     faults = []
     for _ in range(dice.randrange(3, 7)):

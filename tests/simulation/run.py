@@ -127,15 +127,15 @@ def main():
     if options.mutant:
         mutants.MUTANTS[options.mutant]()
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    failed, jobs, faults, started = [], 0, 0, time.time()
+    failed, work, faults, started = [], [], [], time.time()
     with tempfile.TemporaryDirectory(dir=place) as folder:
         template(Path(folder))
         gc.freeze()
         for seed in seeds:
             plan = drawn(seed)
             broken, notes, digest, world = simulate(plan, Path(folder))
-            jobs += len(world.committed)
-            faults += len(plan.faults)
+            work.append(plan.jobs)
+            faults.append(len(plan.faults))
             if options.digests:
                 print(seed, digest)
             if not broken:
@@ -150,8 +150,8 @@ def main():
                 print("\n".join(notes))
                 print("\n".join(broken))
                 break
-    print(json.dumps({"seeds": len(seeds), "failed": failed, "jobs": jobs, "faults": faults,
-                      "seconds": round(time.time() - started, 1)}))  # fmt: skip
+    print(json.dumps({"seeds": len(seeds), "failed": failed, "jobs": sum(work), "fewest_jobs": min(work),
+                      "faults": sum(faults), "fewest_faults": min(faults), "seconds": round(time.time() - started, 1)}))  # fmt: skip
     sys.stdout.flush()
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what killed processes have to say at the end
     os._exit(bool(failed))

@@ -153,6 +153,12 @@ class World:
                 raise ValueError("not yet")
             world.note(job, "end")
 
+        @handler("slow", retry=RETRY, timeout=5)
+        async def slow(job: Job[dict]) -> None:
+            world.note(job, "start")
+            await asyncio.sleep(1.0)
+            world.note(job, "end")
+
         @handler("fails", retry=Retry(max_attempts=2, delay=Fixed(0.2), max_rescues=50))
         async def fails(job: Job[dict]) -> None:
             world.note(job, "start")
@@ -183,7 +189,7 @@ class World:
             if job.payload["fails"]:
                 raise Permanent("the last step fails")
 
-        return [push, charge, written, plain, ordered, fails, snoozes, step, undo, last]
+        return [push, charge, slow, written, plain, ordered, fails, snoozes, step, undo, last]
 
     def app(self):
         breaker = BreakerPolicy(first_open=0.5, longest_open=2, probe_lease=1, ramp=1)

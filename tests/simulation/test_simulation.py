@@ -1,0 +1,61 @@
+"""A thousand runs of the engine under virtual time, each with its own order of things and its own faults.
+
+`RESILIENT_SIMULATE=FROM:TO` takes other seeds. A run that failed once is kept in `REGRESSIONS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS
+
+ROOT = Path(__file__).parents[2]
+SEEDS = os.environ.get("RESILIENT_SIMULATE", "0:1000")
+REGRESSIONS: dict[int, str] = {}
+
+
+def started(*options):
+    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation.run", *options]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def ended(process):
+    """Its summary, and everything it printed."""
+    text, _ = process.communicate()
+    lines = [line for line in text.splitlines() if line.startswith('{"seeds"')]
+    assert lines, text
+    return json.loads(lines[-1]), text
+
+
+def test_whatever_happens_in_a_thousand_runs_nothing_is_lost_doubled_or_left():
+    begin, end = (int(n) for n in SEEDS.split(":"))
+    middle = (begin + end) // 2
+    halves = [started("--seeds", f"{a}:{b}") for a, b in ((begin, middle), (middle, end))]
+    results = [ended(half) for half in halves]
+    for summary, text in results:
+        assert summary["failed"] == [], text
+        assert summary["fewest_jobs"] >= 30
+        assert summary["fewest_faults"] >= 3
+
+
+def test_a_seed_is_the_same_run_every_time():
+    first, second = (ended(started("--seeds", "0:8", "--digests"))[1] for _ in range(2))
+    assert [line for line in first.splitlines() if line[0].isdigit()] == [
+        line for line in second.splitlines() if line[0].isdigit()
+    ]
+    assert len({line.split()[1] for line in first.splitlines() if line[0].isdigit()}) == 8
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_broken_engine_is_found(mutant):
+    summary, text = ended(started("--seeds", "0:1000", "--mutant", mutant, "--first", "--shrink", "0"))
+    assert summary["failed"], text
