@@ -23,9 +23,21 @@ def judge(world):
     broken = list(world.errors)
     broken += history.check(database, log, committed=world.committed, rolled_back=world.rolled_back)
     broken += history.capped(database, "p/0", CAP)
-    broken += stored_once(world) + effects(world) + limited(world) + cooled(world) + in_order(world)
+    broken += fenced(world) + stored_once(world) + effects(world) + limited(world) + cooled(world) + in_order(world)
     broken += workflows(world) + published(world) + circuits(world) + repaired(world)
     return broken
+
+
+def fenced(world):
+    """A job succeeds only after the execution that holds it has ended, and once."""
+    ended = {(line["job"], line["execution"]): line["t"] for line in reversed(world.log) if line["event"] == "end"}
+    broken, jobs = [], Counter()
+    for row in history.rows(world.database, "SELECT * FROM ends ORDER BY n"):
+        job = row.job.replace("-", "")
+        jobs[job] += 1
+        if job in world.committed and not ended.get((job, row.executions), float("inf")) <= row.at:
+            broken.append(f"J5 {job}: succeeded at {row.at:.3f} in execution {row.executions}, which had not ended")
+    return broken + [f"J4 {job}: succeeded {count} times" for job, count in jobs.items() if count > 1]
 
 
 def stored_once(world):
@@ -53,7 +65,7 @@ def limited(world):
         times[line["account"]].append(line["t"])
     for account, ts in times.items():
         ts.sort()
-        most = MOST + 6 * world.frozen + 1
+        most = MOST + 6 * world.frozen + MOST * world.clock_steps + 1  # a clock that is set forward lets more through
         for i in range(most, len(ts)):
             if ts[i] - ts[i - most] < PER - 0.06:
                 broken.append(f"J7 p/{account}: {most + 1} requests in {ts[i] - ts[i - most]:.3f} s of {PER}")
@@ -169,6 +181,11 @@ def circuits(world):
     return broken
 
 
+_TIMES = """
+CREATE TABLE ends (n INTEGER PRIMARY KEY, at REAL, job TEXT, executions INT);
+CREATE TRIGGER ends_u AFTER UPDATE OF state ON resilient_job WHEN NEW.state = 'succeeded' BEGIN
+ INSERT INTO ends (at, job, executions) VALUES (virtual_seconds(), NEW.id, NEW.executions); END;
+"""
 _CIRCUITS = """
 CREATE TABLE circuits (n INTEGER PRIMARY KEY, at REAL, key TEXT, old TEXT, new TEXT, generation INT, before INT);
 CREATE TRIGGER circuits_u AFTER UPDATE ON resilient_resource
@@ -183,6 +200,6 @@ def setup(database):
     history.install(database)
     with database.sync_engine.begin() as c:
         c.connection.driver_connection.create_function("virtual_seconds", 0, lambda: 0.0)
-        c.connection.driver_connection.executescript(_CIRCUITS)
+        c.connection.driver_connection.executescript(_TIMES + _CIRCUITS)
     with database.sync_engine.begin() as c:
         c.execute(sa.text("CREATE TABLE effect (n INTEGER, what TEXT)"))

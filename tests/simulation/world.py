@@ -31,7 +31,7 @@ from tests.simulation.plan import LASTS, WORKERS
 
 MOST, PER = 4, 1.0  # requests of an account
 CAP = 3  # jobs of p/0 at once
-LEASE = 2.0
+LEASE = 1.2
 RETRY = Retry(max_attempts=40, delay=Fixed(0.3), max_rescues=50)
 END = 900.0  # seconds by which everything must be over
 
@@ -52,7 +52,7 @@ class World:
         self.flows_committed = []
         self.started = 0
         self.errors = []
-        self.frozen = 0
+        self.frozen = self.clock_steps = 0
 
     def t(self):
         """Seconds since the beginning."""
@@ -83,10 +83,10 @@ class World:
             await asyncio.sleep(1e6)
         if (throttle := self.mode("throttled", who)) is not None:
             line |= {"status": 429, "wait": throttle.lasts}
-            return httpx.Response(429, headers={"retry-after": f"{throttle.lasts:.0f}"}, request=request)
+            return httpx.Response(429, headers={"retry-after": f"{throttle.lasts:.0f}"}, stream=Body(b""))
         if self.mode("down", who) or self.mode("everybody down"):
             line["status"] = 503
-            return httpx.Response(503, request=request)
+            return httpx.Response(503, stream=Body(b""))
         line["new"] = key not in self.stored
         self.stored.setdefault(key, n)
         if self.mode("no answer", who):
@@ -94,7 +94,7 @@ class World:
             raise httpx.ReadError("simulated", request=request)
         await asyncio.sleep(dice.uniform(0.2, 0.8) if action == "charge" else dice.uniform(0.005, 0.06))
         line["answered"] = self.t()
-        return httpx.Response(200, json={"n": n}, request=request)
+        return httpx.Response(200, stream=Body(json.dumps({"n": n}).encode()))
 
     async def publish(self, message):
         event = json.loads(message.body)
@@ -108,7 +108,8 @@ class World:
     # -- the program -----------------------------------------------------------------------------------------
 
     def note(self, job, event):
-        self.log.append({"job": job.id.hex, "event": event, "execution": job.execution, "n": job.payload["n"]})
+        self.log.append({"job": job.id.hex, "event": event, "execution": job.execution, "n": job.payload["n"],
+                         "t": self.t()})  # fmt: skip
 
     def handlers(self):
         world = self
@@ -275,6 +276,7 @@ class World:
                 self.frozen += 1
                 process.frozen_until = self.system.loop.now + fault.lasts
             elif fault.what == "clock":
+                self.clock_steps += 1
                 self.system.step += fault.lasts
             else:
                 self.modes.append(fault)
@@ -328,6 +330,16 @@ class World:
                 sa.text("SELECT count(*) FROM resilient_workflow WHERE finished_at IS NULL")
             ).scalar_one()
         return open_jobs + flows
+
+
+class Body(httpx.AsyncByteStream):
+    """An answer's body as it comes over a connection."""
+
+    def __init__(self, content):
+        self._content = content
+
+    async def __aiter__(self):
+        yield self._content
 
 
 class Remote(httpx.AsyncBaseTransport):
