@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 
 import sqlalchemy as sa
+
 from resilient.engine import sweeper
 from tests.chaos import history
 from tests.simulation.world import CAP, LEASE, MOST, PER

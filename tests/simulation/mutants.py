@@ -10,9 +10,9 @@ import uuid
 
 from resilient.core import admission, cooldown
 from resilient.engine import sweeper, wiring
-from resilient.engine.gate import Gate
 from resilient.engine.execution import Execution
-from resilient.store import claim, jobs, leases, limits, order, turns, workflows
+from resilient.engine.gate import Gate
+from resilient.store import jobs, limits, order, turns, workflows
 from resilient.wire import trail
 from tests.chaos import mutants as chaos
 
@@ -108,16 +108,6 @@ def keys_not_stable():
     """Each try has an idempotency key of its own."""
     assert trail.derive
     trail.derive = lambda *_: uuid.uuid4().hex
-
-
-def claim_unfenced():
-    """A claim does not name the version it was decided on, and takes what somebody else took meanwhile."""
-    assert claim
-
-
-def heartbeat_of_the_dead():
-    """A worker renews what it has lost: two run the same job."""
-    assert leases
 
 
 MUTANTS = {

@@ -114,8 +114,8 @@ def main():
                   {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)})  # fmt: skip
     begin, _, end = options.seeds.partition(":")
     seeds = range(int(begin), int(end) if end else int(begin) + 1)
-    from tests.simulation import mutants
     import resilient.testing  # noqa: F401 - everything that a run may import
+    from tests.simulation import mutants
     from tests.simulation import world as _  # noqa: F401
     from tests.simulation.plan import drawn
 

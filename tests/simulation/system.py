@@ -12,17 +12,18 @@ import gc
 import random
 import secrets
 import sqlite3
+import sqlite3.dbapi2 as dbapi
 import sys
 import time
 import types
 import uuid
 from collections import deque
-from functools import cache
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 import aiosqlite.core
-import sqlite3.dbapi2 as dbapi
 import uuid_utils
+
 from resilient.core.errors import DatabaseUnreachable
 from resilient.engine import heartbeat, services
 from resilient.store.database import Database
@@ -133,6 +134,7 @@ class System:
     def installed(self):
         """Everything replaced, and put back afterwards."""
         loop, rng, real = self.loop, self.rng, random.Random
+
         class Dice(real):
             def __init__(self, seed=None):
                 super().__init__(rng.random() if seed is None else seed)

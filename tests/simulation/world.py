@@ -7,6 +7,8 @@ import json
 
 import httpx
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
 from resilient import (
     BreakerPolicy,
     Event,
@@ -25,7 +27,6 @@ from resilient import (
 from resilient.engine import sweeper
 from resilient.store.database import Database
 from resilient.wire.publishers.base import lost, refused
-from sqlalchemy.orm import Session
 from tests.simulation.loop import PROCESS
 from tests.simulation.plan import LASTS, WORKERS
 
@@ -326,9 +327,7 @@ class World:
     def _open(self):
         with self.database.sync_engine.begin() as c:
             open_jobs = c.execute(sa.text("SELECT count(*) FROM resilient_job WHERE finished_at IS NULL")).scalar_one()
-            flows = c.execute(
-                sa.text("SELECT count(*) FROM resilient_workflow WHERE finished_at IS NULL")
-            ).scalar_one()
+            flows = c.execute(sa.text("SELECT count(*) FROM resilient_workflow WHERE finished_at IS NULL")).scalar_one()
         return open_jobs + flows
 
 
