@@ -8,13 +8,17 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
 
-.PHONY: demo test lint types revision clean
+.PHONY: demo test simulate lint types revision clean
 
 demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
 
 test: lint types
 	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile --no-loadscope-reorder)
+
+# Many runs under virtual time, for a night: a failing seed prints its history, made smaller.
+simulate: .venv/dev-installed
+	$(BIN)/python -W ignore -m tests.simulation.run --seeds 0:$(or $(SEEDS),10000)
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check --quiet .

@@ -1,4 +1,7 @@
-"""What must be true of a run, whatever happened in it. Rules J1 to J10 are those of the chaos tests' history checker."""
+"""What must be true of a run, whatever happened in it.
+
+Rules J1 to J10 are those of the chaos tests' history checker.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from itertools import pairwise
 
 import sqlalchemy as sa
 
-from resilient.engine import sweeper
+from tests import invariants
 from tests.chaos import history
-from tests.simulation.world import CAP, LEASE, MOST, PER
+from tests.simulation.world import CAP, MOST, PER
 
 LATE = 1.3  # seconds for which another process may not have heard of a cooldown: its facts are at most a second old
 IN_FLIGHT = 1.3  # the same for a circuit that opened
@@ -93,7 +96,7 @@ def in_order(world):
     """Jobs of one ordering key of one resource run one after the other, in the order of their numbers."""
     rows = history.rows(
         world.database,
-        "SELECT j.id, j.resource_key, j.order_no FROM resilient_job j WHERE j.ordering_key IS NOT NULL AND kind = 'ordered'",
+        "SELECT id, resource_key, order_no FROM resilient_job WHERE ordering_key IS NOT NULL AND kind = 'ordered'",
     )
     place = {str(row.id).replace("-", ""): (row.resource_key, row.order_no) for row in rows}
     ended = defaultdict(list)
@@ -118,7 +121,8 @@ def workflows(world):
             continue
         steps = history.rows(
             world.database,
-            "SELECT s.name, j.state, u.state AS undone FROM resilient_step s LEFT JOIN resilient_job j ON j.id = s.job_id"
+            "SELECT s.name, j.state, u.state AS undone FROM resilient_step s"
+            " LEFT JOIN resilient_job j ON j.id = s.job_id"
             f" LEFT JOIN resilient_job u ON u.id = s.undo_job_id WHERE s.workflow_id = '{id_.hex}'",
         )
         states = {s.name: (s.state, s.undone) for s in steps}
@@ -152,12 +156,9 @@ def repaired(world):
     """Nothing was left for housekeeping to repair, and nothing was said of a bug."""
     broken = [f"H {line}" for line in world.bugs]
     database = world.database
-    for fn in (sweeper._repair, sweeper._repair_lanes):
-        if count := database.transaction_sync(fn):
-            broken.append(f"H {fn.__name__} repaired {count}")
-    turns = history.rows(database, "SELECT count(*) FROM resilient_job WHERE state = 'running'")
-    assert LEASE
-    return broken + ([f"H {turns[0][0]} jobs still run"] if turns[0][0] else [])
+    broken += [f"H {rule}" for rule in [*invariants.broken(database), *invariants.keep_house(database)]]
+    ((running,),) = history.rows(database, "SELECT count(*) FROM resilient_job WHERE state = 'running'")
+    return broken + ([f"H {running} jobs still run"] if running else [])
 
 
 def circuits(world):
@@ -170,7 +171,8 @@ def circuits(world):
         ends = [change.at for change in changes[1:]] + [float("inf")]
         for change, end in zip(changes, ends, strict=True):
             if change.new not in history._EDGES[change.old] or change.generation != change.before + 1:
-                broken.append(f"J8 {key}: {change.old} to {change.new}, generation {change.before} {change.generation}")
+                edge = f"{change.old} to {change.new}"
+                broken.append(f"J8 {key}: {edge}, generation {change.before} {change.generation}")
             begin, most = change.at, {"open": 0, "half_open": 1}.get(change.new)
             if most is None:
                 continue

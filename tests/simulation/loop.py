@@ -119,7 +119,7 @@ class Loop(base_events.BaseEventLoop):
 
     # -- threads ---------------------------------------------------------------------------------------------
 
-    def run_in_executor(self, executor, func, *args):
+    def run_in_executor(self, _executor, func, *args):
         future = self.create_future()
         self.call_later(self._latency(), self._call, future, partial(func, *args), self.now + 30.0)
         return future

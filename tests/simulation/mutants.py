@@ -5,6 +5,7 @@ Called once in a process that simulates. Each asserts that what it breaks is the
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import uuid
 
@@ -12,7 +13,7 @@ from resilient.core import admission, cooldown
 from resilient.engine import sweeper, wiring
 from resilient.engine.execution import Execution
 from resilient.engine.gate import Gate
-from resilient.store import jobs, limits, order, turns, workflows
+from resilient.store import gates, jobs, limits, order, turns, workflows
 from resilient.wire import trail
 from tests.chaos import mutants as chaos
 
@@ -76,8 +77,6 @@ def workflow_unasked():
 
 def cooldown_ignored():
     """A throttle makes nobody wait."""
-    from resilient.store import gates
-
     nothing = lambda *_, **__: None  # noqa: E731
     assert gates.cooled is cooldown.cooled
     gates.cooled = nothing
@@ -96,8 +95,6 @@ def cap_ignored():
     original = admission._room
 
     def room(level, wanted, now):
-        import dataclasses
-
         return original(admission.Level(level.facts, dataclasses.replace(level.policy, concurrency=None),
                                         level.limits, level.running), wanted, now)  # fmt: skip
 

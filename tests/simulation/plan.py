@@ -61,7 +61,7 @@ class Plan:
 
 
 FAULTS = {
-    "crash": lambda dice: {},
+    "crash": lambda _: {},
     "crash in a transaction": lambda dice: {
         "point": dice.choice(("before", "inside", "after")), "count": dice.randrange(1, 16),
     },

@@ -1,6 +1,6 @@
 """Simulate: ``python -m tests.simulation.run --seeds 0:1000``. A failing seed prints its history, shrunk.
 
-It starts itself anew with a fixed PYTHONHASHSEED, because the order of a set must not differ between two runs of a seed.
+It starts itself anew with a fixed PYTHONHASHSEED: the order of a set must not differ between two runs of a seed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,36 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import NamedTuple
+
+import resilient.testing  # noqa: F401 - everything that a run may import is there before it begins
+from resilient.store import schema
+from resilient.store.database import Database
+from tests.simulation.judge import judge, setup
+from tests.simulation.loop import Stuck
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.plan import drawn
+from tests.simulation.system import System
+from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
+MEMORY = ["/dev/shm"]  # noqa: S108 - files in memory, where there are such
+
+
+class Run(NamedTuple):
+    """How a run ended: broken rules, what happened, and what identifies it."""
+
+    broken: list[str]
+    notes: list[str]
+    digest: str
 
 
 def template(folder):
     """A file with the schema and the log of every step."""
-    from resilient.store import schema
-    from resilient.store.database import Database
-    from tests.simulation import judge
-
     path = folder / "template.db"
     database = Database(f"sqlite:///{path}")
     schema.upgrade_sync(database)
-    judge.setup(database)
+    setup(database)
     database.close_sync()
     return path
 
@@ -50,19 +66,12 @@ class Bugs(logging.Handler):
 
 
 def simulate(plan, folder):
-    """Run a plan; (broken rules, notes, digest of everything that was seen)."""
-    from resilient.store.database import Database
-    from tests.simulation.judge import judge
-    from tests.simulation.loop import Stuck
-    from tests.simulation.system import System
-    from tests.simulation.world import World
-
+    """Run a plan and judge it."""
     path = folder / "run.db"
     for old in folder.glob("run.*"):
         old.unlink()
     shutil.copy(folder / "template.db", path)
     system = System(plan.seed)
-    bugs = None
     with system.installed():
         world = World(system, plan, path)
         world.bugs = []
@@ -83,7 +92,7 @@ def simulate(plan, folder):
         digest = hashlib.sha256("\n".join([*system.notes, *lines]).encode()).hexdigest()[:16]
         world.database.close_sync()
         system._probe.close()
-    return broken, system.notes, digest, world
+    return Run(broken, system.notes, digest)
 
 
 def shrunk(plan, folder, deadline):
@@ -93,68 +102,84 @@ def shrunk(plan, folder, deadline):
         smaller = False
         for part in (*plan.faults, *reversed(plan.batches)):
             less = plan.without(batches=(part,), faults=(part,))
-            if simulate(less, folder)[0]:
+            if simulate(less, folder).broken:
                 plan, smaller = less, True
             if time.time() > deadline:
                 break
     return plan
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", default="0:100", help="FROM:TO, or one")
-    parser.add_argument("--mutant", default="")
-    parser.add_argument("--first", action="store_true", help="stop at the first that fails")
-    parser.add_argument("--shrink", type=float, default=60.0, help="seconds")
-    parser.add_argument("--digests", action="store_true")
-    parser.add_argument("--verbose", action="store_true")
-    options = parser.parse_args()
+def repeatable():
+    """Begin anew where the order of sets would differ between two runs of a seed."""
     if os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]],
-                  {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)})  # fmt: skip
-    begin, _, end = options.seeds.partition(":")
-    seeds = range(int(begin), int(end) if end else int(begin) + 1)
-    import resilient.testing  # noqa: F401 - everything that a run may import
-    from tests.simulation import mutants
-    from tests.simulation import world as _  # noqa: F401
-    from tests.simulation.plan import drawn
+        command = [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)})  # noqa: S606
 
-    logging.getLogger("resilient").setLevel(logging.DEBUG if options.verbose else logging.ERROR)
-    logging.getLogger("resilient").propagate = options.verbose
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # tasks of killed processes are never awaited
-    if options.verbose:
-        logging.basicConfig(level=logging.DEBUG)
+
+def quiet():
+    """Only what the engine says of faults of its own is heard; tasks of killed processes are never awaited."""
+    logging.getLogger("resilient").setLevel(logging.ERROR)
+    logging.getLogger("resilient").propagate = False
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
+def report(plan, folder, seconds):
+    """The history of a failing run, made smaller first."""
+    plan = shrunk(plan, folder, time.time() + seconds) if seconds else plan
+    run = simulate(plan, folder)
+    parts = [*plan.batches, *plan.faults]
+    return "\n".join(["what it does:", *map(str, parts), "what happened:", *run.notes, "broken:", *run.broken])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0:100", help="FROM:TO, or one")
+    parser.add_argument("--mutant", default="", help="break the engine on purpose: see mutants.py")
+    parser.add_argument("--first", action="store_true", help="stop at the first that fails")
+    parser.add_argument("--shrink", type=float, default=60.0, help="seconds for making the first failing run smaller")
+    parser.add_argument("--digests", action="store_true", help="print what identifies each run")
+    options = parser.parse_args()
+    repeatable()
+    quiet()
+    begin, _, end = options.seeds.partition(":")
     if options.mutant:
-        mutants.MUTANTS[options.mutant]()
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    failed, work, faults, started = [], [], [], time.time()
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        template(Path(folder))
+        MUTANTS[options.mutant]()
+    runs, began = {}, time.time()
+    with tempfile.TemporaryDirectory(dir=next(filter(os.path.isdir, MEMORY), None)) as place:
+        folder = Path(place)
+        template(folder)
         gc.freeze()
-        for seed in seeds:
+        for seed in range(int(begin), int(end or int(begin) + 1)):
             plan = drawn(seed)
-            broken, notes, digest, world = simulate(plan, Path(folder))
-            work.append(plan.jobs)
-            faults.append(len(plan.faults))
+            run = runs[seed] = simulate(plan, folder)
             if options.digests:
-                print(seed, digest)
-            if not broken:
-                continue
-            failed.append(seed)
-            print(f"seed {seed}: {broken[0]}", flush=True)
-            if options.first:
-                if options.shrink:
-                    plan = shrunk(plan, Path(folder), time.time() + options.shrink)
-                    broken, notes, digest, world = simulate(plan, Path(folder))
-                print(json.dumps({"batches": plan.batches, "faults": plan.faults}, default=vars, indent=1))
-                print("\n".join(notes))
-                print("\n".join(broken))
-                break
-    print(json.dumps({"seeds": len(seeds), "failed": failed, "jobs": sum(work), "fewest_jobs": min(work),
-                      "faults": sum(faults), "fewest_faults": min(faults), "seconds": round(time.time() - started, 1)}))  # fmt: skip
+                say(f"{seed} {run.digest}")
+            if run.broken:
+                say(f"seed {seed}: {run.broken[0]}")
+                if sum(bool(other.broken) for other in runs.values()) == 1 and options.shrink:
+                    say(report(plan, folder, options.shrink))
+                if options.first:
+                    break
+    plans = [drawn(seed) for seed in runs]
+    say(
+        json.dumps(
+            {
+                "seeds": len(runs),
+                "failed": [seed for seed, run in runs.items() if run.broken],
+                "jobs": sum(plan.jobs for plan in plans),
+                "fewest_jobs": min(plan.jobs for plan in plans),
+                "faults": sum(len(plan.faults) for plan in plans),
+                "fewest_faults": min(len(plan.faults) for plan in plans),
+                "seconds": round(time.time() - began, 1),
+            }
+        )
+    )
+    os._exit(any(run.broken for run in runs.values()))  # without what killed processes would still say
+
+
+def say(text):
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what killed processes have to say at the end
-    os._exit(bool(failed))
 
 
 if __name__ == "__main__":

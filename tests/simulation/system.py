@@ -198,7 +198,7 @@ class NoThread:
 
 
 class Queue:
-    """aiosqlite's queue of calls: one after the other, each a little later, waiting for SQLite's lock as a thread would."""
+    """aiosqlite's queue of calls: each runs a little later, in order, and waits for SQLite's lock."""
 
     def __init__(self, system):
         self._system, self._calls, self._is_busy = system, deque(), False

@@ -12,28 +12,20 @@ from sqlalchemy.orm import Session
 from resilient import (
     BreakerPolicy,
     Event,
-    Fixed,
     Idempotency,
-    Job,
     Limit,
-    Permanent,
     Provider,
     Resilient,
-    Retry,
-    Snooze,
-    SyncJob,
-    handler,
 )
-from resilient.engine import sweeper
 from resilient.store.database import Database
 from resilient.wire.publishers.base import lost, refused
 from tests.simulation.loop import PROCESS
 from tests.simulation.plan import LASTS, WORKERS
+from tests.simulation.program import HANDLERS
 
 MOST, PER = 4, 1.0  # requests of an account
 CAP = 3  # jobs of p/0 at once
 LEASE = 1.2
-RETRY = Retry(max_attempts=40, delay=Fixed(0.3), max_rescues=50)
 END = 900.0  # seconds by which everything must be over
 
 
@@ -109,89 +101,9 @@ class World:
     # -- the program -----------------------------------------------------------------------------------------
 
     def note(self, job, event):
-        self.log.append({"job": job.id.hex, "event": event, "execution": job.execution, "n": job.payload["n"],
-                         "t": self.t()})  # fmt: skip
-
-    def handlers(self):
-        world = self
-
-        async def send(job, action="push"):
-            account = job.resource_key.partition("/")[2]
-            response = await job.client.post(f"/{action}/{account}", json={"n": job.payload["n"]})
-            response.raise_for_status()
-
-        @handler("push", retry=RETRY, timeout=5)
-        async def push(job: Job[dict]) -> None:
-            world.note(job, "start")
-            await send(job)
-            world.note(job, "end")
-
-        @handler("charge", retry=RETRY, timeout=5)
-        async def charge(job: Job[dict]) -> None:
-            world.note(job, "start")
-            await send(job, "charge")
-            world.note(job, "end")
-
-        @handler("written", retry=RETRY, timeout=10)
-        async def written(job: Job[dict]) -> None:
-            world.note(job, "start")
-            await send(job)
-            async with job.complete() as session:
-                await session.execute(sa.text("INSERT INTO effect VALUES (:n, 'written')"), {"n": job.payload["n"]})
-            world.note(job, "end")
-
-        @handler("plain", retry=RETRY, timeout=10)
-        def plain(job: SyncJob[dict]) -> None:
-            world.note(job, "start")
-            with job.complete() as session:
-                session.execute(sa.text("INSERT INTO effect VALUES (:n, 'plain')"), {"n": job.payload["n"]})
-            world.note(job, "end")
-
-        @handler("ordered", retry=RETRY, timeout=5)
-        async def ordered(job: Job[dict]) -> None:
-            world.note(job, "start")
-            await asyncio.sleep(0.05)
-            if job.payload["n"] % 4 == 0 and job.attempt == 1:
-                raise ValueError("not yet")
-            world.note(job, "end")
-
-        @handler("slow", retry=RETRY, timeout=5)
-        async def slow(job: Job[dict]) -> None:
-            world.note(job, "start")
-            await asyncio.sleep(1.0)
-            world.note(job, "end")
-
-        @handler("fails", retry=Retry(max_attempts=2, delay=Fixed(0.2), max_rescues=50))
-        async def fails(job: Job[dict]) -> None:
-            world.note(job, "start")
-            world.note(job, "end")
-            raise ValueError("always")
-
-        @handler("snoozes", retry=RETRY)
-        async def snoozes(job: Job[dict]) -> Snooze | None:
-            world.note(job, "start")
-            world.note(job, "end")
-            return Snooze(0.7) if job.execution == 1 else None
-
-        @handler("step", retry=RETRY, timeout=5)
-        async def step(job: Job[dict]) -> None:
-            world.note(job, "start")
-            await send(job)
-            world.note(job, "end")
-
-        @handler("undo", retry=RETRY, timeout=5)
-        async def undo(job: Job[dict]) -> None:
-            world.note(job, "start")
-            world.note(job, "end")
-
-        @handler("last", retry=RETRY, timeout=5)
-        async def last(job: Job[dict]) -> None:
-            world.note(job, "start")
-            world.note(job, "end")
-            if job.payload["fails"]:
-                raise Permanent("the last step fails")
-
-        return [push, charge, slow, written, plain, ordered, fails, snoozes, step, undo, last]
+        """A handler starts or ends."""
+        line = {"job": job.id.hex, "event": event, "execution": job.execution, "n": job.payload["n"], "t": self.t()}
+        self.log.append(line)
 
     def app(self):
         breaker = BreakerPolicy(first_open=0.5, longest_open=2, probe_lease=1, ramp=1)
@@ -200,7 +112,8 @@ class World:
         )
         return Resilient(
             Database(f"sqlite:///{self.path}", clock=self.system.now),
-            handlers=self.handlers(),
+            handlers=HANDLERS,
+            deps=self,
             providers=[provider],
             limits={"p/*": [Limit(MOST, per=f"{PER:g}s")]},
             concurrency={"p/0": CAP},
@@ -300,7 +213,6 @@ class World:
 
     async def run(self):
         """Everything, until all work is over."""
-        sweeper_every = sweeper.HOUSEKEEPING
         for number in range(WORKERS):
             self.hire(number)
         guard = asyncio.create_task(self.guard())
@@ -322,7 +234,6 @@ class World:
                 process.worker.stop()
             await asyncio.wait([task], timeout=60)
             process.kill()
-        assert sweeper_every is sweeper.HOUSEKEEPING
 
     def _open(self):
         with self.database.sync_engine.begin() as c:
