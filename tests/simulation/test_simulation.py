@@ -1,6 +1,6 @@
 """A thousand runs of the engine under virtual time, each with its own order of things and its own faults.
 
-`RESILIENT_SIMULATE=FROM:TO` takes other seeds. A run that failed once is kept in `REGRESSIONS`.
+`RESILIENT_SIMULATE=FROM:TO` takes other seeds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutants import MUTANTS
-
 ROOT = Path(__file__).parents[2]
 SEEDS = os.environ.get("RESILIENT_SIMULATE", "0:1000")
-REGRESSIONS: dict[int, str] = {}
+QUICK = ["turn not inserted", "failed job lets others pass", "cap ignored", "draws forgotten"]
 
 
 def started(*options):
@@ -55,7 +53,8 @@ def test_a_seed_is_the_same_run_every_time():
     assert len({line.split()[1] for line in first.splitlines() if line[0].isdigit()}) == 8
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", QUICK)
 def test_a_broken_engine_is_found(mutant):
-    summary, text = ended(started("--seeds", "0:1000", "--mutant", mutant, "--first", "--shrink", "0"))
+    """Each of `MUTANTS` is, by ``python -m tests.simulation.table``; these within a few runs."""
+    summary, text = ended(started("--seeds", "0:200", "--mutant", mutant, "--first", "--shrink", "0"))
     assert summary["failed"], text

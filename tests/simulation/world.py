@@ -25,7 +25,7 @@ from tests.simulation.program import HANDLERS
 
 MOST, PER = 4, 1.0  # requests of an account
 CAP = 3  # jobs of p/0 at once
-LEASE = 1.2
+LEASE = 2.0
 END = 900.0  # seconds by which everything must be over
 
 
