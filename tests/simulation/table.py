@@ -1,4 +1,4 @@
-"""Each broken engine and the first seed that finds it: ``python -m tests.simulation.table``; status 1 if one is missed."""
+"""Each broken engine and the first seed that finds it: ``python -m tests.simulation.table``; 1 if one is missed."""
 
 from __future__ import annotations
 
