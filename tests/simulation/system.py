@@ -25,7 +25,7 @@ import aiosqlite.core
 import uuid_utils
 
 from resilient.core.errors import DatabaseUnreachable
-from resilient.engine import heartbeat, services
+from resilient.engine import heartbeat, retention, services
 from resilient.store.database import Database
 from tests.simulation.loop import PROCESS, Crashed, Loop, Process
 
@@ -149,6 +149,7 @@ class System:
             (aiosqlite.core, "SimpleQueue", lambda: Queue(self)),
             (aiosqlite.core, "Thread", NoThread),
             (Database, "transaction_sync", self.transaction_sync(Database.transaction_sync)),
+            (retention.keep, "__defaults__", (loop.time, *retention.keep.__defaults__[1:])),
             (services, "Heartbeat", Heartbeat),
             (services, "Listener", Listener),
             *((module, "uuid7", self.uuid7) for module in _with_ids()),
@@ -157,6 +158,7 @@ class System:
         before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
         for place, name, value in replaced:
             setattr(place, name, value)
+        random.seed(rng.random())  # the dice of libraries
         gc.disable()  # a coroutine of a killed process runs on when it is collected: not before the end
         try:
             yield self
