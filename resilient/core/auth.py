@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import origin_of, without_secrets
-from resilient.core.placeholders import at_origin, check_placeholders, fill_url, names_a_host
+from resilient.core.placeholders import at_origin, check_placeholders, fill_url, names_a_host, prefix_of
 from resilient.core.rules import NONE, Errors
 from resilient.core.words import check_number, check_paths, check_texts, check_word
 
@@ -71,7 +71,7 @@ class Bearer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key the account gives us, sent in a header, or as the parameter ``query`` where there is no other way."""
+    """A key the account gives us: ``prefix`` and key in ``header``, or the parameter ``query`` of the URL."""
 
     kind: Literal["api_key"] = field(init=False, default="api_key")
     header: str = "X-API-Key"
@@ -110,18 +110,24 @@ class OAuth2:
     ``authorize_url``, ``token_url``, ``refresh_url`` (where it differs), ``revoke_url``: with
     ``{placeholders}`` they are filled per account. ``authorize_params``, ``token_params``,
     ``refresh_params``: what is added to each request; ``token_headers``: likewise. ``body``: how the token
-    endpoint wants to be asked. ``client_auth``: how the application proves itself; with ``jwt`` its
-    ``client_secret`` is a private key in PEM (RFC 7523), of which ``key_header`` says which (``kid``, ``x5t``).
-    ``offline_scopes``: asked for beside the application's own ``scopes``, or
-    there is no refresh token. ``refresh_redirect``: the redirect URI is repeated on refresh. ``sends``: how
-    an access token is sent.
+    endpoint wants to be asked: a ``form`` or ``json``. ``flows``: the ways to a grant it knows; none: tokens come from
+    a login of its own, and are only refreshed. ``pkce``: whether a consent is bound by a code of ours (RFC 7636).
+    ``refreshes``: whether there are refresh tokens at all.
+
+    ``client_id``, ``client_secret``, ``redirect_uri``, ``scopes``: the application's own. ``client_auth``: how it
+    proves itself: id and secret in the ``post``ed body, by HTTP ``basic`` (RFC 6749, 2.3.1), by a ``jwt``, for which
+    ``client_secret`` is a private key in PEM (RFC 7523) and ``key_header`` says which (``kid``, ``x5t``), or ``none``:
+    the id alone. ``scope_separator``: between scopes. ``offline_scopes``: asked for beside the application's, or there
+    is no refresh token. ``refresh_redirect``: the redirect URI is repeated on refresh. ``sends``: how an access token
+    is sent.
 
     ``lifetime``: seconds an access token lasts if the answer does not say (None: until it is refused);
-    ``lifetime_field`` and ``lifetime_unit``: where the answer says it, and in how many seconds.
-    ``zero_lifetime``: what a stated 0 means. ``margin``: seconds before the end at which it is refreshed;
-    ``early_field``: where the answer says so itself. ``refresh_lifetime``: of the refresh token, and
-    ``refresh_lifetime_field``. ``rotation``, and ``grace``: seconds for which the old refresh token may be
-    replayed (None with `Rotation.GRACE`: until its successor is used).
+    ``lifetime_field`` and ``lifetime_unit``: where the answer says it, and in how many seconds (0.001: milliseconds).
+    ``zero_lifetime``: what a stated 0 means, ``expired`` or ``endless``. ``margin``: seconds before the end at which it
+    is refreshed, but not before half of its life; ``early_field``: where the answer says so itself, in seconds from
+    now. ``refresh_lifetime``: seconds the refresh token lasts, and ``refresh_lifetime_field``. ``rotation``, and
+    ``grace``: seconds for which the old refresh token may be replayed (None with `Rotation.GRACE`: until its successor
+    is used).
 
     ``keep``: paths in the token answer that belong to the connection (Salesforce's ``instance_url``);
     ``keep_callback``: parameters of the callback that do (Intuit's ``realmId``). ``shared``: one grant may
@@ -232,6 +238,13 @@ class OAuth2:
     def moved(self, origin: str) -> Self:
         """These facts on another origin, paths kept: an instance of one's own, or a test server."""
         urls: dict[str, Any] = {name: at_origin(getattr(self, name), origin) for name in URLS}
+        return replace(self, **urls)
+
+    def following(self, here: str, there: str) -> Self:
+        """These facts with the addresses that stand at the origin ``here`` at ``there`` instead, paths kept."""
+        urls: dict[str, Any] = {
+            name: there + url.removeprefix(here) for name in URLS if prefix_of(url := getattr(self, name)) == here
+        }
         return replace(self, **urls)
 
     def scope_text(self) -> str:

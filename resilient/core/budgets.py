@@ -39,10 +39,12 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BudgetFields:
-    """Which header fields (lower case) one of a provider's budgets is written in.
+    """Which header fields one of a provider's budgets is written in.
 
-    ``used`` is a field such as ``32/40`` (used of limit), ``combined`` one such as ``total=100; remaining=9;
-    resets=41``; ``named_by`` a field whose value replaces ``name`` (GitHub's ``x-ratelimit-resource``).
+    ``name``: of the `Limit` it is about. ``limit``, ``remaining``, ``reset`` are fields: how many there are, how many
+    are left, and when it is full again, in the dialect ``word``; ``window``: its length in seconds, where nothing
+    states it. ``used`` is a field such as ``32/40`` (used of limit), ``combined`` one such as ``total=100;
+    remaining=9; resets=41``; ``named_by`` a field whose value replaces ``name`` (GitHub's ``x-ratelimit-resource``).
     """
 
     name: str

@@ -58,9 +58,10 @@ def seconds(span: float | str | timedelta) -> float:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Limit:
-    """At most ``rate`` units in any ``per`` seconds, or with ``burst`` a bucket (see the top of this file).
+    """At most ``rate`` units in any ``per`` seconds, or with ``burst`` a bucket of that many at once.
 
-    ``per`` takes seconds, a timedelta or text such as ``"1m"``. ``counts`` says of what: requests are drawn
+    ``per`` takes seconds, a timedelta or text such as ``"1m"``. ``name``: as the provider's headers call it, so that
+    what they report is applied to it. ``counts`` says of what: requests are drawn
     when they are sent, jobs when they are claimed. Raises `InvalidInput`.
     """
 

@@ -168,7 +168,8 @@ class PageNumber(Paginator):
 class Offset(Paginator):
     """The next page begins at the number of records read so far, in ``query`` or in the ``body``.
 
-    ``total``: the path of how many there are. ``clause``: the offset stands in a query language's text, as
+    ``start``: the offset of the first; ``total``: the path of how many there are; ``page``: how many a full page has,
+    if the request does not say it in ``size``. ``clause``: the offset stands in a query language's text, as
     ``STARTPOSITION {offset}``; ``query`` is the parameter with that text.
     """
 

@@ -58,7 +58,7 @@ class BatchEndpoint:
     """A JSON batch: ``POST path`` with ``{requests: [{id, method, url, headers, body}]}``.
 
     The answer is ``{responses: [{id, status, headers, body}]}``, in any order. ``path``: below the base URL;
-    ``most``: parts in one batch.
+    ``most``: parts in one batch; ``requests``, ``responses``: how the two lists are called.
     """
 
     path: str

@@ -61,6 +61,13 @@ def at_origin(url: str, origin: str) -> str:
     return f"{origin.rstrip('/')}/{path}"
 
 
+def prefix_of(url: str) -> str:
+    """Scheme and host of an address, as they are written, with their placeholders."""
+    scheme, slashes, rest = url.partition("://")
+    host = (rest if slashes else url).partition("/")[0]
+    return f"{scheme}://{host}" if slashes else host
+
+
 def _part(found: re.Match[str], template: str, values: Mapping[str, str]) -> str:
     value = values.get(found[1])
     if value is None:

@@ -21,7 +21,7 @@ from resilient.core.incremental import Incremental
 from resilient.core.limit import Limit
 from resilient.core.paging import Paginator
 from resilient.core.parts import BatchEndpoint
-from resilient.core.placeholders import at_origin, check_placeholders, fill_header, fill_url, names_in
+from resilient.core.placeholders import at_origin, check_placeholders, fill_header, fill_url, names_in, prefix_of
 from resilient.core.retry_after import STANDARD, WaitDialect
 from resilient.core.rules import NONE, PERIODS, Errors
 from resilient.core.tenancy import Tenancy, tenancy_of
@@ -98,8 +98,9 @@ class Provider:
     public addresses. ``single_account``: it has no accounts, so that its own name is the key of its only connection.
     ``limits``, ``concurrency``: by level: ``provider``, ``account``, or ``account/<suffix>``,
     an endpoint as named by ``route``, which maps a request to (suffix, cost). ``cost``: what a request really
-    cost, by its answer. ``reads``: requests that change nothing though their method says otherwise: ``"POST
-    /v1/search"``, also patterns. ``graphql``: the path of the GraphQL endpoint. ``exceptions``: what an SDK's
+    cost, by its answer. ``waits``: how it says "come back later"; ``idempotency``: how it knows a repeat.
+    ``reads``: requests that change nothing though their method says otherwise: ``"POST /v1/search"``, also patterns.
+    ``graphql``: the path of the GraphQL endpoint. ``exceptions``: what an SDK's
     errors mean, by class or by dotted name: a kind, or a function to a kind, a `Failure`, the `AnswerFacts`
     it wraps, or None.
 
@@ -275,12 +276,15 @@ class Provider:
         """These facts with an app's own words: its OAuth client, and whatever else differs for it.
 
         ``redirect_uri``, ``scopes``, ``authorize_params``, ``client_auth`` and ``key_header`` are the OAuth client's,
-        the rest replaces fields of the same name. Raises `InvalidInput`.
+        the rest replaces fields of the same name. OAuth addresses at the origin of our ``base_url`` go with an app's
+        own; ``sign_in_at`` is the origin of all of them, where they stand elsewhere. Raises `InvalidInput`.
         """
         rest: dict[str, Any] = dict(overrides)
         own: dict[str, Any] = {"client_id": client_id, "client_secret": client_secret}
         own |= {name: rest.pop(name) for name in _OF_THE_CLIENT if name in rest}
-        auth = rest.pop("auth", self.auth)
+        auth = rest.pop("auth", None)
+        if auth is None:
+            auth = _signing_in(self, rest.get("base_url", ""), rest.pop("sign_in_at", ""))
         if any(own.values()):
             if not any(one.kind == "oauth2" for one in auth):
                 raise InvalidInput(
@@ -316,6 +320,16 @@ class Provider:
         return bool(self.reads) and any(fnmatchcase(f"{method} {path}", pattern) for pattern in self.reads)
 
 
+def _signing_in(provider: Provider, base_url: str, sign_in_at: str) -> tuple[Auth, ...]:
+    """The ways to get credentials where an app has another address, or signs in elsewhere."""
+    if sign_in_at:
+        return provider.signing_in_at(sign_in_at).auth
+    here, there = prefix_of(provider.base_url), prefix_of(base_url)
+    if not here or not there or here == there:
+        return provider.auth
+    return tuple(one.following(here, there) if one.kind == "oauth2" else one for one in provider.auth)
+
+
 class Overrides(TypedDict, total=False):
     """What an app may say otherwise about a provider; the fields of `Provider` and of its `OAuth2`."""
 
@@ -326,6 +340,7 @@ class Overrides(TypedDict, total=False):
     key_header: Mapping[str, str]
     name: str
     base_url: str
+    sign_in_at: str
     hosts: tuple[str, ...]
     private_hosts: tuple[str, ...]
     single_account: bool

@@ -70,6 +70,10 @@ class Rule:
     of the codes found by `Errors`. ``where``: body paths and their values (``...`` stands for any but a
     missing, null, false or empty one). ``header``: names and regular expressions. ``text``: a regular
     expression within the body. ``json``: whether the body is JSON. ``path``: a pattern of the request's path.
+
+    ``scope``: what the failure is about, the account unless said; ``wait``: where it says how long.
+    ``counts_for_breaker``: whether it counts for the circuit, ``provider_wide``: whether for the whole provider's
+    too (None: by its kind and status).
     """
 
     kind: FailureKind | None
@@ -126,9 +130,10 @@ class Rule:
 class Errors:
     """An error dialect: where codes and messages are, and what they mean.
 
-    ``code``, ``message``: body paths, the first that is there names the error. ``code_header``: a header with
-    a code; ``code_text``: a regular expression whose first group is a code in a body that is no JSON;
-    ``code_form``: one whose first group is the part of a found code that matters.
+    ``code``, ``message``: body paths, the first that is there names the error. ``code_header``: a header with a code;
+    ``rules``: asked in their order, the first that fits decides; ``code_text``: a regular expression whose first
+    group is a code in a body that is no JSON; ``code_form``: one whose first group is the part of a found code that
+    matters.
     """
 
     code: tuple[str, ...] = ()

@@ -116,13 +116,13 @@ class WebhookAnswer:
 class Inbound:
     """What one provider may call, and which jobs that makes.
 
-    ``secrets``: what deliveries are signed with, several while they rotate; or a function of the account (the last part
-    of the address) that gives them. ``jobs``: the kind of job, or kinds by event (``"issues"``, ``"customer.*"``,
-    ``"*"`` for all others); events that fit none are acknowledged and dropped. ``resource_key``: what the job goes
-    through, or a function of the event that says so (None: drop it); by default the account that is part of the
-    address, else ``{provider}/webhooks``. ``handshake(account, secret)``: keep the secret a provider sends once
-    (Asana), or show it to whoever has to type it in there (Notion), and say whether it was expected: it is not signed,
-    so anybody may send one. Raises `SetupError`.
+    ``provider``: its name. ``secrets``: what deliveries are signed with, several while they rotate; or a function of
+    the account (the last part of the address) that gives them. ``jobs``: the kind of job, or kinds by event
+    (``"issues"``, ``"customer.*"``, ``"*"`` for all others); events that fit none are acknowledged and dropped.
+    ``resource_key``: what the job goes through, or a function of the event that says so (None: drop it); by default
+    the account that is part of the address, else ``{provider}/webhooks``. ``handshake(account, secret)``: keep the
+    secret a provider sends once (Asana), or show it to whoever has to type it in there (Notion), and say whether it
+    was expected: it is not signed, so anybody may send one. Raises `SetupError`.
     """
 
     provider: str

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from resilient.store.secrets import new_key
     from resilient.testing.clock import FakeClock
-    from resilient.testing.fake import FakeProvider, Log, Reply, Seen
+    from resilient.testing.fake import FakeProvider, Log, Reply, Seen, provider_at
     from resilient.testing.jobs import Bench, batch, bench_of, job, sync_batch, sync_job
 
 _WHERE = {
     "resilient.store.secrets": ("new_key",),
     "resilient.testing.clock": ("FakeClock",),
-    "resilient.testing.fake": ("FakeProvider", "Log", "Reply", "Seen"),
+    "resilient.testing.fake": ("FakeProvider", "Log", "Reply", "Seen", "provider_at"),
     "resilient.testing.jobs": ("Bench", "batch", "bench_of", "job", "sync_batch", "sync_job"),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}
@@ -53,6 +53,7 @@ __all__ = [
     "bench_of",
     "job",
     "new_key",
+    "provider_at",
     "sync_batch",
     "sync_job",
 ]

@@ -29,9 +29,10 @@ from resilient.core.paging import Loop
 from resilient.core.provider import Provider
 from resilient.core.resource_key import check
 from resilient.core.token_answer import RFC_6749, classify_token
+from resilient.core.tokens import Credentials, merged
 from resilient.core.webhook import Delivery, verify
 from resilient.testing.fact_checks import fact_problems
-from resilient.testing.samples import NOW, Dialect, Hook, Page, Pages, Sample
+from resilient.testing.samples import NOW, Dialect, Hook, Page, Pages, Sample, Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,11 +145,32 @@ def token_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
     dead = FailureKind.AUTH, Scope.ACCOUNT
     if any((s.kind, s.scope) != dead for s in dialect.dead_grant):
         yield "dead_grant: must concern this account's credentials only"
+    for token in dialect.tokens:
+        yield from _read_token(oauth, token)
     yield from _common_to_tokens(oauth)
 
 
 def _as_error(answer: AnswerFacts) -> AnswerFacts:
     return replace(answer, status=400) if answer.status < 400 else answer  # noqa: PLR2004 - HTTP's own border
+
+
+def _read_token(oauth: OAuth2, sample: Token) -> Iterator[str]:
+    """What of a good answer is read otherwise: the token, its successor's, its end, what is kept."""
+    if (failure := classify_token(AnswerFacts(200, body=sample.body), oauth, NOW)) is not None:
+        yield f"{sample.about}: means {failure.kind}, not a token"
+        return
+    made = merged(Credentials(), sample.body, oauth, NOW)
+    if made is None:
+        yield f"{sample.about}: no token is found at {' or '.join(oauth.success)}"
+        return
+    lasts = None if made.expires_at is None else (made.expires_at - NOW).total_seconds()
+    read = {"token": made.token, "refresh_token": made.refresh_token, "lasts": lasts, "values": dict(made.values)}
+    for name, value in read.items():
+        wanted = getattr(sample, name)
+        if value != (dict(wanted) if name == "values" else wanted):
+            yield f"{sample.about}: its {name} is read as {value!r}, not {wanted!r}"
+    if oauth.refreshes and oauth.rotation in (Rotation.SINGLE_USE, Rotation.GRACE) and not made.refresh_token:
+        yield f"{sample.about}: has no refresh token, though one comes with each ({oauth.rotation})"
 
 
 def _common_to_tokens(oauth: OAuth2) -> Iterator[str]:
@@ -286,4 +308,4 @@ def _ed25519(key: bytes, signature: bytes, text: bytes) -> bool:
     return True
 
 
-__all__ = ["NOW", "Dialect", "Hook", "Page", "Pages", "Sample", "problems"]
+__all__ = ["NOW", "Dialect", "Hook", "Page", "Pages", "Sample", "Token", "problems"]

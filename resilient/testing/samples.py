@@ -66,6 +66,22 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """A good answer of the token endpoint, and what it must be read as.
+
+    ``token``, ``refresh_token`` ("" if it has none); ``lasts``: seconds until the token ends, None if nothing says so;
+    ``values``: what is kept of it for the connection.
+    """
+
+    about: str
+    body: Any
+    token: str
+    refresh_token: str = ""
+    lasts: float | None = None
+    values: Mapping[str, str] = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page: ``asks``: what its request must contain, as ``"after=abc"`` (in URL or body); its answer."""
 
@@ -105,7 +121,7 @@ class Dialect:
     ``throttled``: in each shape it uses. ``refused``: permission errors, which no waiting heals. ``expired``:
     an access token that needs a refresh. ``reset``: a cursor it no longer accepts; where it has no such answer,
     ``no_reset`` says why. ``others``: whatever else its rules decide. ``dead_grant``: of the token endpoint;
-    ``token_errors``: its other answers. ``pages``: each pagination to its end.
+    ``token_errors``: its other answers; ``tokens``: its good ones. ``pages``: each pagination to its end.
     """
 
     throttled: Sequence[Sample]
@@ -116,6 +132,7 @@ class Dialect:
     others: Sequence[Sample] = ()
     dead_grant: Sequence[Sample] = ()
     token_errors: Sequence[Sample] = ()
+    tokens: Sequence[Token] = ()
     pages: Sequence[Pages] = ()
     hooks: Sequence[Hook] = ()
 

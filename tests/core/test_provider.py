@@ -2,6 +2,9 @@
 
 import pytest
 
+import providers.github
+import providers.gitlab
+import providers.hubspot
 from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import without_secrets
@@ -155,3 +158,28 @@ def test_nothing_secret_in_the_facts_repr():
     asked = RequestFacts("GET", "https://h/?k=canary", "h", "/", body=b"canary", headers={"a": "canary"})
     assert "canary" not in repr(asked)
     assert "canary" not in repr(AnswerFacts(200, body={"a": "canary"}, text="canary"))
+
+
+def test_an_address_of_ones_own_takes_the_token_endpoint_along():
+    """Where both stand at one host; else codes and the client's secret would go to the public one."""
+    gitlab = providers.gitlab.provider("id", "secret", base_url="https://git.acme.example/api/v4")
+    assert gitlab.oauth.token_url == "https://git.acme.example/oauth/token"
+    assert gitlab.oauth.authorize_url == "https://git.acme.example/oauth/authorize"
+    hubspot = providers.hubspot.provider(base_url="https://api-eu1.hubapi.com")
+    assert hubspot.oauth.token_url.startswith("https://api-eu1.hubapi.com/oauth/")
+    assert hubspot.oauth.authorize_url.startswith("https://app.hubspot.com/")  # another host: it stays
+    moved = providers.hubspot.provider(sign_in_at="https://login.acme.example")
+    assert moved.oauth.authorize_url.startswith("https://login.acme.example/")
+    assert moved.base_url == providers.hubspot.HUBSPOT.base_url
+
+
+@pytest.mark.parametrize(
+    ("base_url", "host"),
+    [("https://ghe.acme.example/api/v3", "ghe.acme.example"), ("https://api.acme.ghe.com", "acme.ghe.com")],
+)
+def test_github_of_ones_own_signs_in_there(base_url, host):
+    made = providers.github.provider(base_url=base_url, version="2022-11-28")
+    assert made.oauth.authorize_url == f"https://{host}/login/oauth/authorize"
+    assert made.oauth.token_url == f"https://{host}/login/oauth/access_token"
+    assert made.headers["X-GitHub-Api-Version"] == "2022-11-28"
+    assert providers.github.provider().oauth.token_url == "https://github.com/login/oauth/access_token"

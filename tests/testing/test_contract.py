@@ -22,7 +22,7 @@ from resilient import (
     Wait,
     Webhook,
 )
-from resilient.testing.contract import Dialect, Pages, Sample, problems
+from resilient.testing.contract import Dialect, Pages, Sample, Token, problems
 
 TABLES = Path(__file__).parents[1] / "providers" / "dialects"
 
@@ -199,3 +199,22 @@ def test_a_wrong_signature_scheme_is_found(webhook):
 def test_a_scheme_that_signs_nothing_of_the_body_is_refused():
     with pytest.raises(InvalidInput, match="change the body"):
         Signature(header="x-sig", signed="{timestamp}", timestamp="x-time", tolerance=1e12)
+
+
+GOOD = {"access_token": "a", "refresh_token": "r", "expires_in": 28800}
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [
+        (Token("good", GOOD, "a", "r", 28800), ""),
+        (Token("other", GOOD, "b", "r", 28800), "its token is read as 'a', not 'b'"),
+        (Token("lasts", GOOD, "a", "r", 60), "its lasts is read as 28800.0, not 60"),
+        (Token("kept", GOOD, "a", "r", 28800, {"id": "1"}), "its values is read as {}"),
+        (Token("none", {"token": "a"}, "a"), "means transient, not a token"),
+        (Token("single", {"access_token": "a"}, "a"), "no refresh token"),
+    ],
+)
+def test_good_tokens_are_read_as_they_should_be(token, told):
+    found = problems(github.provider(), replace(dialect("github"), tokens=[token]))
+    assert any(told in one for one in found) if told else found == []

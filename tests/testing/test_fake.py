@@ -1,5 +1,6 @@
 """The scriptable provider: what it is told to do, it does, in its provider's dialect, and it counts truly."""
 
+import pickle
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -9,7 +10,7 @@ import pytest
 
 from resilient import FailureKind, Limit, OAuth2, Provider, Rotation, Scope, SetupError
 from resilient.core.webhook import verify
-from resilient.testing import FakeClock, FakeProvider, Reply
+from resilient.testing import FakeClock, FakeProvider, Reply, provider_at
 from resilient.testing.fake.meter import Window
 from resilient.testing.fake.shapes import fitting, put
 
@@ -469,3 +470,23 @@ def test_bodies_with_a_value_at_a_path():
     assert put({"a": 1}, "errors[0].code", "x") == {"a": 1, "errors": [{"code": "x"}]}
     assert put(None, "error['.tag']", "y") == {"error": {".tag": "y"}}
     assert put([1], "", [2]) == [2]
+
+
+def test_a_fixed_port_and_the_same_facts_for_another_process():
+    with FakeProvider("gitlab") as free:
+        port = int(free.url.rpartition(":")[2])
+        with pytest.raises(SetupError, match=f"port {port}"):
+            FakeProvider("gitlab", port=port)
+    with FakeProvider("gitlab", port=port) as fake:
+        assert fake.url == f"http://127.0.0.1:{port}"
+        other = provider_at("gitlab", fake.url)
+        assert (other.base_url, other.oauth.token_url) == (fake.provider.base_url, fake.provider.oauth.token_url)
+        with pytest.raises(TypeError, match="provider_at"):
+            pickle.dumps(fake)
+
+
+def test_a_base_url_of_ones_own_is_the_fakes_too():
+    fake = FakeProvider("gitlab", port=False, base_url="https://git.acme.example/gitlab/api/v4")
+    assert fake.provider.base_url == f"{fake.url}/gitlab/api/v4"
+    assert fake.provider.oauth.token_url == f"{fake.url}/oauth/token"
+    assert FakeProvider("github", port=False, base_url="https://x.example/api/v3").provider.base_url.endswith("/api/v3")

@@ -52,9 +52,10 @@ _PLACES: Final = {"instance_url": "https://fake.example.com", "homeserver": "fak
 class FakeProvider(Scripted):
     """See the top of this file. Leaving the ``with`` block closes the port.
 
-    ``provider``: facts, or the name of a provider that is installed. ``port``: False serves in this process only, see
-    `transport`. ``enforce``: whether its limits are; ``refused_count``: whether refused requests draw too, as
-    with Microsoft, Asana and Discord. ``lifetime``: seconds of its access tokens instead of the provider's own.
+    ``provider``: facts, or the name of a provider that is installed. ``port``: a number, or True for one that is free;
+    False serves in this process only, see `transport`. It lives in the process that made it: another one gets the
+    facts by `provider_at`. ``enforce``: whether its limits are; ``refused_count``: whether refused requests draw too,
+    as with Microsoft, Asana and Discord. ``lifetime``: seconds of its access tokens instead of the provider's own.
     ``skew``: how far its clock is ahead of ``clock``. ``facts`` replaces fields, as `Provider.configured` does.
     """
 
@@ -63,7 +64,7 @@ class FakeProvider(Scripted):
         provider: Provider | str,
         *,
         clock: Callable[[], datetime] | None = None,
-        port: bool = True,
+        port: bool | int = True,
         enforce: bool = True,
         refused_count: bool = False,
         lifetime: float | None = None,
@@ -75,15 +76,22 @@ class FakeProvider(Scripted):
         self._clock = clock or (lambda: datetime.now(UTC))
         self.skew = skew
         provider = _named(provider) if isinstance(provider, str) else provider
-        super().__init__(Server(self) if port else None)
+        number = port if type(port) is int else 0
+        super().__init__(Server(self, number) if port is not False else None)
         self.url = f"http://127.0.0.1:{self._server.port}" if self._server is not None else IN_PROCESS
-        self.provider = _moved(provider, self.url, client_id, client_secret, facts)
+        self.provider = provider_at(provider, self.url, client_id=client_id, client_secret=client_secret, **facts)
         self._accounts = Accounts(self.provider, lifetime)
         oauth = self.provider.oauth
         self.oauth = TokenServer(self._accounts, oauth, self.url) if oauth is not None else None
         self._meter = Meter(self.provider, refused_count=refused_count) if enforce else None
         self._talk = Conversation(self.provider, self._accounts, self._meter, self.url, self._changes)
         self._base = urlsplit(self.provider.base_url).path.rstrip("/")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a FakeProvider cannot be sent to another process: it is a server of this one. Send its url, and let the"
+            " other process make its facts with resilient.testing.provider_at(name, url)"
+        )
 
     # -- its life --------------------------------------------------------------------------------------------
 
@@ -312,11 +320,23 @@ def _named(name: str) -> Provider:
     return known[name]()
 
 
-def _moved(provider: Provider, origin: str, client_id: str, secret: str, facts: dict[str, Any]) -> Provider:
-    """The facts at the fake's own address, for its own client."""
+def provider_at(
+    provider: Provider | str,
+    url: str,
+    *,
+    client_id: str = "client",
+    client_secret: str = "secret",  # noqa: S107 - of nobody
+    **facts: Any,
+) -> Provider:
+    """The facts of a provider at the address of a fake, as its ``fake.provider`` has them, also in another process.
+
+    ``facts`` replaces fields, as `Provider.configured` does; paths of a ``base_url`` are kept, its host is not.
+    """
+    provider = _named(provider) if isinstance(provider, str) else provider
+    own = provider.oauth is not None
+    provider = provider.configured(client_id if own else "", client_secret if own else "", **facts)
     oauth = provider.oauth
     addresses = [provider.base_url]
     addresses += [oauth.authorize_url, oauth.token_url, oauth.refresh_url, oauth.revoke_url] if oauth else []
     provider = provider.filled(**{name: _PLACES.get(name, "fake") for name in names_in(*addresses)})
-    provider = provider.moved(origin)
-    return provider.configured(client_id if oauth else "", secret if oauth else "", **facts)
+    return provider.moved(url)

@@ -99,9 +99,9 @@ def _cut(send: Any) -> None:
 class Server:
     """uvicorn in a thread. ``refusing``: nobody listens, but the port stays ours."""
 
-    def __init__(self, fake: FakeProvider) -> None:
+    def __init__(self, fake: FakeProvider, port: int = 0) -> None:
         self._fake = fake
-        self._socket = _bound(0)
+        self._socket = _bound(port)
         self.port: int = self._socket.getsockname()[1]
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -166,7 +166,13 @@ class Server:
 def _bound(port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", port))
+    try:
+        made.bind(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        made.close()
+        raise SetupError(
+            f"a fake provider cannot have port {port}: {error}; port=True takes one that is free"
+        ) from None
     return made
 
 

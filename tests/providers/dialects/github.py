@@ -2,7 +2,7 @@
 
 from resilient import FailureKind as K
 from resilient import PageRequest, Scope
-from resilient.testing.contract import NOW, Dialect, Hook, Page, Pages, Sample
+from resilient.testing.contract import NOW, Dialect, Hook, Page, Pages, Sample, Token
 
 
 def budget(remaining, resource="core", reset="1793534400"):
@@ -81,6 +81,22 @@ DIALECT = Dialect(
     dead_grant=[Sample("used up", 200, K.AUTH, {"error": "bad_refresh_token", "error_description": "expired"})],
     token_errors=[
         Sample("secret", 200, K.AUTH, {"error": "incorrect_client_credentials"}, scope=Scope.PROVIDER),
+    ],
+    tokens=[
+        Token(
+            "a user's",
+            {
+                "access_token": "ghu_1",
+                "expires_in": 28800,
+                "refresh_token": "ghr_1",
+                "refresh_token_expires_in": 15897600,
+                "token_type": "bearer",
+                "scope": "",
+            },
+            "ghu_1",
+            "ghr_1",
+            28800,
+        )
     ],
     pages=[
         Pages(

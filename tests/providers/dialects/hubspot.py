@@ -6,7 +6,7 @@ import hmac
 
 from resilient import FailureKind as K
 from resilient import PageRequest, Scope
-from resilient.testing.contract import NOW, Dialect, Hook, Page, Pages, Sample
+from resilient.testing.contract import NOW, Dialect, Hook, Page, Pages, Sample, Token
 
 
 def policy(name):
@@ -73,6 +73,7 @@ DIALECT = Dialect(
         Sample("client", 400, K.AUTH, {"status": "BAD_CLIENT_SECRET"}, scope=Scope.PROVIDER),
         Sample("else", 400, K.PERMANENT, {"status": "MISMATCH"}),
     ],
+    tokens=[Token("a portal's", {"access_token": "a", "refresh_token": "r", "expires_in": 1800}, "a", "r", 1800)],
     pages=[
         Pages(
             "list",

@@ -2,7 +2,7 @@
 
 from resilient import FailureKind as K
 from resilient import PageRequest
-from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample
+from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample, Token
 
 
 def error(code, **more):
@@ -33,6 +33,9 @@ DIALECT = Dialect(
     no_reset="a gap is told by limited: true within a good answer",
     others=[Sample("sent, but lost", 502, K.TRANSIENT, "", on=SEND)],
     dead_grant=[Sample("logged out", 401, K.AUTH, error("M_UNKNOWN_TOKEN"))],
+    tokens=[
+        Token("in milliseconds", {"access_token": "a", "refresh_token": "r", "expires_in_ms": 300000}, "a", "r", 300)
+    ],
     pages=[
         Pages(
             "messages",

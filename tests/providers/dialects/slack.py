@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from resilient import FailureKind as K
 from resilient import PageRequest, Scope
-from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample
+from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample, Token
 
 BODY = b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"  # noqa: E501
 SENT = {"channel": "C024BE91L", "text": "hello"}
@@ -66,6 +66,24 @@ DIALECT = Dialect(
         Sample("secret", 200, K.AUTH, error("bad_client_secret"), scope=Scope.PROVIDER),
         Sample("limit", 429, K.THROTTLED, error("ratelimited"), {"Retry-After": "3"}, wait=3),
         Sample("user token", 200, None, {"ok": True, "authed_user": {"access_token": "xoxp"}}),
+    ],
+    tokens=[
+        Token(
+            "a bot's",
+            {
+                "ok": True,
+                "access_token": "xoxe.xoxb-1",
+                "expires_in": 43200,
+                "refresh_token": "xoxe-1",
+                "team": {"id": "T1"},
+                "authed_user": {"id": "U1"},
+                "bot_user_id": "B1",
+            },
+            "xoxe.xoxb-1",
+            "xoxe-1",
+            43200,
+            {"id": "U1", "bot_user_id": "B1"},
+        )
     ],
     pages=[
         Pages(

@@ -6,7 +6,7 @@ import hmac
 
 from resilient import FailureKind as K
 from resilient import PageRequest, Scope
-from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample
+from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample, Token
 
 BODY = b'{"events":[],"firstEventSequence":0}'
 DIALECT = Dialect(
@@ -50,6 +50,15 @@ DIALECT = Dialect(
     others=[Sample("lost, but with a key", 502, K.TRANSIENT, "", on="PUT /Invoices")],
     dead_grant=[Sample("gone", 400, K.AUTH, {"error": "invalid_grant"})],
     token_errors=[Sample("client", 400, K.AUTH, {"error": "invalid_client"}, scope=Scope.PROVIDER)],
+    tokens=[
+        Token(
+            "a grant's",
+            {"access_token": "a", "refresh_token": "r", "expires_in": 1800, "id_token": "i"},
+            "a",
+            "r",
+            1800,
+        )
+    ],
     pages=[
         Pages(
             "list",
