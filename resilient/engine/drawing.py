@@ -156,15 +156,17 @@ class Drawing:
     def settle(self, place: Place, units: float, *, shared: bool = True) -> None:
         """Draw ``units`` more than were asked for, or (negative) give some back, with the next draw.
 
-        More than a limit gives in its whole window is taken as that much. ``shared``: also of limits of several
-        accounts.
+        More than a limit gives in its whole window is taken as that much; of a limit of several accounts, more than
+        the account's own limits give in theirs. ``shared``: also of such limits.
         """
         if units:
-            self._settled += [
-                Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS), until)
-                for (key, limit), until in zip(place.purse.path, place.tats, strict=True)
-                if shared or depth(key) > 1
-            ]
+            path = place.purse.path
+            least = min((limit.rate for key, limit in path if depth(key) > 1), default=float("inf"))
+            for (key, limit), until in zip(path, place.tats, strict=True):
+                if depth(key) > 1:
+                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS), until))
+                elif shared:
+                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS, least), until))
             self._start()
 
     def see(self, seen: Seen) -> None:

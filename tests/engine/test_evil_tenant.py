@@ -1,0 +1,293 @@
+"""One tenant never harms another: an evil one against everything that accounts of one provider share.
+
+Twenty good accounts do their work twice in the same run, first alone, then beside an evil tenant with accounts of his
+own. What they finish is counted, by a clock that the test moves, so that no figure depends on the machine: beside him
+they keep at least nine tenths of their pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import socket
+import sys
+from datetime import timedelta
+from functools import partial
+
+import pytest
+
+from resilient import (
+    Bearer,
+    Errors,
+    FailureKind,
+    Limit,
+    OAuth2,
+    Provider,
+    Resilient,
+    Retention,
+    Retry,
+    Rule,
+    Wait,
+    handler,
+)
+from resilient.engine.job import Job
+from resilient.store.secrets import new_key
+
+GOOD, EVIL, STEPS, STEP = 20, 8, 5, 30.0
+PACE = 0.9
+ABSURD = "9" * 300
+
+
+@handler("ask", retry=Retry(max_attempts=None), timeout=60)
+async def ask(job: Job[None]) -> None:
+    (await job.client.get("/x")).raise_for_status()
+
+
+class Host:
+    """Answers the good at once and well, the evil as `evil` says: (status, headers, body)."""
+
+    def __init__(self):
+        self.evil = (200, {}, b"{}")
+        self.served = {"good": 0, "evil": 0}
+        self.hangs: asyncio.Event | None = None  # what the evil wait for
+
+    async def __call__(self, scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        said = dict(scope["headers"]).get(b"authorization", b"").decode()
+        who = "good" if said.startswith("Bearer good") else "evil"
+        self.served[who] += 1
+        status, headers, body = (200, {}, b"{}") if who == "good" else self.evil
+        if who == "evil" and self.hangs is not None:
+            await self.hangs.wait()
+        pairs = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+        raw = [(k.encode(), v.encode()) for k, v in pairs.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def hosts(serve):
+    """The provider's, and one of the evil tenant's own."""
+    found = Host(), Host()
+    for host in found:
+        host.url = serve(host)
+    return found
+
+
+class World:
+    """An app whose provider has good and evil accounts."""
+
+    def __init__(self, database, clock, facts, options):
+        self.clock, self.facts = clock, facts
+        options = {"handlers": [ask], "secrets": [new_key()], **options}
+        self.app = Resilient(database, providers=[facts], **options)
+        self.good = [f"{facts.name}/good-{n}" for n in range(GOOD)]
+        self.evil = [f"{facts.name}/evil-{n}" for n in range(EVIL)]
+
+    async def connect(self, home, evil_home, **evil):
+        needs = self.facts.placeholders
+        for key in self.good:
+            details = dict.fromkeys(needs, home)
+            await self.app.connections.add(key, token=key.partition("/")[2], details=details)
+        for key in self.evil:
+            details = dict.fromkeys(needs, evil_home)
+            if evil:
+                await self.app.connections.import_(key, details=details, **evil)
+            else:
+                await self.app.connections.add(key, token=key.partition("/")[2], details=details)
+
+    async def work(self, *, evil):
+        """So much virtual time of work; how many jobs the good accounts finished."""
+        before = await self.done()
+        for _ in range(STEPS):
+            for key in self.good:
+                await self.app.enqueue(ask, None, resource_key=key)
+            if evil:
+                for key in self.evil:
+                    await self.app.enqueue_many(ask, [None] * 4, resource_key=key)
+            await self.app.worker(concurrency=8).drain(timeout=60)
+            self.clock.advance(STEP)
+        return await self.done() - before
+
+    async def done(self):
+        return await self.app.jobs.count(state="succeeded", resource=f"{self.facts.name}/good-*")
+
+
+@pytest.fixture
+async def worlds(clock):
+    """``worlds(database, facts, **options)``."""
+    made = []
+
+    def make(database, facts, **options):
+        world = World(database, clock, facts, options)
+        made.append(world)
+        return world
+
+    yield make
+    for world in made:
+        await world.app.close()
+
+
+@pytest.fixture
+def make(worlds, database):
+    """On both databases: what their locks and queues are about."""
+    return partial(worlds, database)
+
+
+@pytest.fixture
+def make_one(worlds, sqlite_database):
+    """On one: what is decided before any database."""
+    return partial(worlds, sqlite_database)
+
+
+def shared(url, **more):
+    """All accounts at one host."""
+    return Provider(name="api", base_url=url, auth=(Bearer(),), **more)
+
+
+def apart(**more):
+    """Each account at the host it names."""
+    return Provider(name="api", base_url="{home}", auth=(Bearer(),), private_hosts=("127.0.0.1",), **more)
+
+
+async def compare(world, thing):
+    """With and without him in one run."""
+    alone = await world.work(evil=False)
+    beside = await world.work(evil=True)
+    sys.stdout.write(f"{thing}: good accounts finish {beside} jobs beside the evil tenant, {alone} without him\n")
+    assert alone == GOOD * STEPS
+    assert beside >= PACE * alone
+
+
+def nobody():
+    """An address where nobody listens."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{one.getsockname()[1]}"
+
+
+LIMITED = {"provider": [Limit(100_000, per="1m", name="app")], "account": [Limit(600, per="1m", name="core")]}
+MONTHLY = Errors(code=("code",), rules=(Rule(FailureKind.QUOTA, status=429, code="month", wait=Wait(period="month")),))
+STATED = {"retry-after": ABSURD, "x-ratelimit-limit": "7", "x-ratelimit-remaining": "0", "x-ratelimit-reset": ABSURD}
+BOMB = gzip.compress(gzip.compress(b"0" * 50_000_000))
+
+
+def cost(answer):
+    """What the body says, as it says it."""
+    return answer.body["cost"] if isinstance(answer.body, dict) and "cost" in answer.body else None
+
+
+@pytest.mark.parametrize(
+    ("thing", "answer"),
+    [
+        ("the provider's circuit, shared host", (503, {}, b"{}")),
+        ("told times, on 503", (503, {"retry-after": ABSURD}, b"{}")),
+        ("told times, on 429", (429, {"retry-after": ABSURD}, b"{}")),
+        ("stated budgets", (200, STATED, b"{}")),
+        ("budgets of the provider's standard fields", (200, {"ratelimit": '"x";r=0;t=999999999999'}, b"{}")),
+        ("a budget that lasts for months", (429, STATED, b'{"code": "month"}')),
+        ("costs", (200, {}, json.dumps({"cost": 1e300}).encode())),
+        ("costs that are no numbers", (200, {}, b'{"cost": NaN}')),
+        ("the fuse: keys that were never any good", (401, {}, b"{}")),
+        ("memory: a body that is larger inside", (200, {"content-encoding": "gzip, gzip"}, BOMB)),
+        ("memory: the body of an error", (500, {"content-encoding": "gzip"}, gzip.compress(b"\x1b[31m" * 2_000_000))),
+    ],
+    ids=lambda value: value.partition(":")[0].replace(" ", "_") if isinstance(value, str) else "",
+)
+async def test_at_the_host_of_all(hosts, make_one, thing, answer):
+    world = make_one(shared(hosts[0].url, limits=LIMITED, errors=MONTHLY, cost=cost))
+    await world.connect("", "")
+    hosts[0].evil = answer
+    await compare(world, thing)
+    assert hosts[0].served["evil"] > 0
+
+
+@pytest.mark.parametrize(
+    ("thing", "answer"),
+    [
+        ("the provider's circuit, his own host", (503, {"retry-after": ABSURD}, b"{}")),
+        ("told times, his own host", (429, {"retry-after": ABSURD}, b"{}")),
+        ("limits that all share, his own host", (200, {"ratelimit": '"app";r=0;t=999999999999'}, b'{"cost": 1e300}')),
+        ("the provider's circuit, a host where nobody is", None),
+    ],
+    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
+)
+async def test_at_a_host_of_his_own(hosts, make_one, thing, answer):
+    world = make_one(apart(limits=LIMITED, cost=cost))
+    await world.connect(hosts[0].url, hosts[1].url if answer else nobody())
+    hosts[1].evil = answer
+    await compare(world, thing)
+    assert (await world.app.resources.get("api")).gate is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (503, {"retry-after": ABSURD}, b"{}"),
+        (429, {"retry-after": ABSURD}, b"{}"),
+        (401, {}, b'{"error": "invalid_client"}'),
+        (400, {}, b'{"error": "invalid_grant"}'),
+    ],
+    ids=["503", "429", "invalid_client", "invalid_grant"],
+)
+async def test_the_token_endpoint(hosts, make_one, clock, answer):
+    oauth = OAuth2(token_url="{home}/token", authorize_url="{home}/authorize", client_id="app", client_secret="s")
+    facts = Provider(name="api", base_url="{home}", auth=(oauth, Bearer()), private_hosts=("127.0.0.1",))
+    world = make_one(facts)
+    hosts[1].evil = answer
+    ended = clock.now() - timedelta(seconds=5)
+    await world.connect(hosts[0].url, hosts[1].url, access_token="evil", refresh_token="evil", expires_at=ended)
+    await compare(world, f"the token endpoint, {answer[0]}")
+    assert hosts[1].served["evil"] > 0
+
+
+async def test_the_log(hosts, make_one, caplog):
+    """What stops is told, once an account; what fails is at most a line a request, and no line is his to write."""
+    caplog.set_level(logging.INFO)
+    world = make_one(shared(hosts[0].url))
+    await world.connect("", "")
+    hosts[0].evil = (503, {}, b'{"message": "a\\nforged line"}')
+    await compare(world, "the log")
+    lines = [record for record in caplog.records if "evil" in record.getMessage()]
+    loud = [record for record in lines if record.levelno >= logging.WARNING]
+    assert len(loud) <= STEPS * EVIL
+    assert len(lines) - len(loud) <= hosts[0].served["evil"]
+    assert not any("\n" in record.getMessage() for record in lines)
+
+
+async def test_slots_and_connections(hosts, make):
+    """His requests hang, and each account has a cap: the others' jobs find slots and connections."""
+    world = make(shared(hosts[0].url), concurrency={"api/*": 1})
+    await world.connect("", "")
+    hosts[0].hangs = asyncio.Event()
+    for key in world.evil:
+        await world.app.enqueue_many(ask, [None] * 50, resource_key=key)
+    worker = world.app.worker(concurrency=EVIL + 4)
+    running = asyncio.create_task(worker.run(signals=False))
+    async with asyncio.timeout(60):
+        while hosts[0].served["evil"] < EVIL:  # noqa: ASYNC110 - the server is in another thread
+            await asyncio.sleep(0.01)
+    for key in world.good:
+        await world.app.enqueue_many(ask, [None] * STEPS, resource_key=key)
+    async with asyncio.timeout(60):
+        while await world.done() < GOOD * STEPS:  # noqa: ASYNC110 - written in batches
+            await asyncio.sleep(0.05)
+    sys.stdout.write(f"slots: {await world.done()} jobs of good accounts beside {hosts[0].served['evil']} that hang\n")
+    assert hosts[0].served["evil"] == EVIL
+    hosts[0].hangs.set()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_backlog_and_history(hosts, make, clock):
+    """Thousands of his jobs wait or are over: claims, locks and pruning go by what is due, not by what is his."""
+    world = make(shared(hosts[0].url), retention=Retention(succeeded=timedelta(hours=1)))
+    await world.connect("", "")
+    hosts[0].evil = (429, {"retry-after": ABSURD}, b"{}")
+    for key in world.evil:
+        await world.app.enqueue_many(ask, [None] * 400, resource_key=key)
+    await compare(world, "locks and the backlog")
+    assert hosts[0].served["evil"] <= 4 * EVIL
