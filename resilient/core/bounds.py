@@ -49,6 +49,7 @@ STATED_TIME: Final = Bound("stated_time", 64, "characters", "the text is no time
 SEARCHED_FIELD: Final = Bound(
     "searched_field", 8 * _KIB, "characters", "patterns look at the beginning of a header field only"
 )
+SEARCHED_CODE: Final = Bound("searched_code", 500, "characters", "patterns look at the beginning of a code only")
 SEARCHED_TEXT: Final = Bound(
     "searched_text", 64 * _KIB, "characters", "patterns look at the beginning of a body's text only"
 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from resilient.core.bounds import BUDGET_NAME
 from resilient.core.errors import InvalidInput
 from resilient.core.instants import Word, http_date, number, read
+from resilient.core.plain_text import one_line
 from resilient.core.structured import Item, parse_dictionary, parse_list
 from resilient.core.words import check_number, check_word, in_small_letters
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 STANDARD: Final = "ratelimit"  # the budget of the IETF fields where they carry no name
 _USED: Final = re.compile(r"([0-9]{1,15})/([0-9]{1,15})")
-_PART: Final = re.compile(r"([A-Za-z]+)=([^,;]*)")
+_PART: Final = re.compile(r"(?<![A-Za-z])([A-Za-z]+)=([^,;]*)")
 
 
 class Budget(NamedTuple):
@@ -127,7 +128,7 @@ def _budget(f: BudgetFields, found: Fields, now: datetime, skew: timedelta) -> B
         return None
     if window is None and limit is not None and ";" in limit_text:
         window = _window(parse_list(limit_text), limit)
-    return Budget((found.get(f.named_by) or f.name)[: BUDGET_NAME.value], limit, remaining, reset_at, window)
+    return Budget(one_line((found.get(f.named_by) or f.name)[: BUDGET_NAME.value]), limit, remaining, reset_at, window)
 
 
 def _with_standard(named: list[Budget], found: Fields, now: datetime) -> list[Budget]:

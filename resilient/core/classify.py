@@ -22,7 +22,7 @@ from resilient.core.body import pick
 from resilient.core.bounds import believed_wait
 from resilient.core.failure import Failure, FailureKind, Scope
 from resilient.core.instants import read
-from resilient.core.plain_text import plain
+from resilient.core.plain_text import one_line
 from resilient.core.retry_after import WaitDialect, ahead, in_text, when
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ def cost_of(answer: AnswerFacts, provider: Provider) -> float | None:
 
 
 def message_of(answer: AnswerFacts, provider: Provider) -> str:
-    """The provider's own words about an error, in one line and bounded; "" if it has none."""
+    """The provider's own words about an error, in one line; "" if it has none. They are cut when they are scrubbed."""
     for path in provider.errors.message:
         for value in pick(answer.body, path):
             if isinstance(value, str) and value.strip():
-                return " ".join(value[: bounds.ERROR_MESSAGE.value].split())
+                return one_line(value[: bounds.SCRUBBED_TEXT.value])
     return ""
 
 
@@ -128,12 +128,12 @@ def _codes(answer: AnswerFacts, provider: Provider) -> tuple[str, ...]:
     found = [value for path in errors.code for value in pick(answer.body, path)]
     if errors.code_header:
         found.append(answer.headers.get(errors.code_header))
-    if errors.code_text and answer.body is None and (m := re.search(errors.code_text, answer.text)):
+    if errors.code_text and answer.body is None and (m := _found(errors.code_text, answer.text)):
         found.append(m[1])
     codes = [str(c) for c in found if isinstance(c, (str, int)) and not isinstance(c, bool) and c != ""]
     if errors.code_form:
-        codes = [m[1] if (m := re.search(errors.code_form, code)) else code for code in codes]
-    return tuple(plain(code[: bounds.ERROR_CODE.value]) for code in codes)
+        codes = [m[1] if (m := _found(errors.code_form, code, bounds.SEARCHED_CODE)) else code for code in codes]
+    return tuple(one_line(code[: bounds.ERROR_CODE.value]) for code in codes)
 
 
 def _fits(rule: Rule, answer: AnswerFacts, asked: RequestFacts, codes: tuple[str, ...]) -> bool:
@@ -144,9 +144,16 @@ def _fits(rule: Rule, answer: AnswerFacts, asked: RequestFacts, codes: tuple[str
         and (rule.json is None or rule.json == (answer.body is not None))
         and (not rule.path or fnmatchcase(asked.path, rule.path))
         and all(_has(answer.body, path, wanted) for path, wanted in rule.where.items())
-        and all(re.search(p, answer.headers.get(name.lower(), "")) for name, p in rule.header.items())
-        and (not rule.text or re.search(rule.text, answer.text) is not None)
+        and all(
+            _found(p, answer.headers.get(name.lower(), ""), bounds.SEARCHED_FIELD) for name, p in rule.header.items()
+        )
+        and (not rule.text or _found(rule.text, answer.text) is not None)
     )
+
+
+def _found(pattern: str, text: str, most: bounds.Bound = bounds.SEARCHED_TEXT) -> re.Match[str] | None:
+    """The first fit of a fact's pattern in the beginning of a stranger's text."""
+    return re.search(pattern, text[: most.value])
 
 
 def _has(body: Any, path: str, wanted: Any) -> bool:

@@ -46,7 +46,7 @@ from resilient.core.outcomes import (
     Transition,
 )
 from resilient.core.phrases import moment
-from resilient.core.plain_text import plain
+from resilient.core.plain_text import one_line, plain
 from resilient.core.resource_key import is_below
 from resilient.core.retry_after import resume_at
 from resilient.core.states import JobState
@@ -299,7 +299,7 @@ def _about(job: JobFacts, outcome: Failed, message: str | None = None) -> dict[s
     return {
         "error": _clip(message or outcome.message or failure.kind.value),
         "error_kind": failure.kind,
-        "error_code": None if failure.code is None else plain(failure.code),
+        "error_code": None if failure.code is None else one_line(failure.code[: bounds.ERROR_CODE.value]),
         "status": failure.status,
         "resource_key": outcome.resource or at_scope(job.resource_key, failure.scope) or None,
         "traceback": outcome.traceback,

@@ -8,28 +8,58 @@ on this machine).
 from __future__ import annotations
 
 import re
-from typing import Final
-from urllib.parse import unquote_plus, urlsplit
+from typing import Final, NamedTuple
+from urllib.parse import unquote_plus
 
 from resilient.core.errors import InvalidInput
+from resilient.core.plain_text import one_line
 
 Origin = tuple[str, str, int]
 PORTS: Final = {"http": 80, "https": 443}
 _HOST: Final = re.compile(r"(?:\*\.)?[A-Za-z0-9_.-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
 _MOST_KNOWN: Final = 1024
+_URL: Final = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<path>/[^?#]*)?(?:[?#]|\Z)",
+    re.IGNORECASE,
+)
+_UNREADABLE: Final = re.compile(r"[\\\s\x00-\x20\x7f-\xa0\ud800-\udfff]")
+_HIGHEST_PORT: Final = 65_535
+_SHOWN: Final = 300  # characters of a refused URL
+_WORD: Final = re.compile(r"(\s+)")
 # A password may hold what ends a host, unless it looks like a port.
 _LOGIN: Final = re.compile(r"(://)[^\s/:@]*:(?!\d{1,5}(?:[/?#]|$))[^\s@]*@")
 
 
+class Address(NamedTuple):
+    """The parts of an absolute HTTP URL; ``host`` in small letters, an IPv6 address without its brackets."""
+
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+
+
+def address(url: str) -> Address:
+    """Take an absolute HTTP URL apart, the one way in which every client reads it. Raises `InvalidInput`.
+
+    Clients disagree about the rest (backslashes, tabs, users, letters beyond ASCII in a host), so that a URL which was
+    judged as one host would be sent to another. Such a URL is refused.
+    """
+    found = _URL.match(url)
+    port = int(found["port"]) if found is not None and found["port"] else None
+    if found is None or _UNREADABLE.search(url) or (port is not None and not 0 < port <= _HIGHEST_PORT):
+        raise InvalidInput(
+            f"{one_line(without_secrets(url[:_SHOWN]))!r} is no absolute URL of an API: write 'https://api.example.com/v1',"
+            " with a host of ASCII letters, and without user, backslash or blank"
+        )
+    host = found["host"].lower()
+    return Address(found["scheme"].lower(), host.strip("[]"), port, found["path"] or "/")
+
+
 def origin_of(url: str) -> Origin:
     """The origin of an absolute HTTP URL. Raises `InvalidInput`."""
-    try:
-        parts = urlsplit(url)
-        scheme, host, port = parts.scheme.lower(), parts.hostname, parts.port
-    except ValueError:
-        scheme, host, port = "", None, None
-    if scheme not in PORTS or not host:
-        raise InvalidInput(f"{without_secrets(url)!r} is no URL of an API: write 'https://api.example.com/v1'")
+    scheme, host, port, _ = address(url)
     return scheme, host, port or PORTS[scheme]
 
 
@@ -45,7 +75,7 @@ def host_pattern(text: str) -> Origin:
 
 def without_secrets(url: str) -> str:
     """A URL for people: without user, password, query values and fragment."""
-    head, query, rest = _LOGIN.sub(r"\1", url).partition("?")
+    head, query, rest = _without_logins(url).partition("?")
     scheme, found, tail = head.partition("://")
     if found:
         authority, slash, path = tail.partition("/")
@@ -54,6 +84,17 @@ def without_secrets(url: str) -> str:
         return head.partition("#")[0]
     names = [part.partition("=")[0] for part in rest.partition("#")[0].split("&") if part]
     return f"{head}?{'&'.join(f'{name}=…' for name in names)}"
+
+
+def _without_logins(text: str) -> str:
+    """Each word of ``text`` without its logins: behind the last ``@`` of a word nobody looks for the end of one."""
+    if "@" not in text or "://" not in text:
+        return text
+    kept = []
+    for word in _WORD.split(text):  # with the blanks between them
+        head, at, tail = word.rpartition("@")
+        kept.append(_LOGIN.sub(r"\1", head + at) + tail if at else word)
+    return "".join(kept)
 
 
 def without_params(url: str, names: frozenset[str]) -> str:

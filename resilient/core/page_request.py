@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 from resilient.core.errors import InvalidInput, ResilientError
-from resilient.core.hosts import without_secrets
+from resilient.core.hosts import address, without_secrets
+from resilient.core.plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,15 @@ class PageRequest:
         Raises `PagingError` if it leads to another host: what an answer says must not send a sync anywhere.
         Plain HTTP to the same host is what a server behind a proxy writes: HTTPS stays.
         """
-        target = urljoin(self.url, url)
+        try:
+            target = urljoin(self.url, url)
+            if "://" in target:
+                address(target)
+        except ValueError:  # also `InvalidInput`: what one client reads as this host another reads as that
+            said = one_line(without_secrets(url[:300]))
+            raise PagingError(
+                f"the next page of {without_secrets(self.url)} is said to be at {said!r}: another host, or no URL"
+            ) from None
         here, there = urlsplit(self.url), urlsplit(target)
         if here.scheme == "https" and there.scheme == "http" and there.port in (None, 80):
             there = there._replace(scheme="https", netloc=there.netloc.removesuffix(":80"))

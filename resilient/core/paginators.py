@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.body import pick
+from resilient.core.bounds import STRUCTURED_FIELD
 from resilient.core.errors import InvalidInput
 from resilient.core.page_request import PageRequest, PagingError, Value
 from resilient.core.paging import Paginator, cursor_at
@@ -15,8 +16,9 @@ from resilient.core.words import check_braces, check_paths, in_small_letters
 if TYPE_CHECKING:
     from resilient.core.exchange import AnswerFacts
 
-_LINK: Final = re.compile(r"<([^<>]*)>((?:\s*;\s*[^\s=;,\"]+\s*(?:=\s*(?:\"(?:[^\"\\]|\\.)*\"|[^\s;,\"]+))?)*)")
-_PARAM: Final = re.compile(r";\s*([^\s=;,\"]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;,\"]+))")
+_LINK: Final = re.compile(  # the words of a Link header; a quoted text may lack its end
+    r'<([^<>]*)>|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)|([;,=])|([^\s;,="<>]+)'
+)
 _DEEPEST: Final = 6  # levels at which a pageInfo is looked for
 
 
@@ -274,11 +276,20 @@ class GraphQLPages(Paginator):
 def links(header: str) -> dict[str, str]:
     """The targets of a Link header by relation (RFC 8288, 3); of several the first counts."""
     found: dict[str, str] = {}
-    for match in _LINK.finditer(header):
-        for name, quoted, plain in _PARAM.findall(match[2]):
-            if name.lower() == "rel":
-                for rel in (quoted or plain).lower().split():
-                    found.setdefault(rel, match[1])
+    target = name = ""
+    before = ""  # the mark in front
+    for match in _LINK.finditer(header[: STRUCTURED_FIELD.value]):
+        if match[3]:
+            before = match[3]
+            target = "" if before == "," else target
+        elif match[1] is not None:
+            target, name = match[1], ""
+        elif before == ";":
+            name, before = (match[4] or "").lower(), ""
+        elif before == "=" and name == "rel" and target:
+            for rel in (match[2] or match[4] or "").lower().split():
+                found.setdefault(rel, target)
+            name = ""
     return found
 
 

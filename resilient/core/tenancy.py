@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Final
 
 _PLACEHOLDER: Final = re.compile(r"\{\w+\}")
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class Tenancy(StrEnum):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
+from resilient.core.bounds import ERROR_TEXT, SCRUBBED_TEXT
 from resilient.core.errors import Cancel, DatabaseBusy, JobFailure, LostLease, ResourceStopped, Snooze
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.outcomes import (
@@ -39,12 +40,14 @@ from resilient.wire.explain import chain
 from resilient.wire.redact import scrub
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from resilient.engine.execution import Execution
 
 log = logging.getLogger("resilient.worker")
 _RESULT: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 _NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-TRACEBACK_LIMIT: Final = 8_000
+TRACEBACK_LIMIT: Final = ERROR_TEXT.value
 
 
 def returned(execution: Execution, result: Any, *, reconciling: bool) -> Outcome:
@@ -85,8 +88,9 @@ def raised(execution: Execution, error: BaseException) -> Outcome:
     if execution.reason == "timeout":
         return interrupted(execution)
     told = execution.worker.wire.explain(execution, error)
-    trace = _trace(error) if told.failure.kind is FailureKind.BUG else None
-    return Failed(told.failure, text_of(error), trace, resource=told.resource)
+    secrets = execution.worker.wire.secrets(execution)
+    trace = _trace(error, secrets) if told.failure.kind is FailureKind.BUG else None
+    return Failed(told.failure, text_of(error, secrets), trace, resource=told.resource)
 
 
 def _said(execution: Execution, error: BaseException) -> Outcome | None:
@@ -141,11 +145,11 @@ def broken(error: BaseException) -> Outcome:
 
 def _told(word: Snooze | Cancel) -> Outcome:
     if isinstance(word, Cancel):
-        return CancelledByHandler(scrub(str(word.reason)))
+        return CancelledByHandler(scrub(plain(str(word.reason))))
     return Snoozed(delay=word.delay, until=word.until)
 
 
-def text_of(error: BaseException) -> str:
+def text_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """Type and message of an exception, without secrets; of our own failures what their kind does not tell."""
     try:
         message = str(error).strip()
@@ -155,11 +159,13 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, JobFailure):
         message = error.told or message
         name = "" if type(error).__module__.startswith("resilient.") else name
-    return scrub(plain(": ".join(filter(None, (name, message))) or type(error).__name__))
+    most = SCRUBBED_TEXT.value + 1  # so that the scrub knows that there was more
+    return scrub(plain(": ".join(filter(None, (name, message[:most]))) or type(error).__name__), secrets)
 
 
-def _trace(error: BaseException) -> str:
-    return scrub(plain("".join(traceback.format_exception(error))[-TRACEBACK_LIMIT:]))
+def _trace(error: BaseException, secrets: Iterable[str] = ()) -> str:
+    text = "".join(traceback.format_exception(error))[-SCRUBBED_TEXT.value - 1 :]
+    return scrub(plain(text), secrets, TRACEBACK_LIMIT, end=True)
 
 
 def finish_of(execution: Execution, transition: Transition, worker_id: str, started_at: Any) -> Finish:

@@ -25,6 +25,7 @@ from resilient.wire.client import AsyncClient, Client, build_async_client, build
 from resilient.wire.conduct import Permit
 from resilient.wire.explain import Explained, explain
 from resilient.wire.pool import Pool
+from resilient.wire.redact import without_secrets_in_code
 from resilient.wire.trail import Trail, at_account
 
 if TYPE_CHECKING:
@@ -114,7 +115,13 @@ class Wire:
         """What an exception that left a handler means."""
         last = execution.trails.get(execution.asked)
         others = [trail for trail in execution.trails.values() if trail is not last]
-        return explain(error, last, self._worker.now(), *others)
+        told = explain(error, last, self._worker.now(), *others)
+        failure = without_secrets_in_code(told.failure, self.secrets(execution)) or told.failure
+        return told if failure is told.failure else told._replace(failure=failure)
+
+    def secrets(self, execution: Execution) -> tuple[str, ...]:
+        """What the requests of an execution carried: nothing that is kept of it may show them."""
+        return tuple(secret for trail in execution.trails.values() for secret in trail.secrets)
 
     def ended(self, execution: Execution, outcome: Outcome) -> None:
         """An execution is over: what no request said about its resource, its outcome does."""

@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote_plus, urlencode, urlsplit
+from urllib.parse import urlencode
 
-from resilient.core.bounds import ERROR_BODY
+from resilient.core.bounds import ERROR_BODY, ERROR_MESSAGE
 from resilient.core.budgets import Fields, budgets
 from resilient.core.classify import Phase, classify, classify_error, cost_of, message_of
 from resilient.core.errors import InvalidInput, JobFailure
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind, at_scope
-from resilient.core.hosts import PORTS, without_secrets
+from resilient.core.hosts import PORTS, address, without_secrets
+from resilient.core.plain_text import one_line
 from resilient.wire import redact
 from resilient.wire.explain import chain, known_phase, note
 from resilient.wire.flow import concluded
@@ -61,13 +62,13 @@ class Call:
     ) -> None:
         if trail.base_url and "://" not in url:
             url = f"{trail.base_url.rstrip('/')}/{url.lstrip('/')}"
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if "://" not in url:
             raise InvalidInput(
-                f"call: {without_secrets(url)!r} is no absolute URL, such as 'https://api.example.com/v1';"
+                f"call: {one_line(without_secrets(url))!r} is no absolute URL, such as 'https://api.example.com/v1';"
                 f" {trail.without_address()}"
             )
-        target = Target(url, parts.scheme, parts.hostname, parts.port, parts.path or "/")
+        parts = address(url)
+        target = Target(url, parts.scheme, parts.host, parts.port, parts.path)
         self._trail = trail
         said = {k: v for k, v in words.items() if v is not None}
         self._asked = trail.facts(method.upper(), target, headers or {}, body, said, trust=trusted)
@@ -108,31 +109,34 @@ class Call:
         self._answer = AnswerFacts(status, fields, body=parsed, text=text, budgets=left)
         if provider.cost is not None and self._asked.gated:
             self._answer = replace(self._answer, cost=cost_of(self._answer, provider))
-        self.failure = classify(self._answer, self._asked, provider, now)
+        self.failure = redact.without_secrets_in_code(
+            classify(self._answer, self._asked, provider, now), self._trail.secrets
+        )
         return self.failure
 
     def raise_for_failure(self) -> None:
         """Raise the classified failure, if `report` found one."""
-        if self.failure is None or self._answer is None:
-            return
-        asked, said = self._asked, message_of(self._answer, self._trail.provider)
-        words = [f"{asked.method} {without_secrets(asked.url)} answered {self._answer.status}"]
+        if self.failure is not None and self._answer is not None:
+            raise self._error(self.failure, self._answer)
+
+    def _error(self, failure: Failure, answer: AnswerFacts) -> JobFailure:
+        """Made apart from where it is raised: what its frame knows, error trackers collect."""
+        asked, said = self._asked, message_of(answer, self._trail.provider)
+        words = [f"{asked.method} {without_secrets(asked.url)} answered {answer.status}"]
         if said:
-            permit = self._permit
-            secrets = [] if permit is None else [*permit.headers.values(), *permit.params.values()]
-            words.append(redact.scrub(said, [*secrets, *map(quote_plus, secrets)]))
-        error = JobFailure(": ".join([words[0], self.failure.kind, *words[1:]]), failure=self.failure)
+            words.append(redact.scrub(said, self._trail.secrets, ERROR_MESSAGE.value))
+        error = JobFailure(": ".join([words[0], failure.kind, *words[1:]]), failure=failure)
         error.told = ": ".join(words)
-        error.resource = at_scope(asked.key, self.failure.scope) if asked.gated else None
-        raise error
+        error.resource = at_scope(asked.key, failure.scope) if asked.gated else None
+        return error
 
     # -- around the block ------------------------------------------------------------------------------------
 
     def _enter(self) -> Flow:
         asked, conduct = self._asked, self._trail.conduct
-        parts = urlsplit(self._url)
-        if self._trail.guards(parts.hostname or ""):  # that client resolves it again: this is less than `job.client`
-            yield resolved(parts.hostname or "", parts.port or PORTS[parts.scheme])
+        parts = address(self._url)
+        if self._trail.guards(parts.host):  # that client resolves it again: this is less than `job.client`
+            yield resolved(parts.host, parts.port or PORTS[parts.scheme])
         self._permit = yield conduct.admit(asked)
         if asked.marked:
             try:
@@ -145,6 +149,7 @@ class Call:
             self.headers.update(self._trail.headers)
             self.headers.update(self._permit.headers)
             self.params.update(self._permit.params)
+            self._trail.keep_secret(self._permit)
         if asked.idempotency_key and (idem := self._trail.provider.idempotency) is not None:
             if idem.query:
                 self.params[idem.query] = asked.idempotency_key

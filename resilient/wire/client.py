@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from resilient.core.body import pick
+from resilient.core.bounds import ERROR_CODE, SCRUBBED_TEXT
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.plain_text import one_line, plain
 from resilient.wire.answer import KEY
 from resilient.wire.decoding import ASKED_FOR
 from resilient.wire.failures import failed_answer
 from resilient.wire.outgoing import Passage
 from resilient.wire.parts import envelopes
+from resilient.wire.redact import without_secrets_in_code
 from resilient.wire.transport import AsyncTransport, SyncTransport, drive, drive_sync
 
 if TYPE_CHECKING:
@@ -184,9 +187,10 @@ def _graphql_data(trail: Trail, response: httpx.Response) -> Any:
     codes = [c for path in ("errors[].extensions.code", "errors[].type") for c in pick(answer, path)]
     failure = Failure(
         FailureKind.PERMANENT,
-        code=str(codes[0])[:100] if codes else "graphql_error",
+        code=one_line(str(codes[0])[: ERROR_CODE.value]) if codes else "graphql_error",
         status=response.status_code,
     )
+    failure = without_secrets_in_code(failure, trail.secrets) or failure
     response.extensions[KEY] = failure
     passage = response.request.extensions.get(KEY)
     if isinstance(passage, Passage):
@@ -194,5 +198,5 @@ def _graphql_data(trail: Trail, response: httpx.Response) -> Any:
         trail.note(passage.asked, failure)
     said = [m for m in pick(answer, "errors[].message") if isinstance(m, str)]
     raise failed_answer(
-        response, failure, said[0][:500] if said else "no GraphQL answer", getattr(response, "secrets", ())
+        response, failure, plain(said[0][: SCRUBBED_TEXT.value]) if said else "no GraphQL answer", trail.secrets
     )

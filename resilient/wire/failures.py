@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
+from resilient.core.bounds import ERROR_MESSAGE
 from resilient.core.errors import Ambiguous, JobFailure, Permanent, Throttled, Transient
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.hosts import without_secrets
@@ -79,7 +80,7 @@ def failed_answer(
     named = failure.code not in (None, f"http_{response.status_code}")
     word = f"{failure.kind} ({failure.code})" if named else failure.kind
     if said:
-        parts.append(redact.scrub(said, secrets))
+        parts.append(redact.scrub(said, secrets, ERROR_MESSAGE.value))
     if failure.retry_in is not None:
         parts.append(f"told to wait {span(failure.retry_in)}")
     found = _CLASSES.get(failure.kind, FailedAnswer)

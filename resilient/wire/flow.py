@@ -26,6 +26,7 @@ from resilient.wire.answer import KEY, Answer
 from resilient.wire.attempt import Repeats
 from resilient.wire.explain import by_transport
 from resilient.wire.outgoing import Passage, outgoing, plan
+from resilient.wire.redact import without_secrets_in_code
 
 if TYPE_CHECKING:
     from resilient.core.budgets import Budget
@@ -157,10 +158,10 @@ def _look(trail: Trail, sent: httpx.Request, answer: Answer, passage: Passage) -
     facts = answer.facts(headers, left)
     if asked.gated and provider.cost is not None:
         facts = replace(facts, cost=cost_of(facts, provider))
-    failure = classify(facts, asked, provider, now)
-    answer.extensions[KEY] = failure
+    failure = without_secrets_in_code(classify(facts, asked, provider, now), trail.secrets)
+    answer.extensions[KEY], answer.secrets = failure, trail.secrets
     if failure is not None:
-        answer.said, answer.secrets = message_of(facts, provider), passage.secrets
+        answer.said = message_of(facts, provider)
     return facts, failure
 
 

@@ -8,11 +8,11 @@ chain of redirects has left the provider's hosts, it gets no credentials even if
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote_plus
 
 import httpx
 
 from resilient.core.errors import InvalidInput
+from resilient.core.plain_text import fits_header
 from resilient.wire.answer import KEY
 from resilient.wire.guard import GUARDED
 from resilient.wire.trail import Target
@@ -31,20 +31,18 @@ BARE: Final = frozenset({
     b"content-type", b"content-length", b"content-encoding", b"transfer-encoding",
     b"if-match", b"if-none-match", b"if-modified-since", b"if-unmodified-since", b"if-range",
 })  # fmt: skip
-_UNSAFE_IN_HEADERS: Final = ("\r", "\n", "\0")
 
 
 class Passage:
     """One call on its way; kept in ``request.extensions`` to be found again after a redirect."""
 
-    __slots__ = ("asked", "bare", "failure", "left", "origin", "resendable", "secrets")
+    __slots__ = ("asked", "bare", "failure", "left", "origin", "resendable")
 
     def __init__(self, asked: RequestFacts, origin: tuple[str, str, int | None], *, resendable: bool) -> None:
         self.asked, self.origin, self.resendable = asked, origin, resendable
         self.bare = False  # came here by a redirect to a foreign host
         self.left = False  # some hop before was at a foreign host
         self.failure: Failure | None = None
-        self.secrets: tuple[str, ...] = ()
 
 
 def plan(trail: Trail, request: httpx.Request) -> Passage:
@@ -81,9 +79,8 @@ def outgoing(request: httpx.Request, passage: Passage, permit: Permit, trail: Tr
     url, added = request.url, dict[str, str]()
     if asked.trusted:
         added |= permit.headers
-        passage.secrets = tuple(permit.headers.values())
+        trail.keep_secret(permit)
         if permit.params:
-            passage.secrets += (*permit.params.values(), *map(quote_plus, permit.params.values()))
             url = url.copy_merge_params(permit.params)
     if asked.idempotency_key and (idem := trail.provider.idempotency) is not None:
         if idem.query:
@@ -100,10 +97,9 @@ def outgoing(request: httpx.Request, passage: Passage, permit: Permit, trail: Tr
     ]  # fmt: skip
     if own:
         _complete(kept, own, names)
-    for name, value in added.items():
-        if any(c in value for c in _UNSAFE_IN_HEADERS):
-            raise httpx.LocalProtocolError(f"the value for header {name} has a line break")
-        kept.append((name.encode("ascii"), value.encode("latin-1")))
+    if wrong := [name for name, value in added.items() if not fits_header(value)]:
+        raise httpx.LocalProtocolError(f"the value for header {wrong[0]} has a character that no header can hold")
+    kept += [(name.encode("ascii"), value.encode("latin-1")) for name, value in added.items()]
     return httpx.Request(request.method, url, headers=kept, stream=request.stream, extensions=request.extensions)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from resilient.core.budgets import Fields, budgets
 from resilient.core.classify import classify
 from resilient.core.errors import InvalidInput, ResourceStopped
 from resilient.core.exchange import IDEMPOTENT, AnswerFacts
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.hosts import address
 from resilient.core.parts import Part, PartAnswer
+from resilient.wire.redact import without_secrets_in_code
 from resilient.wire.trail import Target
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ class Envelope:
         try:
             for number, part in enumerate(self._parts):
                 target = f"{self._base}/{part.url.lstrip('/')}"
-                split = urlsplit(target)
+                split = address(target)
                 body = None if part.body is None else json.dumps(part.body).encode()
                 asked = self._trail.facts(
-                    part.method.upper(), Target(target, split.scheme, split.hostname or "", split.port, split.path),
+                    part.method.upper(), Target(target, *split),
                     part.headers, body, {"idempotent": True},
                 )  # fmt: skip
                 try:
@@ -112,7 +113,7 @@ class Envelope:
         facts = AnswerFacts(
             said["status"], fields, body=None if isinstance(body, str) else body, text=text, budgets=left
         )
-        failure = classify(facts, permit.asked, provider, now)
+        failure = without_secrets_in_code(classify(facts, permit.asked, provider, now), self._trail.secrets)
         yield conduct.answered(permit, facts, None if failure is not None and failure.kind in _OWN else failure)
         return PartAnswer(part, facts.status, fields, body, failure)
 

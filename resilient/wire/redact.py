@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from resilient.core.bounds import SCRUBBED_TEXT
 from resilient.core.hosts import without_secrets
+from resilient.wire.echoes import forms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from resilient.core.failure import Failure
 
 E = TypeVar("E", bound=BaseException)
 MASK: Final = "[hidden]"
@@ -37,10 +42,10 @@ _HARMLESS: Final = re.compile(
 _SCHEME: Final = re.compile(r"\b(Bearer|Basic|Token)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
 _NAMED: Final = re.compile(  # password=..., 'api_key': '...'; not "password: wrong"
     r"""\b((?:password|passwd|passphrase|pwd|secret|client_secret|(?:access_|refresh_)?token|api_?key|private_key)"""
-    r"""(?:\s?=|['"]\s?[:=])\s?)('[^']*'|"[^"]*"|[^\s,;&'"()…]+)""",
+    r"""(?:\s?=|['"]\s?[:=])\s?)('[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|[^\s,;&'"()…]+)""",
     re.IGNORECASE,
 )
-_SHORTEST: Final = 6  # characters of a value worth masking; shorter ones would garble harmless text
+_EDGE: Final = 4_096  # characters at an edge that are given up where no blank ends a word
 
 
 def urls(text: str) -> str:
@@ -48,13 +53,40 @@ def urls(text: str) -> str:
     return _URL.sub(lambda found: without_secrets(found[0]), text)
 
 
-def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """``text`` without ``secrets``, without credentials in the usual notation and with harmless URLs."""
-    for secret in secrets:
-        for part in (secret, secret.rpartition(" ")[2]):  # "Bearer abc" and "abc"
-            if len(part) >= _SHORTEST:
-                text = text.replace(part, MASK)
-    return _NAMED.sub(rf"\1{MASK}", urls(_SCHEME.sub(rf"\1 {MASK}", text)))
+def scrub(text: str, secrets: Iterable[str] = (), keep: int | None = None, *, end: bool = False) -> str:
+    """``text`` without ``secrets``, without credentials in the usual notation and with harmless URLs.
+
+    Looks at `SCRUBBED_TEXT` characters, the first (or, with ``end``, the last), drops what a secret may have lost its
+    other half at, and then cuts to ``keep``. The time it takes grows with the text, whatever the text is.
+    """
+    most = SCRUBBED_TEXT.value
+    if len(text) > most:
+        text = _from_the_next_word(text[-most:]) if end else _to_the_last_word(text[:most])
+    for secret in sorted(forms(secrets), key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    text = _NAMED.sub(rf"\1{MASK}", urls(_SCHEME.sub(rf"\1 {MASK}", text)))
+    if keep is None:
+        return text
+    return text[-keep:] if end else text[:keep]
+
+
+def _to_the_last_word(text: str) -> str:
+    """Without the word that was cut in two, or as much as a secret is long."""
+    at = max(text.rfind(blank, len(text) - _EDGE) for blank in " \n\t")
+    return text[: at if at > 0 else len(text) - _EDGE]
+
+
+def _from_the_next_word(text: str) -> str:
+    found = [at for blank in "\n \t" if (at := text.find(blank, 0, _EDGE)) >= 0]
+    return text[min(found) + 1 if found else _EDGE :]
+
+
+def without_secrets_in_code(failure: Failure | None, secrets: Iterable[str]) -> Failure | None:
+    """``failure`` with a code that echoes nothing: codes are shown, grouped and kept."""
+    if failure is None or failure.code is None:
+        return failure
+    code = scrub(failure.code, secrets)
+    return failure if code == failure.code else replace(failure, code=code)
 
 
 def without_frames(error: E, outer: BaseException | None) -> E:

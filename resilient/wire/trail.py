@@ -16,6 +16,7 @@ from resilient.core.failure import Failure, FailureKind
 from resilient.core.placeholders import names_in
 from resilient.core.provider import GENERIC, Provider
 from resilient.core.resource_key import check
+from resilient.wire.echoes import forms
 from resilient.wire.names import Names, derive, hash_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from resilient.wire.conduct import Conduct, Permit
 
 _UNKNOWN: Final = Failure(FailureKind.AMBIGUOUS)
+_MOST_SECRETS: Final = 64  # of several tokens that were refreshed within one execution
 
 
 class Target(NamedTuple):
@@ -45,7 +47,7 @@ class Trail:
 
     __slots__ = (
         "_account", "_guarded", "base_url", "conduct", "headers", "last_failure", "last_key", "names", "origins",
-        "own_headers", "provider",
+        "own_headers", "provider", "secrets",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +69,13 @@ class Trail:
         self.last_failure: Failure | None = None  # of the last answer, if no success followed
         self.last_key = conduct.resource_key  # the resource it concerned
         self._account = at_account(conduct.resource_key)
+        self.secrets: tuple[str, ...] = ()  # what the account's requests carry, in every form an answer may echo
+
+    def keep_secret(self, permit: Permit) -> None:
+        """Take in what a request carries, so that nothing which is shown contains it."""
+        found = forms((*permit.headers.values(), *permit.params.values()))
+        if not found <= set(self.secrets):
+            self.secrets = tuple(sorted({*self.secrets, *found}, key=len, reverse=True))[:_MOST_SECRETS]
 
     def guards(self, host: str) -> bool:
         """Whether only public addresses may be connected to: the account chose its own host, and what that names."""

@@ -431,7 +431,7 @@ def test_only_dialects_that_name_a_success_make_anybody_read_one():
 
 def test_messages_are_one_bounded_line():
     assert message_of(answer(422, body={"message": "no\n such  field"}), GENERIC) == "no such field"
-    assert message_of(answer(422, body={"error": {"message": "x" * 9000}}), GENERIC) == "x" * 500
+    assert len(message_of(answer(422, body={"error": {"message": "x" * 90_000}}), GENERIC)) == 16 * 1024
     assert message_of(answer(422, body=["?"]), GENERIC) == ""
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.text import Text
 
+from resilient.core.plain_text import in_json, one_line
+from resilient.core.plain_text import plain as shown
 from resilient.core.records import plain
 
 if TYPE_CHECKING:
@@ -41,8 +43,8 @@ class Row:
     """One line of a table: its cells, and a remark below them (cut to the line, unless it is wanted ``whole``)."""
 
     def __init__(self, *cells: object, remark: str = "", folded: str = "", whole: bool = False) -> None:
-        self.cells = ["" if cell is None else str(cell) for cell in cells]
-        self.remark, self.folded, self.whole = remark, folded, whole
+        self.cells = ["" if cell is None else shown(str(cell)) for cell in cells]
+        self.remark, self.folded, self.whole = shown(remark), shown(folded), whole
 
     def fold(self, columns: Sequence[int]) -> Row:
         """The same row with these columns told in the line below it."""
@@ -61,16 +63,16 @@ class Output:
 
     def json(self, value: Any) -> None:
         """One JSON document."""
-        self.console.file.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
+        self.console.file.write(in_json(json.dumps(plain(value), ensure_ascii=False, indent=2)) + "\n")
 
     def say(self, text: str = "", style: str = "") -> None:
         """A line for people; programs see nothing of it."""
         if not self.as_json:
-            self.console.print(text, style=style or None)
+            self.console.print(shown(text), style=style or None)
 
     def error(self, text: str) -> None:
         """One line on standard error."""
-        self.errors.print(Text("error: ", style="bold red"), Text(" ".join(text.split())), sep="")
+        self.errors.print(Text("error: ", style="bold red"), Text(one_line(text)), sep="")
 
     def heading(self, text: str) -> None:
         """The title of a part."""
@@ -122,9 +124,9 @@ class Output:
 
     def fields(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Names and values, the empty ones left out."""
-        shown = [(name, str(value)) for name, value in pairs if value not in (None, "")]
-        width = max((len(name) for name, _ in shown), default=0)
-        for name, value in shown:
+        told = [(name, shown(str(value))) for name, value in pairs if value not in (None, "")]
+        width = max((len(name) for name, _ in told), default=0)
+        for name, value in told:
             text = Text(f"{name:{width}}  ", style="dim")
             text.append(self._wrapped(value, width + 2), style=STYLES.get(value, "not dim"))
             self.console.print(text)

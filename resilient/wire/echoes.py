@@ -1,0 +1,34 @@
+"""The forms in which an answer may echo what a request carried."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, quote_plus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SHORTEST: Final = 6  # characters of a value worth masking; shorter ones would garble harmless text
+
+
+def forms(values: Iterable[str]) -> set[str]:
+    """Each value, without its scheme ("Bearer abc": "abc"), decoded (Basic), its user and password, and quoted."""
+    found: set[str] = set()
+    for value in values:
+        word = value.rpartition(" ")[2]
+        plain = [value, word]
+        if value[:6].lower() == "basic " and (decoded := _decoded(word)):
+            user, _, password = decoded.partition(":")
+            plain += [decoded, user, password]
+        for one in plain:
+            found |= {one, quote(one, safe=""), quote_plus(one)}
+    return {one for one in found if len(one) >= SHORTEST}
+
+
+def _decoded(word: str) -> str:
+    try:
+        return base64.b64decode(word + "==").decode("utf-8", "replace")
+    except (ValueError, binascii.Error):
+        return ""

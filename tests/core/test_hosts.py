@@ -1,0 +1,139 @@
+"""URLs as strangers write them: read in one way, or not at all."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilient.core.errors import InvalidInput
+from resilient.core.hosts import address, origin_of, without_secrets
+from resilient.core.page_request import PageRequest, PagingError
+from resilient.core.paginators import links
+
+REFUSED = [
+    "http://evil\\@good.example/",
+    "http://good.example\\@evil/",
+    "https://good.example\\.evil/",
+    "https:\\\\good.example/",
+    "https://user@good.example/",
+    "https://user:pass@good.example/",
+    "https://@good.example/",
+    "https://good.example:x/",
+    "https://good.example:/",
+    "https://good.example:0/",
+    "https://good.example:65536/",
+    "https://good.example:080443/",
+    "https://go\tod.example/",
+    "https://good.example/\n",
+    "https://good.example/a b",
+    " https://good.example/",
+    "https://good.example\x00/",
+    "https://good.example/\x1b[0m",
+    "https://good.example/\x85",
+    "https://good.example\u3002evil/",
+    "https://g\xf6od.example/",
+    "https://\uff47ood.example/",
+    "https://good.example\uff0fx",
+    "https:///x",
+    "https://",
+    "//good.example/",
+    "ftp://good.example/",
+    "https:/good.example/",
+    "https://[::1/",
+    "https://::1]/",
+    "https://good.example]/",
+    "https://%67ood/",
+    "https://good.example;evil/",
+    "https://good,evil/",
+    "https://a&b/",
+    "https://{host}/",
+    "https://good.example\ud800/",
+    "",
+]
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_what_clients_read_in_different_ways_is_refused(url):
+    with pytest.raises(InvalidInput) as caught:
+        address(url)
+    assert "pass" not in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("https://API.example.com", ("https", "api.example.com", None, "/")),
+        ("HTTPS://api.example.com:8443/a/b?c=d#e", ("https", "api.example.com", 8443, "/a/b")),
+        ("http://127.0.0.1:8000/ü?q=ä", ("http", "127.0.0.1", 8000, "/ü")),
+        ("http://[::1]:80/x@y:z", ("http", "::1", 80, "/x@y:z")),
+        ("https://a_b-c.example?x=https://u:p@other/", ("https", "a_b-c.example", None, "/")),
+        ("https://xn--mller-kva.example/", ("https", "xn--mller-kva.example", None, "/")),
+    ],
+)
+def test_ordinary_urls(url, parts):
+    assert tuple(address(url)) == parts
+
+
+@given(st.text(alphabet="htps:/\\@?#[].%a1:é\t ", max_size=40))
+def test_what_is_read_is_read_alike_by_everybody(tail):
+    """httpx, urllib3 (requests) and the standard library agree about every URL that is not refused."""
+    import urllib.parse
+
+    import httpx
+    import urllib3
+
+    url = "http://good.example" + tail
+    try:
+        ours = address(url)
+    except InvalidInput:
+        return
+    standard = urllib.parse.urlsplit(url)
+    others = [
+        (standard.hostname, standard.port),
+        (parsed := urllib3.util.parse_url(url)) and (parsed.host, parsed.port),
+    ]
+    theirs = httpx.URL(url)
+    others.append((theirs.host, theirs.port))
+    assert {host for host, _ in others} == {ours.host}
+    assert {port or 80 for _, port in others} == {ours.port or 80}
+
+
+@pytest.mark.parametrize("url", ["http://evil\\@good.example/", "https://u:p@good.example/"])
+def test_every_address_of_a_provider(url):
+    with pytest.raises(InvalidInput):
+        origin_of(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://good.example\\@evil/",
+        "https://good.example@evil/",
+        "//evil/",
+        "http://[",
+        "https://good.example\n.evil/",
+    ],
+)
+def test_where_the_next_page_is_said_to_be(url):
+    with pytest.raises(PagingError):
+        PageRequest("https://good.example/things").at(url)
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ('<https://a/2>; rel="next", <https://a/9>; rel=last', {"next": "https://a/2", "last": "https://a/9"}),
+        ('<a>;rel="next prev";title="x, y; rel=z"', {"next": "a", "prev": "a"}),
+        ('<a>; title="\\"; rel=no"; rel=next', {"next": "a"}),
+        ("<a>; rel=next, <b>; rel=next", {"next": "a"}),
+        ("<a,b;c>;rel=next", {"next": "a,b;c"}),
+        ("rel=next", {}), ("<a>", {}), ("<a>, rel=next", {}), ("", {}), ("<<a>>; ; ;;rel==next", {"next": "a"}),
+    ],
+)  # fmt: skip
+def test_link_headers(header, found):
+    assert links(header) == found
+
+
+def test_logins_in_words_of_their_own():
+    assert without_secrets("postgresql://u:p/w@host/db") == "postgresql://host/db"
+    assert without_secrets("amqp://app:s:e@cret@host") == "amqp://host"

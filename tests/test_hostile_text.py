@@ -1,0 +1,198 @@
+"""What strangers write is read in a time that grows with its length, and does nothing to terminals and logs.
+
+One pass over 8,000 characters takes well below a millisecond; a pattern that looks at each place again from each place
+before it takes hundreds. What lies between is measured in CPU time, the best of three.
+"""
+
+import importlib
+import pkgutil
+import re
+import time
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import providers
+import resilient
+from resilient.core.bounds import SEARCHED_CODE
+from resilient.core.budgets import budgets
+from resilient.core.hosts import without_secrets
+from resilient.core.instants import Word, http_date, read
+from resilient.core.paginators import links
+from resilient.core.plain_text import in_json, one_line, plain
+from resilient.core.provider import Provider
+from resilient.core.retry_after import in_text, when
+from resilient.core.structured import parse_dictionary, parse_list
+from resilient.wire import redact
+
+NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
+LARGE, LONGEST = 8_000, 0.025  # characters; seconds of CPU
+SEEDS = [
+    " ", "\t", "a", "A", "0", "1.", "a.", ":", ";", ",", "=", '"', "'", "\\", '\\"', "<", ">", "/", "//", "://",
+    "@", "?", "&", "#", "://a:", "http://a:", "a://b:c", "password=", "password='", 'secret="', "token: ",
+    "Bearer ", "Bearer a", "Basic  ", "a=1;", "a;b", "<x>;a ", "<x>; rel=", '<x>;a="', "1m", "1h1m1s", "1,",
+    "1, ", "retry after ", "try again in 1", "{", "[", "(", "((", "(b'", '(b"', "x,", "a b", "Mon, ", "é",
+    "\x1b[", "\n", "\r\n", "wait 1d2", "10 of ", "limit 1 per ", "%41", "-", "_", "+", "*", "|", "$", "}",
+]  # fmt: skip
+
+
+def patterns():
+    """Every pattern the engine and the providers' facts hold, by its text."""
+    found = {}
+    for package in (resilient, providers):
+        for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if any(part in info.name for part in (".migrations", ".demo", ".bench", ".testing", "__main__", ".child")):
+                continue
+            module = importlib.import_module(info.name)
+            for name, value in vars(module).items():
+                every = value if isinstance(value, tuple) else (value,)
+                for one in every:
+                    if isinstance(one, re.Pattern) and isinstance(one.pattern, str):
+                        found.setdefault(one.pattern, (f"{info.name}.{name}", one))
+                    elif isinstance(one, Provider):
+                        facts(one, f"{info.name}.{name}", found)
+            if callable(make := vars(module).get("provider")) and package is providers:
+                try:
+                    facts(make(), info.name, found)
+                except TypeError:  # it wants credentials
+                    facts(make(client_id="c", client_secret="s"), info.name, found)
+    return found
+
+
+def facts(value, where, found):
+    """The regular expressions among facts, however deep."""
+    words = {"text", "code_text", "code_form", "made_up", "pattern", "timestamp_pattern"}
+    if is_dataclass(value):
+        for one in fields(value):
+            held = getattr(value, one.name)
+            if one.name in words and isinstance(held, str) and held:
+                found.setdefault(held, (f"{where}: {type(value).__name__}.{one.name}", re.compile(held)))
+            elif one.name == "header" and isinstance(held, dict):
+                for pattern in held.values():
+                    found.setdefault(pattern, (f"{where}: {type(value).__name__}.header", re.compile(pattern)))
+            else:
+                facts(held, where, found)
+    elif isinstance(value, (tuple, list, frozenset)):
+        for one in value:
+            facts(one, where, found)
+    elif isinstance(value, dict):
+        for one in value.values():
+            facts(one, where, found)
+
+
+def cpu(work, text, tries=1):
+    best = float("inf")
+    for _ in range(tries):
+        began = time.thread_time()
+        work(text)
+        best = min(best, time.thread_time() - began)
+    return best
+
+
+def too_slow(work, size, tails=("", "!", "@")):
+    """The first hostile text of a size that costs what only a second pass for each place costs."""
+    for seed in SEEDS:
+        for tail in tails:
+            for part in (size // 8, size):  # the smaller first: what is worse than quadratic would never end
+                text = (seed * (part // len(seed) + 1))[:part] + tail
+                if cpu(work, text) > LONGEST and cpu(work, text, 3) > LONGEST:
+                    return seed, tail, part
+    return None
+
+
+EVERY = patterns()
+CALLED = {  # patterns that see less than their module's texts: how many characters, and why
+    "resilient.core.hosts._LOGIN": (0, "only words up to their last @: without_secrets, below"),
+    "resilient.core.limit._SPAN": (0, "declared by the program"),
+    "resilient.wire.client._IGNORED": (0, "the program's own GraphQL document"),
+    "resilient.core.structured._STRING": (0, "matched at one place: the parsers, below"),
+    "resilient.core.retry_after._REPEATED": (0, "fullmatch: retry_after, below"),
+}
+
+
+def test_the_patterns_are_found():
+    assert len(EVERY) > 60
+    assert any("providers." in where for where, _ in EVERY.values())
+    assert CALLED.keys() <= {where for where, _ in EVERY.values()}
+
+
+@pytest.mark.parametrize(("where", "pattern"), EVERY.values(), ids=[where for where, _ in EVERY.values()])
+def test_each_pattern_takes_linear_time(where, pattern):
+    size, _ = CALLED.get(where, (SEARCHED_CODE.value if where.endswith("code_form") else LARGE, ""))
+    assert too_slow(pattern.search, size) is None if size else True, pattern.pattern
+
+
+PARSERS = {
+    "scrub": redact.scrub,
+    "urls": redact.urls,
+    "without_secrets": without_secrets,
+    "links": links,
+    "list": parse_list,
+    "dictionary": parse_dictionary,
+    "plain": plain,
+    "one_line": one_line,
+    "http_date": lambda t: http_date(t, NOW),
+    "in_text": lambda t: in_text(t, NOW),
+    "auto": lambda t: read(t, Word.AUTO, NOW),
+    "duration": lambda t: read(t, Word.DURATION, NOW),
+    "retry_after": lambda t: when({"retry-after": t}, NOW),
+    "budgets": lambda t: budgets(dict.fromkeys(BUDGETS, t), NOW),
+}
+BUDGETS = ("ratelimit", "ratelimit-policy", "x-ratelimit-limit", "x-ratelimit-reset")
+
+
+@pytest.mark.parametrize("parse", PARSERS.values(), ids=PARSERS)
+def test_each_parser_takes_linear_time(parse):
+    assert too_slow(parse, 2 * LARGE) is None
+
+
+@pytest.mark.parametrize("parse", PARSERS.values(), ids=PARSERS)
+@given(text=st.lists(st.sampled_from(SEEDS), max_size=60).map("".join) | st.text(max_size=200))
+@settings(max_examples=60, deadline=200)
+def test_no_parser_raises_or_takes_long(parse, text):
+    parse(text)
+
+
+def test_a_megabyte_is_scrubbed_at_once():
+    for seed in ("http://a:", "://a:", "password='", "a.", "Bearer "):
+        assert cpu(redact.scrub, seed * 200_000) < 1.0
+
+
+HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\x85\u202egnp\u2066x\u2028y\rz\x00\ud800\x7f"
+
+
+def test_nothing_that_a_terminal_obeys_is_left():
+    for clean in (plain(HOSTILE), one_line(HOSTILE + "\nINFO forged"), in_json(HOSTILE)):
+        assert clean.isprintable()
+        clean.encode()
+    assert plain("tab\there\nnext") == "tab\there\nnext"
+    assert plain("a\r\nb") == "a\nb"
+
+
+def test_json_means_what_it_meant():
+    import json
+
+    value = {"k": "\x9b\u202e é \u2028 \x1b"}
+    assert json.loads(in_json(json.dumps(value, ensure_ascii=False))) == value
+
+
+@pytest.mark.parametrize("where", range(0, 40, 3))
+def test_half_a_secret_at_an_edge_is_dropped(where):
+    secret = "s3cr3t-" + "0123456789abcdef" * 2
+    room = 16 * 1024 - where
+    for text in ("x " * (room // 2) + " " * (room % 2) + secret + " tail" * 10, "x" * room + secret * 2):
+        shown = redact.scrub(text, [secret], 16_000)
+        assert "s3cr" not in shown[-60:]
+        assert "0123456789" not in shown
+    before = secret + " x" * (room // 2) + " " * (room % 2)
+    shown = redact.scrub("head " * 50 + before, [secret], 16_000, end=True)
+    assert "abcdef" not in shown
+
+
+def test_what_is_shown_is_cut_behind_the_scrub():
+    token = "tok-0123456789abcdef"
+    for lead in range(470, 510):
+        assert "tok-" not in redact.scrub("x" * lead + " " + token + " rest", [token], 500)
