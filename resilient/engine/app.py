@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.errors import SetupError
 from resilient.core.policy import BreakerPolicy, Policies
 from resilient.engine import joining, writing
 from resilient.engine import retention as retention_
@@ -36,6 +37,7 @@ from resilient.engine.sync_side import SyncApp
 from resilient.engine.webhooks import Webhooks
 from resilient.engine.worker import DEFAULT_CONCURRENCY, GRACE, LEASE, Worker
 from resilient.engine.workflows import Workflows
+from resilient.store import pool
 from resilient.store import schema as schemas
 from resilient.store.address import for_listening
 from resilient.store.database import Database
@@ -75,7 +77,8 @@ class Resilient:
     ``database`` is an address (``sqlite:///app.db``, ``postgresql://...``) or the program's own Engine or AsyncEngine.
     ``limits``, ``concurrency`` and ``breakers`` are by resource pattern (``{"github/*": [Limit(5000, per="1h")]}``) and
     can be overridden per resource at runtime. ``schema`` puts the tables into a PostgreSQL schema. ``listen_url`` is a
-    direct connection for LISTEN/NOTIFY where the pool cannot (PgBouncer). ``max_payload`` is in bytes. ``deps`` is
+    direct connection for LISTEN/NOTIFY where the pool cannot (PgBouncer). ``connections``: to PostgreSQL, the most
+    this process has; an engine that is handed over has its own pool. ``max_payload`` is in bytes. ``deps`` is
     anything the handlers need, as ``job.deps``. ``upgrade`` makes or updates the tables when the app is first used; by
     default on SQLite only (on PostgreSQL run ``resilient db upgrade`` with the deployment). ``clock`` is for tests: the
     only time there is then (see ``resilient.testing.FakeClock``). ``session_factory`` makes the sessions that
@@ -103,6 +106,7 @@ class Resilient:
         breakers: Mapping[str, BreakerPolicy] | None = None,
         schema: str | None = None,
         listen_url: str | None = None,
+        connections: int = pool.DEFAULT,
         max_payload: int = MAX_PAYLOAD,
         deps: Any = None,
         upgrade: bool | None = None,
@@ -118,7 +122,7 @@ class Resilient:
         on_needs_reauth: Kind[Any] | None = None,
         webhooks: Iterable[Inbound] = (),
     ) -> None:
-        self.database = database if isinstance(database, Database) else Database(database, schema=schema, clock=clock)
+        self.database = database if isinstance(database, Database) else _opened(database, schema, clock, connections)
         to = named(destinations)
         self.kinds: Mapping[str, Handler[Any, Any]] = by_kind([*handlers, *relays(to)])
         self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
@@ -408,3 +412,9 @@ class Resilient:
     ) -> SyncWorkflow:
         """`workflow` for synchronous programs: ``with app.sync.workflow("order") as wf:``."""
         return SyncWorkflow(self, checked_name("the name of a workflow", name), session, resource_key, None)
+
+
+def _opened(target: Any, schema: str | None, clock: Callable[[], datetime] | None, connections: int) -> Database:
+    if connections < pool.LEAST:
+        raise SetupError(f"connections={connections}: a process needs at least {pool.LEAST}")
+    return Database(target, schema=schema, clock=clock, connections=connections)

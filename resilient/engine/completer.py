@@ -20,7 +20,7 @@ from resilient.core.errors import DuplicateJob
 from resilient.engine import writing
 from resilient.engine.away import retry_pause
 from resilient.store import finishing, leases, patience, resources, turns
-from resilient.store.direct import direct
+from resilient.store.direct import direct, reserved
 from resilient.store.followers import Ends
 
 if TYPE_CHECKING:
@@ -308,6 +308,7 @@ def _bare(results: Results) -> Results:
 
 
 @direct
+@reserved
 def write(
     c: Connection,
     d: Dialect,

@@ -18,6 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from resilient.store import leases, workers
+from resilient.store.direct import reserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,6 +162,7 @@ def code_version() -> str:
         return "unknown"
 
 
+@reserved
 def beat(
     c: Connection,
     d: Dialect,

@@ -38,7 +38,7 @@ class SessionEngines:
             return database.sync_engine
         with self._lock:
             if self._sync is None:
-                self._sync = database.new_engine(database.options() | {"pool_timeout": PATIENCE})
+                self._sync = database.new_engine("sessions", patience=PATIENCE)
             return self._sync
 
     @property
@@ -54,7 +54,7 @@ class SessionEngines:
     def _made_async(self) -> AsyncEngine:
         database = self._database
         if not database.is_sqlite:
-            return database.new_async_engine(database.options() | {"pool_timeout": PATIENCE})
+            return database.new_async_engine("sessions", patience=PATIENCE)
         if database.file is None:
             raise SetupError("a database in memory has no second connection for sessions: use a file")
         url, options = database.url.set(drivername="sqlite+aiosqlite"), {"timeout": 30}

@@ -25,6 +25,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from resilient.core.errors import DatabaseBusy, DatabaseUnreachable, SetupError
-from resilient.store import forks, trouble
+from resilient.store import forks, pool, trouble
 from resilient.store.address import (
     BUSY_TIMEOUT,
     checked,
@@ -51,7 +52,7 @@ from resilient.store.address import (
     without_threshold,
 )
 from resilient.store.dialect import Dialect
-from resilient.store.direct import Direct, engine_options, is_direct
+from resilient.store.direct import Direct, engine_options, is_direct, is_reserved
 from resilient.store.watch import Watch, asking
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 T = TypeVar("T")
+THREADS: Final = 10  # that serve coroutines on an engine for threads
 _PRAGMAS: Final = ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY")
 
 
@@ -74,14 +76,17 @@ class Database:
         *,
         schema: str | None = None,
         clock: Callable[[], datetime] | None = None,
-        pool_size: int = 10,
+        connections: int = pool.DEFAULT,
     ) -> None:
         """Connect to nothing yet. Raises `SetupError` (or its `MissingExtra`) for what can never work."""
-        self._pool_size = pool_size
+        self.connections = pool.Connections(connections)
+        self._uses: weakref.WeakKeyDictionary[Engine, tuple[str, float]] = weakref.WeakKeyDictionary()
         self._owned: list[Engine | AsyncEngine] = []
         self._watch: Watch | None = None
         self._direct_sync: Engine | None = None
         self._direct_async: AsyncEngine | None = None
+        self._reserved_sync: Engine | None = None  # of what must not wait for others: heartbeat, finish
+        self._reserved_async: AsyncEngine | None = None
         self._sync = target if isinstance(target, Engine) else None
         self._async = target if isinstance(target, AsyncEngine) else None
         self.is_own = not isinstance(target, Engine | AsyncEngine)  # its engines are made here, from an address
@@ -105,7 +110,7 @@ class Database:
 
     def _queue_up(self) -> None:
         # Not the loop's default executor: the application's own threads may fill that.
-        self._threads = ThreadPoolExecutor(1 if self.is_sqlite else self._pool_size, "resilient-database")
+        self._threads = ThreadPoolExecutor(1 if self.is_sqlite else THREADS, "resilient-database")
         self._async_turn = asyncio.Lock()
         self._sync_turn = threading.RLock()
 
@@ -142,23 +147,28 @@ class Database:
         return {
             "url": self.url.set(drivername="postgresql+psycopg"),
             "connect_args": connect_args(self.url) | self._connect_args,
-            "pool_size": self._pool_size,
-            "max_overflow": 5,
             "isolation_level": "READ COMMITTED",  # whatever default_transaction_isolation says
             "hide_parameters": True,  # payloads do not belong into error messages
         }
 
-    def new_engine(self, options: dict[str, Any] | None = None) -> Engine:
-        """An engine on PostgreSQL whose connections are watched."""
-        return self._watched(sa.create_engine(**(options or self.options())))
+    def new_engine(
+        self, use: str = "engine", options: dict[str, Any] | None = None, *, patience: float = pool.PATIENCE
+    ) -> Engine:
+        """An engine on PostgreSQL whose connections are watched, and counted by their use (`Connections.place`)."""
+        engine = sa.create_engine(poolclass=pool.BudgetPool, **(options or self.options()))
+        return self._placed(engine, use, patience)
 
-    def new_async_engine(self, options: dict[str, Any] | None = None) -> AsyncEngine:
+    def new_async_engine(
+        self, use: str = "engine", options: dict[str, Any] | None = None, *, patience: float = pool.PATIENCE
+    ) -> AsyncEngine:
         """`new_engine` for coroutines."""
-        engine = create_async_engine(**(options or self.options()))
-        self._watched(engine.sync_engine)
+        engine = create_async_engine(poolclass=pool.AsyncBudgetPool, **(options or self.options()))
+        self._placed(engine.sync_engine, use, patience)
         return engine
 
-    def _watched(self, engine: Engine) -> Engine:
+    def _placed(self, engine: Engine, use: str, patience: float) -> Engine:
+        self.connections.place(engine.pool, use, patience)
+        self._uses[engine] = use, patience
         trouble.note(engine)
         event.listen(engine, "connect", self._connected)
         return engine
@@ -170,8 +180,11 @@ class Database:
     def watch(self) -> Watch:
         """Who notices that the server says nothing; see `watch.py`."""
         if self._watch is None:
-            self._watch = Watch(self.address, asking(self.driver_arguments()))
+            self._watch = Watch(self.address, asking(self.driver_arguments()), also=self._close_idle)
         return self._watch
+
+    def _close_idle(self, now: float) -> None:
+        self.connections.budget.close_idle(now)
 
     def driver_arguments(self, url: URL | None = None) -> dict[str, Any]:
         """The address (or another one) as psycopg's own arguments."""
@@ -200,7 +213,7 @@ class Database:
 
     def transaction_sync(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The same for synchronous callers."""
-        engine = self.sync_engine
+        engine = self._reserved_engine if self._goes_direct and is_reserved(fn) else self.sync_engine
         with self.named_errors(), self._sync_writer(), engine.connect() as c:
             c.execution_options(**self._isolation(engine))
             with c.begin():
@@ -217,7 +230,7 @@ class Database:
         if not self._goes_direct:
             return self.transaction_sync(fn, *args)
         if self._direct_sync is None:
-            self._direct_sync = self.new_engine(engine_options(self.options()))
+            self._direct_sync = self.new_engine(options=engine_options(self.options()))
             self._owned.append(self._direct_sync)
         with self.named_errors():
             return self._on(Direct(self._direct_sync, asynchronous=False, one_statement=True), fn, args, {})
@@ -228,12 +241,26 @@ class Database:
         return self.is_own and not self.is_sqlite
 
     async def _direct(self, fn: Callable[..., T], args: Any, kwargs: Any, *, one_statement: bool = False) -> T:
-        if self._direct_async is None:
-            self._direct_async = self.new_async_engine(engine_options(self.options()))
-            self._owned.append(self._direct_async)
+        engine = self._direct_engine("_reserved_async" if is_reserved(fn) else "_direct_async")
         with self.named_errors():
-            c = Direct(self._direct_async.sync_engine, asynchronous=True, one_statement=one_statement)
+            c = Direct(engine.sync_engine, asynchronous=True, one_statement=one_statement)
             return await greenlet_spawn(self._on, c, fn, args, kwargs)
+
+    def _direct_engine(self, name: str) -> AsyncEngine:
+        engine: AsyncEngine | None = getattr(self, name)
+        if engine is None:
+            use = "reserved" if name == "_reserved_async" else "engine"
+            engine = self.new_async_engine(use, engine_options(self.options()))
+            setattr(self, name, engine)
+            self._owned.append(engine)
+        return engine
+
+    @property
+    def _reserved_engine(self) -> Engine:
+        if self._reserved_sync is None:
+            self._reserved_sync = self.new_engine("reserved")
+            self._owned.append(self._reserved_sync)
+        return self._reserved_sync
 
     def _on(self, c: Direct, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
         with c:
@@ -278,9 +305,10 @@ class Database:
         try:
             yield
         except PoolTimeout:
+            own = f"raise Resilient(connections=...), which is {self.connections.most}"
+            theirs = "hand over an engine with a larger pool: Resilient(create_async_engine(..., pool_size=...))"
             raise DatabaseBusy(
-                f"every connection to {self.address} is in use: shorten transactions, or hand over an engine with a"
-                " larger pool: Resilient(create_async_engine(..., pool_size=...))"
+                f"every connection to {self.address} is in use: shorten transactions, or {own if self.is_own else theirs}"
             ) from None
         except NotImplementedError as error:
             if "DateStyle" not in str(error):
@@ -317,10 +345,16 @@ class Database:
         self._queue_up()
         if self.is_sqlite and self.file is None:
             return
+        self.connections.begin_anew()
         for engine in self._owned:
             plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+            if plain not in self._uses:
+                forks.left.append(plain.pool)
+                plain.dispose(close=False)
+        for plain, (use, patience) in self._uses.items():
             forks.left.append(plain.pool)
             plain.dispose(close=False)
+            self.connections.place(plain.pool, use, patience)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -343,7 +377,7 @@ class Database:
         """The engines of this kind that were made here; from now on there are none."""
         left: list[T] = [one for one in self._owned if isinstance(one, kind)]
         self._owned = [one for one in self._owned if one not in left]
-        for name in ("_sync", "_async", "_direct_sync", "_direct_async"):
+        for name in ("_sync", "_async", "_direct_sync", "_direct_async", "_reserved_sync", "_reserved_async"):
             if getattr(self, name) in left:
                 setattr(self, name, None)
         return left

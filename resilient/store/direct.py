@@ -55,6 +55,17 @@ def is_direct(fn: Callable[..., Any]) -> bool:
     return getattr(fn, "direct", False)
 
 
+def reserved(fn: F) -> F:
+    """Mark a store function as one that has a connection of its own, so that it waits for nobody's."""
+    fn.reserved = True  # type: ignore[attr-defined]
+    return fn
+
+
+def is_reserved(fn: Callable[..., Any]) -> bool:
+    """Whether a function is marked so."""
+    return getattr(fn, "reserved", False)
+
+
 class Rows(list[Any]):
     """The rows of a statement, as named tuples: what store functions use of SQLAlchemy's result."""
 

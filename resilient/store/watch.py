@@ -52,10 +52,20 @@ Sessions = dict[int, Session]  # by process id; empty: nothing is known of them
 
 
 class Watch:
-    """Watches the connections it is given; ``ask`` gives the server's sessions, None if it does not answer."""
+    """Watches the connections it is given; ``ask`` gives the server's sessions, None if it does not answer.
 
-    def __init__(self, address: str, ask: Callable[[], Sessions | None], *, suspect: float = SUSPECT) -> None:
-        self._address, self._ask, self.suspect = address, ask, suspect
+    ``also`` is called with each look.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ask: Callable[[], Sessions | None],
+        *,
+        suspect: float = SUSPECT,
+        also: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._address, self._ask, self.suspect, self._also = address, ask, suspect, also
         self.begin_anew()
         forks.renew_in_children(self)
 
@@ -86,7 +96,9 @@ class Watch:
     def _run(self, closed: threading.Event) -> None:
         while not closed.wait(TICK):
             try:
-                self.look(time.monotonic())
+                now = time.monotonic()
+                self._also(now)
+                self.look(now)
             except Exception as error:  # noqa: BLE001 - the next look comes soon
                 log.debug("cannot look at the connections to %s: %s", self._address, type(error).__name__)
 

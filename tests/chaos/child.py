@@ -194,7 +194,7 @@ def app(url):
     first = options.first_open
     breaker = BreakerPolicy(first_open=first, longest_open=4 * first, probe_lease=2 * first, ramp=2 * first)
     return Resilient(
-        Database(url, pool_size=options.pool_size),
+        Database(url, connections=options.pool_size),
         handlers=[work, ordered, thread, fails, step, undo, *evil.HANDLERS],
         providers=[provider],
         limits={"p/*": [Limit.parse(options.limit)]} if options.limit else None,

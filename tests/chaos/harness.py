@@ -103,7 +103,7 @@ class Eye:
     """Looks at the turns all the time (J9 holds at every committed moment, not only in the end)."""
 
     def __init__(self, database, every=0.1):
-        self.database, self.every = Database(database.url, pool_size=1), every
+        self.database, self.every = Database(database.url, connections=1), every
         self.seen, self.looks = [], 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)

@@ -50,7 +50,7 @@ class Producer:
     """A thread that enqueues all the time and knows what was committed."""
 
     def __init__(self, url):
-        self.database, self.committed, self.unknown = Database(url, pool_size=1), [], []
+        self.database, self.committed, self.unknown = Database(url, connections=1), [], []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -39,7 +39,7 @@ class Publishers:
     """Threads that enqueue into shared lanes; some transactions roll back, some lose their sessions."""
 
     def __init__(self, database, rng, count=3):
-        self.app = Resilient(Database(database.url, pool_size=count), kinds=[ORDERED], upgrade=False)
+        self.app = Resilient(Database(database.url, connections=count + 4), kinds=[ORDERED], upgrade=False)
         self.commits = []  # (began, ended, ids), of commits that were answered
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(random.Random(rng.random()),)) for _ in range(count)]

@@ -79,7 +79,7 @@ class Relays:
 
 @pytest.fixture
 def postgres(postgres_url, open_database):
-    return open_database(postgres_url, pool_size=8)
+    return open_database(postgres_url, connections=12)
 
 
 def cut(database, dice):

@@ -40,7 +40,7 @@ class Producers:
     """Two threads that enqueue; some of their transactions roll back, some lose their session."""
 
     def __init__(self, database, rng):
-        self.database = Database(database.url, pool_size=2)
+        self.database = Database(database.url, connections=2)
         self.committed, self.rolled_back, self.unknown = [], [], []
         self._n = 0
         self._app = Resilient(self.database, kinds=[STEP, UNDO], upgrade=False)

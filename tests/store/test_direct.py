@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
-from resilient.core.errors import DatabaseUnreachable
+from resilient.core.errors import DatabaseBusy, DatabaseUnreachable
 from resilient.store.database import Database
 from resilient.store.dialect import TIME
 from resilient.store.direct import Direct, direct
@@ -294,15 +294,15 @@ async def test_a_cancelled_statement_leaves_a_usable_pool(postgres_database, pos
     assert connections(postgres_url)[0] == 0
 
 
-async def test_every_connection_in_use_is_said(postgres_url):
-    database = Database(postgres_url, pool_size=1)
-    database.options = lambda: Database.options(database) | {"max_overflow": 0, "pool_timeout": 0.05}
+async def test_every_connection_in_use_is_said(postgres_url, monkeypatch):
+    monkeypatch.setattr(Database.new_async_engine, "__kwdefaults__", {"patience": 0.05})
+    database = Database(postgres_url, connections=1)
     try:
         held = asyncio.create_task(
             database.statement(lambda c, d: d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 0.5}))
         )
         await asyncio.sleep(0.1)
-        with pytest.raises(DatabaseUnreachable, match="is in use: shorten transactions"):
+        with pytest.raises(DatabaseBusy, match=r"is in use: shorten transactions, or raise Resilient\(connections="):
             await database.transaction(keys)
         await held
         assert await database.transaction(keys) == []

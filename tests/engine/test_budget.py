@@ -1,0 +1,170 @@
+"""One budget of connections for a process: never more, what rests is closed, nobody waits in a circle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+from sqlalchemy import text
+
+from resilient import DatabaseBusy, Job, Resilient, SetupError, SyncJob, handler
+from resilient.store import pool
+from resilient.store.database import Database
+from resilient.store.direct import direct
+
+
+@direct
+def one(c, d):
+    return d.run(c, "SELECT 1 AS one").scalar()
+
+
+def plain(c, d):
+    return d.run(c, "SELECT 1 AS one").scalar()
+
+
+class Counter:
+    """Looks all the time how many sessions a database has, but for its own."""
+
+    def __init__(self, server, url):
+        self.most, self._end = 0, threading.Event()
+        self._connection = server.connect(url.partition("?")[0].rpartition("/")[2])
+        self._thread = threading.Thread(target=self._run)
+
+    def now(self):
+        with self._connection.cursor() as cursor:
+            (count,) = cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            ).fetchone()
+        return count
+
+    def _run(self):
+        while not self._end.wait(0.01):
+            self.most = max(self.most, self.now())
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        self._thread.join()
+        self._connection.close()
+
+
+@handler("complete", timeout=120)
+async def complete(job: Job[dict]) -> None:
+    async with job.complete() as session:
+        await session.execute(text("SELECT pg_sleep(0.002)"))
+
+
+@handler("thread", timeout=120)
+def thread(job: SyncJob[dict]) -> None:
+    with job.complete() as session:
+        session.execute(text("SELECT pg_sleep(0.002)"))
+
+
+@handler("more", timeout=120)
+async def more(job: Job[dict]) -> None:
+    """Holds one connection and asks for another."""
+    async with job.complete() as session:
+        await session.execute(text("SELECT 1"))
+        await job.app.jobs.count()
+        await asyncio.to_thread(job.app.sync.jobs.count)
+
+
+async def until_done(app, count):
+    async with asyncio.timeout(120):
+        while await app.jobs.count(state="succeeded") < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("kinds", [[complete], [thread], [complete, thread, more]], ids=["async", "threads", "mixed"])
+async def test_five_hundred_slots_inside_complete_share_ten_connections(postgres_server, postgres_url, kinds):
+    app = Resilient(postgres_url, handlers=[complete, thread, more], upgrade=False)
+    for kind in kinds:
+        await app.enqueue_many(kind, [{}] * (500 // len(kinds)), resource_key="p/1")
+    worker = app.worker(concurrency=500)
+    with Counter(postgres_server, postgres_url) as counter:
+        running = asyncio.create_task(worker.run(signals=False))
+        await until_done(app, 500 // len(kinds) * len(kinds))
+        worker.stop()
+        await running
+        assert counter.most <= 10
+    assert worker.outcomes == {"succeeded": 500 // len(kinds) * len(kinds)}
+    await app.close()
+
+
+async def test_what_rests_is_closed(postgres_server, postgres_url):
+    database = Database(postgres_url)
+    with Counter(postgres_server, postgres_url) as counter:
+        await asyncio.gather(*(database.transaction(fn) for fn in (one, plain) * 20))
+        await asyncio.gather(*(asyncio.to_thread(database.transaction_sync, plain) for _ in range(10)))
+        assert counter.now() > 1
+        database.connections.budget.close_idle(time.monotonic() + 60)
+        async with asyncio.timeout(30):
+            while counter.now():  # noqa: ASYNC110 - the server's processes end
+                await asyncio.sleep(0.01)
+        assert counter.most <= 6
+        assert [await database.transaction(one), await database.transaction(plain)] == [1, 1]
+    await database.close()
+
+
+async def test_who_waits_is_served_in_order_and_who_goes_away_holds_up_nobody(postgres_url):
+    database = Database(postgres_url, connections=5)  # one, shared
+    served = []
+
+    async def ask(n):
+        await database.transaction(one)
+        served.append(n)
+
+    sleep = direct(lambda c, d: d.run(c, "SELECT pg_sleep(:s) AS slept", {"s": 0.3}).all())
+    first = asyncio.create_task(database.transaction(sleep))
+    await asyncio.sleep(0.1)
+    tasks = []
+    for n in range(5):
+        tasks.append(asyncio.create_task(ask(n)))
+        await asyncio.sleep(0)
+    tasks[1].cancel()
+    await first
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert served == [0, 2, 3, 4]
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*(database.transaction(plain) for _ in range(5))) == [1] * 5
+    await database.close()
+
+
+def test_a_permit_that_came_too_late_is_given_back():
+    share = pool.Share(1)
+    share.take(1, asynchronous=False)
+    with pytest.raises(pool.PoolTimeout):
+        share.take(0.01, asynchronous=False)
+    share.give()
+    share.take(0.01, asynchronous=False)
+
+
+async def test_a_server_without_a_free_connection_is_named_and_waited_for(own_postgres):
+    """It costs no attempt: the job is run when there is one."""
+    name = own_postgres.create()
+    with own_postgres.connect() as c:
+        c.execute(f"CREATE ROLE few LOGIN CONNECTION LIMIT 3; GRANT ALL ON DATABASE {name} TO few")
+    url = own_postgres.url(name).replace("postgres@", "few@")
+    database = Database(url)
+    assert await database.transaction(one) == 1
+    import psycopg
+
+    others = [psycopg.connect(host=str(own_postgres.data), dbname=name, user="few") for _ in range(2)]
+    with pytest.raises(DatabaseBusy, match=r"has no connection left.*too many connections for role"):
+        await asyncio.gather(*(database.transaction(fn) for fn in (one, plain) * 3))
+    for other in others:
+        other.close()
+    assert await database.transaction(plain) == 1
+    await database.close()
+
+
+def test_too_few_to_work_with_is_refused():
+    with pytest.raises(SetupError, match="at least 6"):
+        Resilient("postgresql://h/x", connections=5)
