@@ -307,8 +307,9 @@ class Database:
         except PoolTimeout:
             own = f"raise Resilient(connections=...), which is {self.connections.most}"
             theirs = "hand over an engine with a larger pool: Resilient(create_async_engine(..., pool_size=...))"
+            remedy = own if self.is_own else theirs
             raise DatabaseBusy(
-                f"every connection to {self.address} is in use: shorten transactions, or {own if self.is_own else theirs}"
+                f"every connection to {self.address} is in use: shorten transactions, or {remedy}"
             ) from None
         except NotImplementedError as error:
             if "DateStyle" not in str(error):
