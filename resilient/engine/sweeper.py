@@ -294,7 +294,8 @@ def recheck(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], rol
             count = releasable(known, policy(key, known.policy_override), now, RELEASE_BATCH)
         if count:
             turns.postpone(c, d, ids, now + turns.RELEASE_STEP)
-            released += turns.release(c, d, key, count, now)
+            probing = known is not None and known.breaker.state != "closed"
+            released += turns.release(c, d, key, count, now, oldest_first=probing)
             continue
         stop = stop_of(known, now) if known is not None else None
         later = now + turns.recheck_in(roll)

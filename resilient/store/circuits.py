@@ -133,7 +133,7 @@ def give_up_probes(c: Connection, d: Dialect, lost: Mapping[str, Collection[str]
     if orphans:
         write_breakers(c, d, [(key, replace(rows[key].breaker, probe_until=now)) for key in orphans], now)
     for key in sorted(orphans):
-        turns.release(c, d, key, 1, now)
+        turns.release(c, d, key, 1, now, oldest_first=True)
     return orphans
 
 

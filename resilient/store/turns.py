@@ -229,14 +229,17 @@ def _still_judged(c: Connection, d: Dialect, keys: Sequence[str], judged: Mappin
     return frozenset(key for key, revision in rows if judged.get(key) == revision)
 
 
-def release(c: Connection, d: Dialect, parked_on: str, limit: int, now: datetime) -> int:
+def release(c: Connection, d: Dialect, parked_on: str, limit: int, now: datetime, *, oldest_first: bool = False) -> int:
     """Turn up to ``limit`` turns parked on a resource into ordinary ones, best first; returns how many.
 
+    ``oldest_first``: for probes. One that fails parks anew, at the back, so the next is another key's: an account that
+    is ill by itself and comes first by priority would otherwise keep all others waiting.
     Call it in a statement after the one that wrote the resource row. If more are parked, the next is rechecked a
     second later, so that staging goes on releasing.
     """
+    order = "id" if oldest_first else "priority DESC, id"
     best = d.chosen(
-        "SELECT id FROM {turn} WHERE parked_on = :parked_on ORDER BY priority DESC, id LIMIT :limit {skip_locked}"
+        f"SELECT id FROM {{turn}} WHERE parked_on = :parked_on ORDER BY {order} LIMIT :limit {{skip_locked}}"
     )
     rows = d.run(
         c,

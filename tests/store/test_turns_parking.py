@@ -2,7 +2,10 @@
 
 from datetime import timedelta
 
-from resilient.store import resources, turns
+from resilient.core.breaker import BreakerFacts
+from resilient.core.policy import Policies
+from resilient.engine.sweeper import recheck
+from resilient.store import circuits, resources, turns
 
 
 def parked(now, key, on, seconds):
@@ -47,3 +50,31 @@ def test_a_key_that_moves_to_another_resource_leaves_nobody_behind(database, clo
     database.transaction_sync(move)
     found = database.transaction_sync(lambda c, d: turns.due_parked(c, d, now + timedelta(seconds=3)))
     assert {on: len(ids) for on, ids in found.items()} == {"crm": 1, "crm/a": 1}
+
+
+def test_keys_take_turns_at_probing_whatever_their_priority(database, clock):
+    """One whose probe fails comes back first by priority, and last by age."""
+    policies = Policies()
+
+    def park(c, d, key, priority):
+        turns.park(c, d, [turns.Parking(key, priority, "crm", clock.now(), clock.now())], {})
+
+    def begin(c, d):
+        resources.ensure(c, d, ["crm/ill", "crm/well", "crm"])
+        shut = BreakerFacts("open", 1, open_until=clock.now(), opened_at=clock.now())
+        circuits.write_breakers(c, d, [("crm", shut)], clock.now())
+        park(c, d, "crm/ill", 9)
+        park(c, d, "crm/well", 0)
+
+    def probe(c, d):
+        recheck(c, d, policies.for_key, 0.5)
+        (turn,) = turns.take(c, d, turns.Wanted(10))
+        park(c, d, turn.resource_key, turn.priority)
+        return turn.resource_key
+
+    database.transaction_sync(begin)
+    probed = []
+    for _ in range(4):
+        probed.append(database.transaction_sync(probe))
+        clock.advance(61)
+    assert probed == ["crm/ill", "crm/well", "crm/ill", "crm/well"]
