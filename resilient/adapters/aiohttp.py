@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.errors import MissingExtra
 
@@ -83,31 +83,33 @@ class Middleware:
 
     def __init__(self, job: Requests) -> None:
         self._job = job
-        self._hops: dict[str, tuple[bool, URL]] = {}  # where redirects lead: whether they have left, and from where
+        self._hops: dict[str, _Hop] = {}  # by where redirects lead
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """One request, sent at most twice."""
-        left, origin = self._hops.pop(str(request.url), (False, None))
+        hop = self._hops.pop(str(request.url), _START)
         kept = request.headers.copy(), request.url
         body = await _in_memory(request)
-        call, response = await self._once(request, handler, body, left=left, origin=origin)
+        call, response = await self._once(request, handler, body, hop)
         if call.renewed and body is not None:
             response.release()
             request.headers, request.url = kept[0], kept[1]
-            call, response = await self._once(request, handler, body, left=left, origin=origin)
+            call, response = await self._once(request, handler, body, hop)
         target = response.headers.get("Location") if response.status in (301, 302, 303, 307, 308) else None
         if target is not None and len(self._hops) < _MOST_HOPS:
-            self._hops[str(kept[1].join(URL(target)))] = (left or not call.trusted, kept[1].origin())
+            with contextlib.suppress(ValueError):  # no URL: aiohttp says so
+                bare = hop.bares(call, kept[1])
+                self._hops[str(kept[1].join(URL(target)))] = _Hop(hop.left or not call.trusted, bare, kept[1].origin())
         return response
 
     async def _once(
-        self, request: ClientRequest, handler: ClientHandlerType, body: bytes | None, *, left: bool, origin: URL | None
+        self, request: ClientRequest, handler: ClientHandlerType, body: bytes | None, hop: _Hop
     ) -> tuple[AsyncCall, ClientResponse]:
         url = str(request.url)
         async with self._job.call(
-            request.method, url, body=body, headers=dict(request.headers), trusted=not left
+            request.method, url, body=body, headers=dict(request.headers), trusted=not hop.left
         ) as call:
-            if not call.trusted and origin is not None and origin != request.url.origin():
+            if hop.bares(call, request.url):
                 request.headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() in _KEPT)
             for name, value in call.headers.items():
                 request.headers[name] = value
@@ -125,6 +127,21 @@ def _drop_spoilt(connector: aiohttp.BaseConnector | None) -> None:
         for protocol, _ in idle:
             if protocol.should_close:
                 protocol.close()
+
+
+class _Hop(NamedTuple):
+    """What led to a request: whether the chain has left the provider's hosts, is bare since, and from where."""
+
+    left: bool = False
+    bare: bool = False
+    origin: URL | None = None  # None: no redirect led here
+
+    def bares(self, call: AsyncCall, url: URL) -> bool:
+        """Whether a request for ``url`` carries nobody's headers: once a redirect led to a stranger, to the end."""
+        return not call.trusted and self.origin is not None and (self.bare or self.origin != url.origin())
+
+
+_START: Final = _Hop()
 
 
 async def _look(response: ClientResponse, call: AsyncCall) -> bytes | None:

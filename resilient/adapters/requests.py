@@ -67,6 +67,7 @@ class Session(requests.Session):
         before = response.request
         left = getattr(before, "_left", False) or not getattr(before, "_trusted", True)
         prepared_request._left = left  # type: ignore[attr-defined]  # noqa: SLF001 - a note to ourselves
+        prepared_request._was_bare = getattr(before, "_bare", False)  # type: ignore[attr-defined]  # noqa: SLF001
         prepared_request._origin = _origin(before)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -170,7 +171,10 @@ def _outgoing(request: requests.PreparedRequest, call: SyncCall) -> requests.Pre
     """A copy that carries what is ours, and to a stranger a redirect leads to, only what is nobody's."""
     sent = request.copy()
     sent.url = call.url
-    if not call.trusted and getattr(request, "_origin", None) not in (None, _origin(request)):
+    away = getattr(request, "_origin", None) not in (None, _origin(request))
+    bare = not call.trusted and (getattr(request, "_was_bare", False) or away)
+    request._bare = bare  # type: ignore[attr-defined]  # noqa: SLF001 - once bare, to the end of the chain
+    if bare:
         sent.headers = CaseInsensitiveDict({k: v for k, v in sent.headers.items() if k.lower() in _KEPT})
     sent.headers.update(call.headers)
     return sent

@@ -40,7 +40,7 @@ class Passage:
 
     def __init__(self, asked: RequestFacts, origin: tuple[str, str, int | None], *, resendable: bool) -> None:
         self.asked, self.origin, self.resendable = asked, origin, resendable
-        self.bare = False  # came here by a redirect to a foreign host
+        self.bare = False  # came here by a redirect that has led to a foreign host, this hop or one before
         self.left = False  # some hop before was at a foreign host
         self.failure: Failure | None = None
 
@@ -64,7 +64,7 @@ def plan(trail: Trail, request: httpx.Request) -> Passage:
     )  # fmt: skip
     passage = Passage(asked, origin, resendable=whole)
     passage.left = left
-    passage.bare = hop is not None and not asked.trusted and hop.origin != origin
+    passage.bare = hop is not None and not asked.trusted and (hop.bare or hop.origin != origin)
     ext[KEY] = passage
     if trail.guards(url.host):
         ext[GUARDED] = True

@@ -173,3 +173,21 @@ def test_only_a_coroutine_handlers_job():
 async def test_in_a_handlers_unit_test(fake):
     async with session(job(None)) as s, s.get(f"{fake.url}/x") as answer:
         assert answer.status == 401  # a job without a database has no credentials
+
+
+async def test_bare_stays_bare_within_the_stranger_and_back(run, fake, stranger):
+    fake.on("/out", Reply(302, headers={"location": f"{stranger.url}/there"}))
+    stranger.on("/there", Reply(302, headers={"location": "/again"}))
+    stranger.on("/again", Reply(302, headers={"location": f"{fake.url}/back"}))
+
+    async def use(s):
+        await sent(s.get(f"{fake.url}/out", headers={"X-Own-Key": "k"}))
+        await sent(s.get(f"{stranger.url}/there", headers={"X-Other-Key": "k"}, allow_redirects=False))
+
+    await run(coroutine(use))
+    assert [(one.path, "x-own-key" in one.headers, "authorization" in one.headers) for one in fake.log.api] == [
+        ("/out", True, True), ("/back", False, False),
+    ]  # fmt: skip
+    assert [(one.path, {"x-own-key", "x-other-key"} & set(one.headers)) for one in stranger.log] == [
+        ("/there", set()), ("/again", set()), ("/there", {"x-other-key"}),
+    ]  # fmt: skip

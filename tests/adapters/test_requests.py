@@ -198,3 +198,21 @@ def test_in_a_handlers_unit_test(fake, monkeypatch):
 def test_async_job_is_not_plain():
     assert not isinstance(job(None), SyncJob)
     assert isinstance(job(None), Job)
+
+
+async def test_bare_stays_bare_within_the_stranger_and_back(run, fake, stranger):
+    fake.on("/out", Reply(302, headers={"location": f"{stranger.url}/there"}))
+    stranger.on("/there", Reply(302, headers={"location": "/again"}))
+    stranger.on("/again", Reply(302, headers={"location": f"{fake.url}/back"}))
+
+    def use(s):
+        s.get(f"{fake.url}/out", headers={"X-Own-Key": "k"})
+        s.get(f"{stranger.url}/there", headers={"X-Other-Key": "k"}, allow_redirects=False)
+
+    await run(plain(use))
+    assert [(one.path, "x-own-key" in one.headers, "authorization" in one.headers) for one in fake.log.api] == [
+        ("/out", True, True), ("/back", False, False),
+    ]  # fmt: skip
+    assert [(one.path, {"x-own-key", "x-other-key"} & set(one.headers)) for one in stranger.log] == [
+        ("/there", set()), ("/again", set()), ("/there", {"x-other-key"}),
+    ]  # fmt: skip

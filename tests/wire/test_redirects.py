@@ -1,6 +1,7 @@
 """Who gets what on the way through redirects: credentials and keys go to declared hosts only."""
 
 import logging
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -55,6 +56,21 @@ async def test_a_declared_host_gets_them_all(client, conduct, server, stranger):
         assert running.app.seen.named("authorization") == ["Bearer canary"]
         assert running.app.seen.named("idempotency-key") == [key]
     assert conduct.steps == ["admit", "answered"] * 2
+
+
+async def test_once_bare_to_the_end_of_the_chain(client, provider, server, stranger):
+    """A second hop within the stranger's host, and one back to the provider, carry nothing of the caller's either."""
+    third = quote(f"{server.url}/back")
+    second = quote(f"/again?status=302&location={third}")
+    first = quote(f"{stranger.url}/there?status=302&location={second}")
+    headers = {"x-own-key": "canary", "cookie": "c=canary"}
+    await client(provider()).get(f"/out?status=302&location={first}", headers=headers, follow_redirects=True)
+    assert [(path, "canary" in str(sent)) for _, path, sent, _ in stranger.app.seen] == [
+        ("/there", False), ("/again", False),
+    ]  # fmt: skip
+    assert [(path, "canary" in str(sent)) for _, path, sent, _ in server.app.seen] == [
+        ("/out", True), ("/back", False),
+    ]  # fmt: skip
 
 
 async def test_another_port_or_scheme_is_another_host(client, provider, stranger):
