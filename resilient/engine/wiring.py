@@ -204,8 +204,9 @@ class JobConduct:
             execution.elected += state.elected
         execution.require_running()  # it may have waited
         if access is None:
-            return Permit(asked, state=state)
-        return Permit(asked, access.secret_headers, access.params, state=state, access=access)
+            return Permit(asked, probing=bool(state.probing), state=state)
+        carried = access.secret_headers, access.params
+        return Permit(asked, *carried, probing=bool(state.probing), state=state, access=access)
 
     async def _access(self, asked: RequestFacts) -> Access | None:
         """The account's credentials, if it has a connection; none for a foreign host."""

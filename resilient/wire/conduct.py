@@ -38,13 +38,15 @@ class Permit:
 
     ``headers`` and ``params`` (of the URL) are the account's credentials; the wire sends them to trusted hosts
     only. ``state`` is the engine's own (generations, lease of a limit), ``access`` likewise (which credentials
-    these are). ``fresh``: no earlier request of the same name stands unanswered.
+    these are). ``fresh``: no earlier request of the same name stands unanswered. ``probing``: it tries out a circuit
+    that is open, so it is sent once: another try is another probe's.
     """
 
     asked: RequestFacts
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     params: Mapping[str, str] = field(default_factory=dict, repr=False)
     fresh: bool = True
+    probing: bool = False
     state: Any = field(default=None, repr=False)
     access: Any = field(default=None, repr=False)
     mark: Any = field(default=None, repr=False)  # the engine's: what `clear` removed

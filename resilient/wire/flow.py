@@ -103,7 +103,7 @@ def exchange(trail: Trail, settings: PoolSettings, request: httpx.Request) -> Fl
                 raise
         yield from _tell(trail, outcome, None if renewing else outcome.failure)
         if not renewing:
-            if outcome.failure is None or not _may_repeat(outcome, passage):
+            if outcome.failure is None or outcome.permit.probing or not _may_repeat(outcome, passage):
                 return _conclude(outcome)
             repeats = repeats or Repeats(settings, started)
             delay = repeats.next_delay(outcome.failure)

@@ -26,15 +26,16 @@ from resilient.store import turns
 from tests import invariants
 
 _POSTGRESQL = """
-CREATE TABLE history (n bigserial, at timestamptz DEFAULT clock_timestamp(), job text, key text, old text, new text,
+CREATE TABLE history (n bigserial, at timestamptz DEFAULT clock_timestamp(), began timestamptz DEFAULT now(),
+ tx bigint DEFAULT txid_current(), job text, key text, old text, new text,
  version int, executions int, attempts int);
 CREATE FUNCTION log_history() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
  INSERT INTO history (job, key, old, new, version, executions, attempts) VALUES (NEW.id::text, NEW.resource_key,
   CASE WHEN TG_OP = 'UPDATE' THEN OLD.state END, NEW.state, NEW.version, NEW.executions, NEW.attempts);
  RETURN NEW; END $$;
 CREATE TRIGGER history AFTER INSERT OR UPDATE OF state ON resilient_job FOR EACH ROW EXECUTE FUNCTION log_history();
-CREATE TABLE circuits (n bigserial, at timestamptz DEFAULT clock_timestamp(), key text, old text, new text,
- generation bigint, before bigint, probe_until timestamptz, probe_before timestamptz);
+CREATE TABLE circuits (n bigserial, at timestamptz DEFAULT clock_timestamp(), tx bigint DEFAULT txid_current(),
+ key text, old text, new text, generation bigint, before bigint, probe_until timestamptz, probe_before timestamptz);
 CREATE FUNCTION log_circuits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
  IF NEW.generation <> OLD.generation OR NEW.breaker <> OLD.breaker THEN
   INSERT INTO circuits (key, old, new, generation, before, probe_until, probe_before) VALUES (NEW.key, OLD.breaker,
@@ -181,9 +182,10 @@ def capped(database, key, most):
 def circuits(database, arrivals=None, *, in_flight=0.4):
     """J8. With ``arrivals`` (the provider's log) also who was let through.
 
-    ``in_flight``: how long after a circuit opened requests may still arrive that were sent before anybody knew.
+    A request counts for the moment its job was claimed, because who claims decides; it may arrive much later.
+    ``in_flight``: how long after a circuit opened a claim may begin that does not see it.
     """
-    broken, by_key = [], defaultdict(list)
+    broken, by_key, claims = [], defaultdict(list), {} if arrivals is None else _claims(database)
     for row in rows(database, "SELECT * FROM circuits ORDER BY n"):
         by_key[row.key].append(row)
     for key, changes in by_key.items():
@@ -193,9 +195,30 @@ def circuits(database, arrivals=None, *, in_flight=0.4):
             if change.old == change.new == "half_open" and change.at < change.probe_before:
                 broken.append(f"J8 {key}: a second probe was elected before the lease of the first ended")
         if arrivals is not None:
-            below = [line["t"] for line in arrivals if f"p/{line['account']}".startswith(key)]
+            below = [_let_through(line, claims, changes) for line in arrivals if f"p/{line['account']}".startswith(key)]
             broken += _probes(key, changes, below, in_flight)
     return broken
+
+
+def _claims(database):
+    """The claims of each job, by the number in its payload, in their order."""
+    numbers = {}
+    for row in rows(database, "SELECT id, payload FROM resilient_job"):
+        payload = row.payload if isinstance(row.payload, dict) else json.loads(row.payload)
+        numbers[str(row.id)] = payload.get("n")
+    found = defaultdict(list)
+    for step in rows(database, "SELECT job, at, began, tx FROM history WHERE new = 'running' ORDER BY n"):
+        found[numbers.get(step.job)].append(step)
+    return found
+
+
+def _let_through(line, claims, changes):
+    """When a request was: with the election in the transaction of its claim, else when that began."""
+    before = [claim for claim in claims.get(line["n"], ()) if claim.at.timestamp() <= line["t"]]
+    if not before:
+        return line["t"]
+    elected = [change.at for change in changes if change.tx == before[-1].tx]
+    return (elected[-1] if elected else before[-1].began).timestamp()
 
 
 def _probes(key, changes, arrivals, in_flight):

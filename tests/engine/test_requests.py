@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -418,3 +419,29 @@ async def test_a_worker_that_stops_tells_its_last_alerts(make):
     await until(lambda: _nothing_left(app))
     await stop(worker, running)
     assert "dead" in {one.name for one in await app.alerts.list()}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_the_probe_of_a_circuit_sends_one_request(api, make, plain):
+    """In an outage the provider hears of one request a probe; what fails in passing is else sent up to three times."""
+
+    @handler("get", retry=Retry(max_attempts=1))
+    async def get(job: Job[None]) -> None:
+        (await job.client.get("/status/503")).raise_for_status()
+
+    @handler("get", retry=Retry(max_attempts=1))
+    def get_plainly(job: SyncJob[None]) -> None:
+        job.client.get("/status/503").raise_for_status()
+
+    app = make(get_plainly if plain else get)
+    await app.ready()
+    await app.resources.open("api/a", until=app.now() + timedelta(milliseconds=50))
+    done = await app.enqueue("get", resource_key="api/a")
+    async with asyncio.timeout(30):
+        while (await app.jobs.get(done.id)).state != "dead":
+            await app.worker().drain()
+    assert api.seen == ["/status/503"]
+    other = await app.enqueue("get", resource_key="api/b")
+    await app.worker().drain()
+    assert (await app.jobs.get(other.id)).state == "dead"
+    assert len(api.seen) > 2

@@ -40,6 +40,7 @@ class Recorder:
         self.refreshes = []  # the credentials each refresh brings
         self.stop_from = None  # refuse from this admission on
         self.on_mark = None
+        self.probing = False
         self.late = []  # what `again` raises, or None, each time a permit is found late
 
     def now(self):
@@ -54,7 +55,7 @@ class Recorder:
         self.log.append(("admit", asked.key, asked.cost))
         if self.stop_from is not None and len(self.asked) >= self.stop_from:
             raise ResourceStopped(asked.key, "cooldown")
-        return Permit(asked, headers=dict(self.credentials))
+        return Permit(asked, headers=dict(self.credentials), probing=self.probing)
 
     async def mark(self, permit):
         self.log.append(("mark", permit.asked.name))

@@ -320,6 +320,13 @@ async def test_a_told_wait_is_the_jobs(client, patient, server):
     assert len(server.app.seen) == 1
 
 
+async def test_a_probe_of_a_circuit_is_sent_once(client, conduct, patient, server):
+    conduct.probing = True
+    response = await client(over=patient).get("/x?status=503&times=2")
+    assert response.status_code == 503
+    assert len(server.app.seen) == 1
+
+
 async def test_a_streamed_body_cannot_be_sent_twice(client, patient, server):
     async def body():
         yield b"once"
