@@ -73,7 +73,13 @@ ASANA: Final = Provider(
         "Asana/developer-docs defs/asana_oas.yaml",
         "developers.asana.com docs oauth",
     ),
-    unverified=("auth: scope_separator", "errors: 402 and 451", "idempotency: none", "incremental: action=deleted"),
+    unverified=(
+        "auth: scope_separator",
+        "errors: 402 and 451",
+        "idempotency: none",
+        "incremental: action=deleted",
+        "webhook: the event's name",
+    ),
 )
 
 

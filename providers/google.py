@@ -126,6 +126,7 @@ GOOGLE: Final = Provider(
         "developers.google.com/workspace/drive/api/guides/manage-changes",
     ),
     unverified=(
+        "incremental: where Gmail's history and Drive's changes name what was deleted",
         "auth: pkce, service accounts",
         "limits: costs of Gmail methods not named above; those of Calendar and Drive are set in the console",
         "pagination: the largest sizes",

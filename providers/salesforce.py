@@ -61,6 +61,7 @@ SALESFORCE: Final = Provider(
         "singer-io/tap-salesforce pull 221, issue 223",
     ),
     unverified=(
+        "limits: 15,000 a day of the Developer Edition, the smallest",
         "auth: scope_separator, pkce, two hours of session, offline_scopes",
         "errors.rules: UNABLE_TO_LOCK_ROW, DUPLICATE_VALUE, INVALID_QUERY_LOCATOR, the words of a concurrency limit",
         "idempotency: none; upsert by an external id",

@@ -108,6 +108,7 @@ STRIPE: Final = Provider(
         "auth: scope_separator, the client's authentication, that tokens of Connect do not expire",
         "errors.rules: stripe-rate-limited-reason, account_invalid",
         "idempotency: made_up",
+        "incremental: where an event names what was deleted",
     ),
 )
 

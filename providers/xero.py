@@ -85,7 +85,7 @@ XERO: Final = Provider(
         "errors: code, message",
         "limits: the day's of the Starter tier; Xero's own pages in the stored copies name 5,000",
         "idempotency: how long a key is kept",
-        "webhook: five seconds to answer",
+        "webhook: five seconds to answer, and the fields of an event's name",
     ),
 )
 

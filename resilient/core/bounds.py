@@ -82,6 +82,8 @@ ACTUAL_COST: Final = Bound(
 WEBHOOK_BODY: Final = Bound(
     "webhook_body", 256 * _KIB, "bytes", "answered with 413", "webhook_routes(max_body=...)"
 )  # fmt: skip
+WEBHOOK_HEADERS: Final = Bound("webhook_headers", 64, "items", "the rest is not shown to the job")
+WEBHOOK_HEADER: Final = Bound("webhook_header", 1_000, "characters", "cut")
 WEBHOOK_CHALLENGE: Final = Bound("webhook_challenge", 1_000, "characters", "it is not echoed")
 
 

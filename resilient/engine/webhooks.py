@@ -30,6 +30,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import BaseModel, Field
 
+from resilient.core.bounds import WEBHOOK_HEADER, WEBHOOK_HEADERS
 from resilient.core.budgets import Fields
 from resilient.core.errors import (
     BadPayload,
@@ -75,7 +76,6 @@ _TELL_EVERY: Final = 60.0  # seconds between two lines of the log about one reas
 _MOST_REASONS: Final = 1_000
 _RETRY: Final = "10"  # seconds a provider is asked to wait while the database is away
 _HIDDEN: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
-_MOST_HEADERS, _LONGEST_HEADER = 64, 1_000
 
 
 class WebhookEvent(BaseModel):
@@ -271,7 +271,7 @@ class Webhooks:
             delivery=identity(*at),
             account=account,
             body=without_token(webhook, read.body, item),
-            headers={plain(name): plain(text[:_LONGEST_HEADER]) for name, text in shown[:_MOST_HEADERS]},
+            headers={plain(name): plain(text[: WEBHOOK_HEADER.value]) for name, text in shown[: WEBHOOK_HEADERS.value]},
             received_at=self._app.now(),
         )
 
@@ -345,8 +345,10 @@ def _told_apart(orders: Sequence[_Order]) -> list[_Order]:
 
 def is_account(provider: str, account: str) -> bool:
     """Whether the last part of an address can name an account at all."""
+    if "/" in account or account in (".", ".."):
+        return False
     try:
-        return "/" not in account and bool(check(f"{provider}/{account}" if account else provider))
+        return bool(check(f"{provider}/{account}" if account else provider))
     except BadResourceKey:
         return False
 

@@ -89,6 +89,29 @@ async def test_an_account_in_the_address(app):
     assert job.resource_key == "github/acct-7"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/github/%2e", "/github/%2e%2e", "/github/%2e%2e%2fx", "/github/a%2Fb", "/github/a%00", "/github/*",
+        "/github/%C3%A9", "/github/a/b", "/github/" + "x" * 300, "/../github", "/github/%ED%A0%BD", "/github/a%0Ab",
+    ],
+)  # fmt: skip
+async def test_a_hostile_account_leads_nowhere(app, path):
+    async with serving(app) as client:
+        request = client.build_request("POST", "/github", **github(b"{}"))
+        request.url = request.url.copy_with(raw_path=b"/webhooks" + path.encode())
+        answer = await client.send(request)
+    assert answer.status_code == 404
+    assert await app.jobs.count() == 0
+
+
+async def test_a_flood_of_large_bodies_is_one_line_of_the_log(app, caplog):
+    async with serving(app, max_body=100) as client:
+        for size in range(101, 151):
+            assert (await client.post("/github", content=b"x" * size)).status_code == 413
+    assert len([one for one in caplog.records if one.name.startswith("resilient")]) == 1
+
+
 async def test_a_signed_address_is_the_one_the_world_sees(app):
     """HubSpot signs method, address and body; a proxy shows the server another host and scheme."""
     sent = hooks.deliver(
