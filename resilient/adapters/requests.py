@@ -20,6 +20,9 @@ try:
     import requests
     from requests.adapters import BaseAdapter, HTTPAdapter
     from requests.structures import CaseInsensitiveDict
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+    from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 except ModuleNotFoundError as error:
     raise MissingExtra("sessions of requests need it: pip install 'resilient-engine[requests]'") from error
 
@@ -29,6 +32,7 @@ from resilient.core.failure import Failure, FailureKind
 from resilient.engine.requests import SyncRequests
 from resilient.wire.decoding import DecodingError, Intake
 from resilient.wire.outgoing import BARE
+from resilient.wire.sockets import Line, line
 
 if TYPE_CHECKING:
     from resilient.wire.call import SyncCall
@@ -37,6 +41,7 @@ TIMEOUT: Final = (5.0, 30.0)  # seconds to connect, and of silence; for whoever 
 _SLICE: Final = 16 * 1024
 _ERROR_PATIENCE: Final = 5.0  # seconds for the body of an error
 _CLIENT_ERROR: Final = 400
+_OVER: Final = "the job's time is over, so its connection was shut"
 _LOCK: Final = threading.Lock()
 _KEPT: Final = frozenset(name.decode() for name in BARE)
 _pool: HTTPAdapter | None = None
@@ -121,6 +126,9 @@ class JobAdapter(BaseAdapter):
                 response = self._inner.send(sent, stream=True, **options)
                 response.request = request  # not the one with our credentials: errors and logs show it
                 content = _look(response, call, stream=stream)
+                if content is not None and line().broke:  # its end looks like the body's
+                    response.close()
+                    raise requests.ReadTimeout(_OVER, response=response)
             except requests.RequestException as error:
                 error.request = request
                 raise
@@ -198,8 +206,75 @@ def _shared() -> HTTPAdapter:
     global _pool  # noqa: PLW0603 - one set of connections for the process
     with _LOCK:
         if _pool is None:
-            _pool = HTTPAdapter(pool_connections=50, pool_maxsize=50)
+            _pool = _Adapter(pool_connections=50, pool_maxsize=50)
         return _pool
+
+
+class _Adapter(HTTPAdapter):
+    """Its connections are on the line of the thread that has one, from a request's beginning to its answer's end."""
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, **options)
+        self.poolmanager.pool_classes_by_scheme = {"http": _ConnectionPool, "https": _SecureConnectionPool}
+
+
+class _Connection(HTTPConnection):
+    _line: Line | None = None
+    _wire: Any = None  # kept apart: `sock` is given up as soon as a last answer begins
+
+    def request(self, *args: Any, **options: Any) -> None:
+        self._line = line()
+        if self.sock is not None:
+            self._noted()
+        super().request(*args, **options)
+
+    def connect(self) -> None:
+        self._line = line()
+        if self._line.is_cut:
+            raise ConnectTimeoutError(self, _OVER)
+        super().connect()
+        self._noted()
+
+    def getresponse(self) -> Any:
+        found = super().getresponse()
+        if self._line is not None and self._line.is_cut:  # its end looks like the end of the headers
+            found.close()
+            self.close()
+            raise ReadTimeoutError(None, self.host, _OVER)  # type: ignore[arg-type]
+        return found
+
+    def _noted(self) -> None:
+        self._wire = self.sock
+        if self._line is not None and not self._line.hold(self._wire):
+            self.close()
+            raise ReadTimeoutError(None, self.host, _OVER)  # type: ignore[arg-type]
+
+    def rest(self) -> None:
+        """The request that had it is over."""
+        if self._line is not None and self._wire is not None:
+            self._line.release(self._wire)
+        self._line = None
+
+
+class _SecureConnection(_Connection, HTTPSConnection):
+    pass
+
+
+class _Rested:
+    """A pool whose connections belong to no thread while they rest."""
+
+    def _put_conn(self, conn: Any) -> None:
+        if conn is not None:
+            conn.rest()
+        super()._put_conn(conn)  # type: ignore[misc]
+
+
+class _ConnectionPool(_Rested, HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecureConnectionPool(_Rested, HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
 
 
 __all__ = ["JobAdapter", "Session", "session"]

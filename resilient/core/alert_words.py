@@ -91,6 +91,15 @@ def _backlog(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     )
 
 
+def _stuck_handler(d: Mapping[str, Any], _count: int, now: datetime) -> str:
+    jobs = d.get("jobs", 1)
+    number = "a handler of it does not end" if jobs == 1 else f"{jobs:,} handlers of it do not end"
+    return (
+        f"{number} after its time (job {d.get('job')} on {d.get('resource')}{_since(d, now)}): until then the job stays"
+        " running and counts against caps; if it hangs for good, restart that worker"
+    )
+
+
 def _no_success(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     since = when(datetime.fromisoformat(d["since"]), now)
     accounts = d.get("accounts", 0)
@@ -122,6 +131,7 @@ _WORDS: Final[Mapping[str, Callable[[Mapping[str, Any], int, datetime], str]]] =
     "failure_rate": _failure_rate,
     "backlog": _backlog,
     "no_success": _no_success,
+    "stuck_handler": _stuck_handler,
 }
 _SHUT: Final[Mapping[str, str]] = {
     APP_REFUSED: "it refuses the application: check client_id and client_secret; no account is marked, all wait,",
@@ -141,6 +151,7 @@ _OVER: Final[Mapping[str, str]] = {
     "failure_rate": "most executions succeed",
     "backlog": "no job waits too long",
     "no_success": "succeeded, or is no longer expected to",
+    "stuck_handler": "its handlers end",
 }
 
 

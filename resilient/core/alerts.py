@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 EVENTS: Final = frozenset({"new_error", "dead", "invariant", "stuck_workflow"})
 CONDITIONS: Final = frozenset(
-    {"circuit_open", "long_throttle", "needs_reauth", "failure_rate", "backlog", "no_success"}
+    {"circuit_open", "long_throttle", "needs_reauth", "failure_rate", "backlog", "no_success", "stuck_handler"}
 )
 NAMES: Final = EVENTS | CONDITIONS
 _CODES: Final = ("error_code", "code", "auth")
@@ -253,6 +253,11 @@ def of_resource(row: Mapping[str, Any], now: datetime, throttled: timedelta | No
 def of_credentials(key: str, auth: str, since: datetime | None) -> Finding:
     """An account, or a whole provider, without good credentials."""
     return Finding("needs_reauth", key, {"auth": auth, "since": _text(since)})
+
+
+def of_stuck_handlers(kind: str, jobs: int, job: str, resource: str, since: datetime) -> Finding:
+    """Handlers of a kind that should have ended and do not; ``job`` is one of theirs."""
+    return Finding("stuck_handler", kind, {"jobs": jobs, "job": job, "resource": resource, "since": _text(since)})
 
 
 def of_backlog(waiting: Sequence[tuple[str, str, datetime]], now: datetime, longest: timedelta) -> list[Finding]:

@@ -139,6 +139,9 @@ def _running(job: JobInfo, path: Path, now: datetime) -> Iterator[Reason]:
     since = f" since {when(job.started_at, now)}" if job.started_at else ""
     text = f"It runs{since} on worker {job.locked_by} (execution {job.executions})."
     yield Reason("running", text, since=job.started_at)
+    if job.last_error_code == "stuck":
+        text = f"Its handler should have ended at {when(job.updated_at, now)}: it {job.last_error}."
+        yield Reason("stuck", text, since=job.updated_at)
     if job.lease_until is not None and job.lease_until <= now:
         text = f"Its worker lost it at {when(job.lease_until, now)}: another worker will take it over."
         yield Reason("lease_over", text, since=job.lease_until)

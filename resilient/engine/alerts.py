@@ -226,6 +226,7 @@ class Alerts:
         if config.failure_rate is not None:
             sample = symptoms.executions(c, d, now - config.span("window"), config.failure_volume)
             found += alerts.of_executions(*sample, config.failure_rate, config.failure_volume)
+        found += [alerts.of_stuck_handlers(*one) for one in symptoms.stuck_handlers(c, d)]
         for r in schedule_records.records(c, d, self._app.schedules.declared) if config.periods else ():
             silent = self._silent(c, d, r, now, config.periods or 1)
             found += [silent] if silent is not None else []

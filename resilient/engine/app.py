@@ -20,6 +20,7 @@ from resilient.engine import retention as retention_
 from resilient.engine.alerts import Alerts
 from resilient.engine.connections import Connections
 from resilient.engine.enqueue import Encoder, Enqueued, checked_name
+from resilient.engine.executor import STUCK_PATIENCE
 from resilient.engine.foresight import Foresight
 from resilient.engine.grants import Grants
 from resilient.engine.handler import Handler, Kind, by_kind
@@ -336,14 +337,16 @@ class Resilient:
         kinds: Sequence[str] | None = None,
         lease: float = LEASE,
         grace: float = GRACE,
+        patience: float = STUCK_PATIENCE,
         rng: random.Random | None = None,
     ) -> Worker:
         """A worker of this process: ``await app.worker().run()``.
 
         ``concurrency`` jobs run at once; ``lease`` is how many seconds a vanished worker's jobs wait for others;
-        ``grace`` how many seconds running jobs get when the worker stops. Raises `SetupError`.
+        ``grace`` how many seconds running jobs get when the worker stops; ``patience`` for how many seconds after its
+        timeout a handler that does not end keeps its job, before the job goes on without it. Raises `SetupError`.
         """
-        return Worker(self, concurrency=concurrency, kinds=kinds, lease=lease, grace=grace, rng=rng)
+        return Worker(self, concurrency=concurrency, kinds=kinds, lease=lease, grace=grace, patience=patience, rng=rng)
 
     async def tick_schedules(self) -> None:
         """Enqueue what is due by the schedules."""

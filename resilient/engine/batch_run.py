@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.engine.batch import Batch, SyncBatch
 from resilient.engine.endings import interrupted, raised, returned
+from resilient.wire.sockets import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,8 @@ class BatchRun:
         self.task: asyncio.Task[Any] | None = None
         self.started = 0.0
         self.thread = False
+        self.line = Line()  # what its thread waits for
+        self.aside = self.replaced = False  # see `Executor`
         self.future: asyncio.Future[Any] | None = None
         self.interrupted = False  # the call was told to end
         self.heard = False  # the handler looked, and saw that it should stop
@@ -60,6 +63,12 @@ class BatchRun:
         for one in self.members.values():
             one.started = self.started
             one.thread = not self.handler.is_async
+
+    def take_thread(self, line: Line) -> None:
+        """Its function is called in a thread, which waits on this line."""
+        self.thread, self.line = True, line
+        for one in self.members.values():
+            one.line = line
 
     def batch(self, jobs: list[Any]) -> Batch[Any] | SyncBatch[Any]:
         """What its handler is called with."""
@@ -101,7 +110,7 @@ class BatchRun:
             elif error is not None:
                 outcome = raised(one, error)
                 self._count_once(one, error)
-            elif one.reason is not None and (self.interrupted or heard):
+            elif one.reason is not None and (heard or self.line.broke or (self.interrupted and not self.thread)):
                 outcome = interrupted(one)  # it swallowed its cancellation, or looked and left early
             else:
                 outcome = returned(one, result, reconciling=False)
@@ -116,11 +125,14 @@ class BatchRun:
                     one.reason = reason
         if not everybody and any(one.reason is None for one in self.members.values()):
             return
-        if self.task is None or (not self.handler.is_async and reason not in ("timeout", "lost")):
+        if self.task is None or (self.thread and reason not in ("timeout", "lost")):
             return
         now = asyncio.get_running_loop().time()
         for one in self.members.values():
             one.cancelled_at = one.cancelled_at or now
         if not self.interrupted:
             self.interrupted = True
-            self.task.cancel()
+            if self.thread:
+                self.line.cut()
+            else:
+                self.task.cancel()

@@ -12,6 +12,7 @@ from resilient.engine.endings import interrupted, raised, returned
 from resilient.engine.foreign import Ended, NoThread, tried
 from resilient.engine.job import Job, SyncJob
 from resilient.engine.readiness import prepared
+from resilient.wire.sockets import Line, using
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,9 +86,13 @@ async def _in_thread(execution: Execution | BatchRun, threads: ThreadPool, fn: C
     called_off = False
 
     def begin() -> Ended:
-        return Ended(None, NoThread("it was called off")) if called_off else tried(fn)
+        if called_off:
+            return Ended(None, NoThread("it was called off"))
+        with using(line):
+            return tried(fn)
 
-    execution.thread = True
+    line = Line()
+    execution.take_thread(line)
     try:
         execution.future = asyncio.get_running_loop().run_in_executor(threads, begin)
     except RuntimeError as error:  # its worker has closed, or the system gives no more threads
@@ -115,8 +120,8 @@ def _call_sync(execution: Execution, fn: Callable[[Any], Any], job: Any, reconci
 
 def _ended(execution: Execution, result: Any, reconciling: bool) -> Outcome:  # noqa: FBT001 - hot
     """What it means that the handler returned."""
-    if execution.reason is not None and (not execution.thread or execution.heard):
-        return interrupted(execution)  # it swallowed its cancellation, or heard of it and returned early
+    if execution.reason is not None and (not execution.thread or execution.heard or execution.line.broke):
+        return interrupted(execution)  # it swallowed its cancellation, heard of it and left, or read half an answer
     return returned(execution, result, reconciling=reconciling)
 
 

@@ -19,7 +19,7 @@ from resilient.store import claim, patience, resources
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from datetime import timedelta
 
     from resilient.core.policy import Policies
@@ -69,6 +69,7 @@ class Dispatcher:
         self._missing: list[str] = []  # keys without a resource row
         self._careful_until = -1e9
         self.claims = 0
+        self.avoid: Collection[str] = ()  # keys that are passed over for as long as they stand here
 
     # -- how many -------------------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class Dispatcher:
             priority=priority,
             low=self._low.get(priority, 0) if priority is not None else 0,
             oldest_first=oldest,
-            skip=tuple(self._skip),
+            skip=(*self._skip, *self.avoid),
             batches=self._batches,
             careful=now < self._careful_until,
         )

@@ -81,7 +81,7 @@ def raised(execution: Execution, error: BaseException) -> Outcome:
     """What an exception that left a handler means."""
     if isinstance(error, asyncio.CancelledError) and execution.reason is not None:
         return interrupted(execution)
-    if execution.lost or isinstance(error, (LostLease, NoThread)):
+    if execution.lost or (isinstance(error, (LostLease, NoThread)) and execution.reason != "timeout"):
         return HandedBack(str(error) if isinstance(error, NoThread) else "its lease was lost")
     if (said := _said(execution, error)) is not None:
         return said
@@ -130,10 +130,21 @@ def interrupted(execution: Execution) -> Outcome:
     if execution.reason in ("timeout", "stop") and execution.away is not None:
         return in_trouble(execution.away, execution)
     if execution.reason == "timeout":
-        return Failed(Failure(FailureKind.TIMEOUT), f"took longer than its timeout of {execution.handler.timeout:g} s")
+        more = f", and did not end within {execution.worker.patience:g} s after that" if execution.aside else ""
+        return Failed(Failure(FailureKind.TIMEOUT), _late(execution) + more)
     if execution.reason == "cancel":
         return CancelledByHandler("cancelled on request", interrupted=True)
     return HandedBack("its worker stopped" if execution.reason == "stop" else "its lease was lost")
+
+
+def stuck_text(execution: Execution) -> str:
+    """That its handler does not end, and what that means."""
+    why = _late(execution) if execution.reason == "timeout" else f"was told to end ({execution.reason})"
+    return f"{why} and does not end: it is not run again until it does, or until {execution.worker.patience:g} s later"
+
+
+def _late(execution: Execution) -> str:
+    return f"took longer than its timeout of {execution.handler.timeout:g} s"
 
 
 def broken(error: BaseException) -> Outcome:

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from resilient.core import marks
-from resilient.core.errors import LostLease, ResilientError, TransactionOpen
+from resilient.core.errors import JobFailure, LostLease, ResilientError, TransactionOpen
+from resilient.core.failure import Failure, FailureKind
 from resilient.core.outcomes import JobFacts
 from resilient.engine import two_phase
 from resilient.engine.away import patiently, patiently_sync
@@ -21,6 +22,7 @@ from resilient.engine.enqueue import Enqueued
 from resilient.engine.requests import Sender, SyncThrough, Through
 from resilient.store import leases
 from resilient.store.direct import direct
+from resilient.wire.sockets import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from resilient.wire.trail import Trail
 
 _CHANGING: Final = threading.Lock()
+_NO_LINE: Final = Line()
 FACTS_LAST: Final = 1.0  # seconds after its claim in which a job may start by what the claim has read of the gates
 
 
@@ -101,7 +104,9 @@ class Execution:
     task: asyncio.Task[Any] | None = None  # the slot that runs it
     thread = False  # its function runs in a thread, which cannot be interrupted
     future: asyncio.Future[Any] | None = None  # that thread's end
-    cancelled_at = 0.0  # loop time; 0 if its task was not cancelled
+    cancelled_at = 0.0  # loop time; 0 if it was not told to end at once
+    replaced = False  # another slot stands for the one it keeps
+    aside = False  # it did not end: its slot went on without it, and its job stays claimed
     heard = False  # the handler was told that it should stop
     reason: str | None = None  # why it was interrupted: "timeout", "cancel", "stop" or "lost"
     lost = False  # the fence is gone: nothing this execution writes counts
@@ -128,6 +133,7 @@ class Execution:
         self.resource_key = row.resource_key
         self.fence: int = row.version + 1  # the claim raised it
         self.probes = probes  # half-open resources this job tries out
+        self.line = _NO_LINE  # what its thread waits for, once it has one
         if row.sent is not None:
             self._marks = marks.readable(row.sent)
 
@@ -311,6 +317,18 @@ class Execution:
         """Raises `LostLease` if nothing this execution does counts any more."""
         if self.over or self.lost:
             raise LostLease(f"job {self.id} ({self.row.kind}) is not run by this execution any more: it sends nothing")
+
+    def take_thread(self, line: Line) -> None:
+        """Its function is called in a thread, which waits on this line."""
+        self.thread, self.line = True, line
+
+    def require_time(self) -> None:
+        """Raises `JobFailure` if its time is over: a thread that goes on sends nothing more."""
+        if self.line.is_cut:
+            raise JobFailure(
+                f"job {self.id} ({self.row.kind}) has used up its time: it sends nothing more",
+                failure=Failure(FailureKind.TIMEOUT),
+            )
 
     def _require_no_transaction(self, word: str) -> None:
         if self.transaction_open:

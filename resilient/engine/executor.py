@@ -3,8 +3,14 @@
 Slots are long-lived tasks that take executions from a queue; a task per job would cost more than many jobs do. What a
 handler raises, even SystemExit, ends its job and nothing else. Interrupts (timeout, cancel, stop, lost lease) cancel
 the slot; the reason is noted before, so that a handler which swallows its cancellation still ends as what it was.
-What does not stop (a function in a thread cannot be interrupted, a coroutine may swallow its cancellation) is given up:
-its job ends as timed out, whatever it still writes is refused by the fence, and its slot stays taken until it returns.
+A function in a thread cannot be interrupted: at its timeout its sockets are shut, so that no server can hold it.
+
+What still does not end (a coroutine may swallow its cancellation) is *stuck*. While it lasts, its job stays claimed:
+the heartbeat keeps its lease, it counts against every cap of its path, and nobody runs it a second time beside itself.
+If it ends after all, it ends as any other. After `patience` seconds the job goes on without it: as timed out, or in
+doubt if a request of it is unanswered; what it still writes is refused by the fence. A stuck handler keeps its thread,
+not its slot: another slot takes its place, for as many as `most_stuck`. Of one resource key only a quarter of these
+(`crowded`): while it has them, this worker runs nothing more of it.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.outcomes import HandedBack, Outcome
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("resilient.worker")
 BREATH: Final = 16  # jobs a slot may run without letting the loop breathe
 DEADLINE_LOOK: Final = 0.1  # seconds between two looks for executions past their timeout
+LEAST_STUCK: Final = 16  # handlers that may be stuck and replaced, also in a worker of few slots
+STUCK_PATIENCE: Final = 300.0  # seconds for which a stuck handler keeps its job
 SOLO_PATIENCE: Final = 5.0  # seconds a suspect waits for the others to end
 CANCEL_PATIENCE: Final = 5.0  # seconds a coroutine may take to end after its cancellation
 CLOSE_PATIENCE: Final = 1.0
@@ -47,11 +55,16 @@ class Executor:
         threads: ThreadPool,
         *,
         on_done: Callable[[Execution, Outcome], None],
+        on_stuck: Callable[[Execution], None],
+        patience: float,
         before: Callable[[Execution], ResourceStopped | None],
     ) -> None:
         self.concurrency = concurrency
         self._threads = threads
-        self._on_done, self._before = on_done, before
+        self._on_done, self._on_stuck, self._before = on_done, on_stuck, before
+        self._stuck_patience = patience
+        self.most_stuck = max(LEAST_STUCK, concurrency)
+        self.aside: dict[int, Execution] = {}  # stuck, by number: not decided, and beside the running ones
         self._queue: deque[Execution | BatchRun] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._slots: list[asyncio.Task[None]] = []
@@ -65,7 +78,8 @@ class Executor:
         self._deadlines: asyncio.TimerHandle | None = None
         self._closing = False
         self._started = 0  # handlers that run and are not given up
-        self.stuck: set[Execution | BatchRun] = set()  # given up, and still in their slots
+        self.stuck: set[Execution | BatchRun] = set()  # did not end when they should, and have not yet
+        self._replaced = 0  # how many of them another slot stands for
 
     # -- feeding --------------------------------------------------------------------------------------------------
 
@@ -75,7 +89,7 @@ class Executor:
 
     def submit(self, execution: Execution) -> None:
         """Run an execution as soon as a slot is free; one that was rescued before runs alone in this process."""
-        if (old := self.running.get(execution.number)) is not None:  # this process slept through its lease
+        if (old := self.found(execution.number)) is not None:  # this process slept through its lease
             self.interrupt(old, "lost")
         self.running[execution.number] = execution
         execution.since = time.monotonic()
@@ -118,6 +132,23 @@ class Executor:
                 future.set_result(None)
                 return
 
+    def found(self, number: int) -> Execution | None:
+        """An execution that is claimed and not decided, by its job's number."""
+        return self.running.get(number) or self.aside.get(number)
+
+    @property
+    def crowded(self) -> set[str]:
+        """Resource keys with so many stuck handlers here that nothing more of them is run."""
+        if not self.stuck:
+            return set()
+        most = max(1, self.most_stuck // 4)
+        return {key for key, n in Counter(unit.row.resource_key for unit in self.stuck).items() if n >= most}
+
+    @property
+    def _blocked(self) -> int:
+        """Slots that nobody stands for."""
+        return len(self.stuck) - self._replaced
+
     @property
     def closed(self) -> bool:
         """Whether its slots are gone for good."""
@@ -126,12 +157,12 @@ class Executor:
     @property
     def wants_quiet(self) -> bool:
         """Whether nothing more should be claimed: a suspect waits for its time or runs, or all slots are stuck."""
-        return self._alone is not None or bool(self._solo) or len(self.stuck) >= self.concurrency
+        return self._alone is not None or bool(self._solo) or self._blocked >= self.concurrency
 
     @property
     def taken(self) -> int:
         """Slots in use or promised."""
-        return len(self.running) - self._shared + len(self.stuck)
+        return len(self.running) - self._shared + self._blocked
 
     def _plain(self) -> bool:
         """Whether the next execution may just be started."""
@@ -179,14 +210,21 @@ class Executor:
                     log.exception("the engine failed over job %s (%s)", execution.id, execution.row.kind)
                     outcome = broken(error)
                 self._close(execution, outcome)
-            if execution.future is not None and not execution.future.done():
-                self._keep_stuck(execution)
-                await asyncio.wait([execution.future])
-            self.stuck.discard(execution)
+            if not await self._freed(execution):
+                return
             breath += 1
             if breath >= BREATH:
                 breath = 0
                 await asyncio.sleep(0)
+
+    async def _freed(self, unit: Execution | BatchRun) -> bool:
+        """Wait for the end of a thread that was given up; False if another slot stands here by now."""
+        if unit.future is not None and not unit.future.done():
+            self._keep_stuck(unit)
+            await asyncio.wait([unit.future])
+        self.stuck.discard(unit)
+        self._replaced -= unit.replaced
+        return not unit.replaced
 
     def _close(self, execution: Execution, outcome: Outcome) -> None:
         """An execution ended: pass its outcome on, unless it was given up before."""
@@ -196,19 +234,20 @@ class Executor:
     def _leave(self, execution: Execution) -> bool:
         """It does not count as running any more, and may send and mark nothing more; False: it did not before."""
         execution.over = True
-        held = self.running.get(execution.number) is execution
+        held = self.found(execution.number) is execution
         if held:
-            del self.running[execution.number]
+            self.running.pop(execution.number, None)
+            self.aside.pop(execution.number, None)
         unit: Execution | BatchRun = execution
         if execution.run is not None:
             unit = execution.run
             if unit.leave(execution):
-                self._shared -= 1
+                self._shared -= not unit.aside
                 self.beside += 1
             if unit.members:
                 return held
         if unit.task is not None:
-            self._started -= 1
+            self._started -= not unit.aside
             unit.task = None
         if self._alone is unit:
             self._alone = None
@@ -217,26 +256,59 @@ class Executor:
             self._wake_one()
         return held
 
-    def _keep_stuck(self, execution: Execution | BatchRun) -> None:
-        """Say that a slot is stuck; if all are, what waits for one goes to other workers."""
-        if execution in self.stuck:
+    def _set_aside(self, execution: Execution) -> None:
+        """It does not end: its job stays claimed beside those that run, and its slot goes on with another task."""
+        unit = execution.run or execution
+        if execution.started == 0 or unit.aside:
             return
-        self.stuck.add(execution)
+        members = list(unit.members.values()) if isinstance(unit, BatchRun) else [unit]
+        unit.aside = True
+        self._started -= 1
+        self._shared -= len(members) - 1
+        for one in members:
+            one.aside = True
+            self.aside[one.number] = self.running.pop(one.number)
+        if self._alone is unit:
+            self._alone = None
+        self._keep_stuck(unit)
+        for one in members:
+            self._on_stuck(one)
+
+    def _keep_stuck(self, unit: Execution | BatchRun) -> None:
+        """Open another slot in place of a stuck one, within bounds; what can start no more goes to other workers."""
+        if unit in self.stuck or self._closing:
+            return
+        self.stuck.add(unit)
+        if self._replaced < self.most_stuck:
+            unit.replaced = True
+            self._replaced += 1
+            number = len(self._slots)
+            self._slots = [slot for slot in self._slots if not slot.done()]
+            self._slots.append(asyncio.create_task(self._slot(), name=f"resilient-slot-{number}"))
         log.error(
-            "a handler of kind %s does not end (job %s) and keeps its slot: %d of %d slots are stuck%s",
-            execution.row.kind,
-            execution.id,
+            "a handler of kind %s does not end (job %s on %s): %d stuck, %d of %d slots are taken by them%s%s",
+            unit.row.kind,
+            unit.id,
+            unit.row.resource_key,
             len(self.stuck),
+            self._blocked,
             self.concurrency,
-            "; restart this worker" if len(self.stuck) >= self.concurrency else "",
+            f"; nothing more of {unit.row.resource_key} is run here" if unit.row.resource_key in self.crowded else "",
+            "; restart this worker" if self._blocked >= self.concurrency else "",
         )
-        if len(self.stuck) >= self.concurrency:
-            waiting = [e for e in self.running.values() if not e.started]
-            self._queue.clear()
-            self._solo.clear()
-            self._gathering.clear()
-            for one in waiting:
-                self._close(one, HandedBack("every slot of its worker is taken by handlers that do not end"))
+        crowded, full = self.crowded, self._blocked >= self.concurrency
+        for one in [e for e in self.running.values() if not e.started and (full or e.resource_key in crowded)]:
+            self._withdraw(one, HandedBack("its worker runs nothing more beside handlers that do not end"))
+
+    def _withdraw(self, execution: Execution, outcome: Outcome) -> None:
+        """End one that waits for a slot."""
+        run = execution.run
+        for queue in (self._queue, self._solo):
+            if run is None and execution in queue:
+                queue.remove(execution)
+        self._close(execution, outcome)
+        if run is not None and not run.members:
+            self._drop(run)
 
     def _check_deadlines(self) -> None:
         """Interrupt what has run for too long. One look at all costs less than a timer for each."""
@@ -245,10 +317,17 @@ class Executor:
         for execution in list(self.running.values()):
             timeout = execution.handler.timeout
             if execution.cancelled_at and now - execution.cancelled_at >= CANCEL_PATIENCE:
-                self.abandon(execution)
+                if execution.lost:
+                    self.abandon(execution)
+                else:
+                    self._set_aside(execution)
             elif execution.started and timeout is not None and now - execution.started >= timeout:
                 self.interrupt(execution, "timeout")
-        self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines) if self.running else None
+        for execution in list(self.aside.values()):
+            if now - execution.cancelled_at >= self._stuck_patience:
+                self.abandon(execution)
+        watched = self.running or self.aside
+        self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines) if watched else None
 
     async def _run_batch(self, run: BatchRun) -> None:
         """Run the handler of a batch and end all its jobs."""
@@ -273,12 +352,20 @@ class Executor:
 
     def interrupt(self, execution: Execution, reason: str) -> None:
         """Stop an execution: "timeout", "cancel", "stop" or "lost". A waiting one is dropped, a thread only told."""
+        if self.aside.get(execution.number) is execution:
+            if reason == "lost":
+                execution.lost = True
+                self.abandon(execution)
+            return
         if _WEIGHT[reason] <= _WEIGHT[execution.reason] or self.running.get(execution.number) is not execution:
             return
         if execution.over:
             return  # its end is committed
         execution.reason = reason
         execution.lost = execution.lost or reason == "lost"
+        self._interrupt(execution, reason)
+
+    def _interrupt(self, execution: Execution, reason: str) -> None:
         run = execution.run
         if run is not None and run.started:
             run.interrupt(reason)
@@ -287,13 +374,14 @@ class Executor:
             if not run.members:
                 self._drop(run)
         elif execution.task is None:
-            for queue in (self._queue, self._solo):
-                if execution in queue:
-                    queue.remove(execution)
-                    self._close(execution, interrupted(execution))
-        elif not execution.thread or reason in ("timeout", "lost"):
+            if execution in self._queue or execution in self._solo:
+                self._withdraw(execution, interrupted(execution))
+        elif not execution.thread:
             execution.cancelled_at = execution.cancelled_at or asyncio.get_running_loop().time()
             execution.task.cancel()
+        elif reason in ("timeout", "lost"):
+            execution.cancelled_at = execution.cancelled_at or asyncio.get_running_loop().time()
+            execution.line.cut()
 
     def _drop(self, run: BatchRun) -> None:
         """A batch that waited has no job left."""
@@ -305,11 +393,13 @@ class Executor:
 
     def abandon(self, execution: Execution) -> None:
         """Give up waiting for a function that does not stop; what it still does is refused by the fence."""
-        if self.running.get(execution.number) is not execution:
+        if self.found(execution.number) is not execution:
             return
         unit = execution.run or execution
         outcome = (execution.run and execution.run.last) or interrupted(execution)
         self._leave(execution)
+        if execution.thread:
+            execution.line.cut()
         if execution.started:
             self._keep_stuck(unit)
         self._on_done(execution, outcome)
@@ -325,5 +415,5 @@ class Executor:
             slot.cancel()
         if self._slots:
             await asyncio.wait(self._slots, timeout=CLOSE_PATIENCE)
-        for execution in list(self.running.values()):
+        for execution in [*self.running.values(), *self.aside.values()]:
             self.abandon(execution)

@@ -124,7 +124,7 @@ class Heartbeat:
         """The fence too: the job may have ended and been claimed here again while the heartbeat was under way."""
         executor = self._worker.executor
         for (id_, fence), reason in told.items():
-            if (execution := executor.running.get(id_.int)) is not None and execution.fence == fence:
+            if (execution := executor.found(id_.int)) is not None and execution.fence == fence:
                 executor.interrupt(execution, reason)
 
     def _warn(self, blocked: float) -> None:

@@ -186,6 +186,7 @@ class JobConduct:
         """Draw limits and check the gates, or refuse."""
         execution = self._execution
         execution.require_running()
+        execution.require_time()
         execution.asked = self.resource_key
         if execution.transaction_open:
             raise TransactionOpen(
@@ -203,6 +204,7 @@ class JobConduct:
             execution.probes += tuple(key for key, _ in state.elected)
             execution.elected += state.elected
         execution.require_running()  # it may have waited
+        execution.require_time()
         if access is None:
             return Permit(asked, probing=bool(state.probing), state=state)
         carried = access.secret_headers, access.params

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from resilient.core.alerts import of_stuck_handlers
 from resilient.core.decide import decide
 from resilient.core.errors import DatabaseUnreachable, LostLease, ResourceStopped, SetupError
 from resilient.core.outcomes import Outcome, Succeeded
@@ -29,14 +30,15 @@ from resilient.engine.away import retry_pause
 from resilient.engine.collector import rare_collections
 from resilient.engine.completer import Completer
 from resilient.engine.dispatcher import Dispatcher
-from resilient.engine.endings import broken, finish_of
+from resilient.engine.endings import broken, finish_of, stuck_text
 from resilient.engine.execution import Execution
-from resilient.engine.executor import Executor
+from resilient.engine.executor import LEAST_STUCK, STUCK_PATIENCE, Executor
 from resilient.engine.gate import Gate
 from resilient.engine.services import Services
 from resilient.engine.sweeper import Sweeper
 from resilient.engine.user_sessions import Writer
 from resilient.engine.wiring import Wire
+from resilient.store import leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -64,6 +66,7 @@ class Worker:
         kinds: Sequence[str] | None = None,
         lease: float = LEASE,
         grace: float = GRACE,
+        patience: float = STUCK_PATIENCE,
         rng: random.Random | None = None,
     ) -> None:
         if concurrency < 1:
@@ -86,9 +89,12 @@ class Worker:
         )  # fmt: skip
         self.wire = Wire(self)
         self.writer = Writer()
-        self.threads = ThreadPoolExecutor(concurrency, "resilient-handler")
+        self.threads = ThreadPoolExecutor(concurrency + max(LEAST_STUCK, concurrency), "resilient-handler")
         self.completer = Completer(app.database, self.gate.capped, self._written, self._refused, app.poke)
-        self.executor = Executor(concurrency, self.threads, on_done=self._done, before=self._stopped)
+        self.patience = patience
+        self.executor = Executor(
+            concurrency, self.threads, on_done=self._done, on_stuck=self._stuck, patience=patience, before=self._stopped
+        )
         self.dispatcher = Dispatcher(
             app.database,
             worker_id=self.id,
@@ -108,6 +114,7 @@ class Worker:
         self._watched = False  # somebody waits until an execution has ended
         self._stopping = asyncio.Event()
         self._told = (datetime.now(UTC), self.monotonic())
+        self._notes: set[asyncio.Task[None]] = set()
         self._unwritten: dict[int, Execution] = {}  # decided, not yet committed: their leases still matter
         self.ended = 0
         self.executions = 0
@@ -219,6 +226,7 @@ class Worker:
     async def _claim_step(self) -> float:
         """Claim once if it is worth it; returns how long to wait before the next step."""
         self.dispatcher.ended(self.ended - self.executor.beside)
+        self.dispatcher.avoid = self.executor.crowded
         slots = 0 if self.executor.wants_quiet else self.dispatcher.wanted(self.executor.taken)
         self._watched = slots <= 0
         if self._watched:
@@ -238,7 +246,7 @@ class Worker:
         """Claim until a look brings nothing; for `drain`."""
         total = 0
         for _ in range(1000):
-            slots = self.concurrency - self.executor.taken
+            slots, self.dispatcher.avoid = self.concurrency - self.executor.taken, self.executor.crowded
             if slots <= 0 or self.executor.wants_quiet:
                 return total
             claimed, delay = await self.dispatcher.poll(slots)
@@ -315,6 +323,22 @@ class Worker:
         if self._watched:
             self._wake.set()
 
+    def _stuck(self, execution: Execution) -> None:
+        """Its handler does not end: people are told, and its row says so."""
+        text = f"{stuck_text(execution)}; it runs on in worker {self.id}"
+        since = self.now() - timedelta(seconds=asyncio.get_running_loop().time() - execution.cancelled_at)
+        found = of_stuck_handlers(execution.row.kind, 1, str(execution.id), execution.resource_key, since)
+        self._tell(lambda *_: self.app.alerts.found(found), execution, None)
+        task = asyncio.get_running_loop().create_task(self._note(execution, text), name="resilient-stuck")
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    async def _note(self, execution: Execution, text: str) -> None:
+        try:
+            await self.app.database.transaction(leases.note_stuck_if_held, execution.id, execution.fence, text)
+        except Exception as error:  # noqa: BLE001 - the database may be away; the log and the alert say it too
+            log.debug("that job %s is stuck is not written (%s)", execution.id, type(error).__name__)
+
     def _decide(self, execution: Execution, outcome: Outcome) -> None:
         now = self.now()
         facts, retry, roll = execution.facts(), execution.handler.retry, self.rng.random()
@@ -388,7 +412,7 @@ class Worker:
 
     def held(self) -> list[tuple[UUID, int]]:
         """Every job this worker holds, with its fence (heartbeat)."""
-        known = {**self._unwritten, **self.executor.running}
+        known = {**self._unwritten, **self.executor.running, **self.executor.aside}
         return [(e.id, e.fence) for e in list(known.values()) if not e.lost]
 
     # -- stopping -------------------------------------------------------------------------------------------------
@@ -406,9 +430,9 @@ class Worker:
         deadline = self.monotonic() + 5.0
         while any(not e.thread for e in self.executor.running.values()) and self.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        for execution in list(self.executor.running.values()):  # threads and handlers that will not stop
+        for execution in [*self.executor.running.values(), *self.executor.aside.values()]:  # that will not stop
             log.warning(
-                "job %s (%s) does not stop; it is handed back and what it still does is refused",
+                "job %s (%s) does not stop; it goes on elsewhere, and what it still does here is refused",
                 execution.id,
                 execution.row.kind,
             )

@@ -127,6 +127,19 @@ def checkpoint_if_held(
     return _save_if_held(c, d, sets, id_, version, progress, now)
 
 
+STUCK: Final = "stuck"  # error code of a running job whose handler does not end
+
+
+def note_stuck_if_held(c: Connection, d: Dialect, id_: UUID, version: int, text: str) -> None:
+    """A running job's handler should have ended, and has not: its row says so until it does."""
+    d.run(
+        c,
+        "UPDATE {job} SET last_error = :text, last_error_kind = 'timeout', last_error_code = :code, updated_at = :now"
+        " WHERE id = :id AND version = :version AND state = 'running'",
+        {"text": text, "code": STUCK, "id": d.id(id_), "version": version, "now": d.now(c)},
+    )
+
+
 def _save_if_held(
     c: Connection, d: Dialect, sets: str, id_: UUID, version: int, value: str | None, now: datetime
 ) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from resilient.store.dialect import ID, TIME
+from resilient.store.leases import STUCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,6 +126,30 @@ def swept(c: Connection, d: Dialect, since: datetime, until: datetime) -> list[t
         {"since": since, "until": until, "limit": SWEPT},
     )
     return [(r[0], r[1], r[2], str(UUID(r[3]))) for r in rows]
+
+
+def stuck_handlers(c: Connection, d: Dialect) -> list[tuple[str, int, str, str, datetime]]:
+    """Running jobs whose handlers should have ended and do not: (kind, how many, the first one, its key, since)."""
+    rows = d.run(
+        c,
+        "SELECT id, kind, resource_key, updated_at FROM {job} WHERE state = 'running' AND last_error_code = :code"
+        " AND last_error_kind = 'timeout' ORDER BY updated_at DESC, id LIMIT :limit",
+        {"code": STUCK, "limit": STOPPED},
+        id=ID,
+        kind=None,
+        resource_key=None,
+        updated_at=TIME,
+    ).all()
+    found: dict[str, tuple[str, int, str, str, datetime]] = {}
+    for r in rows:
+        found[r.kind] = (
+            r.kind,
+            found[r.kind][1] + 1 if r.kind in found else 1,
+            str(r.id),
+            r.resource_key,
+            r.updated_at,
+        )
+    return list(found.values())
 
 
 def silent_streams(

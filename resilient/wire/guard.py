@@ -16,6 +16,7 @@ import httpx
 from resilient.core.addresses import denied
 from resilient.core.errors import Permanent
 from resilient.core.failure import Failure, FailureKind
+from resilient.wire.sockets import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,7 +78,7 @@ class PublicNetworkSync(httpcore.NetworkBackend):
     """For threads."""
 
     def __init__(self) -> None:
-        self._network = httpcore.SyncBackend()
+        self._network = Backend()
 
     def connect_tcp(
         self,

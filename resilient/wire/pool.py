@@ -17,6 +17,7 @@ from resilient.core import bounds
 from resilient.wire import redact
 from resilient.wire.connections import Connections
 from resilient.wire.guard import PublicNetworkSync
+from resilient.wire.sockets import Backend
 from resilient.wire.surplus import keep_apart
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class Pool:
 
     def _make_sync(self, *, guarded: bool = False) -> httpx.HTTPTransport:
         transport = httpx.HTTPTransport(**self._options())
-        if guarded and self.settings.proxy is None:
-            transport._pool._network_backend = PublicNetworkSync()  # noqa: SLF001 - httpx has no argument for it
+        network = PublicNetworkSync() if guarded and self.settings.proxy is None else Backend()
+        transport._pool._network_backend = network  # noqa: SLF001 - httpx has no argument for it
         keep_apart(transport)
         return transport
 

@@ -49,6 +49,7 @@ parser.add_argument("--mutant", default="")
 parser.add_argument("--provider", default="")
 parser.add_argument("--lease", type=float, default=1.0)
 parser.add_argument("--grace", type=float, default=5.0)
+parser.add_argument("--patience", type=float, default=1.0)
 parser.add_argument("--concurrency", type=int, default=4)
 parser.add_argument("--pool-size", type=int, default=10)
 parser.add_argument("--until-idle", action="store_true")
@@ -207,7 +208,9 @@ def app(url):
 
 async def main():
     a = app(options.url)
-    worker = a.worker(concurrency=options.concurrency, lease=options.lease, grace=options.grace)
+    worker = a.worker(
+        concurrency=options.concurrency, lease=options.lease, grace=options.grace, patience=options.patience
+    )
     running = asyncio.create_task(worker.run())
     if options.until_idle:
         idle = 0

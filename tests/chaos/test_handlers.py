@@ -44,8 +44,8 @@ def test_a_handler_that_never_returns_ends_by_its_timeout_and_the_worker_stops(p
     assert history.check(postgres, crew.log, committed=bad + good + more) == []
 
 
-def test_stuck_threads_keep_their_slots_and_burn_no_other_job(postgres, crew):
-    """With every thread stuck, jobs wait for another worker instead of timing out before they began."""
+def test_stuck_threads_burn_no_other_job(postgres, crew):
+    """More jobs of a resource whose handlers hang wait for another worker, instead of hanging beside them."""
     stuck = put(postgres, *(new("hangs_thread", max_attempts=1) for _ in range(2)))
     child = crew.start(postgres, "--concurrency", "2", "--grace", "0.5")
     wait(lambda: all(row.state == "dead" for row in states(postgres, stuck)), 60)

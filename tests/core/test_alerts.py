@@ -210,6 +210,7 @@ def every_finding():
     yield Finding("needs_reauth", "github", {"auth": "invalid_client", "since": None})
     yield Finding("failure_rate", "sync", {"of": "kind", "failed": 30, "executions": 40}, ("kind",))
     yield Finding("backlog", "github", {"resource": "github/a", "job": "17", "since": since})
+    yield alerts.of_stuck_handlers("sync", 2, "17", "github/a", NOON - HOUR)
     yield Finding("no_success", "s", {"since": since, "ever": False, "periods": 3})
     yield alerts.stuck("order", "17")
     yield alerts.of_accounts("each", 7, "github/a", NOON - HOUR, ever=True, periods=3)
@@ -240,6 +241,10 @@ class TestWords:
             (
                 "github: job 17 on github/a is ready for 1 h and nothing stops it:"
                 " workers are missing, too slow, or do not know its kind"
+            ),
+            (
+                "sync: 2 handlers of it do not end after its time (job 17 on github/a since 11:00:00 UTC): until then"
+                " the job stays running and counts against caps; if it hangs for good, restart that worker"
             ),
             "s: no job of it succeeded since 11:00:00 UTC (1 h ago); 3 ticks in a row brought no success",
             (

@@ -27,6 +27,7 @@ from resilient import (
     handler,
     testing,
 )
+from resilient.engine import executor
 
 SEEN: list = []
 ONCE = Retry(max_attempts=1)
@@ -320,7 +321,7 @@ async def test_a_timeout_is_for_what_is_not_settled(make):
     assert dead.last_error_kind == "timeout"
 
 
-async def test_a_thread_that_runs_too_long_is_given_up(make):
+async def test_a_thread_that_runs_too_long_is_given_up(make, monkeypatch):
     go_on = threading.Event()
 
     @handler("hangs", batch=10, timeout=0.1, retry=ONCE)
@@ -331,7 +332,8 @@ async def test_a_thread_that_runs_too_long_is_given_up(make):
 
     app = make(hangs)
     await app.enqueue_many(hangs, range(3), resource_key="p/1")
-    async with running(app):
+    monkeypatch.setattr(executor, "CANCEL_PATIENCE", 0.2)
+    async with running(app, patience=0.2):
         await until(lambda: app.jobs.count(kind="hangs", state="dead"))
         go_on.set()
     assert await states(app, "hangs") == {0: "succeeded", 1: "dead", 2: "dead"}

@@ -14,6 +14,7 @@ from resilient.core.backoff import Retry
 from resilient.core.delays import Fixed
 from resilient.core.errors import Cancel, Permanent, ResourceStopped, Snooze, Throttled, Transient
 from resilient.core.failure import Failure, FailureKind
+from resilient.engine import executor
 from resilient.engine.app import Resilient
 from resilient.engine.completer import Completer
 from resilient.engine.endings import text_of
@@ -335,9 +336,11 @@ async def test_what_was_claimed_and_has_not_started_is_handed_back_when_the_work
     ]  # fmt: skip
 
 
-async def test_what_waits_behind_handlers_that_do_not_end_goes_to_other_workers(app):
+async def test_what_waits_behind_handlers_that_do_not_end_goes_to_other_workers(app, monkeypatch):
     """Every slot is taken for good: what was claimed for them is handed back, not kept until the process ends."""
     GO_ON.clear()
+    monkeypatch.setattr(executor, "LEAST_STUCK", 1)
+    monkeypatch.setattr(executor, "CANCEL_PATIENCE", 0.2)
     done = [await app.enqueue(hangs, resource_key="p/1") for _ in range(3)]
     worker = app.worker(concurrency=1)
     worker.concurrency = 3  # so many are claimed; there is one slot

@@ -35,6 +35,7 @@ from resilient import (
     handler,
     testing,
 )
+from resilient.engine import executor
 from tests import nursery
 
 
@@ -343,7 +344,7 @@ async def test_an_interruption_rolls_back(make):
     assert rows(app) == []
 
 
-async def test_a_thread_that_is_given_up_commits_nothing_later(make):
+async def test_a_thread_that_is_given_up_commits_nothing_later(make, monkeypatch):
     go_on, done = threading.Event(), threading.Event()
 
     @handler("hangs", timeout=0.1, retry=Retry(max_attempts=1))
@@ -358,9 +359,10 @@ async def test_a_thread_that_is_given_up_commits_nothing_later(make):
 
     app = make(hangs)
     await app.enqueue(hangs, resource_key="p/1")
-    worker = app.worker(concurrency=2)
+    monkeypatch.setattr(executor, "CANCEL_PATIENCE", 0.2)
+    worker = app.worker(concurrency=2, patience=0.2)
     task = asyncio.create_task(worker.run(signals=False))
-    while not worker.executor.stuck:  # noqa: ASYNC110 - given up
+    while not worker.executor.stuck or worker.executor.aside:  # noqa: ASYNC110 - given up
         await asyncio.sleep(0.02)
     go_on.set()
     assert await asyncio.to_thread(done.wait, 20)
