@@ -1,6 +1,7 @@
 # make demo   shows the engine at work on this machine (ARGS="--database postgresql://..." and so on)
 # make test   runs everything that must pass: linters, types, floors, tests (TESTS="tests/core -x" for some of them)
-# Both need only Python 3.11 or newer and make: the rest goes into .venv, again only when pyproject.toml changes.
+# make proof  runs what takes hours: every two transactions side by side at each of their statements, chaos with ten seeds
+# All need only Python 3.11 or newer and make: the rest goes into .venv, again only when pyproject.toml changes.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -8,7 +9,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
 
-.PHONY: demo test simulate lint types revision clean
+.PHONY: demo test simulate proof lint types revision clean
 
 demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
@@ -19,6 +20,10 @@ test: lint types
 # Many runs under virtual time, for a night: a failing seed prints its history, made smaller.
 simulate: .venv/dev-installed
 	$(BIN)/python -W ignore -m tests.simulation.run --seeds 0:$(or $(SEEDS),10000)
+
+# What takes hours, in pieces that resume; a table at the end. make proof PIECES="claims chaos" for some of them.
+proof: .venv/dev-installed
+	PIECES="$(PIECES)" $(BIN)/python tests/proof.py
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check --quiet .

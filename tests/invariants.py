@@ -189,11 +189,10 @@ def lives(database: Database, *, replayed: bool = False) -> list[str]:
 
     ``replayed``: somebody may have retried what was over, so one may end again.
     """
-    found, ends = [], {}
-    rows = database.transaction_sync(
-        lambda c, d: d.run(c, "SELECT job, old, new, version, before FROM life ORDER BY n")
-    )
-    for job, old, new, version, before in rows:
+    found, ends, versions = [], {}, {}
+    query = "SELECT job, old, new, version, before FROM life ORDER BY n"
+    for job, old, new, version, known in database.transaction_sync(lambda c, d: d.run(c, query).all()):
+        before, versions[job] = versions.get(job, known), version  # one transaction may raise it in a statement before
         if old is None or old == new:
             continue
         if not permitted(JobState(old), JobState(new)):

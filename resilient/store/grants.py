@@ -287,6 +287,8 @@ def settle_if_held(
     grant = lock(c, d, held.id)
     if grant is None or (grant.version, grant.fence) != (held.version, held.fence):
         return grant
+    if grant.state is not GrantState.REFRESHING:  # this holder has settled it before, and did not hear so
+        return grant
     state = after(grant.state, event if grant.died_at is None else GrantEvent.DOUBTED)
     if state is None:
         return grant

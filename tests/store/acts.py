@@ -1,0 +1,578 @@
+"""Every transaction function of the engine, registered with something to do in a `world`.
+
+`pairs` (`test_pairs.py`) runs each beside each. One that is new joins by an `@act` that names it as the engine does;
+`NOT_PAIRED` holds those that cannot spoil anything, each with its reason. A test fails for one that is in neither.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from resilient.core import alerts as alert_words
+from resilient.core.breaker import Report
+from resilient.core.failure import Failure, FailureKind
+from resilient.core.limit import Limit
+from resilient.core.policy import BreakerPolicy, Policies
+from resilient.core.tokens import GrantEvent
+from resilient.engine import completer, heartbeat, resources_api, sweeper, writing
+from resilient.engine import connections as engine_connections
+from resilient.engine import fuse as engine_fuse
+from resilient.engine import schedules as ticking
+from resilient.engine import workflows as attending
+from resilient.engine.enqueue import Ordered
+from resilient.engine.schedule_jobs import job_of
+from resilient.store import (
+    alerts,
+    changes,
+    circuits,
+    claim,
+    connections,
+    cursors,
+    dependencies,
+    due,
+    edits,
+    finishing,
+    fuse,
+    gates,
+    grants,
+    inbox,
+    leases,
+    limits,
+    resources,
+    retention,
+    retries,
+    schedule_records,
+    schedules,
+    workers,
+)
+from resilient.store.filters import JobFilter
+from tests.store.registry import ACTS, Act, Refused, act, nothing
+from tests.store.world import AHEAD, HOURLY, NOW, fresh, id_of, new
+
+POLICIES = Policies(
+    concurrency={"p": 20, "flow": 8},
+    limits={"p/*": [Limit(50, per=1, burst=50, counts="jobs", name="j")]},
+    breakers={"c/*": BreakerPolicy()},
+)
+LIMIT = Limit(10, per=60, burst=10, name="m")
+MINUTE = timedelta(minutes=1)
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+def _ask(**over: Any) -> claim.Ask:
+    return claim.Ask("w2", 12, ["k"], MINUTE, POLICIES.for_key, lambda: 0.5, take=50, per_key=4, **over)
+
+
+@act("dispatcher: claim.claim", again=lambda c, d: claim.claim(c, d, _ask(careful=True)))
+def claims(c, d):
+    return claim.claim(c, d, _ask())
+
+
+@act("dispatcher: claim.claim")
+def claims_carefully(c, d):
+    return claim.claim(c, d, _ask(careful=True))
+
+
+def _done(*names: str) -> list[Any]:
+    return sorted((id_of(name), 2, None) for name in names)
+
+
+def _finish(name: str, state: str, **over: Any) -> finishing.Finish:
+    return finishing.Finish(id_of(name), 2, state, state, attempts=1, charged=True, error="no", error_kind="bug",
+                            execution=1, worker_id="w", started_at=NOW, resource_key="p/1", **over)  # fmt: skip
+
+
+@act("completer: write")
+def finishes(c, d):
+    done = _done("run1", "lane1.run", "flow1.a", "flow2.a", "flow3.b", "unique2")
+    return completer.write(c, d, done, [_finish("run2", "dead")], {"p": 2}, how_long="1s")
+
+
+@act("completer: write")
+def finishes_others(c, d):
+    """Other steps of the same workflows, another event, one that is tried again."""
+    ends = [_finish("run4", "scheduled", run_at=AHEAD), _finish("flow1.b", "dead"), _finish("flow2.b", "dead")]
+    return completer.write(c, d, _done("lane4.run", "run3"), ends, {"p": 1}, how_long="1s")
+
+
+@act("completer: write")
+def finishes_and_goes_on(c, d):
+    """What a job's end enqueues, in lanes too."""
+    follow = {id_of("run3"): [_in_lane("lane2", "q/1"), Ordered(fresh("p/2"))]}
+    return completer.write(c, d, _done("run3", "late2"), [_finish("flow2.a", "dead")], {}, follow_ups=follow)
+
+
+@act("completer: patience.held")
+def asks_who_is_held(c, d):
+    from resilient.store import patience
+
+    return patience.held(c, d, [id_of(name) for name in ("run1", "run2", "flow1.a")])
+
+
+@act("heartbeat: beat")
+def beats(c, d):
+    row = workers.Beat("w", "host", 1, ["k"], 4, 4, "1", stopping=False)
+    held = [(id_of(name), 2) for name in ("run1", "run2", "run3", "lane1.run", "flow1.a", "flow1.b")]
+    return heartbeat.beat(c, d, row, sorted(held), MINUTE, lambda: 0.0)
+
+
+@act("heartbeat: workers.remove")
+def signs_off(c, d):
+    workers.remove(c, d, "w")
+
+
+@act("execution: _mark")
+def marks(c, d):
+    return leases.mark_sent_if_held(c, d, id_of("run1"), 2, '{"a": {}}', d.now(c))
+
+
+@act("execution: _progress")
+def says_its_progress(c, d):
+    return leases.set_progress_if_held(c, d, id_of("run2"), 2, "7", d.now(c))
+
+
+@act("dispatcher: resources.ensure", "snapshot: resources.ensure")
+def makes_rows(c, d):
+    resources.ensure(c, d, ["z/1", "z", "p", "p/3"])
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+@act("sweeper: attend", "sweeper: due.look")
+def stages(c, d):
+    due.look(c, d)
+    return sweeper.attend(c, d, POLICIES.for_key, 0.5)
+
+
+@act("sweeper: workflows.attend", "sweeper: fn", again=lambda c, d: attending.attend(c, d, careful=True))
+def attends(c, d):
+    return attending.attend(c, d)
+
+
+@act("sweeper: workflows.attend")
+def attends_carefully(c, d):
+    return attending.attend(c, d, careful=True)
+
+
+_WORKER = SimpleNamespace(
+    app=SimpleNamespace(policies=POLICIES, kinds={}),
+    rng=random.Random(1),
+    sweeper=SimpleNamespace(spares=lambda _row: False),
+)
+
+
+@act("sweeper: rescue", "sweeper: _overdue")
+def rescues(c, d):
+    sweeper._overdue(c, d)
+    return sweeper.rescue(c, d, _WORKER)
+
+
+@act("sweeper: _expire", again=lambda c, d: sweeper._expire(c, d, careful=True))
+def expires(c, d):
+    return sweeper._expire(c, d)
+
+
+@act("sweeper: _repair", check=nothing)
+def repairs_turns(c, d):
+    return sweeper._repair(c, d)
+
+
+@act("sweeper: _repair_waiting", check=nothing)
+def repairs_jobs(c, d):
+    return sweeper._repair_waiting(c, d, dependencies.Walk())
+
+
+@act("sweeper: _repair_lanes", check=nothing)
+def repairs_lanes(c, d):
+    return sweeper._repair_lanes(c, d)
+
+
+@act("sweeper: _repair_workflows", check=nothing)
+def repairs_workflows(c, d):
+    return sweeper._repair_workflows(c, d, "")
+
+
+@act("sweeper: _forget")
+def forgets_workers(c, d):
+    return sweeper._forget(c, d)
+
+
+@act("schedules: _serve", "schedules: store.due")
+def ticks(c, d):
+    return ticking._serve(c, d, "hourly", 0.5)
+
+
+@act("schedules: store.declare")
+def declares(c, d):
+    schedules.declare(c, d, {"hourly": ("k", HOURLY), "third": ("k", HOURLY)}, ["k"])
+
+
+@act("schedules: self._set_paused")
+def pauses_a_schedule(c, d):
+    row = schedules.lock(c, d, "hourly")
+    schedules.set_paused(c, d, row, paused=not row.paused)
+
+
+@act("alerts: self._look")
+def notes_successes(c, d):
+    schedules.look_since(c, d, "engine:alerts")
+    schedule_records.note_successes(c, d)
+
+
+@act("sweeper: schedules.elect", "retention: schedules.elect")
+def is_elected(c, d):
+    return schedules.elect(c, d, "engine:housekeeping", MINUTE)
+
+
+@act("retention: w.step", "retention: walk.step")
+def prunes_dead(c, d):
+    return retention.prune_finished(c, d, "dead", NOW - timedelta(days=1), limit=100)
+
+
+@act("retention: w.step")
+def prunes_succeeded(c, d):
+    return retention.prune_succeeded(c, d, NOW - timedelta(days=1), events=False, limit=100, most=100)
+
+
+@act("retention: w.step")
+def forgets_idle(c, d):
+    return retention.forget_idle(c, d, NOW - timedelta(days=1), "")
+
+
+@act("retention: w.step")
+def forgets_notes(c, d):
+    retention.prune_attempts(c, d, NOW - timedelta(days=1), 10)
+    inbox.prune(c, d, NOW - timedelta(days=1), 10)
+    return retention.forget_notes(c, d, NOW - timedelta(days=1))
+
+
+# -- programs and people -----------------------------------------------------------------------------------------------
+
+
+def _in_lane(lane: str, key: str) -> Ordered:
+    return Ordered(fresh(key, ordering_key=lane, ordering_policy="block"))
+
+
+@act("app: writing.write_many")
+def enqueues(c, d):
+    after = tuple(map(id_of, ("run1", "run3")))
+    return writing.write_many(
+        c, d,
+        [
+            Ordered(fresh("p/1")), Ordered(fresh("p/2", delay=60.0)),
+            _in_lane("lane1", "p/1"), _in_lane("lane2", "q/1"), _in_lane("lane9", "p/1"),
+            Ordered(fresh("p/1", unique_key="x"), on_conflict="replace"),
+            Ordered(fresh("p/1", unique_key="y"), while_running="once_more"),
+            Ordered(fresh("p/1", waits=2, followed=True), after=after),
+        ],
+    )  # fmt: skip
+
+
+@act("app: writing.write_many")
+def enqueues_in_another_order(c, d):
+    return writing.write_many(
+        c, d, [_in_lane("lane2", "q/1"), _in_lane("lane1", "p/1"), _in_lane("lane9", "p/1"),
+               Ordered(fresh("p/1", unique_key="y")), Ordered(fresh("p/1", unique_key="x"))],
+    )  # fmt: skip
+
+
+@act("app: writing.write_many")
+def publishes(c, d):
+    return writing.write(c, d, [_in_lane("lane4", "outbox/orders")])
+
+
+def _sweep(change: Any, *names: str) -> Callable[[Any, Any], Any]:
+    return lambda c, d: changes.Sweep(change, JobFilter(ids=tuple(map(id_of, names)))).step(c, d)
+
+
+@act("jobs_api: step")
+def cancels(c, d):
+    names = ("ready1", "run1", "lane1.next", "lane2.ready", "child1", "flow1.c", "flow3.b", "due1", "unique1")
+    return _sweep(changes.Cancel(), *names)(c, d)
+
+
+@act("jobs_api: step", replays=True)
+def retries_them(c, d):
+    return _sweep(retries.Retry(), "dead1", "dead2", "lane3.dead", "flow3.a", "flow4.a.undo", "done1")(c, d)
+
+
+@act("jobs_api: step", replays=True)
+def retries_slowly(c, d):
+    return _sweep(retries.Retry(spacing=MINUTE), "dead1", "dead2", "lane3.dead", "flow4.a.undo")(c, d)
+
+
+@act("jobs_api: step")
+def edits_them(c, d):
+    return _sweep(edits.Edit(priority=7, run_at=NOW), "ready1", "ahead", "lane1.next", "due1", "child1")(c, d)
+
+
+@act("jobs_api: step")
+def puts_off(c, d):
+    return _sweep(edits.Edit(run_at=AHEAD), "ready1", "ready3", "lane2.ready", "due1", "unique1")(c, d)
+
+
+@act("jobs_api: step")
+def discards(c, d):
+    return _sweep(changes.Discard(), "dead1", "lane3.dead", "flow4.a.undo")(c, d)
+
+
+@act("jobs_api: step")
+def deletes(c, d):
+    return _sweep(changes.Delete(), "old1", "done1", "dead2", "lane3.dead", "olddead")(c, d)
+
+
+@act("workflows: _cancel")
+def turns_a_workflow_around(c, d):
+    return attending._cancel(c, d, id_of("flow1"))
+
+
+@act("steps: self._write_all")
+def adds_a_step(c, d):
+    """As `job.workflow()` within a step does."""
+    from resilient.core.errors import WorkflowOver
+    from resilient.engine.steps import require_going
+    from resilient.store import workflows
+
+    try:
+        _, first = require_going(c, d, id_of("flow1"), lock=False)
+        step = workflows.NewStep("d", first, id_of("flow1.d"), "k", "flow")
+        if workflows.insert_steps(c, d, id_of("flow1"), [step]):
+            writing.write(c, d, [Ordered(new("flow1.d", "flow", followed=True))])
+        require_going(c, d, id_of("flow1"), lock=True)
+    except WorkflowOver:
+        raise Refused from None
+
+
+# -- gates -------------------------------------------------------------------------------------------------------------
+
+
+def _report(key: str, **over: Any) -> circuits.Evidence:
+    failure = Failure(FailureKind.TRANSIENT, "no") if over.get("failed") else None
+    return circuits.Evidence(key, Report(**{"generation": 0, **over}), failure)
+
+
+@act("reporter: circuits.report_if_current")
+def reports_failures(c, d):
+    bad = {"failed": 6, "trailing": 6}
+    evidence = [_report("p/1", **bad), _report("p", **bad), _report("p/2", ok=2), _report("q/1", **bad)]
+    return circuits.report_if_current(c, d, evidence, POLICIES, lambda: 0.5)
+
+
+@act("probing: circuits.elect_for_request")
+def elects_a_probe(c, d):
+    return circuits.elect_for_request(c, d, ["c/1", "c"], "w3", POLICIES)
+
+
+@act("gate: gates.cool_down")
+def cools_down(c, d):
+    return gates.cool_down(c, d, "p/1", AHEAD, "429", 0.5)
+
+
+def _changes_a_gate(fn: Callable[..., Any], key: str, **options: Any) -> Callable[[Any, Any], Any]:
+    return partial(resources_api._if_meant, meant=resources_api._Meant([key]), key=key, fn=fn, options=options)
+
+
+for _name, _fn, _key, _options in (
+    ("pauses", resources_api._pause, "p/1", {"until": None, "reason": "x"}),
+    ("pauses a new one", resources_api._pause, "new/1", {"until": None, "reason": "x"}),
+    ("resumes", gates.resume, "h/1", {}),
+    ("opens", resources_api._open, "p/2", {"until": None, "reason": "x"}),
+    ("closes", gates.close, "c/1", {}),
+    ("resets", resources_api._reset, "c/2", {}),
+    ("limits", resources_api._set_policy, "p", {"policies": POLICIES, "change": {"concurrency": 3}, "dropped": ()}),
+):
+    _run = _changes_a_gate(_fn, _key, **_options)
+    ACTS[_name] = Act(_name, ("resources_api: _if_meant",), _run, _run, lambda _: None)
+
+
+@act("drawing: limits.draw")
+def draws(c, d):
+    asks = [limits.Ask((("p/1", LIMIT), ("p/2", LIMIT)), more=2), limits.Ask((("q/1", LIMIT),))]
+    return limits.draw(c, d, asks, [("p/1", LIMIT, 1.0)])
+
+
+@act("drawing: limits.observe")
+def observes(c, d):
+    now = NOW.timestamp()
+    return limits.observe(c, d, [limits.Seen(key, LIMIT, 3.0, now + 60, now) for key in ("q/1", "p/2")])
+
+
+# -- credentials -------------------------------------------------------------------------------------------------------
+
+
+class _Quiet:
+    def tell(self, c, d, dead):
+        """To nobody."""
+
+    def hush(self, c, d, provider):
+        """The same."""
+
+
+def _held(c, d, name: str) -> Any:
+    return grants.read(c, d, id_of(name))
+
+
+_FRESH = grants.NewSecrets("s", "k", AHEAD, AHEAD)
+
+
+@act("grants: grants.begin")
+def begins_a_refresh(c, d):
+    return grants.begin(c, d, id_of("grant1"), 1, 60.0, refused=False)
+
+
+@act("grants: grants.begin")
+def takes_over_a_refresh(c, d):
+    return grants.begin(c, d, id_of("grant2"), 1, 60.0, refused=True)
+
+
+@act("grants: grants.renew_if_held")
+def renews_a_grant(c, d):
+    return grants.renew_if_held(c, d, _held(c, d, "grant2"), _FRESH)
+
+
+@act("grants: grants.settle_if_held", "grants: grants.let_go")
+def gives_a_refresh_up(c, d):
+    return grants.settle_if_held(c, d, _held(c, d, "grant2"), GrantEvent.REFUSED, "no", AHEAD)
+
+
+@act("grants: grants.let_go")
+def lets_a_refresh_go(c, d):
+    return grants.let_go(c, d, _held(c, d, "grant2"))
+
+
+@act("fuse: store.die_if_held")
+def finds_a_grant_dead(c, d):
+    return fuse.die_if_held(c, d, _held(c, d, "grant2"), "no", _Quiet())
+
+
+@act("fuse: store.die_if_version")
+def finds_another_dead(c, d):
+    return fuse.die_if_version(c, d, _held(c, d, "grant1"), "no", _Quiet())
+
+
+@act("connections: fuse.release", "connections: fuse.confirm")
+def decides_about_suspects(c, d):
+    return fuse.confirm(c, d, "p", _Quiet()), fuse.release(c, d, "q")
+
+
+@act("connections: grants.authorise")
+def authorises(c, d):
+    return grants.authorise(c, d, id_of("grant2"), _FRESH, kind="oauth2", flow=None)
+
+
+@act("connections: grants.give_up")
+def gives_an_account_up(c, d):
+    return grants.give_up(c, d, id_of("grant1"))
+
+
+# -- streams, consumers ------------------------------------------------------------------------------------------------
+
+PLACE = ("p/1", "issues", "")
+
+
+@act("sync: step.fn")
+def checkpoints(c, d):
+    cursor, now = cursors.read(c, d, PLACE)
+    if not leases.checkpoint_if_held(c, d, id_of("run1"), 2, "1", now):
+        raise Refused
+    if not cursors.write_if_unmoved(c, d, PLACE, cursor, id_of("run1"), now):
+        raise Refused
+
+
+@act("streams_api: _reset")
+def resets_a_stream(c, d):
+    return cursors.reset(c, d, [PLACE], "asked for")
+
+
+@act("streams_api: _forget")
+def forgets_a_stream(c, d):
+    return cursors.forget(c, d, [PLACE])
+
+
+@act("inbox: _arrived", "inbox: _first", "webhooks: _store")
+def takes_a_message(c, d):
+    first = inbox.first_seen(c, d, "me", "m1", NOW)
+    return first, inbox.arrived(c, d, "me", "m2", "k", 1, NOW, gapless=True)
+
+
+@act("alerts: self._write")
+def raises_alerts(c, d):
+    """What was found is written, told, and closed when it is over."""
+    now = d.now(c)
+    found = [alert_words.swept("k", "expired", 3, "17"), alert_words.repaired(1), alert_words.stuck("flow", "1")]
+    alerts.record(c, d, found, now, lasting=False)
+    told = alerts.to_tell(c, d, now, now - MINUTE)
+    return told, alerts.resolve(c, d, ["dead"], now, now)
+
+
+@act("schedules: self._run")
+def runs_a_schedule_now(c, d):
+    row, now = schedules.lock(c, d, "hourly"), d.now(c)
+    (done,) = writing.write(c, d, [job_of(row, None, 0.0)])
+    schedules.move_on(c, d, "hourly", now, next_at=row.next_at, last_at=row.last_at, job=done.id)
+
+
+@act("outbox: self._replay")
+def replays_an_event(c, d):
+    row = fresh("outbox/orders", ordering_key="lane4", ordering_policy="block", order_no=1)
+    writing.write_back(c, d, [row])
+
+
+@act("connections: _put", "connections: adopt", "access: adopt")
+def connects(c, d):
+    if connections.find(c, d, "p/3") is None:
+        grants.insert_if_new(c, d, grants.new(id_of("grant3"), "p/3", "bearer", NOW), "k")
+        connections.bind_if_new(c, d, "p/3", id_of("grant3"), {})
+
+
+@act("connections: _share")
+def shares_a_grant(c, d):
+    engine_connections._share(c, d, "p/2", "q/1", {})
+
+
+@act("connections: _reseal")
+def reseals(c, d):
+    for grant in grants.sealed_otherwise(c, d, "k9", 10):
+        grants.reseal(c, d, grant.id, "s", "k9")
+
+
+@act("consent: _expect", "consent: connections.arrived")
+def goes_through_a_consent_page(c, d):
+    connections.expect(c, d, "state", "p/1", "s", AHEAD)
+    return connections.arrived(c, d, "state")
+
+
+@act("fuse: _shut", "fuse: _turn", "grants: _app_is_well")
+def shuts_a_provider(c, d):
+    engine_fuse._shut(c, d, "p", "app_refused")
+    facts = resources.read(c, d, ["p"])["p"]
+    return engine_fuse._turn(c, d, "p", facts)
+
+
+# What cannot spoil anything, and why.
+NOT_PAIRED = dict.fromkeys(
+    (
+        "access: _find", "alerts: store.page", "connections: connections.find", "connections: connections.find_all",
+        "doctor: health.contents", "doctor: health.server", "fuse: grants.keys_of", "fuse: resources.read",
+        "fuse: store.suspects", "fuse: store.well", "jobs_api: _why", "jobs_api: bulk.plan_edit",
+        "jobs_api: queries.attempts", "jobs_api: queries.count", "jobs_api: queries.page", "jobs_api: queries.require",
+        "outbox: _now", "outbox: store.page", "outbox: store.where_published", "resources_api: _between",
+        "resources_api: _why", "resources_api: resource_queries.get", "resources_api: resource_queries.keys_of",
+        "resources_api: resource_queries.page", "resources_api: resource_queries.queued_keys",
+        "resources_api: resource_queries.summary", "schedules: schedule_accounts.page", "schedules: self._list",
+        "snapshot: _read", "streams_api: cursors.page", "sync: cursors.read", "two_phase: _is_done",
+        "workflows: _of_job", "workflows: _require", "workflows: workflows.page",
+    ),
+    "only reads",
+) | dict.fromkeys(
+    ("access: fn", "fuse: fn", "grants: fn", "sessions: fn", "sync_side: lambda grants: grants.required(key)"),
+    "passes on what others name",
+)  # fmt: skip

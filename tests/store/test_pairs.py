@@ -1,0 +1,154 @@
+"""Every two transactions side by side: nothing is lost, stranded or doubled, and nobody waits in a circle (`pairs.py`).
+
+Here the acts that hold rows others want meet each other once, the first with all its locks in hand, with the plans of
+a large database. RESILIENT_PAIRS=all (`make proof`) has every act meet every other in both orders, before each of its
+statements, with the plans of an empty, a small and a large database.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from resilient.store import workflows
+from tests import invariants
+from tests.store.acts import NOT_PAIRED
+from tests.store.pairs import COMMIT, PLANS, Arena, names, writes
+from tests.store.registry import ACTS, covered
+from tests.store.world import build
+
+ALL = os.environ.get("RESILIENT_PAIRS") == "all"
+HOLDERS = (
+    "claims", "finishes", "finishes others", "finishes and goes on", "stages", "attends", "rescues", "repairs lanes",
+    "repairs workflows", "prunes succeeded", "enqueues", "enqueues in another order", "cancels", "retries them",
+    "discards", "deletes", "turns a workflow around", "adds a step", "reports failures", "closes", "notes successes",
+    "ticks",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def arena(postgres_server, _postgres_template):
+    """``arena(plans)``: made once each."""
+    made = {}
+
+    def of(plans):
+        if plans not in made:
+            made[plans] = Arena(postgres_server.url(postgres_server.create(_postgres_template)), plans)
+        return made[plans]
+
+    yield of
+    for one in made.values():
+        one.close()
+
+
+def touched(arena, act):
+    """The tables that an act writes, and those that it names."""
+    statements = arena.statements_of(act)
+    return set().union(*map(writes, statements)), set().union(*map(names, statements))
+
+
+def opposite(name):
+    """Whom one of the holders meets as the first: itself, and every second of the others, which meets the rest so."""
+    at = HOLDERS.index(name)
+    return [other for n, other in enumerate(HOLDERS) if n == at or (n + at) % 2 == (n > at)]
+
+
+def test_each_two_meet_once():
+    met = [frozenset((one, other)) for one in HOLDERS for other in opposite(one)]
+    assert len(met) == len(set(met)) == len(HOLDERS) * (len(HOLDERS) + 1) / 2
+
+
+def meetings(arena, first, *, everywhere):
+    """Whom the act meets, and where it stands then. Two that write nothing of what the other names never meet."""
+    count = len(arena.statements_of(first))
+    written, named = touched(arena, first)
+    for other in ACTS.values() if everywhere else map(ACTS.get, opposite(first.name)):
+        writes_too, names_too = touched(arena, other)
+        if written & names_too or writes_too & named:
+            yield from ((other, k) for k in ([*range(1, count + 1), COMMIT] if everywhere else [COMMIT]))
+
+
+@pytest.mark.parametrize("plans", list(PLANS) if ALL else ["large"])
+@pytest.mark.parametrize("name", list(ACTS) if ALL else HOLDERS)
+def test_it_meets_the_others(arena, name, plans):
+    place = arena(plans)
+    found = list(meetings(place, ACTS[name], everywhere=ALL))
+    wrong = [line for other, k in found for line in place.meet(ACTS[name], other, k)]
+    print(f"{name}: {len(found)} meetings, plans of a database that is {plans}")  # noqa: T201 - the figure
+    assert wrong == []
+
+
+def test_a_statement_that_leaves_rows_out_is_found(arena, monkeypatch):
+    """The fault for which all this was made: a sub-select that is a join, over a UNION, in a statement that waits."""
+
+    def ask(c, d, ids, now):
+        d.run(
+            c,
+            "UPDATE {workflow} SET attention = true, updated_at = :now WHERE id IN (SELECT w.id FROM {workflow} w WHERE"
+            f" w.finished_at IS NULL AND w.id IN (SELECT workflow_id FROM {{step}} WHERE job_id"
+            f" {d.among('ids', 'uuid')} UNION ALL SELECT workflow_id FROM {{step}} WHERE undo_job_id"
+            f" {d.among('ids', 'uuid')}) ORDER BY w.id FOR NO KEY UPDATE OF w)",
+            {"ids": d.pack_ids(sorted(ids)), "now": now},
+        )
+
+    monkeypatch.setattr(workflows, "ask", ask)
+    wrong = arena("large").meet(ACTS["attends"], ACTS["finishes others"], COMMIT)
+    assert any("a workflow stands still, and nobody was asked to look at it" in line for line in wrong)
+    assert any("housekeeping had to repair workflows" in line for line in wrong)
+
+
+# -- where writers take turns ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(ACTS))
+def test_they_take_turns(sqlite_database, clock, name):
+    """On SQLite a transaction begins when the other is over; so they meet at their borders, in either order."""
+    first = ACTS[name]
+    with sqlite_database.sync_engine.begin() as c:
+        invariants.install(c.connection.driver_connection)
+    sqlite_database.transaction_sync(build)
+    sqlite_database.transaction_sync(lambda c, d: d.run(c, "DELETE FROM life WHERE old IS NOT NULL"))
+    for act in (first, ACTS["finishes"], ACTS["stages"], ACTS["attends"], ACTS["cancels"], first):
+        outcome = Arena._do(sqlite_database, act.run)
+        assert not isinstance(outcome, BaseException), (act.name, outcome)
+        assert act.check(outcome) is None
+        assert invariants.broken(sqlite_database) == []
+    assert invariants.lives(sqlite_database, replayed=first.replays) == []
+    assert invariants.keep_house(sqlite_database) == []
+
+
+# -- nobody is left out ------------------------------------------------------------------------------------------------
+
+_HOW = {"transaction": 0, "transaction_sync": 0, "statement": 0, "statement_sync": 0, "_carefully": 0, "_run": 0}
+_FACES = {"write": 1, "read": 1}  # of `sessions.Transactions`, as `_db` or `db`
+
+
+def transactions():
+    """What the engine runs in transactions of its own, as "module: function"."""
+    root = Path(__file__).parents[2] / "resilient"
+    found = set()
+    for path in [*(root / "engine").rglob("*.py"), *(root / "adapters").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and (at := _place(node.func)) is not None and len(node.args) > at:
+                found.add(f"{path.stem}: {ast.unparse(node.args[at])}")
+    return found
+
+
+def _place(called):
+    """Which argument of a call is a function that runs in a transaction; None: no such call."""
+    if isinstance(called, ast.Name):
+        return 1 if called.id == "do" else None  # of `jobs_api`: `write` or `read`
+    if not isinstance(called, ast.Attribute):
+        return None
+    by_face = _FACES.get(called.attr) if ast.unparse(called.value) in ("db", "self._db") else None
+    return _HOW.get(called.attr, by_face)
+
+
+def test_each_transaction_of_the_engine_is_among_the_acts():
+    """A new one is to be registered in `acts.py`, or named there among those that cannot spoil anything."""
+    found = transactions()
+    assert sorted(found - covered() - NOT_PAIRED.keys()) == []
+    assert sorted((covered() | NOT_PAIRED.keys()) - found) == []
