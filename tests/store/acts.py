@@ -443,6 +443,26 @@ def gives_a_refresh_up(c, d):
     return grants.settle_if_held(c, d, _held(c, d, "grant2"), GrantEvent.REFUSED, "no", AHEAD)
 
 
+@act("grants: grants.keep_up")
+def keeps_a_refresh_up(c, d):
+    return grants.keep_up(c, d, _held(c, d, "grant2"), 60.0)
+
+
+@act("grants: grants.park")
+def parks_accounts(c, d):
+    return grants.park(c, d, id_of("grant2")), grants.park(c, d, id_of("grant1"))
+
+
+@act("grants: grants.note_worked")
+def notes_that_it_worked(c, d):
+    return grants.note_worked(c, d, id_of("grant1"), 1), grants.note_worked(c, d, id_of("grant2"), 1)
+
+
+@act("consent: fuse.client_taken", "grants: fuse.client_taken")
+def is_taken_again(c, d):
+    return fuse.client_taken(c, d, "p")
+
+
 @act("grants: grants.let_go")
 def lets_a_refresh_go(c, d):
     return grants.let_go(c, d, _held(c, d, "grant2"))
@@ -550,7 +570,7 @@ def goes_through_a_consent_page(c, d):
     return connections.arrived(c, d, "state")
 
 
-@act("fuse: _shut", "fuse: _turn", "grants: _app_is_well")
+@act("fuse: _shut", "fuse: _turn")
 def shuts_a_provider(c, d):
     engine_fuse._shut(c, d, "p", "app_refused")
     facts = resources.read(c, d, ["p"])["p"]
@@ -562,6 +582,7 @@ NOT_PAIRED = dict.fromkeys(
     (
         "access: _find", "alerts: store.page", "connections: connections.find", "connections: connections.find_all",
         "doctor: health.contents", "doctor: health.server", "fuse: grants.keys_of", "fuse: resources.read",
+        "fuse: _is_over", "grants: fuse.standing", "grants: gates.auth_of",
         "fuse: store.suspects", "fuse: store.well", "jobs_api: _why", "jobs_api: bulk.plan_edit",
         "jobs_api: queries.attempts", "jobs_api: queries.count", "jobs_api: queries.page", "jobs_api: queries.require",
         "outbox: _now", "outbox: store.page", "outbox: store.where_published", "resources_api: _between",
