@@ -396,7 +396,7 @@ for _name, _fn, _key, _options in (
 @act("drawing: limits.draw")
 def draws(c, d):
     asks = [limits.Ask((("p/1", LIMIT), ("p/2", LIMIT)), more=2), limits.Ask((("q/1", LIMIT),))]
-    return limits.draw(c, d, asks, [("p/1", LIMIT, 1.0)])
+    return limits.draw(c, d, asks)
 
 
 @act("drawing: limits.observe")
