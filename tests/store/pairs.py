@@ -86,7 +86,7 @@ class Arena:
 
     def __init__(self, url: str, plans: str) -> None:
         self.plans = plans
-        self.first, self.second, self.judge = (Database(url, clock=lambda: NOW, pool_size=1) for _ in range(3))
+        self.first, self.second, self.judge = (Database(url, clock=lambda: NOW) for _ in range(3))
         self.watch = psycopg.connect(url, autocommit=True)
         self.stopper = Stopper(self.first.sync_engine)
         self.written = set(_NAMES)  # tables that are not as they were
