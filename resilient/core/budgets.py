@@ -149,7 +149,7 @@ def _with_standard(named: list[Budget], found: Fields, now: datetime) -> list[Bu
                 merged[name] = merged.get(name, Budget(name))._replace(remaining=left, reset_at=reset_at)
     elif (members := parse_dictionary(text)) is not None and "remaining" in members:
         values = {key: member.value for key, member in members.items()}
-        limit, left = _number(values.get("limit")), _number(values.get("remaining"))
+        limit, left = _integer(values.get("limit")), _integer(values.get("remaining"))
         merged[STANDARD] = Budget(STANDARD, limit, left, _reset(values.get("reset"), now))
     if (plain := merged.get(STANDARD)) is not None and plain.window is None and plain.limit is not None:
         merged[STANDARD] = plain._replace(window=_window(policy, plain.limit))
@@ -165,11 +165,16 @@ def _window(policy: list[Item] | None, limit: float) -> float | None:
 
 
 def _param(item: Item, key: str) -> float | None:
-    return _number(item.params.get(key))
+    return _integer(item.params.get(key))
+
+
+def _integer(value: object) -> float | None:
+    """What the draft calls a non-negative Integer; nothing else counts, or half a request would be left."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _reset(seconds: object, now: datetime) -> datetime | None:
-    return None if _number(seconds) is None else read(seconds, Word.DELTA_S_FLOAT, now)
+    return None if _integer(seconds) is None else read(seconds, Word.DELTA_S_FLOAT, now)
 
 
 def _number(value: object) -> float | None:

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from resilient.core.bounds import STRUCTURED_FIELD
 
-Bare = str | int | float | bool | bytes
 
-_SPACE: Final = re.compile(r"[ \t]*")
+class Date(NamedTuple):
+    """A Date (RFC 9651, 3.3.7): seconds since 1970."""
+
+    seconds: int
+
+
+Bare = str | int | float | bool | bytes | Date
+
+_SPACE: Final = re.compile(r" *")  # before a parameter
+_BLANKS: Final = re.compile(r"[ \t]*")  # around a comma
 _KEY: Final = re.compile(r"[a-z*][a-z0-9_\-.*]*")
 _STRING: Final = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
-_NUMBER: Final = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,3})?")
+_NUMBER: Final = re.compile(r"-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})")
+_DATE: Final = re.compile(r"@(-?[0-9]{1,15})")
+_DISPLAY: Final = re.compile(r'%"((?:[\x20-\x21\x23-\x24\x26-\x7e]|%[0-9a-f]{2})*)"')
 _TOKEN: Final = re.compile(r"[A-Za-z*][A-Za-z0-9!#$%&'*+\-.^_`|~:/]*")
-_BYTES: Final = re.compile(r":[A-Za-z0-9+/=]*:")
+_BYTES: Final = re.compile(r":[A-Za-z0-9+/]*={0,2}:")
 _BOOLEAN: Final = re.compile(r"\?[01]")
 
 
@@ -56,7 +67,7 @@ class _Reader:
             raise _Malformed
         return key
 
-    def bare(self) -> Bare:
+    def bare(self) -> Bare:  # noqa: PLR0911 - one for each type
         if (text := self.take(_STRING)) is not None:
             return re.sub(r'\\(["\\])', r"\1", text[1:-1])
         if (text := self.take(_NUMBER)) is not None:
@@ -67,7 +78,17 @@ class _Reader:
             return text[1:-1].encode()
         if (text := self.take(_TOKEN)) is not None:
             return text
+        if (text := self.take(_DATE)) is not None:
+            return Date(int(text[1:]))
+        if (text := self.take(_DISPLAY)) is not None:
+            return self.display(text[2:-1])
         raise _Malformed
+
+    def display(self, text: str) -> str:
+        try:
+            return unquote_to_bytes(text).decode()
+        except UnicodeDecodeError:
+            raise _Malformed from None
 
     def params(self) -> dict[str, Bare]:
         found: dict[str, Bare] = {}
@@ -86,12 +107,12 @@ class _Reader:
 
     def another(self) -> bool:
         """Whether a comma leads on to another member; a trailing comma is malformed."""
-        self.take(_SPACE)
+        self.take(_BLANKS)
         if self.at == len(self.text):
             return False
         if not self.eat(","):
             raise _Malformed
-        self.take(_SPACE)
+        self.take(_BLANKS)
         if self.at == len(self.text):
             raise _Malformed
         return True
@@ -99,7 +120,7 @@ class _Reader:
 
 def parse_list(text: str) -> list[Item] | None:
     """The Items of a List field, or None if it is malformed or empty."""
-    if not (text := text.strip(" \t")) or len(text) > STRUCTURED_FIELD.value:
+    if not (text := text.strip(" ")) or len(text) > STRUCTURED_FIELD.value:
         return None
     reader = _Reader(text)
     try:
@@ -113,7 +134,7 @@ def parse_list(text: str) -> list[Item] | None:
 
 def parse_dictionary(text: str) -> dict[str, Item] | None:
     """The members of a Dictionary field (the last of a name wins), or None if it is malformed or empty."""
-    if not (text := text.strip(" \t")) or len(text) > STRUCTURED_FIELD.value:
+    if not (text := text.strip(" ")) or len(text) > STRUCTURED_FIELD.value:
         return None
     reader = _Reader(text)
     try:

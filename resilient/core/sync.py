@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
+from resilient.core.instants import http_date
 from resilient.core.page_request import PageRequest
 from resilient.core.paging import Loop, PageRead, cursor_at
 from resilient.core.positions import instant, later, shifted
@@ -359,10 +359,8 @@ def _told(answer: AnswerFacts, read: PageRead, rules: Rules) -> str | None:
 
 def _clock_of(answer: AnswerFacts, now: datetime) -> float:
     """When the pass began, by the provider's clock if it tells it."""
-    try:
-        return parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
-    except (TypeError, ValueError):
-        return now.timestamp() - _OUR_CLOCK
+    at = http_date(answer.headers.get("date", ""), now)
+    return now.timestamp() - _OUR_CLOCK if at is None else at.timestamp()
 
 
 def _digest(raw: Any) -> str:

@@ -23,6 +23,7 @@ from resilient.engine.relay import require
 from resilient.wire.call import AsyncCall, SyncCall
 from resilient.wire.client import AsyncClient, Client, build_async_client, build_client
 from resilient.wire.conduct import Permit
+from resilient.wire.echoes import Hidden
 from resilient.wire.explain import Explained, explain
 from resilient.wire.pool import Pool
 from resilient.wire.redact import without_secrets_in_code
@@ -119,9 +120,9 @@ class Wire:
         failure = without_secrets_in_code(told.failure, self.secrets(execution)) or told.failure
         return told if failure is told.failure else told._replace(failure=failure)
 
-    def secrets(self, execution: Execution) -> tuple[str, ...]:
+    def secrets(self, execution: Execution) -> Hidden:
         """What the requests of an execution carried: nothing that is kept of it may show them."""
-        return tuple(secret for trail in execution.trails.values() for secret in trail.secrets)
+        return Hidden(secret for trail in execution.trails.values() for secret in trail.secrets)
 
     def ended(self, execution: Execution, outcome: Outcome) -> None:
         """An execution is over: what no request said about its resource, its outcome does."""

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 SHORTEST: Final = 6  # characters of a value worth masking; shorter ones would garble harmless text
 
 
+class Hidden(tuple[str, ...]):
+    """Secrets under a name of their own: a frame or a log that shows it shows how many there are."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} hidden>"
+
+
 def forms(values: Iterable[str]) -> set[str]:
     """Each value, without its scheme ("Bearer abc": "abc"), decoded (Basic), its user and password, and quoted."""
     found: set[str] = set()

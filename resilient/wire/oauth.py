@@ -27,6 +27,7 @@ from resilient.core.token_answer import classify_token
 from resilient.wire import redact
 from resilient.wire.assertion import client_assertion, grant_assertion
 from resilient.wire.decoding import ASKED_FOR, Intake
+from resilient.wire.echoes import Hidden
 from resilient.wire.flow import fields
 from resilient.wire.guard import AddressDenied, PublicNetwork
 from resilient.wire.surplus import keep_apart
@@ -106,6 +107,7 @@ class TokenClient:
 
     async def _ask(self, oauth: OAuth2, url: str, body: str, now: datetime, *, revoking: bool = False) -> TokenAnswer:
         request = self._request(oauth, url, body, now)
+        secrets = _sent(request)
         try:
             async with asyncio.timeout(PATIENCE):
                 answer = await self._send(request, guarded=oauth.guarded)
@@ -118,7 +120,7 @@ class TokenClient:
             return TokenAnswer(failure=Failure(kind, code="no_answer", provider_wide=True))
         if revoking and answer.status == httpx.codes.OK:
             return TokenAnswer()
-        failure = classify_token(answer, oauth, now)
+        failure = redact.without_secrets_in_code(classify_token(answer, oauth, now), secrets)
         return TokenAnswer(answer.body if failure is None else None, failure)
 
     def _request(self, oauth: OAuth2, url: str, body: str, now: datetime) -> httpx.Request:
@@ -215,6 +217,15 @@ def callback_error(parameters: Mapping[str, str]) -> str | None:
     """The error a provider sent a person back with, in few harmless characters; None if there is none."""
     said = parameters.get("error")
     return None if not said else "".join(c for c in said[:60] if c.isalnum() or c in "_.-") or "error"
+
+
+def _sent(request: httpx.Request) -> Hidden:
+    """What a request carries that no code may echo: each field of its form, user and password."""
+    raw = request.content.decode()
+    fields_ = json.loads(raw).values() if raw[:1] == "{" else [value for _, value in parse_qsl(raw)]
+    harmless = {"refresh_token", "authorization_code", "client_credentials"}
+    basic = [value for name, value in request.headers.items() if name == "authorization"]
+    return Hidden(str(value) for value in (*fields_, *basic) if value not in harmless)
 
 
 def _decoded(raw: bytes) -> Any:

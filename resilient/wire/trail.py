@@ -16,7 +16,7 @@ from resilient.core.failure import Failure, FailureKind
 from resilient.core.placeholders import names_in
 from resilient.core.provider import GENERIC, Provider
 from resilient.core.resource_key import check
-from resilient.wire.echoes import forms
+from resilient.wire.echoes import Hidden, forms
 from resilient.wire.names import Names, derive, hash_of
 
 if TYPE_CHECKING:
@@ -69,13 +69,14 @@ class Trail:
         self.last_failure: Failure | None = None  # of the last answer, if no success followed
         self.last_key = conduct.resource_key  # the resource it concerned
         self._account = at_account(conduct.resource_key)
-        self.secrets: tuple[str, ...] = ()  # what the account's requests carry, in every form an answer may echo
+        self.secrets = Hidden()  # what the account's requests carry, in every form an answer may echo
 
     def keep_secret(self, permit: Permit) -> None:
         """Take in what a request carries, so that nothing which is shown contains it."""
         found = forms((*permit.headers.values(), *permit.params.values()))
         if not found <= set(self.secrets):
-            self.secrets = tuple(sorted({*self.secrets, *found}, key=len, reverse=True))[:_MOST_SECRETS]
+            every = sorted({*self.secrets, *found}, key=len, reverse=True)
+            self.secrets = Hidden(every[:_MOST_SECRETS])
 
     def guards(self, host: str) -> bool:
         """Whether only public addresses may be connected to: the account chose its own host, and what that names."""

@@ -228,3 +228,13 @@ def test_never_raises_and_says_only_sane_numbers(headers):
     for budget in budgets(headers, NOW, fields=ALL):
         for value in (budget.limit, budget.remaining, budget.window):
             assert value is None or 0 <= value < float("inf")
+
+
+def test_a_date_or_a_display_string_beside_it_costs_no_budget():
+    found = budgets({"ratelimit": '"a";r=1;t=5;at=@1659578233;why=%"f%c3%bc"'}, NOW)
+    assert [(b.name, b.remaining) for b in found] == [("a", 1)]
+
+
+@pytest.mark.parametrize("r", ["1.5", "-1", '"1"', "?1", "@5"])
+def test_what_is_left_is_an_integer(r):
+    assert budgets({"ratelimit": f'"a";r={r};t=5'}, NOW) == ()

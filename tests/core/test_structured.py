@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.structured import Item, parse_dictionary, parse_list
+from resilient.core.structured import Date, Item, parse_dictionary, parse_list
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,25 @@ def test_parsing_never_raises(text):
     items = parse_list(text)
     assert items is None or items
     parse_dictionary(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('"a";d=@1659578233', Date(1659578233)), ('"a";d=@-1', Date(-1)), ('"a";d=%"f%c3%bc"', "fü"), ('"a";d=%""', ""),
+        ('"a";d=123456789012.123', 123456789012.123), ('"a";d=:aGk=:', b"aGk="), ('"a";  d=1', 1),
+    ],
+)  # fmt: skip
+def test_values_that_rfc_9651_knows(text, value):
+    assert parse_list(text)[0].params["d"] == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"a";\td=1', '\t"a"', '"a";d=1234567890123.5', '"a";d=:a=b:', '"a";d=:a===:', '"a";d=@1.5', '"a";d=@',
+        '"a";d=%"%C3"', '"a";d=%"%ff"', '"a";d=%"%c"', '"a";d=1.', '"a";d=1.1234', '"a";d=1234567890123456',
+    ],
+)  # fmt: skip
+def test_what_it_does_not_know(text):
+    assert parse_list(text) is None

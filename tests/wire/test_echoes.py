@@ -1,0 +1,88 @@
+"""Answers that echo what a request carried: nothing that is kept, shown or logged of them holds it."""
+
+import base64
+import json
+import logging
+from datetime import UTC, datetime
+from urllib.parse import parse_qsl, quote, quote_plus
+
+import pytest
+from starlette.responses import JSONResponse
+
+from resilient.core.auth import OAuth2
+from resilient.core.rules import Errors
+from resilient.wire.call import AsyncCall
+from resilient.wire.echoes import Hidden, forms
+from resilient.wire.oauth import TokenClient
+from resilient.wire.trail import Trail
+from tests.serving import serving
+
+TOKEN = "canary+Token/123="
+USER, PASSWORD = "canary-user", "canary:pass"
+BASIC = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+ECHOES = [TOKEN, quote(TOKEN, safe=""), quote_plus(TOKEN), f"Bearer {TOKEN}"]
+
+
+def test_the_forms_of_basic():
+    assert {BASIC, f"{USER}:{PASSWORD}", USER, PASSWORD} <= forms([f"Basic {BASIC}"])
+    assert repr(Hidden(["canary"])) == "<1 hidden>"
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "basic"])
+@pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
+async def test_codes_and_messages(client, conduct, provider, status, scheme, caplog):
+    caplog.set_level(logging.DEBUG)
+    conduct.credentials = {"Authorization": f"Bearer {TOKEN}" if scheme == "bearer" else f"Basic {BASIC}"}
+    for echo in ECHOES if scheme == "bearer" else [BASIC, USER, PASSWORD, f"{USER}:{PASSWORD}"]:
+        body = json.dumps({"error": {"code": f"bad_{echo}", "message": f"no: {echo}!"}, "errors": [{"type": echo}]})
+        api = client(provider(errors=Errors(code=("error.code",))))
+        answer = await api.get("/x", params={"status": status, "body": body})
+        failure = answer.extensions["resilient"]
+        kept = [str(failure), repr(failure)]
+        if failure is not None:
+            with pytest.raises(Exception, match="answered") as caught:
+                answer.raise_for_status()
+            kept += [str(caught.value), str(caught.value.told), repr(caught.value)]
+        assert echo not in "".join(kept)
+    assert "canary" not in "".join(record.getMessage() for record in caplog.records if "httpx" in record.name)
+
+
+async def test_graphql_errors_in_a_success(client, conduct, provider):
+    conduct.credentials = {"Authorization": f"Bearer {TOKEN}"}
+    said = {"errors": [{"message": f"token {TOKEN} is unknown", "extensions": {"code": TOKEN}}]}
+    api = client(provider())
+    with pytest.raises(Exception, match="answered 200") as caught:
+        await api.graphql("{ me }", url=f"/graphql?body={quote(json.dumps(said))}")
+    assert "canary" not in str(caught.value) + str(caught.value.failure) + str(caught.value.told)
+
+
+async def test_what_a_vendors_sdk_reports(conduct, provider):
+    conduct.credentials = {"Authorization": f"Bearer {TOKEN}"}
+    trail = Trail(conduct, provider(errors=Errors(code=("code",))))
+    async with AsyncCall(trail, "GET", f"{trail.base_url}/x") as call:
+        call.report(400, {}, {"code": TOKEN, "message": f"{TOKEN}?"})
+    with pytest.raises(Exception, match="answered 400") as caught:
+        call.raise_for_failure()
+    assert "canary" not in str(caught.value) + str(caught.value.failure)
+
+
+@pytest.mark.parametrize("way", ["post", "basic"])
+async def test_token_endpoints_that_echo_the_form(way):
+    echoed = []
+
+    async def app(scope, receive, send):
+        form = dict(parse_qsl((await receive())["body"].decode()))
+        secret = [*form.values(), "canary-client-secret"][len(echoed) % (len(form) + 1)]
+        echoed.append(secret)
+        await JSONResponse({"error": f"bad {secret}", "error_description": secret}, 400)(scope, receive, send)
+
+    token = TokenClient()
+    async with serving(app) as url:
+        oauth = OAuth2(
+            token_url=f"{url}/token", client_id="canary-client", client_secret="canary-client-secret", client_auth=way
+        )
+        for _ in range(8):
+            answer = await token.refresh(oauth, "canary-refresh", datetime.now(UTC))
+            assert "canary" not in repr(answer)
+    assert "canary-refresh" in echoed
+    await token.aclose()
