@@ -27,9 +27,35 @@ def judge(world):
     broken = list(world.errors)
     broken += history.check(database, log, committed=world.committed, rolled_back=world.rolled_back)
     broken += history.capped(database, "p/0", CAP)
-    broken += fenced(world) + stored_once(world) + effects(world) + limited(world) + cooled(world) + in_order(world)
+    broken += (
+        accounts(world)
+        + fenced(world)
+        + stored_once(world)
+        + effects(world)
+        + limited(world)
+        + cooled(world)
+        + in_order(world)
+    )
     broken += workflows(world) + published(world) + circuits(world) + repaired(world)
     return broken
+
+
+def accounts(world):
+    """Tokens are refreshed by one process at a time, the grant lives, and no job is charged for it."""
+    jobs = history.rows(
+        world.database, "SELECT id, state, attempts, last_error FROM resilient_job WHERE kind = 'fetched'"
+    )
+    broken = [
+        f"T {job.id}: {job.state}, {job.attempts} attempts, {job.last_error}"
+        for job in jobs
+        if job.state != "succeeded" or job.attempts
+    ]
+    lost = sum("crash" in note or "worker" in note for note in world.system.notes) + world.frozen
+    if world.accounts.most_open > 1 + lost:
+        broken.append(f"T {world.accounts.most_open} refreshes at once")
+    return broken + (
+        [f"T {world.accounts.refused} refreshes with a token that was used"] if world.accounts.refused else []
+    )
 
 
 def fenced(world):

@@ -10,7 +10,7 @@ import types
 import uuid
 
 from resilient.core import admission, cooldown
-from resilient.engine import sweeper, wiring
+from resilient.engine import grants, sweeper, wiring
 from resilient.engine.execution import Execution
 from resilient.engine.gate import Gate
 from resilient.store import gates, jobs, limits, order, turns, workflows
@@ -107,6 +107,12 @@ def keys_not_stable():
     trail.derive = lambda *_: uuid.uuid4().hex
 
 
+def refresh_waited_for():
+    """Jobs wait in their slots for a refresh that somebody else began, however long."""
+    assert grants.AT_ONCE
+    grants.AT_ONCE = 60.0
+
+
 MUTANTS = {
     "fence removed": chaos.no_fence,
     "probe election removed": chaos.no_election,
@@ -120,5 +126,6 @@ MUTANTS = {
     "cooldown ignored": cooldown_ignored,
     "draws forgotten": draws_forgotten,
     "cap ignored": cap_ignored,
+    "slots wait for a refresh": refresh_waited_for,
     "idempotency keys not stable": keys_not_stable,
 }

@@ -11,7 +11,20 @@ from dataclasses import dataclass, replace
 ACCOUNTS = 3
 LASTS = 5.0  # seconds within which work arrives and faults begin
 WORKERS = 2
-KINDS = ("push", "push", "charge", "charge", "slow", "written", "plain", "ordered", "fails", "snoozes")
+KINDS = (
+    "push",
+    "push",
+    "charge",
+    "charge",
+    "fetched",
+    "fetched",
+    "slow",
+    "written",
+    "plain",
+    "ordered",
+    "fails",
+    "snoozes",
+)
 
 
 @dataclass(frozen=True)

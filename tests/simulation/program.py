@@ -40,6 +40,14 @@ async def written(job: Job[dict]) -> None:
     job.deps.note(job, "end")
 
 
+@handler("fetched", retry=RETRY, timeout=2)
+async def fetched(job: Job[dict]) -> None:
+    """Through an account whose tokens last for a moment; nothing ever goes wrong there but workers."""
+    job.deps.note(job, "start")
+    (await job.client.get(f"/things/{job.payload['n']}")).raise_for_status()
+    job.deps.note(job, "end")
+
+
 @handler("plain", retry=RETRY, timeout=10)
 def plain(job: SyncJob[dict]) -> None:
     job.deps.note(job, "start")
@@ -99,4 +107,4 @@ async def last(job: Job[dict]) -> None:
         raise Permanent("the last step fails")
 
 
-HANDLERS = [push, charge, slow, written, plain, ordered, fails, snoozes, step, undo, last]
+HANDLERS = [push, charge, fetched, slow, written, plain, ordered, fails, snoozes, step, undo, last]

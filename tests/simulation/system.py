@@ -25,7 +25,7 @@ import aiosqlite.core
 import uuid_utils
 
 from resilient.core.errors import DatabaseUnreachable
-from resilient.engine import heartbeat, retention, services
+from resilient.engine import grants, heartbeat, retention, services
 from resilient.store.database import Database
 from tests.simulation.loop import PROCESS, Crashed, Loop, Process
 
@@ -150,6 +150,7 @@ class System:
             (aiosqlite.core, "Thread", NoThread),
             (Database, "transaction_sync", self.transaction_sync(Database.transaction_sync)),
             (retention.keep, "__defaults__", (loop.time, *retention.keep.__defaults__[1:])),
+            (grants, "LEASE", 3.0),
             (services, "Heartbeat", Heartbeat),
             (services, "Listener", Listener),
             *((module, "uuid7", self.uuid7) for module in _with_ids()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 
 import httpx
 import sqlalchemy as sa
@@ -14,11 +15,14 @@ from resilient import (
     Event,
     Idempotency,
     Limit,
+    OAuth2,
     Provider,
     Resilient,
+    Rotation,
 )
 from resilient.store.database import Database
 from resilient.wire.publishers.base import lost, refused
+from tests.simulation.accounts import LIFETIME, Accounts
 from tests.simulation.loop import PROCESS
 from tests.simulation.plan import LASTS, WORKERS
 from tests.simulation.program import HANDLERS
@@ -27,6 +31,14 @@ MOST, PER = 4, 1.0  # requests of an account
 CAP = 3  # jobs of p/0 at once
 LEASE = 2.0
 END = 900.0  # seconds by which everything must be over
+
+
+SECRET = "rsk1_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcy4uLi4"
+ACCOUNTS = Provider(
+    name="q",
+    base_url="https://q.example",
+    auth=(OAuth2(token_url="https://q.example/token", client_id="c", margin=0.3, rotation=Rotation.GRACE),),
+)
 
 
 class Changed(Event, type="thing.changed"):
@@ -45,6 +57,7 @@ class World:
         self.flows_committed = []
         self.started = 0
         self.errors = []
+        self.accounts = Accounts(self.t)
         self.frozen = self.clock_steps = 0
 
     def t(self):
@@ -62,6 +75,8 @@ class World:
         return None
 
     async def answer(self, request):
+        if request.url.host == "q.example":
+            return await self._answer_account(request)
         loop, dice = asyncio.get_running_loop(), self.system.rng
         action, account = request.url.path.split("/")[1:3]
         n, who = json.loads(await request.aread())["n"], int(account)
@@ -89,6 +104,19 @@ class World:
         line["answered"] = self.t()
         return httpx.Response(200, stream=Body(json.dumps({"n": n}).encode()))
 
+    async def _answer_account(self, request):
+        accounts, body = self.accounts, await request.aread()
+        await asyncio.sleep(self.system.rng.uniform(0.01, 0.1))
+        if request.url.path != "/token":
+            status = 200 if accounts.is_good(request.headers.get("authorization", "")) else 401
+            return httpx.Response(status, stream=Body(b"{}"))
+        accounts.open += 1
+        accounts.most_open = max(accounts.most_open, accounts.open)
+        status, answer = accounts.answer(body)
+        await asyncio.sleep(self.system.rng.uniform(0.05, 0.5))
+        accounts.open -= 1
+        return httpx.Response(status, headers={"content-type": "application/json"}, stream=Body(answer))
+
     async def publish(self, message):
         event = json.loads(message.body)
         await asyncio.sleep(self.system.rng.uniform(0.001, 0.03))
@@ -114,7 +142,8 @@ class World:
             Database(f"sqlite:///{self.path}", clock=self.system.now),
             handlers=HANDLERS,
             deps=self,
-            providers=[provider],
+            providers=[provider, ACCOUNTS],
+            secrets=[SECRET],
             limits={"p/*": [Limit(MOST, per=f"{PER:g}s")]},
             concurrency={"p/0": CAP},
             breakers={"p": breaker, "p/*": breaker},
@@ -130,6 +159,8 @@ class World:
         app._ready = True
         worker = app.worker(concurrency=6, lease=LEASE, grace=2)
         worker.wire.pool._async = Remote(self)
+        app.grants.client._loop = asyncio.get_running_loop()
+        app.grants.client._client = httpx.AsyncClient(transport=Remote(self))
         PROCESS.get().worker = worker
         await worker.run(signals=False)
         await app.close()
@@ -142,7 +173,11 @@ class World:
     async def produce(self):
         app = self.app()
         app._ready = True
-        loop = asyncio.get_running_loop()
+        loop, first = asyncio.get_running_loop(), self.accounts.made()
+        until = self.system.now() + timedelta(seconds=LIFETIME)
+        await app.connections.import_(
+            "q/0", access_token=first["access_token"], refresh_token=first["refresh_token"], expires_at=until
+        )
         for batch in self.plan.batches:
             await asyncio.sleep(max(0.0, batch.at - self.t()))
             await loop.run_in_executor(None, self._enqueue, app, batch)
@@ -152,9 +187,10 @@ class World:
         with Session(app.database.sync_engine) as s:
             for n, kind, account, delay in batch.jobs:
                 options = {"delay": delay} if delay else {}
+                key = "q/0" if kind == "fetched" else f"p/{account}"
                 if kind == "ordered":
                     options = {"ordering_key": "line"}
-                done = app.enqueue_sync(kind, {"n": n}, resource_key=f"p/{account}", session=s, **options)
+                done = app.enqueue_sync(kind, {"n": n}, resource_key=key, session=s, **options)
                 ids.append(done)
             for n, account, fails in batch.workflows:
                 with app.workflow_sync(f"flow {n}", session=s, resource_key=f"p/{account}") as wf:
