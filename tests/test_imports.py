@@ -46,3 +46,13 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_declaring_an_app_imports_no_migrations():
+    """What only some need comes when it is needed: Alembic with the tables, tenacity with the first failure."""
+    program = (
+        "import sys; from resilient import Resilient, Job, handler; Resilient('sqlite:///app.db');"
+        "print([one for one in ('alembic', 'mako', 'tenacity', 'aiosqlite', 'starlette') if one in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

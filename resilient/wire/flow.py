@@ -23,7 +23,6 @@ from resilient.core.classify import classify, cost_of, message_of
 from resilient.core.errors import ResourceStopped
 from resilient.core.failure import WAITS_FOR_RESOURCE, Failure, FailureKind
 from resilient.wire.answer import KEY, Answer
-from resilient.wire.attempt import Repeats
 from resilient.wire.explain import by_transport
 from resilient.wire.outgoing import Passage, outgoing, plan
 from resilient.wire.redact import without_secrets_in_code
@@ -31,6 +30,7 @@ from resilient.wire.redact import without_secrets_in_code
 if TYPE_CHECKING:
     from resilient.core.budgets import Budget
     from resilient.core.exchange import AnswerFacts
+    from resilient.wire.attempt import Repeats
     from resilient.wire.conduct import Conduct, Permit
     from resilient.wire.pool import PoolSettings
     from resilient.wire.trail import Trail
@@ -105,7 +105,10 @@ def exchange(trail: Trail, settings: PoolSettings, request: httpx.Request) -> Fl
         if not renewing:
             if outcome.failure is None or outcome.permit.probing or not _may_repeat(outcome, passage):
                 return _conclude(outcome)
-            repeats = repeats or Repeats(settings, started)
+            if repeats is None:
+                from resilient.wire.attempt import Repeats  # noqa: PLC0415 - tenacity: once something failed
+
+                repeats = Repeats(settings, started)
             delay = repeats.next_delay(outcome.failure)
             if delay is None:
                 return _conclude(outcome)
