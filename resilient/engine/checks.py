@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from resilient.core.facts_age import warning
-from resilient.core.phrases import span
+from resilient.core.phrases import counted, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,11 +48,35 @@ def check_server(server: Server, skew: tuple[float, float], *, sqlite: bool) -> 
     if sqlite:
         return list(_check_pragmas(server.settings))
     return [
+        *_check_standby(server),
         _check_clock(skew),
         *_check_settings(server.settings),
         *_check_sessions(server),
         *_check_long(server),
     ]
+
+
+def _check_standby(server: Server) -> Iterator[Finding]:
+    if server.standby:
+        yield Finding(
+            "standby",
+            "fail",
+            "this is a standby: it takes no writes, so nothing can be enqueued or run",
+            "give the primary's address, or all of them: ?host=a,b&port=5432,5432&target_session_attrs=read-write",
+        )
+
+
+def check_room(server: Server, contents: Contents, connections: int) -> Iterator[Finding]:
+    """Whether the living workers may open what each may have; ``connections``: as this program is set up."""
+    alive = sum(worker.silent <= SILENT for worker in contents.workers)
+    if server.room and max(alive, 1) * connections > server.room:
+        yield Finding(
+            "connection_budget",
+            "warn",
+            f"{counted(max(alive, 1), 'worker', 'workers')} of {connections} connections each may open"
+            f" {max(alive, 1) * connections}, and the server has {server.room} for everybody",
+            "raise max_connections (or the limit of the user or database), or lower Resilient(connections=...)",
+        )
 
 
 def _check_clock(skew: tuple[float, float]) -> Finding:

@@ -19,6 +19,7 @@ from resilient.engine.checks import (
     check_disk,
     check_facts,
     check_names,
+    check_room,
     check_server,
     filesystem_of,
 )
@@ -67,6 +68,8 @@ async def examine(
         remedy = "resilient db upgrade" if isinstance(outdated, SchemaOutdated) else "deploy what fits"
         return [*found, Finding("schema", "fail", str(outdated), remedy), *facts]
     contents = await database.transaction(health.contents)
+    if database.is_own:
+        found += check_room(server, contents, database.connections.most)
     return [*found, Finding("schema", "ok", f"revision {schema.head()}"), *check_contents(contents), *facts]
 
 

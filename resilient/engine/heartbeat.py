@@ -139,6 +139,11 @@ class Heartbeat:
         )
 
 
+def sign_on(w: Worker) -> None:
+    """Say that a worker is about to begin. Raises `DatabaseUnreachable`: of a standby, too, which takes no writes."""
+    w.app.database.transaction_sync(beat, _row(w), [], w.lease, w.monotonic)
+
+
 def _row(w: Worker) -> workers.Beat:
     """What it says of its worker."""
     return workers.Beat(

@@ -34,11 +34,12 @@ from resilient.engine.endings import broken, finish_of, stuck_text
 from resilient.engine.execution import Execution
 from resilient.engine.executor import LEAST_STUCK, STUCK_PATIENCE, Executor
 from resilient.engine.gate import Gate
+from resilient.engine.heartbeat import sign_on
 from resilient.engine.services import Services
 from resilient.engine.sweeper import Sweeper
 from resilient.engine.user_sessions import Writer
 from resilient.engine.wiring import Wire
-from resilient.store import leases
+from resilient.store import health, leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -145,6 +146,8 @@ class Worker:
         while not self._stopping.is_set():
             try:
                 await self.app.ready()
+                await self._look_for_room()
+                await asyncio.to_thread(sign_on, self)
             except DatabaseUnreachable as error:
                 if tries in (0, 5) or tries % 30 == 0:
                     log.warning("worker %s waits for the database: %s", self.id, error)
@@ -153,6 +156,19 @@ class Worker:
             else:
                 return True
         return False
+
+    async def _look_for_room(self) -> None:
+        """Say it now if the server has no room for this process's connections."""
+        database = self.app.database
+        if database.is_sqlite or not database.is_own:
+            return
+        server, most = await database.transaction(health.server), database.connections.most
+        if server.room and server.sessions + most > server.room:
+            log.warning(
+                "the database has %d connections for everybody, %d are in use, and this worker may open %d: it waits"
+                " whenever there is none (raise max_connections, or lower Resilient(connections=...))",
+                server.room, server.sessions, most,
+            )  # fmt: skip
 
     async def _run(self) -> None:
         async with Services(self):

@@ -28,6 +28,11 @@ _TCP: Final = {  # seconds, and milliseconds; libpq's names (PostgreSQL's docume
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+_HOST_AND_PORT: Final = re.compile(r"([^:/]+):(\d+)")  # an IPv6 address or a socket's directory has no port here
+_MIXED: Final = (
+    "several hosts are written in one of two forms, not in both: ?host=a,b&port=5432,5433 (PostgreSQL's) or"
+    " ?host=a:5432&host=b:5433 (SQLAlchemy's)"
+)
 _KNOWS_USER_TIMEOUT: Final = 120_000  # the version of libpq
 _EXAMPLES: Final = "sqlite:///app.db or postgresql://user:password@host/name"
 _SECRETS: Final = ("password", "secret")  # in the name of a parameter: libpq takes passwords there too
@@ -67,7 +72,28 @@ def checked(target: str | URL) -> URL:
         plain = url.database and url.database != ":memory:" and not url.database.startswith("file:")
         name = str(Path(url.database or "").absolute()) if plain else url.database
         return url.set(drivername="sqlite", database=name)
-    return url
+    return _with_hosts(url)
+
+
+def _with_hosts(url: URL) -> URL:
+    """Several hosts in libpq's form (``host=a,b&port=1,2``), which everybody reads; SQLAlchemy's is rewritten.
+
+    Raises `SetupError` for a mixture of both.
+    """
+    found, ports = url.query.get("host"), url.query.get("port")
+    several = isinstance(found, tuple)
+    hosts = list(found) if isinstance(found, tuple) else (found or "").split(",")
+    split = [_HOST_AND_PORT.fullmatch(host) for host in hosts]
+    if not several and not (len(hosts) > 1 and any(split)):
+        if isinstance(ports, tuple):
+            raise SetupError(_MIXED)
+        return url
+    if ports is not None or not several:
+        raise SetupError(_MIXED)
+    query = {"host": ",".join(one[1] if one else host for one, host in zip(split, hosts, strict=True))}
+    if any(split):
+        query["port"] = ",".join(one[2] if one else "5432" for one in split)
+    return url.difference_update_query(["host"]).update_query_dict(query)
 
 
 def without_threshold(url: URL) -> tuple[URL, dict[str, Any]]:

@@ -30,6 +30,8 @@ _SETTINGS: Final = (
     "fsync",
     "max_connections",
     "server_encoding",
+    "superuser_reserved_connections",
+    "reserved_connections",
     "synchronous_commit",
     "track_counts",
 )
@@ -60,6 +62,16 @@ class Server:
     long: list[Session] = field(default_factory=list)
     idle_slots: list[str] = field(default_factory=list)  # unused replication slots that hold back vacuum
     prepared: list[str] = field(default_factory=list)  # forgotten prepared transactions
+    standby: bool = False  # it takes no writes
+    allowed: int = 0  # connections that this user may have, or all users in this database; 0: as many as the server has
+
+    @property
+    def room(self) -> int:
+        """How many connections programs may have at once; 0: not known."""
+        most = int(self.settings.get("max_connections", 0))
+        kept = (self.settings.get(name, "0") for name in ("superuser_reserved_connections", "reserved_connections"))
+        most -= sum(map(int, kept))
+        return min(most, self.allowed) if self.allowed else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,7 @@ def server(c: Connection, d: Dialect, long: float = 60.0) -> Server:
             "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
             " AND prepared < clock_timestamp() - interval '1 minute' ORDER BY 1",
         ),
+        *_limits(c, d),
     )
 
 
@@ -131,6 +144,17 @@ def _long(c: Connection, d: Dialect, seconds: float) -> list[Session]:
         {"seconds": seconds},
     )
     return [Session(pid, application or "", state or "", float(age)) for pid, application, state, age in rows]
+
+
+def _limits(c: Connection, d: Dialect) -> tuple[bool, int]:
+    """Whether it is a standby, and how many connections this user, or this database, may have (0: no limit)."""
+    standby, allowed = d.run(
+        c,
+        "SELECT pg_is_in_recovery(), (SELECT min(n) FROM (SELECT rolconnlimit AS n FROM pg_roles"
+        " WHERE rolname = current_user UNION ALL SELECT datconnlimit FROM pg_database"
+        " WHERE datname = current_database()) AS found WHERE n >= 0)",
+    ).one()
+    return bool(standby), int(allowed or 0)
 
 
 def _names(c: Connection, d: Dialect, template: str) -> list[str]:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
-from resilient import DatabaseBusy, Job, Resilient, SetupError, SyncJob, handler
-from resilient.store import pool
+from resilient import DatabaseBusy, DatabaseUnreachable, Job, Resilient, SetupError, SyncJob, handler
+from resilient.engine.checks import check_server
+from resilient.engine.doctor import examine
+from resilient.store import health, pool
+from resilient.store.address import checked, for_listening
 from resilient.store.database import Database
 from resilient.store.direct import direct
+from resilient.store.health import Server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
+from proxy import Proxy
 
 
 @direct
@@ -168,3 +178,82 @@ async def test_a_server_without_a_free_connection_is_named_and_waited_for(own_po
 def test_too_few_to_work_with_is_refused():
     with pytest.raises(SetupError, match="at least 6"):
         Resilient("postgresql://h/x", connections=5)
+
+
+async def test_a_worker_that_the_server_has_no_room_for_says_so(own_postgres, caplog):
+    """max_connections is 50 there, three of them kept for superusers."""
+    url = own_postgres.url(own_postgres.create())
+    app = Resilient(url, handlers=[complete], upgrade=True, connections=48)
+    worker = app.worker()
+    running = asyncio.create_task(worker.run(signals=False))
+    async with asyncio.timeout(60):
+        while "this worker may open 48" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        while not [f for f in await examine(app.database) if f.name == "workers" and f.level == "ok"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    (found,) = [f for f in await examine(app.database) if f.name == "connection_budget"]
+    assert "1 worker of 48 connections each may open 48, and the server has 47 for everybody" in found.message
+    worker.stop()
+    await running
+    await app.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "query"),
+    [
+        ("host=a,b&port=1,2", {"host": "a,b", "port": "1,2"}),
+        ("host=a:1&host=b:2", {"host": "a,b", "port": "1,2"}),
+        ("host=a:1&host=b", {"host": "a,b", "port": "1,5432"}),
+        ("host=a&host=b", {"host": "a,b"}),
+        ("host=/run/pg", {"host": "/run/pg"}),
+        ("host=::1,::2&port=1,2", {"host": "::1,::2", "port": "1,2"}),
+    ],
+)
+def test_several_hosts_in_either_form(written, query):
+    assert dict(checked(f"postgresql://u@/x?{written}").query) == query
+    arguments = Database(f"postgresql://u@/x?{written}").driver_arguments()
+    assert {name: arguments[name] for name in query} == query
+
+
+@pytest.mark.parametrize("written", ["host=a:1,b:2", "host=a:1&host=b:2&port=1,2", "host=a&port=1&port=2"])
+def test_both_forms_at_once_are_refused(written):
+    with pytest.raises(SetupError, match="in one of two forms"):
+        Resilient(f"postgresql://u@/x?{written}")
+
+
+@pytest.mark.parametrize("form", ["host={0},{0}&port={1},{2}", "host={0}:{1}&host={0}:{2}"])
+async def test_the_host_that_is_there_is_found(postgres_server, postgres_url, form):
+    name = postgres_url.partition("?")[0].rpartition("/")[2]
+    with Proxy(next(postgres_server.data.glob(".s.PGSQL.*[0-9]"))) as proxy:
+        hosts = form.format("127.0.0.1", 1, proxy.port)
+        url = f"postgresql://postgres@/{name}?{hosts}&sslmode=disable&gssencmode=disable"
+        database = Database(url)
+        assert [await database.transaction(one), database.transaction_sync(plain)] == [1, 1]
+        assert await asyncio.to_thread(health.notifies, for_listening(url))
+        await database.close()
+
+
+async def test_a_server_that_takes_no_writes_is_named_and_waited_for(own_postgres, caplog):
+    name = own_postgres.create()
+    url = own_postgres.url(name)
+    app = Resilient(url, handlers=[complete], upgrade=True)
+    await app.ready()
+    await app.close()
+    with own_postgres.connect() as c:
+        c.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with pytest.raises(DatabaseUnreachable, match=r"takes no writes: .* \(this is a standby, or a server that was set"):
+        await app.enqueue(complete, {}, resource_key="p/1")
+    worker = app.worker()
+    running = asyncio.create_task(worker.run(signals=False))
+    async with asyncio.timeout(60):
+        while "waits for the database" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    worker.stop()
+    await running
+    await app.close()
+
+
+def test_a_standby_is_told():
+    server = Server((17, 0), datetime.now(UTC), {"max_connections": "100"}, standby=True)
+    (found,) = [f for f in check_server(server, (0, 0), sqlite=False) if f.name == "standby"]
+    assert (found.level, "this is a standby" in found.message) == ("fail", True)
