@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 from resilient.core.addresses import is_private
 from resilient.core.auth import URLS, ApiKey, Basic, Bearer, OAuth2
 from resilient.core.errors import InvalidInput
+from resilient.core.failure import FailureKind
 from resilient.core.hosts import Origins, host_pattern, origin_of, without_secrets
 from resilient.core.incremental import Incremental
 from resilient.core.limit import Limit
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from resilient.core.auth import Auth, ClientAuth
     from resilient.core.exchange import AnswerFacts, RequestFacts
-    from resilient.core.failure import Failure, FailureKind
+    from resilient.core.failure import Failure
 
 METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "POST", "PUT", "PATCH", "DELETE", "QUERY"})
 _NAME: Final = re.compile(r"[A-Za-z0-9._:@+-]+")
@@ -185,6 +186,19 @@ class Provider:
                     f"provider {self.name!r}: reads={one!r}: write a method and a path, 'POST /v1/search'"
                 )
         self._check_limits()
+        self._check_functions()
+
+    def _check_functions(self) -> None:
+        """Refuse what cannot be called where a function is meant. Raises `InvalidInput`."""
+        functions: tuple[tuple[str, Any], ...] = (("route", self.route), ("cost", self.cost))
+        for name, function in functions:
+            if function is not None and not callable(function):
+                raise InvalidInput(f"provider {self.name!r}: {name}= takes a function, not {function!r}")
+        meanings: Mapping[Any, Any] = self.exceptions
+        for error, meaning in meanings.items():
+            if not isinstance(meaning, FailureKind) and not callable(meaning):
+                told = f"FailureKind.{FailureKind.TRANSIENT.name} or a function"
+                raise InvalidInput(f"provider {self.name!r}: exceptions={{{error!r}: {meaning!r}}}: say {told}")
 
     def _check_limits(self) -> None:
         """Refuse limits and caps that are none. Raises `InvalidInput`."""

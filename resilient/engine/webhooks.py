@@ -137,6 +137,10 @@ class Inbound:
         if not callable(self.secrets) and not any(self.secrets) and self.handshake is None:
             raise SetupError(f"Inbound({self.provider!r}): without a secret no delivery can be told from a forged one")
 
+        kinds = [self.jobs] if isinstance(self.jobs, Kind) else list(self.jobs.values())
+        if wrong := [one for one in kinds if not isinstance(one, Kind)]:
+            raise SetupError(f"Inbound({self.provider!r}): jobs= takes handlers or Kind(...), not {wrong[0]!r}")
+
     def __repr__(self) -> str:
         return f"<Inbound {self.provider}>"
 

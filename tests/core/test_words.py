@@ -175,6 +175,8 @@ OAUTH = {"token_url": "https://acme.example/token"}
         (Provider, {"name": "p", "pagination": {"list": "next"}}, "Paginator"),
         (Provider, {"name": "p", "auth": ("bearer",)}, "OAuth2 or Bearer"),
         (Provider, {"name": "p", "webhook": "x-sig"}, "Webhook"),
+        (Provider, {"name": "p", "route": "search"}, "takes a function"),
+        (Provider, {"name": "p", "exceptions": {"a.B": "transient"}}, "FailureKind.TRANSIENT"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(cls, facts, told):

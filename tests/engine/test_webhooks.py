@@ -645,6 +645,8 @@ def test_what_cannot_be_declared(database):
         declare(Inbound(provider="bare", secrets=[SECRET], jobs=thing))
     with pytest.raises(SetupError, match="two Inbound"):
         declare(good, good)
+    with pytest.raises(SetupError, match="takes handlers"):
+        Inbound(provider="acme", secrets=[SECRET], jobs={"*": "acme.thing"})
     with pytest.raises(SetupError, match="takes a list"):
         Inbound(provider="acme", secrets=SECRET, jobs=thing)
     with pytest.raises(SetupError, match="without a secret"):
