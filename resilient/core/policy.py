@@ -101,11 +101,12 @@ class Policy:
         """Read what `to_json` wrote."""
         return cls().overridden(doc)
 
-    def overridden(self, doc: Mapping[str, Any]) -> Policy:
+    def overridden(self, doc: Mapping[str, Any], *, stored: bool = False) -> Policy:
         """This policy with the aspects in ``doc`` replaced (members of ``breaker`` one by one).
 
         Raises `InvalidInput` for anything that is not an aspect, so that a typing error is not silently no
-        limit.
+        limit. ``stored``: it was written long ago, perhaps by older code or over another declaration, and must not
+        stop a worker: a breaker's times and counts are brought within what they may be.
         """
         if unknown := set(doc) - {"limits", "concurrency", "breaker"}:
             raise InvalidInput(f"a policy has limits, concurrency and breaker, not {', '.join(sorted(unknown))}")
@@ -116,7 +117,8 @@ class Policy:
             changes["concurrency"] = doc["concurrency"]
         if "breaker" in doc:
             try:
-                changes["breaker"] = replace(self.breaker, **(doc["breaker"] or {}))
+                members = dict(doc["breaker"] or {})
+                changes["breaker"] = replace(self.breaker, **(_possible(self.breaker, members) if stored else members))
             except TypeError:
                 known = [item.name for item in fields(BreakerPolicy)]
                 wrong = ", ".join(repr(name) for name in doc["breaker"] if name not in known)
@@ -156,7 +158,7 @@ class Policies:
     def for_key(self, key: str, override: Mapping[str, Any] | None = None) -> Policy:
         """The policy of ``key``, with its row's ``override``."""
         if override:
-            return self._plain(key).overridden(override)
+            return self._plain(key).overridden(override, stored=True)
         return self._known.get(key) or self._plain(key)
 
     def tenancy(self, key: str) -> Tenancy:
@@ -179,6 +181,14 @@ class Policies:
             self._known.clear()
         policy = self._known[key] = self._shared.setdefault(policy, policy)
         return policy
+
+
+def _possible(breaker: BreakerPolicy, members: dict[str, Any]) -> dict[str, Any]:
+    """Overriding members of a breaker policy as they fit together with the others."""
+    if "children" in members:
+        members["children"] = min(MOST_CHILDREN, max(LEAST_CHILDREN, members["children"]))
+    first, longest = (members.get(name, getattr(breaker, name)) for name in ("first_open", "longest_open"))
+    return members | ({"longest_open": first} if first > longest else {})
 
 
 def _declared(pattern: str, found: Any) -> tuple[Limit, ...]:

@@ -177,3 +177,15 @@ def test_bad_declarations_fail_at_the_start():
         with pytest.raises(InvalidInput, match="no breaker policy"):
             BreakerPolicy(**bad)
     assert BreakerPolicy(streak=None, ratio=None, ramp=0).streak is None
+
+
+@pytest.mark.parametrize(
+    ("members", "children", "first", "longest"),
+    [({"children": 1}, 2, 15, 600), ({"children": 99}, 16, 15, 600), ({"first_open": 900}, 3, 900, 900),
+     ({"longest_open": 5}, 3, 15, 15)],
+)  # fmt: skip
+def test_an_override_of_older_code_stops_no_worker(members, children, first, longest):
+    breaker = Policies().for_key("a/b", {"breaker": members}).breaker
+    assert (breaker.children, breaker.first_open, breaker.longest_open) == (children, first, longest)
+    with pytest.raises(InvalidInput):
+        Policy().overridden({"breaker": members})
