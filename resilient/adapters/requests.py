@@ -30,6 +30,7 @@ from resilient.core.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.errors import Permanent
 from resilient.core.failure import Failure, FailureKind
 from resilient.engine.requests import SyncRequests
+from resilient.wire import redact
 from resilient.wire.decoding import DecodingError, Intake
 from resilient.wire.outgoing import BARE
 from resilient.wire.sockets import Line, line
@@ -53,6 +54,7 @@ def session(job: SyncRequests) -> Session:
         raise TypeError(
             "requests blocks, so it is for plain handlers (`def`): an `async def` one takes resilient.adapters.aiohttp"
         )
+    redact.install()  # urllib3 logs paths with their queries
     return Session(job)
 
 

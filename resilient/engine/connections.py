@@ -16,6 +16,7 @@ from uuid_utils.compat import uuid7
 from resilient.core import tokens
 from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInput
 from resilient.core.placeholders import names_in
+from resilient.core.plain_text import fits_header
 from resilient.core.records import plain
 from resilient.core.resource_key import check
 from resilient.core.tokens import EMPTY, Credentials, GrantState
@@ -145,6 +146,7 @@ class Connections:
             grant_assertion(self.oauth_of(key, details), credentials, self._app.now())  # whether it is a key at all
             return await self._put(key, "oauth2", credentials, "jwt_bearer", details)
         kind = ("bearer", "api_key", "basic", "oauth2")[said.index(True)]
+        _check_sendable(key, token=token, api_key=api_key)
         credentials = Credentials(token=token or api_key or password, user=user)
         return await self._put(key, kind, credentials, "client_credentials" if client_credentials else None, details)
 
@@ -160,6 +162,7 @@ class Connections:
         """Take over OAuth tokens from another system; it must stop refreshing them then."""
         if not (access_token or refresh_token):
             raise InvalidInput(f"{key}: give access_token, refresh_token or both")
+        _check_sendable(key, access_token=access_token)
         if expires_at is not None and expires_at.tzinfo is None:
             raise InvalidInput(f"{key}: expires_at={expires_at.isoformat()} has no time zone")
         margin = timedelta(seconds=self.oauth_of(key, details).margin)
@@ -421,3 +424,13 @@ def _reseal(c: Connection, d: Dialect, accounts: Any) -> int:
         new = accounts.sealed(grant.id, accounts.opened(grant))
         grants.reseal(c, d, grant.id, new.secrets, new.key_id)
     return len(found)
+
+
+def _check_sendable(key: str, **values: str) -> None:
+    """Refuse a token that no header can hold, such as one with a line break. Raises `InvalidInput`, without it."""
+    wrong = [name for name, value in values.items() if not fits_header(value)]
+    if wrong:
+        raise InvalidInput(
+            f"{key}: {wrong[0]} holds a character that no header can (a line break, a blank at an end, a letter beyond"
+            " Latin-1): copy it again"
+        )

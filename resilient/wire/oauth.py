@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, quote_plus, urlencode
 
 import httpx
@@ -21,6 +23,7 @@ from authlib.oauth2.rfc6749.parameters import prepare_grant_uri, prepare_token_r
 from authlib.oauth2.rfc7636 import create_s256_code_challenge  # type: ignore[import-untyped]
 
 from resilient.core.bounds import TOKEN_ANSWER
+from resilient.core.errors import SetupError
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.token_answer import classify_token
@@ -30,6 +33,7 @@ from resilient.wire.decoding import ASKED_FOR, Intake
 from resilient.wire.echoes import Hidden
 from resilient.wire.flow import fields
 from resilient.wire.guard import AddressDenied, PublicNetwork
+from resilient.wire.redact import without_frames
 from resilient.wire.surplus import keep_apart
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from resilient.core.tokens import Credentials
 
 T = TypeVar("T")
+P = ParamSpec("P")
 PATIENCE: Final = 20.0  # seconds for the whole exchange; leases of a refresh are longer
 LONGEST_NUMBER: Final = 20  # digits
 _METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none", "jwt": "none"}
@@ -54,6 +59,24 @@ class TokenAnswer:
     failure: Failure | None = None
 
 
+def _frameless(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """An exception leaves without the frames in which credentials stand: error trackers collect their variables."""
+
+    @wraps(method)
+    async def asked(*args: P.args, **words: P.kwargs) -> T:
+        outer = sys.exception()
+        try:
+            return await method(*args, **words)
+        except UnicodeError:  # it would show the text
+            error: Exception = SetupError("a client's id or secret, or a token, holds characters that cannot be sent")
+        except Exception as caught:  # noqa: BLE001 - raised below
+            error = caught
+        del args, words
+        raise without_frames(error, outer)
+
+    return asked
+
+
 class TokenClient:
     """Asks token endpoints. One per app; its connections are its own."""
 
@@ -63,6 +86,7 @@ class TokenClient:
         self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
         redact.install()
 
+    @_frameless
     async def refresh(self, oauth: OAuth2, refresh_token: str, now: datetime) -> TokenAnswer:
         """A new access token for a refresh token."""
         redirect = oauth.redirect_uri if oauth.refresh_redirect else None
@@ -71,6 +95,7 @@ class TokenClient:
         )
         return await self._ask(oauth, oauth.refresh_url or oauth.token_url, body, now)
 
+    @_frameless
     async def exchange(self, oauth: OAuth2, code: str, verifier: str, redirect_uri: str, now: datetime) -> TokenAnswer:
         """Tokens for the code a consent page gave; it works once."""
         extra = {"code_verifier": verifier} if verifier else {}
@@ -79,17 +104,20 @@ class TokenClient:
         )
         return await self._ask(oauth, oauth.token_url, body, now)
 
+    @_frameless
     async def client_credentials(self, oauth: OAuth2, now: datetime) -> TokenAnswer:
         """A token of the application's own."""
         scope = {"scope": oauth.scope_text()} if oauth.scopes else {}
         body = prepare_token_request("client_credentials", **scope, **oauth.token_params)
         return await self._ask(oauth, oauth.token_url, body, now)
 
+    @_frameless
     async def by_key(self, oauth: OAuth2, account: Credentials, now: datetime) -> TokenAnswer:
         """A token for an account that consists of a key (RFC 7523, 2.1)."""
         body = urlencode({**grant_assertion(oauth, account, now), **oauth.token_params})
         return await self._ask(replace(oauth, client_auth="none", client_id=""), oauth.token_url, body, now)
 
+    @_frameless
     async def revoke(self, oauth: OAuth2, token: str, now: datetime) -> Failure | None:
         """Tell the provider that a token is given up (RFC 7009); what went wrong, if anything did."""
         body = urlencode({"token": token})

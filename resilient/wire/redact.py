@@ -30,6 +30,7 @@ _HTTPCORE: Final = (
     "httpcore.proxy",
     "httpcore.socks",
 )
+_URLLIB3: Final = ("urllib3.connectionpool", "urllib3.poolmanager", "urllib3.util.retry")
 _URL: Final = re.compile(
     r"\b[a-z][a-z0-9+.-]{1,30}://[^\s'\"<>]+", re.IGNORECASE
 )  # databases and brokers have some too
@@ -122,8 +123,21 @@ def _hide_headers(record: logging.LogRecord) -> bool:
     return True
 
 
+def _hide_target(record: logging.LogRecord) -> bool:
+    """Urllib3's '%s://%s:%s "%s %s %s" %s %s', whose arguments hold the path with its query, or a URL."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(_without_query(urls(arg)) if isinstance(arg, str) else arg for arg in record.args)
+    return True
+
+
+def _without_query(text: str) -> str:
+    return without_secrets(text) if text.startswith("/") else text
+
+
 def install() -> None:
-    """Put the filters on httpx's and httpcore's loggers; doing it again changes nothing."""
+    """Put the filters on the loggers of httpx, httpcore and urllib3; doing it again changes nothing."""
     logging.getLogger("httpx").addFilter(_hide_url)
+    for name in _URLLIB3:
+        logging.getLogger(name).addFilter(_hide_target)
     for name in _HTTPCORE:
         logging.getLogger(name).addFilter(_hide_headers)

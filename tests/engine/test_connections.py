@@ -706,3 +706,17 @@ async def test_revoking_forgets_the_secrets_and_gates_the_account(app, idp, read
         await app.credentials(A)
     await connect(app, idp)
     assert (await app.credentials(A)).token == "canary-access-2"
+
+
+@pytest.mark.parametrize("token", ["canary\n", "canary\r\nx: y", "canary\u20ac", "canary\0", " canary"])
+async def test_a_token_that_no_header_can_hold_is_refused(token, sqlite_url):
+    app = Resilient(sqlite_url, secrets=[new_key()], upgrade=False)
+    for give in (
+        app.connections.add("api/one", token=token),
+        app.connections.add("api/one", api_key=token),
+        app.connections.import_("api/one", access_token=token),
+    ):
+        with pytest.raises(InvalidInput, match="no header can") as caught:
+            await give
+        assert "canary" not in str(caught.value)
+    await app.close()

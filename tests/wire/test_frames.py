@@ -1,0 +1,97 @@
+"""What an error tracker collects: the values of variables in every frame of every exception of a chain."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+import requests
+
+from resilient.core.auth import OAuth2
+from resilient.core.errors import SetupError
+from resilient.core.rules import Errors
+from resilient.core.tokens import Credentials
+from resilient.wire import redact
+from resilient.wire.call import AsyncCall
+from resilient.wire.explain import chain
+from resilient.wire.oauth import TokenClient
+from resilient.wire.trail import Trail
+
+CANARY = "canary-5f3a"
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def collected(error):
+    """Everything a Sentry-like tracker would send: texts, arguments and the variables of the engine's frames."""
+    found = []
+    for one in chain(error):
+        found += [str(one), repr(one), repr(getattr(one, "args", "")), repr(getattr(one, "object", ""))]
+        trace = one.__traceback__
+        while trace is not None:
+            if "/tests/" not in trace.tb_frame.f_code.co_filename:  # the test knows its own canary
+                found += [f"{name}={value!r}" for name, value in trace.tb_frame.f_locals.items()]
+            trace = trace.tb_next
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("token", [f"{CANARY}-\u20ac", f"{CANARY}\r\nx: y", f"{CANARY}\0", f"{CANARY}\x7f"])
+async def test_a_token_no_header_can_hold(client, conduct, provider, token):
+    conduct.credentials = {"Authorization": f"Bearer {token}"}
+    with pytest.raises(Exception, match="the value for header Authorization") as caught:
+        await client(provider()).get("/x")
+    assert CANARY not in collected(caught.value)
+
+
+async def test_requests_without_an_answer(client, conduct, provider, closed_port):
+    conduct.credentials = {"Authorization": f"Bearer {CANARY}"}
+    api = client(provider(hosts=(f"http://127.0.0.1:{closed_port}",)))
+    with pytest.raises(httpx.ConnectError) as caught:
+        await api.get(f"http://127.0.0.1:{closed_port}/x")
+    assert CANARY not in collected(caught.value)
+
+
+@pytest.mark.parametrize("status", [400, 401, 500])
+async def test_refused_answers(client, conduct, provider, status):
+    conduct.credentials = {"Authorization": f"Bearer {CANARY}"}
+    answer = await client(provider()).get(f"/x?status={status}")
+    with pytest.raises(Exception, match="answered") as caught:
+        answer.raise_for_status()
+    assert CANARY not in collected(caught.value)
+
+
+async def test_what_a_call_raises(conduct, provider):
+    conduct.credentials = {"Authorization": f"Bearer {CANARY}"}
+    trail = Trail(conduct, provider(errors=Errors(code=("code",))))
+    async with AsyncCall(trail, "GET", f"{trail.base_url}/x") as call:
+        call.report(400, {}, {"message": f"no {CANARY}"})
+    with pytest.raises(Exception, match="answered 400") as caught:
+        call.raise_for_failure()
+    assert CANARY not in collected(caught.value)
+
+
+@pytest.mark.parametrize("way", ["key", "jwt", "surrogate"])
+async def test_token_requests_that_cannot_be_made(way):
+    token = TokenClient()
+    oauth = OAuth2(
+        token_url="https://auth.example/token", client_id="c", client_secret=f"{CANARY}-secret",
+        client_auth="jwt" if way == "jwt" else "post",
+    )  # fmt: skip
+    if way == "key":
+        asked = token.by_key(oauth, Credentials(token="", refresh_token=f"{CANARY} no pem", user="u"), NOW)
+    else:
+        asked = token.refresh(oauth, f"{CANARY}-refresh" + ("\ud800" if way == "surrogate" else ""), NOW)
+    with pytest.raises(SetupError) as caught:
+        await asked
+    assert CANARY not in collected(caught.value)
+    await token.aclose()
+
+
+def test_urllib3_logs_no_query(server, caplog):
+    redact.install()
+    caplog.set_level(logging.DEBUG, logger="urllib3")
+    requests.get(f"{server.url}/x?api_key={CANARY}&status=302&location=/y%3Fkey%3D{CANARY}", timeout=5)
+    text = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("urllib3"))
+    assert "GET /x?api_key=" in text
+    assert CANARY not in text
+    assert sys.exception() is None
