@@ -109,7 +109,7 @@ def main() -> None:
     keyed = Idempotency()
     with (
         tempfile.TemporaryDirectory() as folder,
-        FakeProvider("stripe") as stripe,
+        FakeProvider("stripe", anonymous=True) as stripe,
         FakeProvider(Provider(name="warehouse", base_url="https://warehouse.example", idempotency=keyed)) as warehouse,
         FakeProvider(Provider(name="carrier", base_url="https://carrier.example", idempotency=keyed)) as parcels,
         FakeProvider(Provider(name="mail", base_url="https://mail.example", idempotency=keyed)) as mail,

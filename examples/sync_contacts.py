@@ -18,7 +18,7 @@ from sqlmodel import Field, Session, SQLModel, func, select
 
 from providers.hubspot import HUBSPOT
 from resilient import PageRequest, Resilient, Stream, SyncJob, handler
-from resilient.testing import FakeProvider
+from resilient.testing import FakeProvider, new_key
 
 
 class Contact(SQLModel, table=True):
@@ -66,8 +66,9 @@ async def run(folder: str, hubspot: FakeProvider) -> None:
     engine = create_engine(f"sqlite:///{folder}/crm.db")
     SQLModel.metadata.create_all(engine, tables=[Contact.__table__])  # type: ignore[attr-defined]
     listed = hubspot.records("/crm/v3/objects/contacts", [person(n) for n in range(250)], size=100)
-    app = Resilient(engine, handlers=[sync_contacts], providers=[hubspot.provider], upgrade=True)
+    app = Resilient(engine, handlers=[sync_contacts], providers=[hubspot.provider], secrets=[new_key()], upgrade=True)
     async with app:
+        await app.connections.import_("hubspot/acct-7", **hubspot.account("acct-7").tokens)
         for again in (False, True):
             if again:
                 listed.delete("7")

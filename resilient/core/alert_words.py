@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from resilient.core.alerts import AlertInfo, Notice
 from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.phrases import counted, moment, span, when
+from resilient.core.tokens import NOT_CONNECTED, UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -134,6 +135,8 @@ _WORDS: Final[Mapping[str, Callable[[Mapping[str, Any], int, datetime], str]]] =
     "stuck_handler": _stuck_handler,
 }
 _SHUT: Final[Mapping[str, str]] = {
+    NOT_CONNECTED: "it was never connected (`resilient connect`), and its jobs wait for that,",
+    UNREADABLE: "its secrets are encrypted with a key that is missing (RESILIENT_SECRETS), and its jobs wait,",
     APP_REFUSED: "it refuses the application: check client_id and client_secret; no account is marked, all wait,",
     SUSPECT_AUTH: (
         "it calls too many accounts dead at once: none is marked, all wait until a probe decides, or somebody does"

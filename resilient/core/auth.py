@@ -238,7 +238,7 @@ class OAuth2:
     def moved(self, origin: str) -> Self:
         """These facts on another origin, paths kept: an instance of one's own, or a test server."""
         urls: dict[str, Any] = {name: at_origin(getattr(self, name), origin) for name in URLS}
-        return replace(self, **urls)
+        return replace(self, guarded=False, **urls)
 
     def following(self, here: str, there: str) -> Self:
         """These facts with the addresses that stand at the origin ``here`` at ``there`` instead, paths kept."""

@@ -83,6 +83,10 @@ class SetupError(ResilientError):
     """The program or its database is not ready."""
 
 
+class SecretsUnreadable(SetupError):
+    """Secrets are encrypted with a key that is not here, or were changed."""
+
+
 class DatabaseUnreachable(SetupError):
     """The database does not answer, or cannot serve; the message names host and database, never the password.
 

@@ -97,6 +97,8 @@ class Provider:
     whole origins. ``private_hosts``: names and addresses that an account may give as its own host although they lead
     into a private network or speak plain HTTP (``*``: all); any other one must be public, and is connected to only at
     public addresses. ``single_account``: it has no accounts, so that its own name is the key of its only connection.
+    ``anonymous``: requests of accounts without a connection are sent as they are; otherwise, where there is some
+    ``auth``, such an account waits until it is connected.
     ``limits``, ``concurrency``: by level: ``provider``, ``account``, or ``account/<suffix>``,
     an endpoint as named by ``route``, which maps a request to (suffix, cost). ``cost``: what a request really
     cost, by its answer. ``waits``: how it says "come back later"; ``idempotency``: how it knows a repeat.
@@ -119,6 +121,7 @@ class Provider:
     hosts: tuple[str, ...] = ()
     private_hosts: tuple[str, ...] = ()
     single_account: bool = False
+    anonymous: bool = False
     limits: Mapping[str, Sequence[Limit]] = field(default_factory=lambda: NONE)
     concurrency: Mapping[str, int] = field(default_factory=lambda: NONE)
     waits: WaitDialect = STANDARD
@@ -358,6 +361,7 @@ class Overrides(TypedDict, total=False):
     hosts: tuple[str, ...]
     private_hosts: tuple[str, ...]
     single_account: bool
+    anonymous: bool
     limits: Mapping[str, Sequence[Limit]]
     concurrency: Mapping[str, int]
     waits: WaitDialect

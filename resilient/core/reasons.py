@@ -15,7 +15,7 @@ from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.phrases import brief, counted, error_line, when
 from resilient.core.resource_key import is_below
 from resilient.core.states import JobState
-from resilient.core.tokens import REFRESHING
+from resilient.core.tokens import NOT_CONNECTED, REFRESHING, UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -207,6 +207,7 @@ def _gate_text(  # noqa: PLR0911 - one sentence a gate
             return f"{key} is paused{reason}{since}, until {end}."
         case "auth":
             remedy = _REMEDIES.get(stop.code or "", "its account must be connected again")
+            remedy = remedy.replace("{key}", key).replace("{provider}", key.partition("/")[0])
             return f"{key} lacks valid credentials ({stop.code}){since}: {remedy}."
         case "cooldown":
             if stop.code == REFRESHING:
@@ -227,6 +228,8 @@ def _gate_text(  # noqa: PLR0911 - one sentence a gate
 
 
 _REMEDIES: Final = {
+    NOT_CONNECTED: "it was never connected: `resilient connect {provider} {key}` or `resilient connections add {key}`",
+    UNREADABLE: "its secrets are encrypted with a key that its workers lack: give them all keys in RESILIENT_SECRETS",
     APP_REFUSED: "the provider refuses the application, check its client_id and client_secret",
     SUSPECT_AUTH: (
         "the provider calls too many accounts dead at once; a probe decides, or `resilient connections release` or"

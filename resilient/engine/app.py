@@ -357,6 +357,7 @@ class Resilient:
         await self.alerts.keep_house()
         await retention_.keep(self)
         await self.grants.fuse.keep_house()
+        await self.grants.keep_house()
 
     async def prune(
         self,

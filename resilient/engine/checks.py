@@ -12,7 +12,7 @@ from resilient.core.facts_age import warning
 from resilient.core.phrases import counted, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from datetime import date
     from pathlib import Path
 
@@ -315,6 +315,20 @@ def _check_neighbours(contents: Contents) -> Iterator[Finding]:
 
 
 # -- providers -----------------------------------------------------------------------------------------------
+
+
+def check_secrets(sealed: Mapping[str, int], keys: Collection[str]) -> Iterator[Finding]:
+    """Whether stored credentials can be read: ``sealed`` says how many are encrypted with each key, by its id."""
+    every, missing = sum(sealed.values()), sum(n for key_id, n in sealed.items() if key_id not in keys)
+    if missing:
+        yield Finding(
+            "secrets",
+            "fail",
+            f"{missing} of {every} stored credentials are encrypted with a key that is not given here",
+            "set RESILIENT_SECRETS (or Resilient(secrets=[...])) to the keys that the other processes have",
+        )
+    elif every:
+        yield Finding("secrets", "ok", f"all {every} stored credentials can be read")
 
 
 def check_names(hidden_by: str, others: Sequence[str]) -> list[Finding]:

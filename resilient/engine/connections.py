@@ -23,7 +23,7 @@ from resilient.core.tokens import EMPTY, Credentials, GrantState
 from resilient.engine.access import adopt, carried
 from resilient.engine.consent import Consent
 from resilient.engine.sessions import Face, Transactions, blocking
-from resilient.store import connections, fuse, grants
+from resilient.store import connections, fuse, grants, lacking
 from resilient.wire.assertion import grant_assertion
 from resilient.wire.oauth import ask_here, in_own_loop
 
@@ -202,12 +202,16 @@ class Connections:
 
     async def restored(self, key: str) -> None:
         """The app's own table has new credentials for an account whose grant died: its jobs go on."""
-        found = await self.get(key)
+        await self._db.write(None, lacking.open_if_shut, check(key), tokens.NOT_CONNECTED)
+        bound = await self._db.read(None, connections.find, key)
+        if bound is None:  # it was never used: its first job reads the app's table
+            return self._app.grants.accounts.forget()
+        found = info_of(bound)
         nothing = grants.NewSecrets(None, None, None, None)
         await self._db.write(
             None, grants.authorise, found.grant_id, nothing, kind=found.kind, flow="authorization_code"
         )
-        self._app.grants.accounts.forget()
+        return self._app.grants.accounts.forget()
 
     async def release(self, provider: str, *, believed: bool = True) -> int:
         """A provider erred when it called many accounts dead at once: they go on. How many grants that were.

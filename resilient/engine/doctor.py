@@ -20,13 +20,14 @@ from resilient.engine.checks import (
     check_facts,
     check_names,
     check_room,
+    check_secrets,
     check_server,
     filesystem_of,
 )
-from resilient.store import health, schema
+from resilient.store import health, lacking, schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from sqlalchemy.engine import URL
 
@@ -40,11 +41,12 @@ async def examine(
     *,
     listen_url: URL | None = None,
     providers: Iterable[Provider] = (),
+    keys: Collection[str] | None = None,
     host_now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> list[Finding]:
     """Look at everything. Never raises for a database that is away, outdated or not ours to look into.
 
-    ``providers``: those of the program, whose facts may be old.
+    ``providers``: those of the program, whose facts may be old; ``keys``: the ids of its keys for secrets.
     """
     names = check_names(catalogue.hidden_by(), catalogue.also_installed_by())
     facts = [*names, *check_facts(providers, host_now().date())]
@@ -70,7 +72,10 @@ async def examine(
     contents = await database.transaction(health.contents)
     if database.is_own:
         found += check_room(server, contents, database.connections.most)
-    return [*found, Finding("schema", "ok", f"revision {schema.head()}"), *check_contents(contents), *facts]
+    found += [Finding("schema", "ok", f"revision {schema.head()}"), *check_contents(contents)]
+    if keys is not None:
+        found += check_secrets(await database.transaction(lacking.sealed_with), keys)
+    return [*found, *facts]
 
 
 def _database(database: Database, server: Server) -> Finding:

@@ -23,15 +23,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import bounds, tokens
 from resilient.core.client_refusal import Refusal, Verdict, is_explicit, judge
-from resilient.core.errors import ConnectionNotFound, DatabaseUnreachable, ResourceStopped, SetupError
+from resilient.core.errors import (
+    ConnectionNotFound,
+    DatabaseUnreachable,
+    Permanent,
+    ResilientError,
+    ResourceStopped,
+    SecretsUnreadable,
+    SetupError,
+)
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.fuse import APP_REFUSED
 from resilient.core.resource_key import check
-from resilient.core.tokens import PROBED, USABLE, Credentials, GrantEvent, GrantState, RefreshFailure
+from resilient.core.tokens import (
+    NOT_CONNECTED,
+    PROBED,
+    UNREADABLE,
+    USABLE,
+    Credentials,
+    GrantEvent,
+    GrantState,
+    RefreshFailure,
+)
 from resilient.engine.access import Access, Accounts, CredentialStore, Held, SyncCredentialStore, in_threads
 from resilient.engine.fuse import Fuse
 from resilient.engine.token_endpoints import TokenEndpoints
-from resilient.store import fuse, gates, grants
+from resilient.store import connections, fuse, gates, grants, lacking
+from resilient.store.secrets import VARIABLE
 from resilient.wire.oauth import PATIENCE, TokenAnswer, TokenClient
 from resilient.wire.trail import at_account
 
@@ -132,6 +150,59 @@ class Grants:
         if stopped.until is None:  # its lease has just ended: the next look is soon enough
             raise ResourceStopped(key, "auth")
         raise stopped
+
+    async def for_job(self, key: str, patience: float, *, anonymous: bool) -> Access | None:
+        """`access` for a job; None if its request needs no credentials.
+
+        An account that has none, or whose secrets cannot be read here, is gated. Raises `ResourceStopped`, `Permanent`.
+        """
+        tell = self._app.alerts.config.wants("needs_reauth")
+        try:
+            found = await self.access(key, patience)
+        except SecretsUnreadable as error:
+            bound = await self._run(connections.find, key)
+            if bound is not None:
+                log.warning("%s waits: %s", key, error)
+                await self._run(lacking.shut_unreadable, key, bound.grant.id, bound.grant.version, tell=tell)
+            raise ResourceStopped(key, "auth") from error
+        facts = self._app.providers.get(key.partition("/")[0])
+        if found is not None or anonymous or facts is None or not facts.auth or facts.anonymous:
+            return found
+        if "/" not in key and not facts.single_account:
+            raise Permanent(
+                f"{key} is a whole provider, and credentials belong to its accounts: enqueue this job on one, such as"
+                f" {key}/main, or declare what needs none: anonymous=True",
+                code="no_account",
+            )
+        self.accounts.forget(key)
+        if await self._run(lacking.shut_unconnected, key, tell=tell):
+            log.warning("%s is not connected, its jobs wait: `resilient connect %s %s`", key, facts.name, key)
+            self._app.alerts.soon()
+        raise ResourceStopped(key, "auth")
+
+    async def check_keys(self) -> None:
+        """Refuse to work without the keys that credentials are encrypted with. Raises `SetupError`."""
+        sealed: dict[str, int] = await self._run(lacking.sealed_with)
+        missing, every = lacking.unreadable(sealed, self.accounts.ring.key_ids), sum(sealed.values())
+        if missing and missing == every:
+            raise SetupError(
+                f"none of the {every} stored credentials can be read with the {len(self.accounts.ring.key_ids)} keys"
+                f" given: set {VARIABLE} (or Resilient(secrets=[...])) to what the other processes have;"
+                " nothing was started"
+            )
+        if missing:
+            log.error(
+                "%d of %d stored credentials cannot be read with the keys given: their accounts wait", missing, every
+            )
+
+    async def keep_house(self) -> None:
+        """Accounts that lacked something may have it now."""
+        for auth in (UNREADABLE, NOT_CONNECTED) if self._store is not None else (UNREADABLE,):
+            for key in await self._run(lacking.shut, auth, 50):
+                self.accounts.forget(key)
+                with contextlib.suppress(ResilientError):
+                    if await self.accounts.loaded(key) is not None:
+                        await self._run(lacking.open_if_shut, key, auth)
 
     async def required(self, key: str) -> Access:
         """`access` of the account of a resource. Raises `ConnectionNotFound` too."""

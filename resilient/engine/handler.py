@@ -101,6 +101,7 @@ class Handler(Kind[P], Generic[P, R]):
     is_async: bool = True
     batch: int | None = None  # how many jobs of one resource a call takes at most; None: one, as a `Job`
     mode: Mode = "staged"
+    anonymous: bool = False
 
     def __call__(self, job: Job[P] | SyncJob[P] | Batch[P] | SyncBatch[P]) -> Any:
         """Run the function itself; that of a batch handler takes a `Batch`."""
@@ -142,6 +143,7 @@ def handler(
     upgrade: Callable[[Any, int], Any] | None = ...,
     reconcile: Callable[[Any], Any] | None = ...,
     mode: Mode = ...,
+    anonymous: bool = ...,
 ) -> Declare: ...
 @overload
 def handler(
@@ -154,6 +156,7 @@ def handler(
     version: int = ...,
     upgrade: Callable[[Any, int], Any] | None = ...,
     reconcile: Callable[[Any], Any] | None = ...,
+    anonymous: bool = ...,
 ) -> DeclareBatch: ...
 def handler(
     kind: str,
@@ -166,6 +169,7 @@ def handler(
     reconcile: Callable[[Any], Any] | None = None,
     batch: int | None = None,
     mode: Mode = "staged",
+    anonymous: bool = False,
 ) -> Any:
     """Declare a handler: ``async def`` functions take a `Job`, plain ones a `SyncJob` and run in a thread.
 
@@ -178,6 +182,9 @@ def handler(
 
     ``mode``: ``"staged"`` commits what `Job.prepare` wrote before the remote call; ``"atomic"`` is for handlers without
     one, everything from prepare to complete in one transaction.
+
+    ``anonymous``: its requests are sent although its account has no connection; otherwise, where the provider wants
+    credentials, its jobs wait until the account is connected.
 
     Raises `SetupError` for a bad kind, timeout or annotation.
     """
@@ -201,6 +208,7 @@ def handler(
             retry=retry,
             timeout=timeout,
             reconcile=reconcile,
+            anonymous=anonymous,
             is_async=inspect.iscoroutinefunction(fn),
             batch=batch,
             mode=mode,

@@ -213,8 +213,13 @@ class JobConduct:
 
     async def _access(self, asked: RequestFacts) -> Access | None:
         """The account's credentials, if it has a connection; none for a foreign host."""
-        access = partial(self._worker.app.grants.access, at_account(asked.key), patience_of(self._execution))
-        return await patiently(self._execution, access)
+        return await self.connection(at_account(asked.key))
+
+    async def connection(self, account: str) -> Access | None:
+        """What requests of an account carry; None if they need nothing. Raises `ResourceStopped`."""
+        for_job, execution = self._worker.app.grants.for_job, self._execution
+        patience, anonymous = patience_of(execution), execution.handler.anonymous
+        return await patiently(execution, partial(for_job, account, patience, anonymous=anonymous))
 
     async def mark(self, permit: Permit) -> None:
         """Commit the mark of a request on the job's row, before it is sent for the first time."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from resilient.core.errors import SetupError
+from resilient.core.errors import SecretsUnreadable, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +51,11 @@ class KeyRing:
         return bool(self._keys)
 
     @property
+    def key_ids(self) -> frozenset[str]:
+        """The ids of its keys."""
+        return frozenset(self._keys)
+
+    @property
     def current(self) -> str:
         """The id of the key that encrypts. Raises `SetupError` without any."""
         for key_id in self._keys:
@@ -81,19 +86,21 @@ class KeyRing:
         return base64.urlsafe_b64encode(digest).decode("ascii").rstrip("=")
 
     def open(self, sealed: str, *place: str) -> str:
-        """The text sealed for that place. Raises `SetupError` if no key of the ring opens it."""
+        """The text sealed for that place. Raises `SecretsUnreadable` if no key of the ring opens it."""
         key_id, _, data = sealed.partition(":")
         key, raw = self._keys.get(key_id), base64.b64decode(data)
         where = f"the secrets of {place[0]} {place[1]}"
         if key is None:
-            raise SetupError(
+            raise SecretsUnreadable(
                 f"{where} are encrypted with key {key_id}, which is not among the {len(self._keys)} given: add the"
                 f" missing key to {VARIABLE} or Resilient(secrets=[...])" + ("" if self._keys else f"; or {HOW}")
             )
         try:
             return key.decrypt(raw[:_NONCE], raw[_NONCE:], _place(place)).decode()
         except InvalidTag:
-            raise SetupError(f"{where} were changed or belong to another row: authorise that account again") from None
+            raise SecretsUnreadable(
+                f"{where} were changed or belong to another row: authorise that account again"
+            ) from None
 
 
 def key_id_of(sealed: str) -> str:

@@ -78,6 +78,9 @@ class Conduct(Protocol):
         the last two.
         """
 
+    async def connection(self, account: str) -> object:
+        """See that an account has its credentials. Raises `ResourceStopped` if it has none and needs some."""
+
     async def mark(self, permit: Permit) -> None:
         """Commit the mark of the request on the job's row, if it has none yet.
 

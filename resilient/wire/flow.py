@@ -83,7 +83,7 @@ CLIENT_ERROR: Final = 400
 def exchange(trail: Trail, settings: PoolSettings, request: httpx.Request) -> Flow:
     """Send ``request`` as its job may; returns the `Answer` or raises httpx's errors and the Conduct's."""
     started = time.monotonic()
-    passage = plan(trail, request)
+    passage: Passage = yield from _planned(trail, request)
     last: Outcome | None = None
     repeats: Repeats | None = None
     renewed = False
@@ -114,6 +114,13 @@ def exchange(trail: Trail, settings: PoolSettings, request: httpx.Request) -> Fl
                 return _conclude(outcome)
             yield Sleep(delay)
         last = outcome
+
+
+def _planned(trail: Trail, request: httpx.Request) -> Flow:
+    """What the request is; an account that was never connected, so that nobody knows its address, waits."""
+    if trail.lacks_address and not request.url.scheme:
+        yield trail.conduct.connection(trail.account)
+    return plan(trail, request)
 
 
 def _once(trail: Trail, settings: PoolSettings, request: httpx.Request, passage: Passage) -> Flow:

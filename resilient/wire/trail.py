@@ -78,6 +78,16 @@ class Trail:
             every = sorted({*self.secrets, *found}, key=len, reverse=True)
             self.secrets = Hidden(every[:_MOST_SECRETS])
 
+    @property
+    def account(self) -> str:
+        """The key of the account its requests are for."""
+        return self._account
+
+    @property
+    def lacks_address(self) -> bool:
+        """Whether the account's connection, which would tell it, is not known."""
+        return not self.base_url and "{" in self.provider.base_url
+
     def guards(self, host: str) -> bool:
         """Whether only public addresses may be connected to: the account chose its own host, and what that names."""
         return self._guarded and host not in self.provider.private_hosts

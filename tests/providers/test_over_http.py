@@ -46,6 +46,9 @@ class Recorder:
     async def answered(self, _permit, _answer, failure):
         self.told.append(failure)
 
+    async def connection(self, _account):
+        return None
+
     async def refreshed(self, _permit, _failure):
         return False
 

@@ -39,7 +39,7 @@ def bearer(account):
 
 
 def test_routes_and_the_log(make):
-    fake, client = make()
+    fake, client = make(anonymous=True)
     fake.on("POST /crm/*", lambda seen: {"id": "7", "said": seen.json["name"]})
     fake.on("/plain", Reply(201, "text"))
     assert client.post("/crm/contacts?x=1", json={"name": "a"}).json() == {"id": "7", "said": "a"}
@@ -61,7 +61,7 @@ def test_an_unknown_name_or_pagination_says_which_there_are(make):
 
 
 def test_a_change_that_is_made_twice_is_counted(make):
-    fake, client = make()
+    fake, client = make(anonymous=True)
     fake.on("*", {})
     for name in "aab":
         client.post("/x", json={"name": name})
@@ -69,7 +69,7 @@ def test_a_change_that_is_made_twice_is_counted(make):
 
 
 def test_an_idempotency_key_is_remembered_for_its_life(make, time):
-    fake, client = make("stripe")
+    fake, client = make("stripe", anonymous=True)
     fake.on("POST /v1/charges", lambda _: {"id": f"ch_{len(fake.performed)}"})
     headers = {"Idempotency-Key": "k"}
     assert [client.post("/v1/charges", headers=headers).json()["id"] for _ in range(2)] == ["ch_0", "ch_0"]
@@ -81,14 +81,17 @@ def test_an_idempotency_key_is_remembered_for_its_life(make, time):
 # -- accounts and tokens -----------------------------------------------------------------------------------------------
 
 
-def test_without_accounts_everybody_may(make):
+def test_nobody_may_without_credentials_unless_the_facts_say_so(make):
     fake, client = make()
     fake.on("*", {})
-    assert client.get("/x").status_code == 200
+    assert client.get("/x").status_code == 401
     account = fake.account("acct-7")
     assert client.get("/x").status_code == 401
     assert client.get("/x", headers=bearer(account)).status_code == 200
     assert [one.account for one in fake.log] == ["", "", "acct-7"]
+    public, client = make(anonymous=True)
+    public.on("*", {})
+    assert client.get("/x").status_code == 200
 
 
 def test_tokens_expire_and_are_revoked(make, time):
@@ -317,7 +320,7 @@ def test_too_many_at_once(make):
 
 
 def test_a_throttle_says_how_long_it_still_is_and_counts_who_does_not_listen(make, time):
-    fake, client = make()
+    fake, client = make(anonymous=True)
     fake.on("*", {})
     fake.throttle(for_=30)
     first = client.get("/x")
@@ -331,7 +334,7 @@ def test_a_throttle_says_how_long_it_still_is_and_counts_who_does_not_listen(mak
 
 
 def test_an_outage_ends(make, time):
-    fake, client = make()
+    fake, client = make(anonymous=True)
     fake.on("*", {})
     fake.down(for_=60)
     answer = client.get("/x")
@@ -354,7 +357,7 @@ def test_its_clock_may_be_wrong(make, time):
 
 @pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.QUOTA, FailureKind.AUTH, FailureKind.TRANSIENT])
 def test_it_fails_in_the_words_of_its_provider(make, kind):
-    fake, client = make("google")
+    fake, client = make("google", anonymous=True)
     fake.fail_next(kind, times=2, on="GET /drive/*", code="quotaExceeded" if kind is FailureKind.QUOTA else "")
     fake.on("*", {})
     assert client.get("/other").status_code == 200
@@ -375,7 +378,10 @@ def test_a_scope_can_be_asked_for(make):
 
 
 def test_faults_of_the_wire():
-    with FakeProvider("hubspot") as fake, httpx.Client(base_url=fake.provider.base_url, timeout=10) as client:
+    with (
+        FakeProvider("hubspot", anonymous=True) as fake,
+        httpx.Client(base_url=fake.provider.base_url, timeout=10) as client,
+    ):
         fake.on("*", {"a": "b" * 100})
         assert client.get("/x").json()["a"]
         for what, error in (("lost", httpx.RemoteProtocolError), ("dropped", httpx.RemoteProtocolError)):
@@ -404,7 +410,10 @@ def test_faults_of_the_wire():
 
 
 def test_it_refuses_connections_and_comes_back_on_the_same_port():
-    with FakeProvider("hubspot") as fake, httpx.Client(base_url=fake.provider.base_url, timeout=10) as client:
+    with (
+        FakeProvider("hubspot", anonymous=True) as fake,
+        httpx.Client(base_url=fake.provider.base_url, timeout=10) as client,
+    ):
         fake.on("*", {})
         assert client.get("/x").status_code == 200
         fake.down(refuse=True)
@@ -415,7 +424,7 @@ def test_it_refuses_connections_and_comes_back_on_the_same_port():
 
 
 async def test_it_is_an_asgi_app(make):
-    fake, _ = make()
+    fake, _ = make(anonymous=True)
     fake.on("*", {"ok": 1})
     transport = httpx.ASGITransport(app=fake)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:

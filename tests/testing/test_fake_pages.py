@@ -45,7 +45,7 @@ async def sync(clock, sqlite_url):
 
 
 async def test_changes_deletions_and_a_refused_cursor(clock, sync):
-    with FakeProvider("google", clock=clock.now) as fake:
+    with FakeProvider("google", clock=clock.now, anonymous=True) as fake:
         listed = fake.records("/calendar/v3/events", ROWS, pages="calendar", incremental="calendar", size=2)
         facts = fake.provider
         stream = Stream(
@@ -65,7 +65,7 @@ async def test_changes_deletions_and_a_refused_cursor(clock, sync):
 
 
 async def test_pages_that_go_round_are_noticed(clock, sync):
-    with FakeProvider("hubspot", clock=clock.now) as fake:
+    with FakeProvider("hubspot", clock=clock.now, anonymous=True) as fake:
         fake.records("/contacts", ROWS, size=2).loops = True
         stream = Stream("c", request=lambda: PageRequest("/contacts"), paginator=fake.provider.pagination["list"])
         job, seen = await sync(fake, stream)
@@ -75,7 +75,7 @@ async def test_pages_that_go_round_are_noticed(clock, sync):
 
 
 async def test_changes_since_a_time(clock, sync):
-    with FakeProvider("gitlab", clock=clock.now) as fake:
+    with FakeProvider("gitlab", clock=clock.now, anonymous=True) as fake:
         listed = fake.records("/issues", ROWS, incremental="updated")
         facts = fake.provider
         stream = Stream(
@@ -116,7 +116,7 @@ def pages(fake, listed, request):
     ],
 )
 def test_each_way_to_page(name, way, ask, expected):
-    fake = FakeProvider(name, port=False)
+    fake = FakeProvider(name, port=False, anonymous=True)
     listed = fake.records("/things", ROWS, pages=way)
     method = "POST" if getattr(listed.paginator, "body", "") else "GET"
     body = {} if method == "POST" else None
@@ -128,7 +128,7 @@ def test_a_conditional_request():
         name="a", base_url="https://a.example", pagination={"all": OnePage()},
         incremental={"etag": Incremental(style="conditional", header="If-None-Match")},
     )  # fmt: skip
-    fake = FakeProvider(facts, port=False)
+    fake = FakeProvider(facts, port=False, anonymous=True)
     listed = fake.records("/x", ROWS, incremental="etag")
     client = httpx.Client(transport=fake.transport, base_url=fake.url)
     tag = client.get("/x").headers["etag"]
@@ -139,7 +139,7 @@ def test_a_conditional_request():
 
 @pytest.mark.parametrize("cursor", ["nonsense", "g7--0"])
 def test_a_cursor_that_was_never_given_out_is_refused(cursor):
-    fake = FakeProvider("dropbox", port=False)
+    fake = FakeProvider("dropbox", port=False, anonymous=True)
     fake.records("/files", ROWS)
     answer = httpx.Client(transport=fake.transport).post(
         f"{fake.provider.base_url}/files/continue", json={"cursor": cursor}

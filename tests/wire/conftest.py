@@ -90,6 +90,9 @@ class Recorder:
     def abandoned(self, permit):
         self.log.append(("abandoned", permit.asked.name))
 
+    async def connection(self, _account):
+        return None
+
     async def refreshed(self, _permit, _failure):
         self.log.append(("refreshed",))
         if not self.refreshes:

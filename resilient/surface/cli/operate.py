@@ -302,7 +302,10 @@ async def _examined(app: Resilient) -> list[Finding]:
     from resilient.engine.doctor import examine  # noqa: PLC0415 - as above
 
     try:
-        return await examine(app.database, listen_url=app.listen_url, providers=app.providers.values())
+        return await examine(
+            app.database, listen_url=app.listen_url, providers=app.providers.values(),
+            keys=app.grants.accounts.ring.key_ids,
+        )  # fmt: skip
     finally:  # its connections belong to this loop
         await app.close()
 

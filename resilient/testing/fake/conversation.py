@@ -57,7 +57,7 @@ class Conversation:
             return
         account, good = self._accounts.bearer(seen.headers, seen.query, now)
         seen.account = "" if account is None else account.name
-        self._good[id(seen)] = good or not self._accounts.by_name
+        self._good[id(seen)] = good or self._provider.anonymous or not self._provider.auth
         asked = self._asked(seen)
         base = f"{self._provider.name}/{seen.account or _ANYBODY}"
         suffix, cost = self._provider.route(asked) if self._provider.route is not None else ("", 1.0)

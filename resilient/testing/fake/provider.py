@@ -56,7 +56,8 @@ class FakeProvider(Scripted):
     False serves in this process only, see `transport`. It lives in the process that made it: another one gets the
     facts by `provider_at`. ``enforce``: whether its limits are; ``refused_count``: whether refused requests draw too,
     as with Microsoft, Asana and Discord. ``lifetime``: seconds of its access tokens instead of the provider's own.
-    ``skew``: how far its clock is ahead of ``clock``. ``facts`` replaces fields, as `Provider.configured` does.
+    ``anonymous``: requests need no credentials. ``skew``: how far its clock is ahead of ``clock``.
+    ``facts`` replaces fields, as `Provider.configured` does.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class FakeProvider(Scripted):
         enforce: bool = True,
         refused_count: bool = False,
         lifetime: float | None = None,
+        anonymous: bool = False,
         skew: timedelta = timedelta(0),
         client_id: str = "client",
         client_secret: str = "secret",  # noqa: S107 - of nobody
@@ -79,6 +81,7 @@ class FakeProvider(Scripted):
         number = port if type(port) is int else 0
         super().__init__(Server(self, number) if port is not False else None)
         self.url = f"http://127.0.0.1:{self._server.port}" if self._server is not None else IN_PROCESS
+        facts = {"anonymous": anonymous, **facts}
         self.provider = provider_at(provider, self.url, client_id=client_id, client_secret=client_secret, **facts)
         self._accounts = Accounts(self.provider, lifetime)
         oauth = self.provider.oauth
@@ -130,7 +133,7 @@ class FakeProvider(Scripted):
     # -- accounts --------------------------------------------------------------------------------------------
 
     def account(self, name: str = "account", *, lifetime: float | None = None, **kept: str) -> Account:
-        """An account, made with tokens (or a key) if it is new; once there is one, requests need credentials.
+        """An account, made with tokens (or a key) if it is new.
 
         ``lifetime``: of its tokens, in seconds. ``kept``: what token answers say about it (see `OAuth2.keep`).
         """

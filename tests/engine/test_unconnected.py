@@ -1,0 +1,199 @@
+"""Accounts that lack what their provider wants: nothing is sent, nothing is charged, somebody is told, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilient import ConnectionNotFound, Credentials, Provider, Resilient, SetupError, handler
+from resilient.engine import doctor
+from resilient.engine.job import Job, SyncJob
+from resilient.store.secrets import new_key
+from resilient.testing import FakeProvider
+
+KEY = new_key()
+A = "idp/acct-1"
+
+
+@handler("me")
+async def me(job: Job[None]) -> int:
+    response = await job.client.get("/me")
+    response.raise_for_status()
+    return response.status_code
+
+
+@handler("plain")
+def plain(job: SyncJob[None]) -> int:
+    response = job.client.get("/me")
+    response.raise_for_status()
+    return response.status_code
+
+
+@handler("call")
+async def call(job: Job[None]) -> None:
+    async with job.call("GET", "/me") as asked:
+        asked.report(200)
+
+
+@handler("open", anonymous=True)
+async def open_(job: Job[None]) -> int:
+    return (await job.client.get("/me")).status_code
+
+
+HANDLERS = [me, plain, call, open_]
+
+
+@pytest.fixture
+async def make(database_url, idp):
+    made = []
+
+    def make_(**options):
+        options = {"secrets": [KEY], "providers": [idp.provider()], **options}
+        made.append(Resilient(database_url, handlers=HANDLERS, **options))
+        return made[-1]
+
+    yield make_
+    for app in made:
+        await app.close()
+
+
+async def states(app):
+    return {(job.state.value, job.attempts) for job in await app.jobs.list(limit=200)}
+
+
+@pytest.mark.parametrize("kind", [me, plain, call])
+async def test_an_account_that_was_never_connected_sends_nothing_and_goes_on_when_it_is(make, idp, kind):
+    told = []
+    app = make(alerts=told.append)
+    for _ in range(20):
+        job = await app.enqueue(kind, resource_key=A)
+    await app.worker().drain()
+    assert not idp.calls
+    assert await states(app) == {("ready", 0)}
+    assert (await app.resources.get(A)).auth == "not_connected"
+    assert f"resilient connect idp {A}" in (await app.jobs.why(job.id)).text
+    await app.alerts.flush()
+    await app.alerts._sinks.delivered()
+    assert [(n.alert.name, n.alert.subject) for n in told] == [("needs_reauth", A)]
+    assert "never connected" in told[0].text
+    idp.access.add("canary")
+    await app.connections.add(A, token="canary")
+    await app.worker().drain()
+    assert await states(app) == {("succeeded", 0)}
+
+
+async def test_anonymous_requests_are_declared(make, idp):
+    app = make()
+    await app.enqueue(open_, resource_key=A)
+    await app.worker().drain()
+    assert idp.calls == [(401, "")]
+    public = make(providers=[idp.provider().configured(anonymous=True)])
+    await public.enqueue(me, resource_key="idp/acct-2")
+    await public.worker().drain()
+    assert len(idp.calls) > 1
+
+
+async def test_a_whole_provider_is_no_account_and_never_gated_for_it(make, idp):
+    app = make()
+    job = await app.enqueue(me, resource_key="idp")
+    idp.access.add("canary")
+    await app.connections.add(A, token="canary")
+    await app.worker().drain()
+    found = await app.jobs.get(job.id)
+    assert found.state.value == "dead"
+    assert "idp/main" in found.last_error
+    other = await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert (await app.jobs.get(other.id)).state.value == "succeeded"
+
+
+class Own:
+    """Somebody's table of tokens."""
+
+    def __init__(self):
+        self.known = {}
+
+    async def load(self, resource_key):
+        return self.known.get(resource_key)
+
+    async def save(self, resource_key, expected_version, credentials):  # noqa: ARG002 - a CredentialStore
+        self.known[resource_key] = credentials
+        return True
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+async def test_an_apps_own_table_that_has_it_later(make, idp, says_so):
+    own = Own()
+    app = make(credentials=own)
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert not idp.calls
+    idp.access.add("canary")
+    own.known[A] = Credentials(token="canary")
+    await (app.connections.restored(A) if says_so else app.grants.keep_house())
+    await app.worker().drain()
+    assert await states(app) == {("succeeded", 0)}
+
+
+async def test_where_a_placeholder_is_missing_too(make, idp):
+    facts = Provider(name="idp", base_url="https://{shop}.example.com", auth=idp.provider().auth)
+    app = make(providers=[facts])
+    job = await app.enqueue(me, resource_key=A)
+    await app.worker().drain()
+    assert (await app.jobs.get(job.id)).state.value == "ready"
+    assert (await app.resources.get(A)).auth == "not_connected"
+
+
+async def test_a_fake_provider_wants_credentials_unless_it_says_otherwise(make):
+    with FakeProvider("github") as fake, FakeProvider("github", anonymous=True) as public:
+        for one, auth in ((fake, "not_connected"), (public, "ok")):
+            app = make(providers=[one.provider])
+            key = f"github/{auth}"
+            await app.enqueue(me, resource_key=key)
+            await app.worker().drain()
+            assert (await app.resources.get(key)).auth == auth
+        assert not fake.log.api
+        assert public.log.api[0].status != 401
+
+
+# -- keys for secrets ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [[], [new_key()]])
+async def test_a_worker_without_the_key_refuses_to_start(make, idp, keys):
+    app = make()
+    idp.access.add("canary")
+    await app.connections.add(A, token="canary")
+    await app.enqueue(me, resource_key=A)
+    wrong = make(secrets=keys)
+    with pytest.raises(SetupError, match="none of the 1 stored credentials can be read"):
+        await wrong.worker().drain()
+    with pytest.raises(SetupError, match="RESILIENT_SECRETS"):
+        await wrong.worker().run(signals=False)
+    assert await states(app) == {("ready", 0)}
+    await app.worker().drain()
+    assert await states(app) == {("succeeded", 0)}
+
+
+async def test_where_some_can_be_read_the_others_wait_uncharged(make, idp):
+    idp.access.add("canary")
+    old, new = new_key(), new_key()
+    await make(secrets=[old]).connections.add(A, token="canary")
+    await make(secrets=[new]).connections.add("idp/acct-2", token="canary")
+    app = make(secrets=[new])
+    for key in (A, A, "idp/acct-2"):
+        job = await app.enqueue(me, resource_key=key)
+    await app.worker().drain()
+    assert await states(app) == {("ready", 0), ("succeeded", 0)}
+    assert (await app.resources.get(A)).auth == "unreadable"
+    assert (await app.jobs.get(job.id)).state.value == "succeeded"
+    found = {one.name: one for one in await doctor.examine(app.database, keys=app.grants.accounts.ring.key_ids)}
+    assert (found["secrets"].level, found["secrets"].message[:6]) == ("fail", "1 of 2")
+    both = make(secrets=[new, old])
+    await both.grants.keep_house()
+    await both.worker().drain()
+    assert await states(app) == {("succeeded", 0)}
+
+
+async def test_a_program_hears_that_there_is_no_connection(make):
+    with pytest.raises(ConnectionNotFound):
+        await make().credentials(A)
