@@ -73,7 +73,6 @@ log = logging.getLogger("resilient.webhooks")
 _Order: TypeAlias = "tuple[str, Ordered]"  # by what a repeat is known, and the job
 Secrets: TypeAlias = "Sequence[str] | Callable[[str], Sequence[str] | Awaitable[Sequence[str]]]"
 _TELL_EVERY: Final = 60.0  # seconds between two lines of the log about one reason
-_MOST_REASONS: Final = 1_000
 _RETRY: Final = "10"  # seconds a provider is asked to wait while the database is away
 _HIDDEN: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
 
@@ -183,7 +182,7 @@ class Webhooks:
     def sync(self) -> SyncWebhooks:
         """The same for synchronous programs."""
         made = Webhooks(self._app, (), here=True)
-        made.declared = self.declared
+        made.declared, made._told = self.declared, self._told
         return SyncWebhooks(made)
 
     async def receive(self, provider: str, delivery: Delivery, *, account: str = "") -> WebhookAnswer:
@@ -231,8 +230,6 @@ class Webhooks:
         if now - at < _TELL_EVERY:
             self._told[provider, what + why] = at, more + 1
             return
-        if len(self._told) >= _MOST_REASONS:  # texts of the database's, of which there might be many
-            self._told.clear()
         self._told[provider, what + why] = now, 0
         log.warning("a webhook of %s is %s: %s%s", provider, what, why, f" (and {more} more before)" if more else "")
 
@@ -251,8 +248,8 @@ class Webhooks:
         except PayloadTooLarge as error:
             self.say(one.provider, "too large", f"no job can hold it: {type(error).__name__}: see max_payload=")
             return WebhookAnswer(413)
-        except DatabaseUnreachable as error:
-            self.say(one.provider, "not stored", str(error))
+        except DatabaseUnreachable:
+            self.say(one.provider, "not stored", "the database does not answer")
             return WebhookAnswer(503, headers={"Retry-After": _RETRY})
         return WebhookAnswer(webhook.status, jobs=jobs)
 

@@ -184,6 +184,15 @@ async def test_a_flood_of_forged_deliveries_is_a_few_lines_of_the_log(make, capl
     assert "499 more" in caplog.text
 
 
+def test_a_flood_in_a_synchronous_program(database, caplog):
+    app = Resilient(
+        database, handlers=KINDS, providers=[ACME], webhooks=[Inbound(provider="acme", secrets=[SECRET], jobs=anything)]
+    )
+    for _ in range(50):
+        assert app.sync.webhooks.receive("acme", signed(secret="x")).status == 401
+    assert len([one for one in caplog.records if one.name == "resilient.webhooks"]) == 1
+
+
 async def test_what_is_forged_or_too_large_is_not_decoded(make, monkeypatch):
     decoded = []
     monkeypatch.setattr("resilient.engine.webhooks._decoded", lambda one: decoded.append(len(one.body)))
