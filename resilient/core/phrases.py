@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
-_NEAR: Final = 0.75  # of difflib's ratio: one or two letters of a word
+_NEAR: Final = 0.66  # of difflib's ratio: a letter or two; of three letters, two that changed places
 
 
 def span(seconds: float) -> str:

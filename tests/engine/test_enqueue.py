@@ -510,6 +510,12 @@ class TestForesight:
         await app.enqueue_many(mail, [Item(Mail(to="a"), resource_key=f"hubspt/{n}") for n in range(3)])
         assert len(self.warnings(caplog)) == 2
 
+    @pytest.mark.parametrize(("name", "warned"), [("cmr", True), ("crn", True), ("mail", False), ("c", False)])
+    async def test_how_near_is_near(self, make, caplog, name, warned):
+        app = make(handlers=[mail], providers=[Provider(name="crm", base_url="https://api.crm.example")])
+        await app.enqueue(mail, Mail(to="a"), resource_key=f"{name}/a")
+        assert bool(self.warnings(caplog)) is warned
+
     async def test_a_handler_that_is_not_listed(self, make, caplog):
         @handler("page")
         async def page(job: Job[Page]) -> None: ...

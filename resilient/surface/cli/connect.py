@@ -113,7 +113,10 @@ def _way(provider: Provider, kind: str) -> str:
         return kind
     ways = [_by_oauth(one) if one.kind == "oauth2" else _BY_FACT[one.kind] for one in provider.auth]
     if not ways:
-        raise SetupError(f"{provider.name} has no credentials of its own: its vendor's SDK signs requests")
+        raise SetupError(
+            f"{provider.name} declares no credentials, because its vendor's SDK signs requests, or they need none. If they"
+            " do, say it in its facts: Provider(auth=(Bearer(),)), or ApiKey, Basic, OAuth2"
+        )
     oauth = provider.oauth
     if ways[0].startswith(("oauth", "client")) and oauth is not None and not oauth.client_id:
         other = next((way for way in ways if not way.startswith(("oauth", "client"))), "")
