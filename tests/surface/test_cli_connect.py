@@ -278,7 +278,7 @@ def test_the_apps_own_credentials_need_nobody(run, idp):
         (("connect", "idp", "idp/a", "--kind", "magic"), "--kind magic is none of"),
         (("connect", "shop", "shop/me"), "shop needs --detail shop=..."),
         (("connect", "mail", "mail/me"), "basic needs --user (address)"),
-        (("connect", "signed", "signed/me"), "its vendor's SDK signs requests"),
+        (("connect", "signed", "signed/me"), "its vendor's SDK signs requests, or they need none"),
     ],
 )
 def test_what_cannot_be_meant(run, arguments, says):

@@ -114,8 +114,8 @@ def _way(provider: Provider, kind: str) -> str:
     ways = [_by_oauth(one) if one.kind == "oauth2" else _BY_FACT[one.kind] for one in provider.auth]
     if not ways:
         raise SetupError(
-            f"{provider.name} declares no credentials, because its vendor's SDK signs requests, or they need none. If they"
-            " do, say it in its facts: Provider(auth=(Bearer(),)), or ApiKey, Basic, OAuth2"
+            f"{provider.name} declares no credentials, because its vendor's SDK signs requests, or they need none."
+            " If they do, say it in its facts: Provider(auth=(Bearer(),)), or ApiKey, Basic, OAuth2"
         )
     oauth = provider.oauth
     if ways[0].startswith(("oauth", "client")) and oauth is not None and not oauth.client_id:
