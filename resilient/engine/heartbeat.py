@@ -17,6 +17,7 @@ import traceback
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.errors import DatabaseUnreachable
 from resilient.store import leases, workers
 from resilient.store.direct import reserved
 
@@ -57,7 +58,13 @@ class Heartbeat:
         """Register the worker and begin."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        await asyncio.to_thread(self._beat)
+        try:
+            await asyncio.to_thread(self._beat)
+        except DatabaseUnreachable as error:
+            if not self._worker.signed_on:
+                raise
+            self._worker.is_cut_off = True
+            log.warning("heartbeat failed (%s: %s)", type(error).__name__, error)
         self._tick()
         self._thread.start()
 
@@ -142,6 +149,7 @@ class Heartbeat:
 def sign_on(w: Worker) -> None:
     """Say that a worker is about to begin. Raises `DatabaseUnreachable`: of a standby, too, which takes no writes."""
     w.app.database.transaction_sync(beat, _row(w), [], w.lease, w.monotonic)
+    w.signed_on = True
 
 
 def _row(w: Worker) -> workers.Beat:

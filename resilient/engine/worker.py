@@ -110,6 +110,7 @@ class Worker:
         self.sweeper = Sweeper(self)
         self.loop: asyncio.AbstractEventLoop | None = None  # while it runs, and after
         self._wake = asyncio.Event()
+        self.signed_on = False  # it has reached the database once
         self.is_cut_off = False  # the latest heartbeat did not reach the database
         self.back_at = -1e9  # when a heartbeat did again, after some that did not
         self._watched = False  # somebody waits until an execution has ended
