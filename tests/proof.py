@@ -16,10 +16,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NOTES = ROOT / ".proof"
+PYTEST = ["pytest", "-q", "-s", "-p", "no:cacheprovider"]
 
 
 def pieces():
-    """Names, and what runs them: arguments of pytest, and the environment."""
+    """Names, and what runs them: a module of Python with its arguments, and the environment."""
     sys.path.insert(0, str(ROOT))
     import tests.store.acts  # noqa: F401 - it registers them
     from tests.store.pairs import PLANS
@@ -28,9 +29,12 @@ def pieces():
     for plans in PLANS:
         for name in ACTS:
             test = f"tests/store/test_pairs.py::test_it_meets_the_others[{name}-{plans}]"
-            yield f"pairs: {name} ({plans})", [test], {"RESILIENT_PAIRS": "all"}
+            yield f"pairs: {name} ({plans})", [*PYTEST, test], {"RESILIENT_PAIRS": "all"}
     for seed in range(1, 11):
-        yield f"chaos: seed {seed}", ["tests/chaos/test_random.py"], {"RESILIENT_CHAOS_SEED": str(seed)}
+        yield f"chaos: seed {seed}", [*PYTEST, "tests/chaos/test_random.py"], {"RESILIENT_CHAOS_SEED": str(seed)}
+    for first in range(0, 100_000, 5_000):
+        seeds = f"{first}:{first + 5_000}"
+        yield f"simulation: seeds {seeds}", ["tests.simulation.run", "--seeds", seeds], {}
 
 
 def state_of_the_code():
@@ -58,7 +62,7 @@ def main():
             continue
         if name not in known:
             began = time.monotonic()
-            command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *arguments]
+            command = [sys.executable, "-W", "ignore", "-m", *arguments]
             done = subprocess.run(
                 command, check=False, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
             )
