@@ -1,7 +1,7 @@
 """Every transaction function of the engine, registered with something to do in a `world`.
 
 `pairs` (`test_pairs.py`) runs each beside each. One that is new joins by an `@act` that names it as the engine does;
-`NOT_PAIRED` holds those that cannot spoil anything, each with its reason. A test fails for one that is in neither.
+`registry.NOT_PAIRED` holds those that cannot spoil anything, each with its reason. A test fails for one in neither.
 """
 
 from __future__ import annotations
@@ -131,6 +131,11 @@ def signs_off(c, d):
 @act("execution: _mark")
 def marks(c, d):
     return leases.mark_sent_if_held(c, d, id_of("run1"), 2, '{"a": {}}', d.now(c))
+
+
+@act("worker: leases.note_stuck_if_held")
+def notes_that_one_is_stuck(c, d):
+    return leases.note_stuck_if_held(c, d, id_of("run1"), 2, "it should have ended")
 
 
 @act("execution: _progress")
@@ -575,25 +580,3 @@ def shuts_a_provider(c, d):
     engine_fuse._shut(c, d, "p", "app_refused")
     facts = resources.read(c, d, ["p"])["p"]
     return engine_fuse._turn(c, d, "p", facts)
-
-
-# What cannot spoil anything, and why.
-NOT_PAIRED = dict.fromkeys(
-    (
-        "access: _find", "alerts: store.page", "connections: connections.find", "connections: connections.find_all",
-        "doctor: health.contents", "doctor: health.server", "fuse: grants.keys_of", "fuse: resources.read",
-        "fuse: _is_over", "grants: fuse.standing", "grants: gates.auth_of",
-        "fuse: store.suspects", "fuse: store.well", "jobs_api: _why", "jobs_api: bulk.plan_edit",
-        "jobs_api: queries.attempts", "jobs_api: queries.count", "jobs_api: queries.page", "jobs_api: queries.require",
-        "outbox: _now", "outbox: store.page", "outbox: store.where_published", "resources_api: _between",
-        "resources_api: _why", "resources_api: resource_queries.get", "resources_api: resource_queries.keys_of",
-        "resources_api: resource_queries.page", "resources_api: resource_queries.queued_keys",
-        "resources_api: resource_queries.summary", "schedules: schedule_accounts.page", "schedules: self._list",
-        "snapshot: _read", "streams_api: cursors.page", "sync: cursors.read", "two_phase: _is_done",
-        "workflows: _of_job", "workflows: _require", "workflows: workflows.page",
-    ),
-    "only reads",
-) | dict.fromkeys(
-    ("access: fn", "fuse: fn", "grants: fn", "sessions: fn", "sync_side: lambda grants: grants.required(key)"),
-    "passes on what others name",
-)  # fmt: skip

@@ -48,3 +48,25 @@ class Refused(Exception):
 def covered() -> frozenset[str]:
     """The functions that some act runs."""
     return frozenset(name for one in ACTS.values() for name in one.covers)
+
+
+# What cannot spoil anything, and why.
+NOT_PAIRED = dict.fromkeys(
+    (
+        "access: _find", "alerts: store.page", "connections: connections.find", "connections: connections.find_all",
+        "doctor: health.contents", "doctor: health.server", "fuse: grants.keys_of", "fuse: resources.read",
+        "fuse: _is_over", "grants: fuse.standing", "grants: gates.auth_of",
+        "fuse: store.suspects", "fuse: store.well", "jobs_api: _why", "jobs_api: bulk.plan_edit",
+        "jobs_api: queries.attempts", "jobs_api: queries.count", "jobs_api: queries.page", "jobs_api: queries.require",
+        "outbox: _now", "outbox: store.page", "outbox: store.where_published", "resources_api: _between",
+        "resources_api: _why", "resources_api: resource_queries.get", "resources_api: resource_queries.keys_of",
+        "resources_api: resource_queries.page", "resources_api: resource_queries.queued_keys",
+        "resources_api: resource_queries.summary", "schedules: schedule_accounts.page", "schedules: self._list",
+        "snapshot: _read", "streams_api: cursors.page", "sync: cursors.read", "two_phase: _is_done",
+        "workflows: _of_job", "workflows: _require", "workflows: workflows.page",
+    ),
+    "only reads",
+) | dict.fromkeys(
+    ("access: fn", "fuse: fn", "grants: fn", "sessions: fn", "sync_side: lambda grants: grants.required(key)"),
+    "passes on what others name",
+)  # fmt: skip

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import tests.store.acts  # noqa: F401 - it registers them
 from resilient.store import workflows
 from tests import invariants
-from tests.store.acts import NOT_PAIRED
 from tests.store.pairs import COMMIT, PLANS, Arena, names, writes
-from tests.store.registry import ACTS, covered
+from tests.store.registry import ACTS, NOT_PAIRED, covered
 from tests.store.world import build
 
 ALL = os.environ.get("RESILIENT_PAIRS") == "all"
