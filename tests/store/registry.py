@@ -54,7 +54,8 @@ def covered() -> frozenset[str]:
 NOT_PAIRED = dict.fromkeys(
     (
         "access: _find", "alerts: store.page", "connections: connections.find", "connections: connections.find_all",
-        "doctor: health.contents", "doctor: health.server", "worker: health.server", "fuse: grants.keys_of", "fuse: resources.read",
+        "doctor: health.contents", "doctor: health.server", "worker: health.server", "fuse: grants.keys_of",
+        "fuse: resources.read",
         "fuse: _is_over", "grants: fuse.standing", "grants: gates.auth_of",
         "fuse: store.suspects", "fuse: store.well", "jobs_api: _why", "jobs_api: bulk.plan_edit",
         "jobs_api: queries.attempts", "jobs_api: queries.count", "jobs_api: queries.page", "jobs_api: queries.require",
