@@ -107,6 +107,10 @@ RULES = {
         "SELECT n.resource_key, g.state, r.auth FROM {connection} n JOIN {grant} g ON g.id = n.grant_id"
         " JOIN {resource} r ON r.key = n.resource_key WHERE (g.state = 'needs_reauth') <> (r.auth = 'needs_reauth')"
     ),
+    "an account that is connected waits for a connection": (
+        "SELECT n.resource_key, g.state FROM {connection} n JOIN {grant} g ON g.id = n.grant_id"
+        " JOIN {resource} r ON r.key = n.resource_key WHERE r.auth = 'not_connected'"
+    ),
     "a schedule's account has no schedule": (
         "SELECT a.schedule, a.resource_key FROM {schedule_account} a"
         " WHERE NOT EXISTS (SELECT 1 FROM {schedule} s WHERE s.name = a.schedule)"

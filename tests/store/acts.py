@@ -41,6 +41,7 @@ from resilient.store import (
     gates,
     grants,
     inbox,
+    lacking,
     leases,
     limits,
     resources,
@@ -556,6 +557,17 @@ def connects(c, d):
     if connections.find(c, d, "p/3") is None:
         grants.insert_if_new(c, d, grants.new(id_of("grant3"), "p/3", "bearer", NOW), "k")
         connections.bind_if_new(c, d, "p/3", id_of("grant3"), {})
+
+
+@act("grants: lacking.shut_unconnected", "grants: lacking.shut_unreadable")
+def shuts_accounts_out(c, d):
+    lacking.shut_unreadable(c, d, "p/1", id_of("grant1"), 1, tell=True)
+    return lacking.shut_unconnected(c, d, "p/3", tell=True)
+
+
+@act("connections: lacking.open_if_shut", "grants: lacking.open_if_shut")
+def lets_an_account_in(c, d):
+    return lacking.open_if_shut(c, d, "p/3", "not_connected")
 
 
 @act("connections: _share")
