@@ -86,6 +86,13 @@ WEBHOOK_HEADERS: Final = Bound("webhook_headers", 64, "items", "the rest is not 
 WEBHOOK_HEADER: Final = Bound("webhook_header", 1_000, "characters", "cut")
 WEBHOOK_CHALLENGE: Final = Bound("webhook_challenge", 1_000, "characters", "it is not echoed")
 
+# -- what handlers give back -----------------------------------------------------------------------------------
+
+RESULT: Final = Bound(
+    "result", _MIB, "bytes", "the job has succeeded; in place of its result stands why that is not kept"
+)
+PROGRESS: Final = Bound("progress", _MIB, "bytes", "job.progress raises")
+
 
 def bounds() -> tuple[Bound, ...]:
     """Every bound of this page, by its name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import re
 import traceback
@@ -15,9 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter
-from pydantic_core import PydanticSerializationError
 
-from resilient.core.bounds import ERROR_TEXT, SCRUBBED_TEXT
+from resilient.core.bounds import ERROR_TEXT, RESULT, SCRUBBED_TEXT
 from resilient.core.errors import Cancel, DatabaseBusy, JobFailure, LostLease, ResourceStopped, Snooze
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.outcomes import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("resilient.worker")
 _RESULT: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 _NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+NOT_KEPT: Final = "result_not_kept"  # the only member of a document that stands for a result
 TRACEBACK_LIMIT: Final = ERROR_TEXT.value
 
 
@@ -58,16 +59,26 @@ def returned(execution: Execution, result: Any, *, reconciling: bool) -> Outcome
         return _never_ran(result)
     if reconciling:
         return Reconciled(took_effect=result)
-    if result is None:
-        return SUCCEEDED
+    return SUCCEEDED if result is None else _kept(execution, result)
+
+
+def _kept(execution: Execution, result: Any) -> Outcome:
+    """The result as JSON text."""
     try:
         text = _RESULT.dump_json(result).decode()
-    except (PydanticSerializationError, RecursionError) as error:
-        log.warning("result of job %s (%s) is not JSON and was dropped: %s", execution.id, execution.row.kind, error)
-        return SUCCEEDED
+    except BaseException as error:  # noqa: BLE001 - what a value of the program's own raises when it is read
+        return _not_kept(execution, f"it is not JSON ({type(error).__name__}: {type(result).__name__})")
+    if len(text) > RESULT.value:
+        return _not_kept(execution, f"it has {len(text):,} bytes of JSON, and {RESULT.value:,} are kept at most")
     if "\\u0000" in text:  # PostgreSQL takes no NUL in a text
         text = _NUL.sub(r"\1\\ufffd", text)
     return Succeeded(text)
+
+
+def _not_kept(execution: Execution, why: str) -> Outcome:
+    """Its work is done, so it has succeeded, and is not done again; what is missing stands where the result would."""
+    log.warning("the result of job %s (%s) is not kept: %s", execution.id, execution.row.kind, why)
+    return Succeeded(json.dumps({NOT_KEPT: why}))
 
 
 def _never_ran(result: Any) -> Outcome:

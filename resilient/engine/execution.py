@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from resilient.core import marks
+from resilient.core.bounds import PROGRESS
 from resilient.core.errors import JobFailure, LostLease, ResilientError, TransactionOpen
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.outcomes import JobFacts
@@ -349,9 +350,12 @@ class Execution:
 
 def _progress_text(id_: Any, value: Any) -> str:
     try:
-        return json.dumps(value)
+        text = json.dumps(value)
     except (TypeError, ValueError) as error:
         raise ResilientError(f"progress of job {id_} is not JSON: {error}") from None
+    if len(text) > PROGRESS.value:
+        raise ResilientError(f"progress of job {id_} has {len(text):,} bytes of JSON: {PROGRESS.value:,} at most")
+    return text
 
 
 @direct

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("resilient.worker")
 DEFAULT_CONCURRENCY: Final = 50
+_WAITS: Final = frozenset({"defer", "handed_back"})
 LEASE: Final = 60.0  # seconds, unless a heartbeat renews it
 GRACE: Final = 30.0  # seconds
 LOOP_LOOK: Final = 1.0  # seconds between two looks of a waiting thread whether the loop is still there
@@ -371,6 +372,8 @@ class Worker:
             self.completer.follow(execution.id, execution.follow_ups)
         self.completer.finish(finish_of(execution, transition, self.id, started), execution.resource_key)
         level = logging.WARNING if transition.state in TERMINAL and transition.decision != "cancelled" else logging.INFO
+        if transition.decision in _WAITS:  # its gate has told, once for all of them
+            level = logging.DEBUG
         if log.isEnabledFor(level):
             log.log(
                 level,

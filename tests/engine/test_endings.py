@@ -6,11 +6,13 @@ import asyncio
 import functools
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
 from resilient.core.backoff import Retry
+from resilient.core.bounds import RESULT
 from resilient.core.delays import Fixed
 from resilient.core.errors import Cancel, Permanent, ResourceStopped, Snooze, Throttled, Transient
 from resilient.core.failure import Failure, FailureKind
@@ -77,6 +79,23 @@ async def raises(job: Job[str]) -> None:
 @handler("result")
 async def result(job: Job[None]) -> list[str]:
     return ["a\x00b", "c\\u0000d"]
+
+
+@handler("odd.result", retry=ONCE)
+async def odd_result(job: Job[str]) -> object:
+    if job.payload == "progress":
+        await job.progress("x" * (RESULT.value + 1))
+    return {
+        "object": object(),
+        "unreadable": Unreadable(),
+        "large": "x" * (RESULT.value + 1),
+        "largest": "x" * (RESULT.value - 2),
+    }[job.payload]
+
+
+@handler("meets.a.gate")
+async def meets_a_gate(job: Job[None]) -> None:
+    raise ResourceStopped("q", "limit", datetime.now(UTC) + timedelta(minutes=1))
 
 
 @handler("hidden", retry=ONCE)
@@ -147,6 +166,8 @@ HANDLERS = [
     raises,
     result,
     never_awaited,
+    odd_result,
+    meets_a_gate,
     grouped,
     stopped,
     returns_early,
@@ -228,6 +249,51 @@ async def test_a_result_with_a_nul(app):
     done = await app.enqueue(result, resource_key="p/1")
     await drain(app)
     assert (await app.jobs.get(done.id)).result == ["a\ufffdb", "c\\u0000d"]
+
+
+class Unreadable:
+    def __iter__(self):
+        raise SystemExit
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("object", "it is not JSON (PydanticSerializationError: object)"),
+        ("unreadable", "it is not JSON (PydanticSerializationError: Unreadable)"),
+        ("large", "it has 1,048,579 bytes of JSON, and 1,048,576 are kept at most"),
+    ],
+)
+async def test_a_result_that_cannot_be_kept_is_said_in_its_place(app, what, said, caplog):
+    """The work is done: the job is not dead and not run again."""
+    done = await app.enqueue(odd_result, what, resource_key="p/1")
+    await drain(app)
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.attempts, job.executions, job.result) == ("succeeded", 0, 1, {"result_not_kept": said})
+    assert f"is not kept: {said}" in caplog.text
+
+
+async def test_a_result_of_the_largest_size_is_kept(app):
+    done = await app.enqueue(odd_result, "largest", resource_key="p/1")
+    await drain(app)
+    assert len((await app.jobs.get(done.id)).result) == RESULT.value - 2
+
+
+async def test_progress_that_is_too_large_is_refused(app):
+    done = await app.enqueue(odd_result, "progress", resource_key="p/1")
+    await drain(app)
+    job = await app.jobs.get(done.id)
+    assert (job.last_error_kind, "1,048,579 bytes of JSON: 1,048,576 at most" in job.last_error) == ("bug", True)
+
+
+async def test_jobs_that_wait_for_a_gate_write_no_line_each(app, caplog):
+    """The gate tells once; thousands that meet it say nothing."""
+    caplog.set_level("INFO", "resilient")
+    for _ in range(30):
+        await app.enqueue(meets_a_gate, resource_key="p/1")
+    await drain(app)
+    assert (await app.jobs.attempts((await app.jobs.list(limit=1))[0].id))[0].decision == "defer"
+    assert [r.getMessage() for r in caplog.records if r.name == "resilient.worker" and "defer" in r.getMessage()] == []
 
 
 async def test_a_coroutine_that_nobody_awaited_is_no_success(app):
