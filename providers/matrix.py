@@ -39,7 +39,12 @@ MATRIX: Final = Provider(
             lifetime_unit=0.001,
             rotation=Rotation.GRACE,  # until the new access or refresh token is used
             errors=Errors(
-                code=("errcode",), message=("error",), rules=(Rule(FailureKind.AUTH, code="M_UNKNOWN_TOKEN"),)
+                code=("errcode",),
+                message=("error",),
+                rules=(
+                    Rule(FailureKind.AUTH, code="M_UNKNOWN_TOKEN"),
+                    Rule(FailureKind.AUTH, status=403, code="M_FORBIDDEN"),  # Synapse, of a used-up refresh token
+                ),
             ),
         ),
         Bearer(),

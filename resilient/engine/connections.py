@@ -228,8 +228,9 @@ class Connections:
     async def rotate_secrets(self) -> int:
         """Encrypt with the first key of the ring what is encrypted with another one; how many grants that were."""
         done = 0
-        while changed := await self._db.write(None, _reseal, self._app.grants.accounts):
-            done += changed
+        for waits in (False, True):  # those that somebody refreshes at this moment come last
+            while changed := await self._db.write(None, _reseal, self._app.grants.accounts, waits=waits):
+                done += changed
         return done
 
     # -- consent ---------------------------------------------------------------------------------------------
@@ -422,8 +423,8 @@ def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str
         grants.delete_if_unused(c, d, left)
 
 
-def _reseal(c: Connection, d: Dialect, accounts: Any) -> int:
-    found = grants.sealed_otherwise(c, d, accounts.ring.current, _BATCH)
+def _reseal(c: Connection, d: Dialect, accounts: Any, *, waits: bool) -> int:
+    found = grants.sealed_otherwise(c, d, accounts.ring.current, _BATCH, waits=waits)
     for grant in found:
         new = accounts.sealed(grant.id, accounts.opened(grant))
         grants.reseal(c, d, grant.id, new.secrets, new.key_id)

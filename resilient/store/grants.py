@@ -368,11 +368,12 @@ def delete_if_unused(c: Connection, d: Dialect, id_: UUID) -> None:
 # -- keys ----------------------------------------------------------------------------------------------------
 
 
-def sealed_otherwise(c: Connection, d: Dialect, key_id: str, limit: int) -> Sequence[Grant]:
-    """Grants whose secrets are not encrypted with this key, locked."""
+def sealed_otherwise(c: Connection, d: Dialect, key_id: str, limit: int, *, waits: bool) -> Sequence[Grant]:
+    """Grants whose secrets are not encrypted with this key, locked; ``waits``: also those that others hold."""
+    lock_ = "{row_lock}" if waits else "{skip_locked}"
     query = (
         f"SELECT {_COLUMNS} FROM {{grant}} WHERE secrets IS NOT NULL AND key_id <> :key_id"
-        " ORDER BY id LIMIT :limit {skip_locked}"
+        f" ORDER BY id LIMIT :limit {lock_}"
     )
     return [of_row(row) for row in d.run(c, query, {"key_id": key_id, "limit": limit}, **_TYPED)]
 

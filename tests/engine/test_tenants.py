@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
 
@@ -286,3 +287,24 @@ async def test_basic_authentication_of_the_client_is_form_encoded(make, idp, ser
     await app.connections.import_("idp/a", access_token=access, refresh_token=refresh, expires_at=ended())
     await app.credentials("idp/a")
     assert base64.b64decode(seen[0].removeprefix("Basic ")).decode() == "a%3Ab+c:s%25%2F%C3%A4%2B"
+
+
+async def test_changing_keys_leaves_out_no_grant_that_somebody_holds(postgres_url, idp):
+    """Whoever takes the old key away next would lose that account."""
+    old, new = new_key(), new_key()
+    async with Resilient(postgres_url, handlers=[me], providers=[idp.provider()], secrets=[old]) as before:
+        for n in range(3):
+            await before.connections.add(f"idp/{n}", token="canary")
+        held = (await before.connections.get("idp/1")).grant_id
+    async with Resilient(postgres_url, handlers=[me], providers=[idp.provider()], secrets=[new, old]) as app:
+        with app.database.sync_engine.connect() as other:
+            with other.begin():
+                app.database.dialect.run(
+                    other, "SELECT 1 FROM {grant} WHERE id = :id {row_lock}", {"id": app.database.dialect.id(held)}
+                )
+                rotating = asyncio.create_task(app.connections.rotate_secrets())
+                done, _ = await asyncio.wait({rotating}, timeout=0.5)
+                assert not done
+            assert await rotating == 3
+    async with Resilient(postgres_url, handlers=[me], providers=[idp.provider()], secrets=[new]) as after:
+        assert [(await after.credentials(f"idp/{n}")).token for n in range(3)] == ["canary"] * 3
