@@ -6,6 +6,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.store.dialect import ID, JSON, TIME
+from resilient.store.types import AnyText
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +46,13 @@ class ClaimedJob(NamedTuple):
 CLAIM_COLUMNS: Final = ", ".join(ClaimedJob._fields).replace("payload,", "{payload} AS payload,")
 _READY: Final = f"SELECT {CLAIM_COLUMNS} FROM {{job}} WHERE state = 'ready' AND resource_key = "
 _BEST_FIRST: Final = " ORDER BY priority DESC, run_at, id"
-_SQLITE_TYPES: Final = dict.fromkeys(ClaimedJob._fields) | {"id": ID, "expires_at": TIME, "sent": JSON, "tags": JSON}
+_SQLITE_TYPES: Final = dict.fromkeys(ClaimedJob._fields) | {
+    "id": ID,
+    "payload": AnyText(),
+    "expires_at": TIME,
+    "sent": JSON,
+    "tags": JSON,
+}
 
 
 def best_sql(key: str, also: str = "") -> str:

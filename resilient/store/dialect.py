@@ -56,7 +56,7 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "row_lock_o": "",
         "share_lock": "",
         "timestamp": "text",
-        "payload": "payload",
+        "payload": "CAST(payload AS blob)",  # a byte that is no text must not fail the claim
     },
 }
 

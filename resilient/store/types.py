@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import JSON, DateTime, String, Text, TypeDecorator
+from sqlalchemy import JSON, DateTime, LargeBinary, String, Text, TypeDecorator
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 
@@ -94,6 +94,17 @@ class _Lenient:
 @compiles(JsonText, "sqlite")
 def _(_type: JsonText, _compiler: Any, **_options: Any) -> str:
     return "TEXT"
+
+
+class AnyText(TypeDecorator[str]):
+    """Text out of SQLite's bytes: what is no UTF-8 stays recognisable instead of failing every row of its query."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: SADialect) -> str | None:  # noqa: ARG002 - SQLAlchemy asks so
+        """Bytes that are no text become lone surrogates, which no JSON holds."""
+        return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
 # Payloads keep their exact text on PostgreSQL: JSON, not JSONB (no big-number surprises, cheaper to write).

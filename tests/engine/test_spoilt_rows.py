@@ -58,6 +58,23 @@ async def test_it_is_dead_with_its_reason_and_the_others_run(app, columns):
     assert bad.id in {one.id for one in await app.jobs.list()}
 
 
+async def test_a_payload_with_a_byte_that_is_no_text_is_dead_and_appears_in_no_log(app, caplog):
+    if not app.database.is_sqlite:
+        return  # PostgreSQL takes no such value
+    bad, fine = [await app.enqueue(good, n, resource_key="p/1") for n in (1, 2)]
+    with app.database.sync_engine.begin() as c:
+        c.exec_driver_sql(
+            f"UPDATE resilient_job SET payload = CAST(x'2263616e617279ff22' AS text) WHERE id = '{bad.id.hex}'"
+        )
+    await app.worker().drain(timeout=20)
+    assert (await app.jobs.get(fine.id)).state == "succeeded"
+    state, kind = app.database.transaction_sync(
+        lambda c, d: d.run(c, "SELECT state, last_error_kind FROM {job} WHERE id = :id", {"id": d.id(bad.id)}).one()
+    )
+    assert (state, kind) == ("dead", "undecodable")
+    assert "canary" not in caplog.text
+
+
 KEYS = ["a b", "a//b", "/", "a/b/c/d/e/f", "NULL", 'q"uote', "back\\slash", "br{ace}", "com,ma", "ünï", "p/1/", "a' '"]
 
 
