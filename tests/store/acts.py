@@ -577,7 +577,7 @@ def shares_a_grant(c, d):
 
 @act("connections: _reseal")
 def reseals(c, d):
-    for grant in grants.sealed_otherwise(c, d, "k9", 10):
+    for grant in grants.sealed_otherwise(c, d, "k9", 10, waits=True):
         grants.reseal(c, d, grant.id, "s", "k9")
 
 
