@@ -248,7 +248,7 @@ class Provider:
         Such a host must be one of ``hosts``, where there are any, and is spoken to by HTTPS, unless it is one of
         ``private_hosts``. Raises `InvalidInput`.
         """
-        if tenancy_of(template) is Tenancy.SHARED or "{" in address:
+        if tenancy_of(template) is Tenancy.SHARED or not address or "{" in address:  # a token's answer may tell it
             return False
         scheme, host, port = origin_of(address)
         if tenancy_of(template) is not Tenancy.APART:
