@@ -220,12 +220,12 @@ async def test_fixed_headers_of_a_provider_go_with_every_request(make, apis):
     assert apis[1].sent("x-version") == [None]
 
 
-async def test_an_account_without_an_address_says_what_is_missing(make, apis):
+async def test_an_account_without_a_connection_waits_for_it(make, apis):
     app = make(tenants(), handlers=[get])
     done = await app.enqueue(get, "/x", resource_key="crm/1", max_attempts=1)
     await app.worker().drain(timeout=20)
-    job = await app.jobs.get(done.id)
-    assert "the address of crm/1 is not known: its connection has no home" in job.last_error
+    assert (await app.jobs.get(done.id)).attempts == 0
+    assert (await app.resources.get("crm/1")).auth == "not_connected"
 
 
 async def test_a_key_whose_provider_the_app_does_not_have_says_so(make, apis):
