@@ -547,9 +547,9 @@ async def test_jobs_that_wait_elsewhere_go_on_one_by_one_while_a_circuit_is_trie
         await scheduled_now(app)
     await app.worker().drain(timeout=20)
     assert (await app.resources.get("other/team")).breaker == "open"
-    for n in range(4):
+    for n in range(4):  # accounts of their own, each connected: they wait for the other resource alone
+        await app.connections.add(f"mine/{n + 2}", token="canary-mine")
         await app.enqueue(copy, resource_key=f"mine/{n + 2}")
-    await app.connections.add("mine/2", token="canary-mine")
     await app.worker().drain(timeout=20)
     before = apis[1].paths.count("/to")
     over = "UPDATE {resource} SET open_until = created_at, revision = revision + 1 WHERE key = 'other/team'"
