@@ -9,7 +9,22 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, get_args, get_origin, overload
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -173,9 +188,10 @@ def handler(
 ) -> Any:
     """Declare a handler: ``async def`` functions take a `Job`, plain ones a `SyncJob` and run in a thread.
 
-    The payload model is read from the annotation (``job: Job[SendMail]``) unless ``model`` is given. ``timeout`` is in
-    seconds. ``reconcile(job)`` is asked after a request whose outcome is unknown: it returns True if the request took
-    effect, False if it did not (the job runs again), None if nobody can tell (the job is dead, "unknown outcome").
+    The payload model is read from the annotation (``job: Job[SendMail]``) unless ``model`` is given; an argument that
+    is annotated as the payload itself is refused in both cases. ``timeout`` is in seconds. ``reconcile(job)`` is asked
+    after a request whose outcome is unknown: it returns True if the request took effect, False if it did not (the job
+    runs again), None if nobody can tell (the job is dead, "unknown outcome").
 
     ``batch``: the function takes up to so many jobs of one resource at once, as a `Batch` or `SyncBatch`; it never
     waits for more to come. ``timeout`` is then for all of them together, ``reconcile`` still for one.
@@ -219,44 +235,63 @@ def handler(
 
 def _model_of(kind: str, fn: Callable[..., Any], *, batch: bool, given: Any) -> Any:
     """``given``, or the ``P`` of ``Job[P]`` in the first parameter's annotation; None where nothing is said."""
-    if given is not None:
-        return given
     parameters = list(inspect.signature(fn).parameters.values())
     if not parameters:
         raise SetupError(f"handler {kind!r} must take one argument, the job")
     annotation = parameters[0].annotation
     if annotation is inspect.Parameter.empty:
-        return None
-    if isinstance(annotation, str):
-        try:
-            annotation = eval(annotation, _names_of(fn))  # noqa: S307 - the program's own annotation
-        except Exception as error:  # noqa: BLE001 - whatever the annotation raises
-            raise SetupError(
-                f"handler {kind!r}: cannot read the annotation {annotation!r} ({error}); import it at run time or pass"
-                " model="
-            ) from None
-    _require_job(kind, annotation, fn, batch=batch)
-    if get_origin(annotation) is None:
-        return None
-    model = get_args(annotation)[0]
-    return None if isinstance(model, TypeVar) or model is Any else model
+        return given
+    try:
+        choices = _choices(eval(annotation, _names_of(fn)) if isinstance(annotation, str) else annotation)  # noqa: S307 - the program's own annotation
+    except Exception as error:  # noqa: BLE001 - whatever the annotation raises
+        if given is not None:
+            return given
+        raise SetupError(
+            f"handler {kind!r}: cannot read the annotation {annotation!r} ({error}); import it at run time or pass"
+            " model="
+        ) from None
+    wrong = [one for one in choices if not _takes_job(one, batch=batch)]
+    if len(wrong) == len(choices):
+        raise _not_a_job(kind, wrong[0], fn, batch=batch)
+    if given is not None:
+        return given
+    models = [get_args(one)[0] for one in choices if one not in wrong and get_args(one)]
+    return next((one for one in models if not isinstance(one, TypeVar) and one is not Any), None)
 
 
-def _require_job(kind: str, annotation: Any, fn: Callable[..., Any], *, batch: bool) -> None:
-    """Raise `SetupError` for an argument that is annotated as its payload is: a handler gets the job."""
+def _choices(annotation: Any) -> list[Any]:
+    """The types that an annotation allows: the members of a union, without aliases and `Annotated`."""
+    if not isinstance(annotation, type) and hasattr(annotation, "__value__"):  # ``type Alias = ...`` of Python 3.12
+        return _choices(annotation.__value__)
+    if get_origin(annotation) is Annotated:
+        return _choices(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [choice for one in get_args(annotation) for choice in _choices(one)]
+    return [annotation]
+
+
+def _takes_job(annotation: Any, *, batch: bool) -> bool:
+    """Whether an argument of this type may be a job, or the batch of a batch handler."""
     from resilient.engine.batch import BaseBatch  # noqa: PLC0415 - job.py needs handlers
     from resilient.engine.job import BaseJob  # noqa: PLC0415
 
     found = get_origin(annotation) or annotation
     if not isinstance(found, type) or found in (Any, object) or getattr(found, "_is_protocol", False):
-        return  # Any, a type variable, a protocol of the program's own
-    if issubclass(found, BaseBatch if batch else BaseJob):
-        return
+        return True  # Any, a type variable, a protocol of the program's own
+    return issubclass(found, BaseBatch if batch else BaseJob)
+
+
+def _not_a_job(kind: str, annotation: Any, fn: Callable[..., Any], *, batch: bool) -> SetupError:
+    """What to write instead of an annotation that is the payload's: a handler gets the job."""
+    from resilient.engine.batch import BaseBatch  # noqa: PLC0415 - job.py needs handlers
+    from resilient.engine.job import BaseJob  # noqa: PLC0415
+
+    found = get_origin(annotation) or annotation
     is_async = inspect.iscoroutinefunction(fn)
     wanted = ("Batch" if is_async else "SyncBatch") if batch else "Job" if is_async else "SyncJob"
     name = annotation.__name__ if annotation is found else str(annotation)
     inner = "..." if issubclass(found, (BaseJob, BaseBatch)) else name
-    raise SetupError(
+    return SetupError(
         f"handler {kind!r} is called with a {wanted}, and its argument is annotated as {name}: write"
         f" `{wanted}[{inner}]`; the payload of a job is job.payload"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import pytest
 from pydantic import BaseModel
@@ -20,6 +20,13 @@ class Mail(BaseModel):
 P = TypeVar("P")
 
 
+class Alias312:
+    __value__ = Job[Mail]
+
+
+ALIAS = Alias312()  # as `type ALIAS = Job[Mail]` of Python 3.12 is
+
+
 class Mine(Protocol[P]):
     payload: P
 
@@ -29,6 +36,8 @@ def plain_payload(job: Mail) -> None: ...
 async def a_list(job: list[Mail]) -> None: ...
 async def a_dict(job: dict[str, Any]) -> None: ...
 async def text(job: str) -> None: ...
+async def optional(job: Mail | None) -> None: ...
+async def marked(job: Annotated[Mail, "payload"]) -> None: ...
 async def one(job: Job[Mail]) -> None: ...
 def several(jobs: SyncBatch[Mail]) -> None: ...
 
@@ -38,6 +47,10 @@ def several(jobs: SyncBatch[Mail]) -> None: ...
     [
         (payload, {}, "Mail", "Job[Mail]"),
         (plain_payload, {}, "Mail", "SyncJob[Mail]"),
+        (payload, {"model": Mail}, "Mail", "Job[Mail]"),
+        (plain_payload, {"model": Mail}, "Mail", "SyncJob[Mail]"),
+        (optional, {}, "Mail", "Job[Mail]"),
+        (marked, {}, "Mail", "Job[Mail]"),
         (payload, {"batch": 3}, "Mail", "Batch[Mail]"),
         (plain_payload, {"batch": 3}, "Mail", "SyncBatch[Mail]"),
         (text, {}, "str", "Job[str]"),
@@ -65,6 +78,11 @@ async def own(job: Mine[Mail]) -> None: ...
 async def variable(job: P) -> None: ...
 def plain(job: SyncJob[Mail]) -> None: ...
 async def batch(jobs: Batch[Mail]) -> None: ...
+async def either(job: Job[Mail] | SyncJob[Mail]) -> None: ...
+async def either_bare(job: Job | SyncJob) -> None: ...
+async def noted(job: Annotated[Job[Mail], "note"]) -> None: ...
+async def alias(job: ALIAS) -> None: ...
+async def unreadable(job: Job[OnlyForTheTypeChecker]) -> None: ...  # noqa: F821
 
 
 @pytest.mark.parametrize(
@@ -80,7 +98,12 @@ async def batch(jobs: Batch[Mail]) -> None: ...
         (nothing, None, {}),
         (anything, None, {}),
         (variable, None, {}),
-        (payload, dict, {"model": dict}),
+        (one, dict, {"model": dict}),
+        (either, Mail, {}),
+        (either_bare, None, {}),
+        (noted, Mail, {}),
+        (alias, Mail, {}),
+        (unreadable, Mail, {"model": Mail}),
     ],
 )
 def test_the_model_is_read_from_the_annotation(fn, model, options):
