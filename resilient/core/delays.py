@@ -27,6 +27,11 @@ LONGEST: Final = 366 * 86400.0  # seconds; longer is a mistake of units in a use
 _MOST_STEPS: Final = 64  # of a decorrelated chain; it settles much earlier
 
 
+def spread_upwards(seconds: float, roll: float) -> float:
+    """``seconds`` and up to half as much again: what was stopped together comes back apart, and never earlier."""
+    return seconds * (1 + roll / 2)
+
+
 @runtime_checkable
 class Delay(Protocol):
     """A delay strategy."""

@@ -11,6 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from resilient.core.delays import spread_upwards
 from resilient.store import trouble
 
 if TYPE_CHECKING:
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LONGEST_PAUSE: Final = 10.0
+LONGEST_INSIDE: Final = 1.0  # while a handler waits
 
 
-def retry_pause(tries: int) -> float:
-    """Seconds to wait before talking to a database that did not answer, growing to `LONGEST_PAUSE`."""
-    return float(min(0.1 * 2 ** min(tries, 10), LONGEST_PAUSE))
+def retry_pause(tries: int, roll: float, longest: float = LONGEST_PAUSE) -> float:
+    """Seconds to wait before talking to a database that did not answer, growing to ``longest``, plus up to half.
+
+    ``roll``, from 0 to below 1, spreads it: the workers of a fleet lose their database at one moment, and must not all
+    come back to it at another.
+    """
+    return spread_upwards(min(0.1 * 2 ** min(tries, 10), longest), roll)
 
 
 async def patiently(execution: Execution, step: Callable[[], Awaitable[T]]) -> T:
@@ -39,7 +45,7 @@ async def patiently(execution: Execution, step: Callable[[], Awaitable[T]]) -> T
         else:
             execution.away = None
             return result
-        await asyncio.sleep(min(retry_pause(tries), 1.0))
+        await asyncio.sleep(retry_pause(tries, execution.worker.rng.random(), LONGEST_INSIDE))
         tries += 1
 
 
@@ -55,7 +61,7 @@ def patiently_sync(execution: Execution, step: Callable[[], T]) -> T:
         else:
             execution.away = None
             return result
-        time.sleep(min(retry_pause(tries), 1.0))
+        time.sleep(retry_pause(tries, execution.worker.rng.random(), LONGEST_INSIDE))
         tries += 1
 
 

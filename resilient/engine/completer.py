@@ -78,7 +78,10 @@ class Completer:
         on_written: Callable[[Sequence[UUID], bool], None],
         on_refused: Callable[[UUID, Exception], None],
         poke: Callable[[], None],
+        *,
+        roll: Callable[[], float],
     ) -> None:
+        self._roll = roll
         self._database, self._capped = database, capped
         self._on_written, self._on_refused, self._poke = on_written, on_refused, poke
         self._follow_ups: dict[UUID, Sequence[Ordered]] = {}  # of jobs whose results wait to be written
@@ -203,7 +206,7 @@ class Completer:
 
     async def _failed(self, results: Results, error: Exception) -> list[Results]:
         """What to try next."""
-        pause, results = retry_pause(results.tries), results._replace(tries=results.tries + 1)
+        pause, results = retry_pause(results.tries, self._roll()), results._replace(tries=results.tries + 1)
         log.warning(
             "cannot save %d results (%s: %s); trying again in %.1f s",
             len(results.ids),

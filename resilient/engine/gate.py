@@ -324,7 +324,7 @@ class Gate:
         rests, tries = until or self.now() + timedelta(seconds=1), 0
         while self.now() < rests and not self._closing:
             self._resting.setdefault(key, rests)
-            await asyncio.sleep(retry_pause(tries))
+            await asyncio.sleep(retry_pause(tries, self._roll()))
             tries += 1
             try:
                 return await self._cool_down(key, until, code, sent_at=sent_at, exact=exact)

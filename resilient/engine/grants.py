@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import bounds, tokens
 from resilient.core.client_refusal import Refusal, Verdict, is_explicit, judge
+from resilient.core.delays import spread_upwards
 from resilient.core.errors import (
     ConnectionNotFound,
     DatabaseUnreachable,
@@ -99,7 +100,7 @@ class Grants:
         self._bad: dict[str, int] = {}  # versions that were refused, the latest last; see `_is_bad`
         self._flights: dict[UUID, asyncio.Task[Held]] = {}
         self._witnesses: set[UUID] = set()
-        self._roll = random.Random().random  # noqa: S311 - jitter
+        self._roll = random.random  # of the module: a forked child has other dice than its siblings
 
     def twin(self, app: Any) -> Grants:
         """The same credentials on another loop; see `sync_side`."""
@@ -443,7 +444,7 @@ class Grants:
         """Store what came before anybody uses it; for a while, if the database is away."""
         until = time.monotonic() + COMMITTING
         while not await self._stored(key, mine, old, fresh, own=own, last=time.monotonic() > until):  # noqa: ASYNC110
-            await asyncio.sleep(1)
+            await asyncio.sleep(spread_upwards(1.0, self._roll()))
 
     async def _stored(
         self, key: str, mine: Grant, old: Credentials, fresh: Credentials, *, own: bool, last: bool

@@ -37,7 +37,9 @@ class Services:
         w.executor.start()
         await w.gate.start()
         self._completer = asyncio.create_task(w.completer.run(), name="resilient-completer")
-        self._listener = Listener(w.app.database, w.wake, self._gates_changed, listen_url=w.app.listen_url)
+        self._listener = Listener(
+            w.app.database, w.wake, self._gates_changed, listen_url=w.app.listen_url, roll=w.rng.random
+        )
         if self._background:
             self._listener.start()
             self._tasks = w.sweeper.tasks()

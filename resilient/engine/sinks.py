@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+from asyncio import sleep
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.delays import spread_upwards
 from resilient.engine.foreign import called
 from resilient.wire import notify
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from resilient.core.alerts import Notice, Sink
 
 log = logging.getLogger("resilient.alerts")
 LONGEST: Final = 10.0  # seconds one sink may take for one notice
-PAUSES: Final = (1.0, 5.0)  # seconds before a webhook is tried again
+PAUSES: Final = (1.0, 5.0)  # seconds before a webhook is tried again, plus up to half: a fleet meets one outage
 MOST_WAITING: Final = 10  # batches under way, beyond which the log has to do
 
 
 class Sinks:
     """Tells people, beside everything else."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
+    def __init__(self, sinks: Sequence[Sink], roll: Callable[[], float] = random.random) -> None:
+        self._sinks, self._roll = tuple(sinks), roll
         self._under_way: set[asyncio.Task[None]] = set()
 
     def tell(self, notices: Sequence[Notice]) -> None:
@@ -50,14 +53,14 @@ class Sinks:
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def _deliver(self, notices: Sequence[Notice]) -> None:
-        await asyncio.gather(*(_deliver(sink, notices) for sink in self._sinks))
+        await asyncio.gather(*(_deliver(sink, notices, self._roll) for sink in self._sinks))
 
 
-async def _deliver(sink: Sink, notices: Sequence[Notice]) -> None:
+async def _deliver(sink: Sink, notices: Sequence[Notice], roll: Callable[[], float]) -> None:
     for number, one in enumerate(notices):
         try:
             if isinstance(sink, str):
-                await _post(sink, one)
+                await _post(sink, one, roll)
             else:
                 async with asyncio.timeout(LONGEST):
                     await called(sink, one)
@@ -67,14 +70,14 @@ async def _deliver(sink: Sink, notices: Sequence[Notice]) -> None:
             return
 
 
-async def _post(url: str, notice: Notice) -> None:
+async def _post(url: str, notice: Notice, roll: Callable[[], float]) -> None:
     document = notice.to_json()
     for pause in PAUSES:
         try:
             async with asyncio.timeout(LONGEST):
                 return await notify.post(url, document)
         except (notify.NotDelivered, TimeoutError):
-            await asyncio.sleep(pause)
+            await sleep(spread_upwards(pause, roll()))
     async with asyncio.timeout(LONGEST):
         return await notify.post(url, document)
 

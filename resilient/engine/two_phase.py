@@ -312,7 +312,7 @@ async def _was_committed(execution: Execution, work: Work) -> bool:
             if _is_told(execution, error, tries):
                 return False
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(retry_pause(tries))
+            await asyncio.sleep(retry_pause(tries, execution.worker.rng.random()))
         tries += 1
     return False
 
@@ -325,7 +325,7 @@ def _was_committed_sync(execution: Execution, work: Work) -> bool:
         except Exception as error:  # noqa: BLE001 - as above
             if _is_told(execution, error, tries):
                 return False
-        time.sleep(retry_pause(tries))
+        time.sleep(retry_pause(tries, execution.worker.rng.random()))
         tries += 1
     return False
 

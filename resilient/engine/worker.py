@@ -92,7 +92,9 @@ class Worker:
         self.wire = Wire(self)
         self.writer = Writer()
         self.threads = ThreadPoolExecutor(concurrency + max(LEAST_STUCK, concurrency), "resilient-handler")
-        self.completer = Completer(app.database, self.gate.capped, self._written, self._refused, app.poke)
+        self.completer = Completer(
+            app.database, self.gate.capped, self._written, self._refused, app.poke, roll=self.rng.random
+        )
         self.patience = patience
         self.executor = Executor(
             concurrency, self.threads, on_done=self._done, on_stuck=self._stuck, patience=patience, before=self._stopped
@@ -154,7 +156,7 @@ class Worker:
             except DatabaseUnreachable as error:
                 if tries in (0, 5) or tries % 30 == 0:
                     log.warning("worker %s waits for the database: %s", self.id, error)
-                await self._wake_or(retry_pause(tries))
+                await self._wake_or(retry_pause(tries, self.rng.random()))
                 tries += 1
             else:
                 return True
@@ -234,7 +236,7 @@ class Worker:
                 delay = await self._claim_step()
                 failures = 0
             except Exception as error:  # noqa: BLE001 - the database may be away; the worker stays
-                delay = retry_pause(failures)
+                delay = retry_pause(failures, self.rng.random())
                 failures += 1
                 if failures in (1, 5) or failures % 30 == 0:
                     log.warning("cannot claim (%s: %s); trying again in %.1f s", type(error).__name__, error, delay)

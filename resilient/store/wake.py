@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import random
 import selectors
 import socket
 import sqlite3
@@ -19,6 +20,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.delays import spread_upwards
 from resilient.store import forks
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ log = logging.getLogger("resilient.wake")
 PAYLOAD: Final = 7_000  # bytes of one NOTIFY; PostgreSQL takes 8,000
 COALESCE: Final = 0.01  # seconds between two NOTIFYs of one process
 SQLITE_LOOK: Final = 0.01  # seconds between two looks at data_version
-RETRY: Final = 5.0
+RETRY: Final = 5.0  # seconds before listening again, plus up to half: a restart cuts every worker off at once
 
 
 def channel(database: Database) -> str:
@@ -183,8 +185,10 @@ class Listener:
         changed: Callable[[Sequence[str]], None] | None = None,
         *,
         listen_url: URL | None = None,
+        roll: Callable[[], float] = random.random,
     ) -> None:
         self._database, self._wake, self._changed, self._url = database, wake, changed, listen_url
+        self._roll = roll
         self._stop = threading.Event()
         self._lost = _Lost("LISTEN", "polling goes on")
         self._bell: socket.socket | None = None  # ends the wait for a NOTIFY, which looks at no event
@@ -223,7 +227,7 @@ class Listener:
                     either.select()
         except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
             self._lost.because(error)
-            self._stop.wait(RETRY)
+            self._stop.wait(spread_upwards(RETRY, self._roll()))
 
     def _heard(self, payload: str) -> None:
         if not payload:

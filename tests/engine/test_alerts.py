@@ -5,14 +5,14 @@ import json
 import logging
 import time
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
 from resilient.core.admission import ResourceFacts
-from resilient.core.alerts import Alerting
+from resilient.core.alerts import AlertInfo, Alerting, Notice
 from resilient.core.breaker import BreakerFacts
 from resilient.core.errors import InvalidInput, Permanent, Transient
 from resilient.core.failure import Failure, FailureKind
@@ -478,6 +478,25 @@ class TestSinks:
         assert len(bodies) == 3
         assert "1 alerts did not reach the webhook at 127.0.0.1: 127.0.0.1" in caplog.text
         assert SECRET not in caplog.text
+
+    async def test_workers_of_a_fleet_do_not_try_again_at_one_moment(self, monkeypatch):
+        paused = []
+
+        async def sleep(seconds):
+            paused.append(seconds)
+
+        async def post(url, document):
+            raise sinks.notify.NotDelivered("away")
+
+        monkeypatch.setattr(sinks, "sleep", sleep)
+        monkeypatch.setattr(sinks.notify, "post", post)
+        now = datetime.now(UTC)
+        alert = AlertInfo(fingerprint="f", name="dead", subject="sync", detail={}, count=1, first_at=now, last_at=now)
+        for roll in (0.0, 0.5):
+            fleet = sinks.Sinks(["http://127.0.0.1:1/"], lambda roll=roll: roll)
+            fleet.tell([Notice("new", alert, "text")])
+            await fleet.delivered()
+        assert paused == [1.0, 5.0, 1.25, 6.25]
 
     async def test_one_that_comes_back(self, database, caplog, monkeypatch):
         monkeypatch.setattr(sinks, "PAUSES", (0, 0))

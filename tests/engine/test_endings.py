@@ -481,7 +481,9 @@ async def test_a_result_no_database_takes_holds_up_no_other(app, caplog):
         lambda c, d: d.run(c, "UPDATE {job} SET state = 'running' RETURNING id, version, resource_key", id=ID).all()
     )
     written = []
-    completer = Completer(app.database, lambda _: (), lambda ids, _: written.extend(ids), lambda *_: None, app.poke)
+    completer = Completer(
+        app.database, lambda _: (), lambda ids, _: written.extend(ids), lambda *_: None, app.poke, roll=lambda: 0.0
+    )
     for n, row in enumerate(sorted(running)):
         if n == 7:
             completer.finish(
