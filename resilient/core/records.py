@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import UUID
 
 if TYPE_CHECKING:
@@ -36,9 +36,24 @@ class Count(int):
         return f"{int(self)}+" if self.more else f"{int(self)}"
 
 
+class NotLoaded:
+    """What stands in a job's ``payload``, ``progress`` and ``result`` if it was listed without them."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<not loaded: app.jobs.get(id) has it>"
+
+
+NOT_LOADED: Final = NotLoaded()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInfo:
-    """One job as it stood when it was read. Times are aware and in UTC."""
+    """One job as it stood when it was read. Times are aware and in UTC.
+
+    A document that cannot be read (somebody wrote into the database's file) is ``{"not_readable": why}``.
+    """
 
     id: UUID
     kind: str
@@ -78,8 +93,8 @@ class JobInfo:
     finished_at: datetime | None
 
     def to_json(self) -> dict[str, Any]:
-        """Every field under its own name."""
-        return fields_of(self)
+        """Every field under its own name, without those that were not loaded."""
+        return {name: value for name, value in fields_of(self).items() if getattr(self, name) is not NOT_LOADED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

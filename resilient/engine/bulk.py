@@ -95,7 +95,7 @@ def _kind_of(c: Connection, d: Dialect, app: Resilient, f: JobFilter) -> Kind[An
     """The declaration of the one kind that the filter means."""
     kinds = set(f.kind)
     if f.ids is not None and not kinds:
-        kinds = {job.kind for job in queries.page(c, d, f, limit=queries.PAGE_LIMIT)}
+        kinds = {job.kind for job in queries.page(c, d, f, limit=queries.PAGE_LIMIT, payloads=False)}
         if not kinds:
             raise JobNotFound(queries.missing(*f.ids))
     if len(kinds) != 1:

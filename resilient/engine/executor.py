@@ -354,7 +354,7 @@ class Executor:
         """Stop an execution: "timeout", "cancel", "stop" or "lost". A waiting one is dropped, a thread only told."""
         if self.aside.get(execution.number) is execution:
             if reason == "lost":
-                execution.lost = True
+                execution.lost, execution.reason = True, reason  # not its patience is over
                 self.abandon(execution)
             return
         if _WEIGHT[reason] <= _WEIGHT[execution.reason] or self.running.get(execution.number) is not execution:

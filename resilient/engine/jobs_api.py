@@ -70,12 +70,16 @@ class Jobs:
         limit: int = 100,
         after: UUID | str | None = None,
         order: Order = "newest",
+        payloads: bool = True,
         session: CallersSession = None,
         **criteria: Unpack[Criteria],
     ) -> builtins.list[JobInfo]:
-        """A page of jobs; the next one is ``after`` the last of these."""
+        """A page of jobs; the next one is ``after`` the last of these.
+
+        ``payloads=False`` leaves payload, progress and result of each, up to 1 MiB and more, in the database.
+        """
         f, last = JobFilter.of(criteria), None if after is None else as_id(after)
-        return await self._db.read(session, queries.page, f, limit=limit, after=last, order=order)
+        return await self._db.read(session, queries.page, f, limit=limit, after=last, order=order, payloads=payloads)
 
     async def count(
         self,

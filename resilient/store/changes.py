@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from resilient.core.errors import InvalidInput
 from resilient.core.states import TERMINAL, WAITING, JobState
+from resilient.store import shown
 from resilient.store.filters import JOB, JobFilter
 from resilient.store.followers import Ends, release_followers
 from resilient.store.queries import ATTEMPT, picked
@@ -36,12 +37,9 @@ if TYPE_CHECKING:
     from resilient.store.dialect import Dialect
 
 BATCH: Final = 500
-_SEEN: Final = tuple(
-    JOB.c[name]
-    for name in (
-        "id", "version", "state", "kind", "resource_key", "priority", "run_at", "executions", "unique_key",
-        "sent", "last_error_kind", "followed", "ordering_key", "order_no",
-    )
+_SEEN: Final = (
+    "id", "version", "state", "kind", "resource_key", "priority", "run_at", "executions", "unique_key",
+    "sent", "last_error_kind", "followed", "ordering_key", "order_no",
 )  # fmt: skip
 Sorted = Mapping[str, "Sequence[Row[Any]]"]
 
@@ -123,7 +121,7 @@ class Sweep:
         return list(found.scalars())
 
     def _change(self, c: Connection, d: Dialect, ids: Sequence[UUID], now: datetime) -> Counter[str]:
-        rows = sa.select(*_SEEN).where(JOB.c.id.in_(ids)).order_by(JOB.c.id)
+        rows = sa.select(*shown.columns(d, JOB, _SEEN)).where(JOB.c.id.in_(ids)).order_by(JOB.c.id)
         if not self.dry_run:
             rows = rows.with_for_update(key_share=True)
         found: dict[str, list[Row[Any]]] = {}
@@ -138,7 +136,7 @@ class Sweep:
 
 def unlocked(c: Connection, d: Dialect, ids: Sequence[UUID]) -> Sequence[Row[Any]]:
     """Those of these jobs that nobody holds, locked, for a `Change` to write."""
-    rows = sa.select(*_SEEN).where(JOB.c.id.in_(ids)).order_by(JOB.c.id)
+    rows = sa.select(*shown.columns(d, JOB, _SEEN)).where(JOB.c.id.in_(ids)).order_by(JOB.c.id)
     return d.execute(c, rows.with_for_update(key_share=True, skip_locked=True)).all()
 
 

@@ -218,7 +218,8 @@ def _tagged(tags: tuple[tuple[str, str], ...], d: Dialect) -> ColumnElement[bool
     if d.is_postgresql:
         found: ColumnElement[bool] = sa.type_coerce(JOB.c.tags, JSONB).contains(dict(tags))
         return found
-    each = sa.func.json_each(JOB.c.tags).table_valued("key", "value")
+    readable = sa.case((sa.func.json_valid(JOB.c.tags) == 1, JOB.c.tags))  # one bad row must not fail the others
+    each = sa.func.json_each(readable).table_valued("key", "value")
     return sa.and_(
         JOB.c.tags.is_not(None),
         *(sa.exists(sa.select(1).select_from(each).where(each.c.key == k, each.c.value == v)) for k, v in tags),

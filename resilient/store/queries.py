@@ -25,9 +25,9 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import UnaryExpression
 
 from resilient.core.errors import InvalidInput, JobNotFound
-from resilient.core.records import AttemptInfo, Count, JobInfo
+from resilient.core.records import NOT_LOADED, AttemptInfo, Count, JobInfo
 from resilient.core.states import JobState
-from resilient.store import tables
+from resilient.store import shown, tables
 from resilient.store.filters import JOB, JobFilter, conditions, in_state
 
 if TYPE_CHECKING:
@@ -42,14 +42,15 @@ Order: TypeAlias = Literal["newest", "oldest"]
 COUNT_LIMIT: Final = 10_000
 PAGE_LIMIT: Final = 10_000  # rows of one page; ask for the next one instead
 ATTEMPT: Final[sa.Table] = tables.metadata.tables["resilient_attempt"]
-_JOB_COLUMNS: Final = tuple(JOB.c[name] for name in JobInfo.__slots__)
+_JOB_COLUMNS: Final = tuple(JobInfo.__slots__)
+_LARGE: Final = frozenset({"payload", "progress", "result"})
 _PLUS_ID: Final[ColumnElement[Any]] = UnaryExpression(JOB.c.id, operator=operators.custom_op("+"))
-_ATTEMPT_COLUMNS: Final = tuple(ATTEMPT.c[name] for name in AttemptInfo.__slots__)
+_ATTEMPT_COLUMNS: Final = tuple(AttemptInfo.__slots__)
 
 
 def get(c: Connection, d: Dialect, id_: UUID) -> JobInfo | None:
     """One job, or None."""
-    row = d.execute(c, sa.select(*_JOB_COLUMNS).where(JOB.c.id == id_)).mappings().one_or_none()
+    row = d.execute(c, sa.select(*shown.columns(d, JOB, _JOB_COLUMNS)).where(JOB.c.id == id_)).mappings().one_or_none()
     return None if row is None else _info(row)
 
 
@@ -73,14 +74,20 @@ def page(
     limit: int = 100,
     after: UUID | None = None,
     order: Order = "newest",
+    payloads: bool = True,
 ) -> list[JobInfo]:
-    """Up to ``limit`` jobs in the order of their ids, from the one that follows ``after``."""
+    """Up to ``limit`` jobs in the order of their ids, from the one that follows ``after``.
+
+    Without ``payloads`` their documents, which may be large, stay where they are.
+    """
     if not 1 <= limit <= PAGE_LIMIT:
         raise InvalidInput(f"limit={limit}: ask for 1 to {PAGE_LIMIT} jobs at a time, then for those after the last")
     newest = order == "newest"
     extra = [] if after is None else [JOB.c.id < after if newest else JOB.c.id > after]
-    rows = d.execute(c, picked(d, f.at(d.now(c)), _JOB_COLUMNS, extra, limit=limit, newest=newest))
-    return [_info(row) for row in rows.mappings()]
+    columns = shown.columns(d, JOB, [name for name in _JOB_COLUMNS if payloads or name not in _LARGE])
+    rows = d.execute(c, picked(d, f.at(d.now(c)), columns, extra, limit=limit, newest=newest))
+    left_out = {} if payloads else dict.fromkeys(_LARGE, NOT_LOADED)
+    return [_info({**row, **left_out}) for row in rows.mappings()]
 
 
 def count(c: Connection, d: Dialect, f: JobFilter, *, limit: int = COUNT_LIMIT) -> Count:
@@ -132,9 +139,13 @@ def _ordered(statement: sa.Select[Any], id_: ColumnElement[Any], *, newest: bool
 
 def attempts(c: Connection, d: Dialect, job_id: UUID, *, limit: int = 100) -> list[AttemptInfo]:
     """The latest executions of a job that did not simply succeed, oldest first."""
-    newest = sa.select(*_ATTEMPT_COLUMNS).where(ATTEMPT.c.job_id == job_id).order_by(ATTEMPT.c.id.desc()).limit(limit)
+    columns = shown.columns(d, ATTEMPT, _ATTEMPT_COLUMNS)
+    newest = sa.select(*columns).where(ATTEMPT.c.job_id == job_id).order_by(ATTEMPT.c.id.desc()).limit(limit)
     return [AttemptInfo(**row) for row in reversed(d.execute(c, newest).mappings().all())]
 
 
 def _info(row: Mapping[Any, Any]) -> JobInfo:
-    return JobInfo(**{**row, "state": JobState(row["state"])})
+    tags = row["tags"]
+    if tags is not None and not isinstance(tags, dict):
+        tags = {shown.NOT_READABLE: "they are no JSON object"}
+    return JobInfo(**{**row, "tags": tags, "state": JobState(row["state"])})

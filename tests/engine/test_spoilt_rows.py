@@ -75,6 +75,64 @@ async def test_a_payload_with_a_byte_that_is_no_text_is_dead_and_appears_in_no_l
     assert "canary" not in caplog.text
 
 
+TAGS = {"user": "7"}
+CANARY = "2263616e617279ff22"  # "canary\\xff"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "shown"),
+    [
+        ("payload", f"CAST(x'{CANARY}' AS text)", {"not_readable": "byte 7 of 9 is no UTF-8"}),
+        ("result", f"CAST(x'{CANARY}' AS text)", {"not_readable": "byte 7 of 9 is no UTF-8"}),
+        ("progress", "'[canary'", {"not_readable": "it is no JSON: Expecting value: line 1 column 2 (char 1)"}),
+        ("sent", f"CAST(x'{CANARY}' AS text)", {"not_readable": "byte 7 of 9 is no UTF-8"}),
+        ("tags", f"CAST(x'{CANARY}' AS text)", {"not_readable": "byte 7 of 9 is no UTF-8"}),
+        ("tags", "'{canary'", None),
+        ("tags", "'3'", {"not_readable": "they are no JSON object"}),
+        ("last_error", "CAST(x'63ff' AS text)", "c\ufffd"),
+        ("unique_key", "CAST(x'63ff' AS text)", "c\ufffd"),
+    ],
+)
+async def test_it_is_shown_with_its_reason_beside_the_others(app, caplog, column, value, shown):
+    if not app.database.is_sqlite:
+        value, shown = "'3'", 3  # PostgreSQL takes no other
+        if column == "tags":
+            shown = {"not_readable": "they are no JSON object"}
+    ids = [(await app.enqueue(good, n, resource_key="p/1", tags=TAGS)).id for n in range(3)]
+    bad = ids[1]
+    message = value if column == "last_error" else "NULL"
+    with app.database.sync_engine.begin() as c:
+        text = f"'{bad}'" if app.database.dialect.is_postgresql else f"'{bad.hex}'"
+        c.exec_driver_sql(
+            f"UPDATE resilient_job SET state = 'dead', finished_at = updated_at, {column} = {value} WHERE id = {text}"
+        )
+        c.exec_driver_sql(
+            "INSERT INTO resilient_attempt (job_id, execution, finished_at, decision, charged, message)"
+            f" VALUES ({text}, 1, '2026-01-01 00:00:00.000000', 'dead', true, {message})"
+        )
+    job = await app.jobs.get(bad)
+    if shown is not None:
+        assert getattr(job, column) in (shown, str(shown))
+    assert {one.id for one in await app.jobs.list()} == set(ids)
+    assert {one.id for one in await app.jobs.list(state=["dead", "ready"], payloads=False)} == set(ids)
+    assert [one.id for one in await app.jobs.list(state="dead")] == [bad]
+    assert len(await app.jobs.attempts(bad)) == 1
+    assert set(ids) - {one.id for one in await app.jobs.list(tags=TAGS)} <= {bad}
+    assert (await app.jobs.count(), await app.jobs.count(state="dead")) == (3, 1)
+    assert "canary" not in (await app.jobs.why(bad)).text
+    assert (await app.jobs.discard(state="dead")).discarded == 1
+    assert "canary" not in caplog.text
+
+
+async def test_a_list_can_leave_large_values_where_they_are(app):
+    id_ = (await app.enqueue(good, 7, resource_key="p/1")).id
+    await app.worker().drain(timeout=20)
+    (whole,), (lean,) = await app.jobs.list(), await app.jobs.list(payloads=False)
+    assert (whole.id, whole.payload, whole.result) == (id_, 7, 7)
+    assert {repr(lean.payload), repr(lean.progress), repr(lean.result)} == {"<not loaded: app.jobs.get(id) has it>"}
+    assert whole.to_json().items() - lean.to_json().items() == {("payload", 7), ("progress", None), ("result", 7)}
+
+
 KEYS = ["a b", "a//b", "/", "a/b/c/d/e/f", "NULL", 'q"uote', "back\\slash", "br{ace}", "com,ma", "ünï", "p/1/", "a' '"]
 
 

@@ -68,7 +68,7 @@ def list_dead(
 
 
 def _list(run: Context, criteria: Criteria, limit: int, after: str | None, order: Literal["newest", "oldest"]) -> None:
-    found = run.app.sync.jobs.list(limit=limit, after=after, order=order, **criteria)
+    found = run.app.sync.jobs.list(limit=limit, after=after, order=order, payloads=run.out.as_json, **criteria)
     more = found[-1].id if len(found) == limit else None
     if run.out.as_json:
         run.out.json({"jobs": [job.to_json() for job in found], "next": more})
