@@ -491,7 +491,7 @@ class Grants:
         retry_at = now + timedelta(seconds=tokens.delay(mine.failures + 1, self._roll()))
         if kind is RefreshFailure.THROTTLED:
             most = float(bounds.TOLD_WAIT.value)
-            told_in = failure.retry_in or (failure.retry_at - now).total_seconds() if failure.retry_at else 0.0
+            told_in = (failure.retry_at - now).total_seconds() if failure.retry_at else failure.retry_in or 0.0
             retry_at = max(now + timedelta(seconds=min(told_in, most)), retry_at)
         event = GrantEvent.LOST if kind is RefreshFailure.LOST else GrantEvent.REFUSED
         client = kind is RefreshFailure.MISCONFIGURED

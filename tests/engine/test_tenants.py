@@ -176,6 +176,21 @@ async def test_a_told_wait_is_believed_for_a_day_at_most(make, idp, monkeypatch,
     assert waits is None or waits < datetime.now(UTC) + timedelta(days=1, minutes=1)
 
 
+async def test_a_grant_waits_for_as_long_as_its_token_endpoint_says(make, idp, monkeypatch):
+    from tests import idp as server
+
+    answer = server.answer
+    monkeypatch.setattr(server, "answer", lambda send, status, doc, **_: answer(send, status, doc, retry_after="1800"))
+    app = make(idp.provider())
+    access, refresh = idp.issue()
+    await app.connections.import_("idp/a", access_token=access, refresh_token=refresh, expires_at=ended())
+    idp.script = ["throttle"]
+    with pytest.raises(ResourceStopped):
+        await app.credentials("idp/a")
+    waits = (await app.connections.get("idp/a")).retry_at
+    assert timedelta(minutes=29) < waits - datetime.now(UTC) < timedelta(minutes=31)
+
+
 # -- accounts ------------------------------------------------------------------------------------------------
 
 
