@@ -72,6 +72,7 @@ COMMITTING: Final = 60.0  # seconds for which a new token is tried to be stored
 LONGEST: Final = 2 * PATIENCE + 20.0  # seconds for which somebody without a job waits for another's refresh
 AT_ONCE: Final = 1.0  # seconds for which a job waits in its slot; then its account is parked
 POLL: Final = 0.1
+LOOK: Final = 5.0  # seconds of a look for accounts that lacked something, and for one of them at most
 MOST: Final = 10_000  # refused tokens that are remembered
 FRESH: Final = 60.0  # seconds; a token this young that is refused will not get better by another refresh
 NOTED: Final = timedelta(hours=1)  # how often it is written down that credentials work
@@ -100,6 +101,7 @@ class Grants:
         self._bad: dict[str, int] = {}  # versions that were refused, the latest last; see `_is_bad`
         self._flights: dict[UUID, asyncio.Task[Held]] = {}
         self._witnesses: set[UUID] = set()
+        self._looked: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
         self._roll = random.random  # of the module: a forked child has other dice than its siblings
 
     def twin(self, app: Any) -> Grants:
@@ -199,11 +201,30 @@ class Grants:
     async def keep_house(self) -> None:
         """Accounts that lacked something may have it now."""
         for auth in (UNREADABLE, NOT_CONNECTED) if self._store is not None else (UNREADABLE,):
-            for key in await self._run(lacking.shut, auth, 50):
-                self.accounts.forget(key)
-                with contextlib.suppress(ResilientError):
-                    if await self.accounts.loaded(key) is not None:
-                        await self._run(lacking.open_if_shut, key, auth)
+            await self._look_again(auth, time.monotonic() + LOOK)
+
+    async def _look_again(self, auth: str, until: float) -> None:
+        """One account after the other, on from where the last look ended, which may have been a slow one."""
+        while keys := await self._run(lacking.shut, auth, self._looked.get(auth, ""), 50):
+            for key in keys:
+                if time.monotonic() > until:
+                    return
+                self._looked[auth] = key
+                await self._open_if_complete(key, auth)
+        self._looked[auth] = ""
+
+    async def _open_if_complete(self, key: str, auth: str) -> None:
+        self.accounts.forget(key)
+        try:
+            async with asyncio.timeout(LOOK):
+                held = await self.accounts.loaded(key)
+        except ResilientError:  # it lacks the same as before
+            return
+        except Exception as error:  # noqa: BLE001 - of the app's own table; that of one account keeps no other waiting
+            log.warning("credentials.load() of %s failed (%s): it waits on", key, type(error).__name__)
+            return
+        if held is not None:
+            await self._run(lacking.open_if_shut, key, auth)
 
     async def required(self, key: str) -> Access:
         """`access` of the account of a resource. Raises `ConnectionNotFound` too."""

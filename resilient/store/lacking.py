@@ -48,12 +48,12 @@ def shut_unreadable(c: Connection, d: Dialect, key: str, grant_id: UUID, version
     return True
 
 
-def shut(c: Connection, d: Dialect, auth: str, limit: int) -> list[str]:
-    """Accounts whose gate is shut for this reason, the longest first."""
+def shut(c: Connection, d: Dialect, auth: str, after: str, limit: int) -> list[str]:
+    """The next accounts whose gate is shut for this reason, by key."""
     rows = d.run(
         c,
-        "SELECT key FROM {resource} WHERE auth = :auth ORDER BY auth_since, key LIMIT :limit",
-        {"auth": auth, "limit": limit},
+        "SELECT key FROM {resource} WHERE auth = :auth AND key > :after_key ORDER BY key LIMIT :limit",
+        {"auth": auth, "after_key": after, "limit": limit},
     )
     return [row[0] for row in rows]
 

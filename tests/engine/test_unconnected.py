@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from resilient import ConnectionNotFound, Credentials, Provider, Resilient, SetupError, handler
 from resilient.engine import doctor
+from resilient.engine import grants as engine_grants
 from resilient.engine.job import Job, SyncJob
 from resilient.store.secrets import new_key
 from resilient.testing import FakeProvider
@@ -132,6 +135,32 @@ async def test_an_apps_own_table_that_has_it_later(make, idp, says_so):
     await (app.connections.restored(A) if says_so else app.grants.keep_house())
     await app.worker().drain()
     assert await states(app) == {("succeeded", 0)}
+
+
+async def test_no_account_keeps_others_from_being_found_in_an_apps_own_table(make, idp, monkeypatch):
+    """Neither many that never come, nor one whose row cannot be read, nor one whose look-up does not end."""
+    monkeypatch.setattr(engine_grants, "LOOK", 0.5)
+    own, keys = Own(), [f"idp/acct-{n:03}" for n in range(60)]
+    app = make(credentials=own)
+    for key in keys:
+        await app.enqueue(me, resource_key=key)
+    await app.worker().drain()
+    assert (await app.resources.get(keys[-1])).auth == "not_connected"
+
+    async def load(key):
+        if key == keys[0]:
+            raise KeyError("canary-secret")
+        if key == keys[1]:
+            await asyncio.Event().wait()
+        return own.known.get(key)
+
+    monkeypatch.setattr(app.grants._store, "load", load)
+    idp.access.add("canary")
+    own.known[keys[-1]] = Credentials(token="canary")
+    for _ in range(3):
+        await app.grants.keep_house()
+    await app.worker().drain()
+    assert await app.jobs.count(resource=keys[-1], state="succeeded") == 1
 
 
 async def test_where_a_placeholder_is_missing_too(make, idp):
