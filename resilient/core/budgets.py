@@ -138,14 +138,14 @@ def _with_standard(named: list[Budget], found: Fields, now: datetime) -> list[Bu
     merged = {b.name: b for b in named}
     for item in policy or ():
         if isinstance(item.value, str):
-            name = item.value[: BUDGET_NAME.value]
+            name = one_line(item.value[: BUDGET_NAME.value])
             merged[name] = merged.get(name, Budget(name))._replace(
                 limit=_param(item, "q"), window=_param(item, "w"), unit=str(item.params.get("qu", "requests"))
             )
     if (service := parse_list(text)) is not None:
         for item in service:
             if isinstance(item.value, str) and (left := _param(item, "r")) is not None:
-                name, reset_at = item.value[: BUDGET_NAME.value], _reset(item.params.get("t"), now)
+                name, reset_at = one_line(item.value[: BUDGET_NAME.value]), _reset(item.params.get("t"), now)
                 merged[name] = merged.get(name, Budget(name))._replace(remaining=left, reset_at=reset_at)
     elif (members := parse_dictionary(text)) is not None and "remaining" in members:
         values = {key: member.value for key, member in members.items()}

@@ -253,14 +253,12 @@ class Provider:
         scheme, host, port = origin_of(address)
         if tenancy_of(template) is not Tenancy.APART:
             return False
-        if host in self.private_hosts or "*" in self.private_hosts:
-            return False
-        if self.hosts:
-            if not self.origins().holds(scheme, host, port):
-                raise InvalidInput(
-                    f"{without_secrets(address)!r} is not among the hosts of provider {self.name!r}"
-                    f" ({', '.join(self.hosts)}): declare its host, or secrets would go to a stranger"
-                )
+        if self.hosts and not self.origins().holds(scheme, host, port):
+            raise InvalidInput(
+                f"{without_secrets(address)!r} is not among the hosts of provider {self.name!r}"
+                f" ({', '.join(self.hosts)}): declare its host, or secrets would go to a stranger"
+            )
+        if self.hosts or host in self.private_hosts or "*" in self.private_hosts:
             return False
         if scheme != "https" or is_private(host):
             raise InvalidInput(

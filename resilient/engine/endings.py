@@ -54,7 +54,7 @@ TRACEBACK_LIMIT: Final = ERROR_TEXT.value
 def returned(execution: Execution, result: Any, *, reconciling: bool) -> Outcome:
     """What a handler's return value means; ``reconciling``: it is its reconcile hook's."""
     if isinstance(result, (Snooze, Cancel)):
-        return _told(result)
+        return _told(result, execution.worker.wire.secrets(execution))
     if inspect.isawaitable(result):
         return _never_ran(result)
     if reconciling:
@@ -108,7 +108,7 @@ def _said(execution: Execution, error: BaseException) -> Outcome | None:
     """What a word of ours in its chain means; SDKs and task groups wrap what they catch."""
     for one in chain(error):
         if isinstance(one, (Snooze, Cancel)):
-            return _told(one)
+            return _told(one, execution.worker.wire.secrets(execution))
         if _is_databases(one):
             return in_trouble(one, execution)
         if isinstance(one, ResourceStopped):
@@ -165,9 +165,9 @@ def broken(error: BaseException) -> Outcome:
     return Failed(Failure(FailureKind.BUG, code=type(error).__name__), text_of(error), _trace(error))
 
 
-def _told(word: Snooze | Cancel) -> Outcome:
+def _told(word: Snooze | Cancel, secrets: Iterable[str]) -> Outcome:
     if isinstance(word, Cancel):
-        return CancelledByHandler(scrub(plain(str(word.reason))))
+        return CancelledByHandler(scrub(plain(str(word.reason)), secrets))
     return Snoozed(delay=word.delay, until=word.until)
 
 

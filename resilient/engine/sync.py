@@ -18,12 +18,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from resilient.core.body import pick
+from resilient.core.bounds import SCRUBBED_TEXT
 from resilient.core.errors import InvalidInput, JobFailure, Permanent, ResilientError, Transient
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.hosts import without_params
 from resilient.core.page_request import PagingError
 from resilient.core.paginators import GraphQLPages
+from resilient.core.plain_text import one_line
 from resilient.core.sync import RESETS, begin, refuse, restart, take, unchanged
 from resilient.engine import user_sessions
 from resilient.engine.away import patiently, patiently_sync
@@ -197,7 +199,8 @@ def _json(response: httpx.Response) -> Any:
 
 def _read(paginator: Any, request: PageRequest, answer: AnswerFacts) -> Any:
     if isinstance(paginator, GraphQLPages) and pick(answer.body, "errors[].message"):
-        raise Permanent(f"GraphQL error: {pick(answer.body, 'errors[].message')[0]}"[:500], code="graphql_error")
+        said = str(pick(answer.body, "errors[].message")[0])[: SCRUBBED_TEXT.value]  # cut where secrets are masked
+        raise Permanent(f"GraphQL error: {one_line(said)}", code="graphql_error")
     try:
         return paginator.read(request, answer)
     except PagingError as error:

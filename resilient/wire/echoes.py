@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, quote_plus
+
+from resilient.core.plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +26,10 @@ class Hidden(tuple[str, ...]):
 
 
 def forms(values: Iterable[str]) -> set[str]:
-    """Each value, without its scheme ("Bearer abc": "abc"), decoded (Basic), its user and password, and quoted."""
+    """Each value, without its scheme ("Bearer abc": "abc"), decoded (Basic), its user and password, in every notation.
+
+    As they are, in one line, as JSON and as URLs write them.
+    """
     found: set[str] = set()
     for value in values:
         word = value.rpartition(" ")[2]
@@ -32,7 +38,7 @@ def forms(values: Iterable[str]) -> set[str]:
             user, _, password = decoded.partition(":")
             plain += [decoded, user, password]
         for one in plain:
-            found |= {one, quote(one, safe=""), quote_plus(one)}
+            found |= {one, one_line(one), json.dumps(one)[1:-1], quote(one, safe=""), quote_plus(one)}
     return {one for one in found if len(one) >= SHORTEST}
 
 

@@ -89,7 +89,8 @@ class Envelope:
     def tell(self, answer: Any) -> Flow:
         """The parts' answers, in the order of the parts; the engine is told of each."""
         said = answer.get(self._facts.responses) if isinstance(answer, dict) else None
-        every = {str(one.get("id")): one for one in said or () if isinstance(one, dict)}
+        said = said if isinstance(said, list) else ()
+        every = {str(one.get("id")): one for one in said if isinstance(one, dict)}
         found = []
         for number, part in enumerate(self._parts):
             if number in self._stopped:
@@ -102,12 +103,13 @@ class Envelope:
 
     def _one(self, part: Part, permit: Permit, said: dict[str, Any] | None) -> Flow:
         conduct, provider = self._trail.conduct, self._trail.provider
-        if said is None or not isinstance(said.get("status"), int):
+        if said is None or type(said.get("status")) is not int:
             conduct.abandoned(permit)
             lost = Failure(FailureKind.AMBIGUOUS if part.method.upper() not in IDEMPOTENT else FailureKind.TRANSIENT)
             return PartAnswer(part, None, failure=lost)
         now, body = conduct.now(), said.get("body")
-        fields = Fields.of({str(k): str(v) for k, v in (said.get("headers") or {}).items()})
+        told = said.get("headers")
+        fields = Fields.of({str(k): str(v) for k, v in (told if isinstance(told, dict) else {}).items()})
         left = budgets(fields, now, fields=provider.waits.budgets)
         text = body if isinstance(body, str) else json.dumps(body)
         facts = AnswerFacts(

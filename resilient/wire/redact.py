@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from resilient.core.bounds import SCRUBBED_TEXT
 from resilient.core.hosts import without_secrets
-from resilient.wire.echoes import forms
+from resilient.wire.echoes import SHORTEST, forms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,7 +87,19 @@ def without_secrets_in_code(failure: Failure | None, secrets: Iterable[str]) -> 
     if failure is None or failure.code is None:
         return failure
     code = scrub(failure.code, secrets)
+    for secret in forms(secrets):
+        code = _without_its_beginning(code, secret)
     return failure if code == failure.code else replace(failure, code=code)
+
+
+def _without_its_beginning(code: str, secret: str) -> str:
+    """A code is cut before it comes here: it may end within a secret."""
+    at = code.find(secret[:SHORTEST])
+    while at >= 0:
+        if secret.startswith(code[at:]):
+            return code[:at] + MASK
+        at = code.find(secret[:SHORTEST], at + 1)
+    return code
 
 
 def without_frames(error: E, outer: BaseException | None) -> E:

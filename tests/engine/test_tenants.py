@@ -74,9 +74,11 @@ def ended():
 # -- hosts ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("private", [(), ("*",), ("127.0.0.1",)])
 @pytest.mark.parametrize("hosts", [("*.mastodon.example",), ("https://good.example",)])
-async def test_no_secret_goes_to_a_host_that_the_provider_does_not_declare(make, stranger, hosts):
-    app = make(mastodon(hosts=hosts, private_hosts=()))
+async def test_no_secret_goes_to_a_host_that_the_provider_does_not_declare(make, stranger, hosts, private):
+    """That a host may be private does not make it one of the provider's."""
+    app = make(mastodon(hosts=hosts, private_hosts=private))
     evil = {"instance": stranger.url}
     with pytest.raises(InvalidInput, match="not among the hosts"):
         await app.connections.authorize_url("idp/a", details=evil)
@@ -131,6 +133,41 @@ async def test_a_name_that_leads_home_is_not_connected_to(make, idp, monkeypatch
     with pytest.raises(ResourceStopped):
         await app.credentials("idp/b")
     assert not idp.asked
+
+
+@pytest.mark.parametrize("asked", ["code", "refresh", "revoke"])
+async def test_a_token_endpoint_that_leads_home_is_not_connected_to(make, monkeypatch, asked):
+    """Not even a connection is opened: what listens there may act on one."""
+    import socket
+
+    real, home = socket.getaddrinfo, socket.create_server(("127.0.0.1", 0))
+    home.settimeout(0)
+
+    def lies(host, *args, **words):
+        return real("127.0.0.1" if host == "evil.example.com" else host, *args, **words)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lies)
+    oauth = OAuth2(
+        authorize_url="{instance}/authorize", token_url="{instance}/token", revoke_url="{instance}/revoke",
+        client_id="app", client_secret="canary-secret", redirect_uri="http://127.0.0.1:1/callback",
+    )  # fmt: skip
+    app = make(mastodon(auth=(oauth, Bearer())))
+    details = {"instance": f"https://evil.example.com:{home.getsockname()[1]}"}
+    with home:
+        if asked == "code":
+            url = await app.connections.authorize_url("idp/a", details=details)
+            state = parse_qs(urlsplit(url).query)["state"][0]
+            with pytest.raises(ConsentRefused, match="address_denied"):
+                await app.connections.complete({"state": state, "code": "canary"})
+        else:
+            await app.connections.import_("idp/a", refresh_token="canary", expires_at=ended(), details=details)
+        if asked == "refresh":
+            with pytest.raises(ResourceStopped):
+                await app.credentials("idp/a")
+        elif asked == "revoke":
+            assert not await app.connections.disconnect("idp/a")
+        with pytest.raises(BlockingIOError):
+            home.accept()
 
 
 async def test_a_network_of_ones_own_is_named(make, idp):

@@ -47,6 +47,28 @@ async def test_codes_and_messages(client, conduct, provider, status, scheme, cap
     assert "canary" not in "".join(record.getMessage() for record in caplog.records if "httpx" in record.name)
 
 
+@pytest.mark.parametrize("before", [0, 1, 60, 88, 93, 94])
+async def test_half_a_token_at_the_end_of_a_code_that_is_cut(client, conduct, provider, before):
+    """A code has a hundred characters: of a longer token its beginning would be left."""
+    token = "canary-" + "0123456789" * 40
+    conduct.credentials = {"Authorization": f"Bearer {token}"}
+    said = {"code": "-" * before + token}
+    failure = (await client(provider(errors=Errors(code=("code",)))).get(
+        "/x", params={"status": 400, "body": json.dumps(said)})
+    ).extensions["resilient"]  # fmt: skip
+    assert failure.code == "-" * before + "[hidden]"
+    said = {"errors": [{"message": "no", "extensions": {"code": "-" * before + token}}]}
+    with pytest.raises(Exception, match="answered 200") as caught:
+        await client(provider()).graphql("{ me }", url=f"/graphql?body={quote(json.dumps(said))}")
+    assert caught.value.failure.code == "-" * before + "[hidden]"
+
+
+def test_a_password_with_what_json_and_a_single_line_write_otherwise():
+    word = 'canary  "x"\\y'
+    found = forms([f"Basic {base64.b64encode(f'user:{word}'.encode()).decode()}"])
+    assert {word, json.dumps(word)[1:-1], " ".join(word.split())} <= found
+
+
 async def test_graphql_errors_in_a_success(client, conduct, provider):
     conduct.credentials = {"Authorization": f"Bearer {TOKEN}"}
     said = {"errors": [{"message": f"token {TOKEN} is unknown", "extensions": {"code": TOKEN}}]}

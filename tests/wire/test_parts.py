@@ -3,7 +3,7 @@
 import pytest
 
 from resilient import FailureKind, InvalidInput, Job, Limit, Part, Resilient, Retry, SyncJob, handler
-from resilient.testing import FakeClock, FakeProvider, new_key
+from resilient.testing import FakeClock, FakeProvider, Reply, new_key
 
 READS = [Part("GET", f"/me/messages/{n}") for n in range(3)]
 
@@ -132,6 +132,31 @@ async def test_other_failures_of_a_part(run, make):
     assert fake.performed[0].json == {"a": 1}
     with pytest.raises(Exception, match="GET /nothing within a batch answered 404: permanent"):
         seen[1].raise_for_failure()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"responses": 5}, {"responses": {"id": "0"}}, {"responses": None}, [1], "no", None,
+        {"responses": [{"id": "0", "status": True}]}, {"responses": [{"id": "0", "status": "200"}]},
+    ],
+)  # fmt: skip
+async def test_an_answer_that_is_no_batch_loses_its_parts_alone(run, make, said):
+    fake, seen = make(), []
+    fake.fail_next(Reply(200, said, {"Content-Type": "application/json"}), on="POST */$batch")
+    found = await run(fake, batching(READS[:1], seen))
+    assert (found.state.value, found.last_error) == ("succeeded", None)
+    assert [(one.status, one.failure.kind) for one in seen] == [(None, FailureKind.TRANSIENT)]
+
+
+@pytest.mark.parametrize("headers", [5, ["Retry-After"], "Retry-After: 1", {"Retry-After": [1]}])
+async def test_headers_of_a_part_that_are_none(run, make, headers):
+    fake, seen = make(), []
+    one = {"id": "0", "status": 200, "headers": headers, "body": {"a": 1}}
+    fake.fail_next(Reply(200, {"responses": [one]}), on="POST */$batch")
+    found = await run(fake, batching(READS[:1], seen))
+    assert (found.state.value, found.last_error) == ("succeeded", None)
+    assert [(one.status, one.body, one.failure) for one in seen] == [(200, {"a": 1}, None)]
 
 
 async def test_who_has_no_batches(run, make):
