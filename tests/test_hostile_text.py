@@ -109,6 +109,7 @@ CALLED = {  # patterns that see less than their module's texts: how many charact
     "resilient.core.limit._SPAN": (0, "declared by the program"),
     "resilient.wire.client._IGNORED": (0, "the program's own GraphQL document"),
     "resilient.core.structured._STRING": (0, "matched at one place: the parsers, below"),
+    "resilient.store.address._HOST_AND_PORT": (0, "fullmatch, of the operator's own address"),
     "resilient.core.retry_after._REPEATED": (0, "fullmatch: retry_after, below"),
 }
 
