@@ -15,6 +15,7 @@ from resilient.core.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.phrases import brief, counted, error_line, when
 from resilient.core.resource_key import is_below
 from resilient.core.states import JobState
+from resilient.core.stuck import LEAST_STUCK, share_of_key
 from resilient.core.tokens import NOT_CONNECTED, REFRESHING, UNREADABLE
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Path:
     errors: Mapping[str, LastError] = field(default_factory=dict)
     turn: TurnSeen | None = None
     workers: Sequence[WorkerSeen] = ()
+    stuck: Mapping[str, int] = field(default_factory=dict)  # worker to running jobs of the key that do not end
 
     @property
     def key(self) -> str:
@@ -270,6 +272,21 @@ def line(path: Path, ahead: Count | None, now: datetime, *, stopped: bool) -> It
         again = when(turn.recheck_at, now)
         text = f"{key} was stopped by {turn.parked_on} and is looked at again by {again}."
         yield Reason("parked", text, turn.parked_on, until=turn.recheck_at)
+
+
+def stuck(path: Path) -> Iterator[Reason]:
+    """Handlers of the key that do not end: a worker with many of them leaves the rest of it to others."""
+    for id_, number in sorted(path.stuck.items()):
+        slots = next((one.concurrency for one in path.workers if one.id == id_), None)
+        if slots is None:
+            continue
+        most = share_of_key(max(LEAST_STUCK, slots))
+        jobs = counted(number, "job", "jobs")
+        text = (
+            f"{jobs} of {path.key} should have ended and {'do' if number > 1 else 'does'} not, on worker {id_}: with"
+            f" {most} such handlers of one key there, it runs nothing more of it until they end or it is restarted."
+        )
+        yield Reason("stuck_handlers", text, path.key)
 
 
 def workers(path: Path, kind: str | None, *, known: bool | None = None) -> Iterator[Reason]:

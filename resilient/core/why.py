@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import blocked
 from resilient.core.phrases import counted, when
-from resilient.core.reasons import Path, Reason, gates, line, of_state, workers
+from resilient.core.reasons import Path, Reason, gates, line, of_state, stuck, workers
 from resilient.core.records import Count, JobInfo, plain
 from resilient.core.states import JobState
 
@@ -82,6 +82,7 @@ def why_job(
         reasons += stopped_by
         if job.state == JobState.READY:
             reasons += line(path, ahead, now, stopped=bool(stopped_by))
+        reasons += stuck(path)
         reasons += workers(path, job.kind, known=known)
         if job.expires_at is not None:
             text = f"It expires at {when(job.expires_at, now)} if it has not started by then."
@@ -101,6 +102,7 @@ def why_resource(path: Path, now: datetime, *, example: UUID | None = None) -> W
     first = f", for example {example}" if example is not None else ""
     waits = f"{counted(waiting, 'job is', 'jobs are')} ready at or below {key}{first}."
     reasons.append(Reason("waiting", waits, key))
+    reasons += stuck(path)
     if waiting:
         reasons += workers(path, None)
     state = "stopped" if stopped_by else "open"

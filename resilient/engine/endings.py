@@ -11,6 +11,7 @@ import inspect
 import json
 import logging
 import re
+import time
 import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -141,11 +142,20 @@ def interrupted(execution: Execution) -> Outcome:
     if execution.reason in ("timeout", "stop") and execution.away is not None:
         return in_trouble(execution.away, execution)
     if execution.reason == "timeout":
-        more = f", and did not end within {execution.worker.patience:g} s after that" if execution.aside else ""
-        return Failed(Failure(FailureKind.TIMEOUT), _late(execution) + more)
+        return Failed(Failure(FailureKind.TIMEOUT), _late(execution) + _overtime(execution))
     if execution.reason == "cancel":
         return CancelledByHandler("cancelled on request", interrupted=True)
     return HandedBack("its worker stopped" if execution.reason == "stop" else "its lease was lost")
+
+
+def _overtime(execution: Execution) -> str:
+    """For how long a stuck one went on after its timeout: until now, or until its worker gave it up."""
+    if not execution.aside:
+        return ""
+    seconds = time.monotonic() - execution.cancelled_at
+    if execution.future is not None and execution.future.done():
+        return f", and ended {seconds:.1f} s after that"
+    return f", and did not end within {min(seconds, execution.worker.patience):.1f} s after that"
 
 
 def stuck_text(execution: Execution) -> str:

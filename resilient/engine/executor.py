@@ -22,6 +22,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.outcomes import HandedBack, Outcome
+from resilient.core.stuck import LEAST_STUCK, share_of_key
 from resilient.engine.batch_run import BatchRun
 from resilient.engine.calls import call, call_batch, uncancel
 from resilient.engine.endings import broken, interrupted
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("resilient.worker")
 BREATH: Final = 16  # jobs a slot may run without letting the loop breathe
 DEADLINE_LOOK: Final = 0.1  # seconds between two looks for executions past their timeout
-LEAST_STUCK: Final = 16  # handlers that may be stuck and replaced, also in a worker of few slots
 STUCK_PATIENCE: Final = 300.0  # seconds for which a stuck handler keeps its job
 SOLO_PATIENCE: Final = 5.0  # seconds a suspect waits for the others to end
 CANCEL_PATIENCE: Final = 5.0  # seconds a coroutine may take to end after its cancellation
@@ -141,7 +141,7 @@ class Executor:
         """Resource keys with so many stuck handlers here that nothing more of them is run."""
         if not self.stuck:
             return set()
-        most = max(1, self.most_stuck // 4)
+        most = share_of_key(self.most_stuck)
         return {key for key, n in Counter(unit.row.resource_key for unit in self.stuck).items() if n >= most}
 
     @property

@@ -26,13 +26,14 @@ from resilient.core.errors import DatabaseUnreachable, LostLease, ResourceStoppe
 from resilient.core.outcomes import Outcome, Succeeded
 from resilient.core.phrases import counted, error_line
 from resilient.core.states import TERMINAL
+from resilient.core.stuck import LEAST_STUCK
 from resilient.engine.away import retry_pause
 from resilient.engine.collector import rare_collections
 from resilient.engine.completer import Completer
 from resilient.engine.dispatcher import Dispatcher
 from resilient.engine.endings import broken, finish_of, stuck_text
 from resilient.engine.execution import Execution
-from resilient.engine.executor import LEAST_STUCK, STUCK_PATIENCE, Executor
+from resilient.engine.executor import STUCK_PATIENCE, Executor
 from resilient.engine.gate import Gate
 from resilient.engine.heartbeat import sign_on
 from resilient.engine.services import Services

@@ -20,6 +20,7 @@ from resilient.core.states import JobState
 from resilient.store import limits, resource_queries, resources, tables, workers
 from resilient.store.dialect import ID
 from resilient.store.filters import JOB, in_state
+from resilient.store.leases import STUCK
 from resilient.store.resource_queries import RESOURCE
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def path_of(
     running = resources.count_running(c, d, counted) if counted else {}
     levels = [Level(f, p, states.get(f.key, {}), running.get(f.key, 0)) for f, p in zip(found, policies, strict=True)]
     waiting = resource_queries.waiting(c, d, keys)
-    return Path(levels, waiting, _errors(c, d, keys), turn_of(c, d, key), seen_workers(c, d, now)), now
+    return Path(
+        levels, waiting, _errors(c, d, keys), turn_of(c, d, key), seen_workers(c, d, now), stuck_jobs(c, d, key)
+    ), now
 
 
 def _errors(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, LastError]:
@@ -72,6 +75,17 @@ def turn_of(c: Connection, d: Dialect, key: str) -> TurnSeen | None:
         if (row := d.execute(c, ordinary.where(parked).limit(1)).first()) is not None:
             return TurnSeen(*row)
     return None
+
+
+def stuck_jobs(c: Connection, d: Dialect, key: str) -> dict[str, int]:
+    """Running jobs of this very key whose handlers should have ended and do not, by worker."""
+    rows = d.run(
+        c,
+        "SELECT locked_by, count(*) FROM {job} WHERE state = 'running' AND resource_key = :key"
+        " AND last_error_code = :code AND locked_by IS NOT NULL GROUP BY locked_by",
+        {"key": key, "code": STUCK},
+    )
+    return {worker: number for worker, number in rows}  # noqa: C416 - rows of two
 
 
 def seen_workers(c: Connection, d: Dialect, now: datetime) -> list[WorkerSeen]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -121,13 +122,19 @@ async def stubborn(job: Job[None]) -> None:
                 await asyncio.sleep(0.01)
 
 
+@handler("fails.late", timeout=0.2, retry=Retry(max_attempts=1))
+def fails_late(job: SyncJob[None]) -> None:
+    assert GO_ON.wait(60)
+    raise ValueError("after its time")
+
+
 @handler("ok")
 def ok(job: SyncJob[None]) -> None:
     with counted(job.resource_key, job.id):
         pass
 
 
-@handler("reads", timeout=1, retry=Retry(max_attempts=1))
+@handler("reads", timeout=60, retry=Retry(max_attempts=1))
 def reads(job: SyncJob[str]) -> None:
     if job.payload == "client":
         job.client.get("/slow")
@@ -143,7 +150,7 @@ def reads(job: SyncJob[str]) -> None:
                 pass
 
 
-@handler("writes", timeout=1, retry=OFTEN)
+@handler("writes", timeout=60, retry=OFTEN)
 def writes(job: SyncJob[str]) -> None:
     if job.payload == "client":
         job.client.post("/slow", json={})
@@ -151,7 +158,7 @@ def writes(job: SyncJob[str]) -> None:
         adapter.session(job).post(f"{job.deps}/slow", json={})
 
 
-HANDLERS = [hangs, hangs_batch, stubborn, ok, reads, writes]
+HANDLERS = [fails_late, hangs, hangs_batch, stubborn, ok, reads, writes]
 
 
 @pytest.fixture
@@ -182,6 +189,20 @@ async def working(app, **options):
         await asyncio.wait_for(task, 30)
 
 
+@pytest.fixture
+def time_is_over():
+    """Call it with a handler: what runs of it is past its timeout now, however long it took to come so far."""
+    before = []
+
+    def over(which):
+        before.append((which, which.timeout))
+        object.__setattr__(which, "timeout", 0.01)
+
+    yield over
+    for which, timeout in before:
+        object.__setattr__(which, "timeout", timeout)
+
+
 async def until(true, seconds=30):
     async with asyncio.timeout(seconds):
         while not (found := true()) and not asyncio.iscoroutine(found):  # noqa: ASYNC110
@@ -200,13 +221,14 @@ async def states(app, ids):
 
 @pytest.mark.parametrize("place", ["header", "body", "last body"])
 @pytest.mark.parametrize("client", ["client", "client stream", "requests", "requests stream"])
-async def test_a_server_that_drips_keeps_no_thread_beyond_the_timeout(make, client, place):
+async def test_a_server_that_drips_keeps_no_thread_beyond_the_timeout(make, time_is_over, client, place):
     server = Dripping(place)
     try:
         app = make(f"http://127.0.0.1:{server.port}")
         ids = [(await app.enqueue(reads, client, resource_key="slow/1")).id for _ in range(4)]
         async with working(app) as worker:
-            await until(lambda: server.asked)
+            await until(lambda: server.asked == 4)
+            time_is_over(reads)
             other = await app.enqueue(ok, resource_key="other/1")
             await until(lambda: done(app, [other.id]))
             await until(lambda: done(app, ids))
@@ -214,7 +236,7 @@ async def test_a_server_that_drips_keeps_no_thread_beyond_the_timeout(make, clie
             await until(lambda: not server.open)
         found = [await app.jobs.get(one) for one in ids]
         assert {(job.state.value, job.last_error_kind, job.attempts) for job in found} == {("dead", "timeout", 1)}
-        assert server.asked <= 4  # nothing was sent again
+        assert server.asked == 4  # nothing was sent again
     finally:
         server.close()
 
@@ -224,12 +246,14 @@ async def done(app, ids):
 
 
 @pytest.mark.parametrize("client", ["client", "requests"])
-async def test_what_may_have_taken_effect_is_in_doubt_and_not_sent_again(make, client):
+async def test_what_may_have_taken_effect_is_in_doubt_and_not_sent_again(make, time_is_over, client):
     server = Dripping("header")
     try:
         app = make(f"http://127.0.0.1:{server.port}")
         ids = [(await app.enqueue(writes, client, resource_key="slow/1")).id]
         async with working(app):
+            await until(lambda: server.asked)
+            time_is_over(writes)
             await until(lambda: done(app, ids))
         job = await app.jobs.get(ids[0])
         assert (job.state.value, job.last_error_kind, server.asked) == ("dead", "ambiguous", 1)
@@ -254,6 +278,15 @@ async def test_nobody_stands_still_for_an_account_whose_handlers_do_not_end(make
         assert MOST["bad/1"] <= worker.executor.most_stuck // 4 + 3  # its share, and what had begun by then
         assert (await states(app, bad))["running"] == INSIDE["bad/1"]
         assert max(Counter(STARTS).values()) == 1  # none ran a second time beside itself
+        waits = [one.id for one in await app.jobs.list(resource="bad/1", state="ready", payloads=False)]
+        reasons = {one.code: one.text for one in (await app.jobs.why(waits[0])).reasons}
+        stuck = (await states(app, bad))["running"]
+        assert reasons["stuck_handlers"] == (
+            f"{stuck} jobs of bad/1 should have ended and do not, on worker {worker.id}: with 4 such handlers of one"
+            " key there, it runs nothing more of it until they end or it is restarted."
+        )
+        assert "soon" not in reasons
+        assert reasons["stuck_handlers"] in (await app.resources.why("bad/1")).text
         GO_ON.set()
         await until(lambda: not worker.executor.stuck)
         after = await app.enqueue(ok, resource_key="good/1")
@@ -320,6 +353,20 @@ async def test_a_thread_that_ends_late_ends_as_what_it_did(make):
         await until(lambda: done(app, [job.id]))
     found = await app.jobs.get(job.id)
     assert (found.state.value, found.executions) == ("succeeded", 1)
+
+
+async def test_one_that_ends_late_is_not_told_as_one_that_was_given_up(make):
+    app = make()
+    job = await app.enqueue(fails_late, resource_key="bad/1")
+    async with working(app) as worker:
+        await until(lambda: worker.executor.stuck)
+        GO_ON.set()
+        await until(lambda: done(app, [job.id]))
+    found = await app.jobs.get(job.id)
+    assert (found.state.value, found.last_error_kind) == ("dead", "timeout")
+    assert re.fullmatch(
+        r"took longer than its timeout of 0.2 s, and ended \d+\.\d s after that \(attempt 1 of 1\)", found.last_error
+    )
 
 
 @pytest.mark.parametrize("kind", [hangs, stubborn, hangs_batch], ids=lambda kind: kind.kind)
