@@ -79,8 +79,9 @@ class Resilient:
     ``limits``, ``concurrency`` and ``breakers`` are by resource pattern (``{"github/*": [Limit(5000, per="1h")]}``) and
     can be overridden per resource at runtime. ``schema`` puts the tables into a PostgreSQL schema. ``listen_url`` is a
     direct connection for LISTEN/NOTIFY where the pool cannot (PgBouncer). ``connections``: to PostgreSQL, the most
-    this process has; an engine that is handed over has its own pool. ``max_payload`` is in bytes. ``deps`` is
-    anything the handlers need, as ``job.deps``. ``upgrade`` makes or updates the tables when the app is first used; by
+    this process has; an engine that is handed over has its own pool. ``generic_plans=False``: PostgreSQL chooses its
+    plans itself, which Citus needs (it cannot plan without values). ``max_payload`` is in bytes. ``deps`` is anything
+    the handlers need, as ``job.deps``. ``upgrade`` makes or updates the tables when the app is first used; by
     default on SQLite only (on PostgreSQL run ``resilient db upgrade`` with the deployment). ``clock`` is for tests: the
     only time there is then (see ``resilient.testing.FakeClock``). ``session_factory`` makes the sessions that
     handlers write with: AsyncSessions for ``async def`` handlers, Sessions for plain ones, on this same database.
@@ -108,6 +109,7 @@ class Resilient:
         schema: str | None = None,
         listen_url: str | None = None,
         connections: int = pool.DEFAULT,
+        generic_plans: bool = True,
         max_payload: int = MAX_PAYLOAD,
         deps: Any = None,
         upgrade: bool | None = None,
@@ -123,7 +125,11 @@ class Resilient:
         on_needs_reauth: Kind[Any] | None = None,
         webhooks: Iterable[Inbound] = (),
     ) -> None:
-        self.database = database if isinstance(database, Database) else _opened(database, schema, clock, connections)
+        self.database = (
+            database
+            if isinstance(database, Database)
+            else _opened(database, schema=schema, clock=clock, connections=connections, generic_plans=generic_plans)
+        )
         to = named(destinations)
         self.kinds: Mapping[str, Handler[Any, Any]] = by_kind([*handlers, *relays(to)])
         self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
@@ -418,7 +424,7 @@ class Resilient:
         return SyncWorkflow(self, checked_name("the name of a workflow", name), session, resource_key, None)
 
 
-def _opened(target: Any, schema: str | None, clock: Callable[[], datetime] | None, connections: int) -> Database:
+def _opened(target: Any, *, connections: int, **options: Any) -> Database:
     if connections < pool.LEAST:
         raise SetupError(f"connections={connections}: a process needs at least {pool.LEAST}")
-    return Database(target, schema=schema, clock=clock, connections=connections)
+    return Database(target, connections=connections, **options)

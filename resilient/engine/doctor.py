@@ -69,6 +69,11 @@ async def examine(
     if outdated is not None:
         remedy = "resilient db upgrade" if isinstance(outdated, SchemaOutdated) else "deploy what fits"
         return [*found, Finding("schema", "fail", str(outdated), remedy), *facts]
+    if not database.is_sqlite and not database.dialect.generic_plans:
+        message = (
+            "PostgreSQL chooses plans by itself (generic_plans=False): the first jobs of a new connection begin later"
+        )
+        found.append(Finding("plans", "ok", message))
     contents = await database.transaction(health.contents)
     if database.is_own:
         found += check_room(server, contents, database.connections.most)

@@ -77,6 +77,7 @@ class Database:
         schema: str | None = None,
         clock: Callable[[], datetime] | None = None,
         connections: int = pool.DEFAULT,
+        generic_plans: bool = True,
     ) -> None:
         """Connect to nothing yet. Raises `SetupError` (or its `MissingExtra`) for what can never work."""
         self.connections = pool.Connections(connections)
@@ -96,7 +97,7 @@ class Database:
         if schema is not None and backend != "postgresql":
             raise SetupError(f"schema={schema!r} needs PostgreSQL; this database is {backend}")
         try:
-            self.dialect = Dialect(backend, schema=schema, clock=clock)
+            self.dialect = Dialect(backend, schema=schema, clock=clock, generic_plans=generic_plans)
         except ValueError as error:
             raise SetupError(str(error)) from None
         self.is_sqlite = backend == "sqlite"
@@ -233,7 +234,7 @@ class Database:
             self._direct_sync = self.new_engine(options=engine_options(self.options()))
             self._owned.append(self._direct_sync)
         with self.named_errors():
-            return self._on(Direct(self._direct_sync, asynchronous=False, one_statement=True), fn, args, {})
+            return self._on(self._connection(self._direct_sync, asynchronous=False, one_statement=True), fn, args, {})
 
     @property
     def _goes_direct(self) -> bool:
@@ -243,8 +244,12 @@ class Database:
     async def _direct(self, fn: Callable[..., T], args: Any, kwargs: Any, *, one_statement: bool = False) -> T:
         engine = self._direct_engine("_reserved_async" if is_reserved(fn) else "_direct_async")
         with self.named_errors():
-            c = Direct(engine.sync_engine, asynchronous=True, one_statement=one_statement)
+            c = self._connection(engine.sync_engine, asynchronous=True, one_statement=one_statement)
             return await greenlet_spawn(self._on, c, fn, args, kwargs)
+
+    def _connection(self, engine: Engine, *, asynchronous: bool, one_statement: bool) -> Direct:
+        plans = self.dialect.generic_plans
+        return Direct(engine, asynchronous=asynchronous, one_statement=one_statement, generic_plans=plans)
 
     def _direct_engine(self, name: str) -> AsyncEngine:
         engine: AsyncEngine | None = getattr(self, name)

@@ -64,7 +64,14 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
 class Dialect:
     """How to talk to one database: its name, schema and clock."""
 
-    def __init__(self, name: str, *, schema: str | None = None, clock: Callable[[], datetime] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        schema: str | None = None,
+        clock: Callable[[], datetime] | None = None,
+        generic_plans: bool = True,
+    ) -> None:
         if name not in _WORDS:
             raise ValueError(f"{name!r} is not supported: use a PostgreSQL or SQLite database")
         if schema is not None and not _IDENTIFIER.fullmatch(schema):
@@ -72,9 +79,11 @@ class Dialect:
         self.name = name
         self.schema = schema
         self.clock = clock
+        self.generic_plans = generic_plans
         self.is_postgresql = name == "postgresql"
         prefix = f'"{schema}".' if schema else ""
         self._words = {short: prefix + full for short, full in _TABLES.items()} | _WORDS[name]
+        self._words["steering"] = _STEERING + (_KEEP_PLANS if generic_plans else "")
         # A guard beside the fence. As a CASE the planner takes it for a coin toss; as `=` it would, without fresh
         # statistics, expect two such rows and walk the whole table or partial index for each batch.
         state = f"{self._words['job']}.state"
@@ -148,8 +157,8 @@ class Dialect:
         ``how_long``: how long it waits for a lock from now on; by default as the database says, mostly for ever.
 
         Without fresh statistics, or on a small table, PostgreSQL prefers hashing the whole job table over a few
-        hundred look-ups by primary key: 5 ms instead of 1.5 for a batch of 320. Prepared statements keep their plan:
-        looking for a better one took longer than the update of a claim itself. What is steered away from counts as very
+        hundred look-ups by primary key: 5 ms instead of 1.5 for a batch of 320. Prepared statements keep their plan
+        (see the top of `direct.py`). What is steered away from counts as very
         dear, which would have PostgreSQL compile such a plan each time (jit): seconds for a statement of 2 ms. A
         process that is stopped in the middle must not keep its row locks for ever: PostgreSQL ends the transaction
         after ten idle seconds. All of this ends with the transaction.
@@ -157,7 +166,9 @@ class Dialect:
         if not self.is_postgresql:
             return self.now(c)
         patience = "" if how_long is None else f", set_config('lock_timeout', '{how_long}', true)"
-        now: datetime = self.run(c, f"{_STEER}{patience})", now=TIME).scalar_one()
+        now: datetime = self.run(
+            c, f"SELECT clock_timestamp() AS now, concat({{steering}}{patience})", now=TIME
+        ).scalar_one()
         return self.clock() if self.clock is not None else now
 
     @property
@@ -244,12 +255,12 @@ class Dialect:
         return str(value) if self.is_postgresql else value.hex
 
 
-STEERING: Final = (
+_STEERING: Final = (
     "set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),"
-    " set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),"
-    " set_config('jit', 'off', true), set_config('idle_in_transaction_session_timeout', '10s', true)"
+    " set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),"
+    " set_config('idle_in_transaction_session_timeout', '10s', true)"
 )  # see `Dialect.steer`
-_STEER: Final = f"SELECT clock_timestamp() AS now, concat({STEERING}"
+_KEEP_PLANS: Final = ", set_config('plan_cache_mode', 'force_generic_plan', true)"
 ID: Final = Uuid()
 TIME: Final = UtcDateTime()
 JSON: Final = DOCUMENT

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from resilient.core.resource_key import ancestors, path
 from resilient.store import resources, turns
 from resilient.store.candidates import ClaimedJob, best_ready, best_sql
-from resilient.store.dialect import STEERING
 from resilient.store.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def _statement(d: Dialect, taking: str) -> str:
         " WHERE h.calm AND NOT EXISTS (SELECT 1 FROM troubled WHERE starts_with(h.key, stem)))"
         # Steers the statements after it, in the round trip it makes anyway.
         f" SELECT coalesce(t.what, r.what, j.what) AS what, clock_timestamp() AS now, {turn}, {resource}, {job},"
-        f" (SELECT concat({STEERING}, set_config('lock_timeout', '{PATIENCE}', true))) AS steered"
+        f" (SELECT concat({{steering}}, set_config('lock_timeout', '{PATIENCE}', true))) AS steered"
         f" FROM (SELECT 'turn' AS what, * FROM taken) AS t(what, {turn})"
         " FULL JOIN (SELECT 'held' AS what, * FROM held UNION ALL SELECT 'above', * FROM above)"
         f" AS r(what, {resource}) ON false"

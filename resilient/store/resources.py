@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.admission import ResourceFacts
 from resilient.core.breaker import BreakerFacts
 from resilient.store import circuits, limits
-from resilient.store.dialect import JSON, STEERING, TIME
+from resilient.store.dialect import JSON, TIME
 from resilient.store.direct import direct
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _lock_leaves_sql(d: Dialect) -> str:
         f"WITH held AS MATERIALIZED (SELECT {wanted} FROM {{resource}} WHERE {_within(d, 'keys')}"
         " ORDER BY key {leaf_lock})"
         # Steers the statements after it, in the round trip it makes anyway.
-        f" SELECT *, true AS held, clock_timestamp(), (SELECT concat({STEERING})) FROM held UNION ALL"
+        f" SELECT *, true AS held, clock_timestamp(), (SELECT concat({{steering}})) FROM held UNION ALL"
         f" SELECT {wanted}, false, clock_timestamp(), '' FROM {{resource}} WHERE {_within(d, 'above')}"
     )
 

@@ -43,6 +43,12 @@ async def test_a_healthy_database(database):
     assert set(found) >= ({"wal", "disk"} if database.is_sqlite else {"clock", "autovacuum", "notify"})
 
 
+async def test_plans_that_the_server_chooses_are_shown(postgres_url, open_database):
+    assert "plans" not in await findings(open_database(postgres_url))
+    found = await findings(open_database(postgres_url, generic_plans=False))
+    assert (found["plans"].level, "generic_plans=False" in found["plans"].message) == ("ok", True)
+
+
 async def test_nothing_answers(open_database):
     (finding,) = await doctor.examine(open_database("postgresql://u:canary@127.0.0.1:1/db"))
     assert (finding.name, finding.level) == ("database", "fail")

@@ -163,6 +163,23 @@ async def test_a_statement_keeps_its_plan_from_its_second_time_on(quick):
     assert (row.kept, row.made_anew) == (2, 0)
 
 
+async def test_plans_are_left_to_the_server_where_that_is_asked(postgres_url, open_database):
+    """Citus by schema refuses generic plans."""
+
+    def look(c, d):
+        d.steer(c)
+        return d.run(
+            c,
+            "SELECT current_setting('plan_cache_mode') AS plans, current_setting('enable_hashjoin') AS hash,"
+            " current_setting('jit') AS jit",
+        ).one()
+
+    database = open_database(postgres_url, generic_plans=False)
+    for way in (look, direct(partial(look))):
+        assert tuple(await database.transaction(way)) == ("auto", "off", "off")
+    assert tuple(database.transaction_sync(look)) == ("auto", "off", "off")
+
+
 async def test_nothing_is_compiled_and_the_setting_ends_with_the_transaction(postgres_database):
     """What costs little to run would be compiled for seconds, because steering makes it look dear."""
 
