@@ -101,6 +101,13 @@ def _stuck_handler(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     )
 
 
+def _database_unreachable(d: Mapping[str, Any], _count: int, now: datetime) -> str:
+    return (
+        f"the engine's database does not answer worker {d.get('worker')}{_since(d, now)}: no job begins, and results"
+        f" are kept until it does{_error(d)}"
+    )
+
+
 def _no_success(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     since = when(datetime.fromisoformat(d["since"]), now)
     accounts = d.get("accounts", 0)
@@ -133,6 +140,7 @@ _WORDS: Final[Mapping[str, Callable[[Mapping[str, Any], int, datetime], str]]] =
     "backlog": _backlog,
     "no_success": _no_success,
     "stuck_handler": _stuck_handler,
+    "database_unreachable": _database_unreachable,
 }
 _SHUT: Final[Mapping[str, str]] = {
     NOT_CONNECTED: "it was never connected (`resilient connect`), and its jobs wait for that,",
@@ -155,6 +163,7 @@ _OVER: Final[Mapping[str, str]] = {
     "backlog": "no job waits too long",
     "no_success": "succeeded, or is no longer expected to",
     "stuck_handler": "its handlers end",
+    "database_unreachable": "the engine's database answers",
 }
 
 

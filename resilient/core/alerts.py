@@ -36,7 +36,8 @@ EVENTS: Final = frozenset({"new_error", "dead", "invariant", "stuck_workflow"})
 CONDITIONS: Final = frozenset(
     {"circuit_open", "long_throttle", "needs_reauth", "failure_rate", "backlog", "no_success", "stuck_handler"}
 )
-NAMES: Final = EVENTS | CONDITIONS
+UNREACHABLE: Final = "database_unreachable"  # it lasts too, and is in no table
+NAMES: Final = EVENTS | CONDITIONS | {UNREACHABLE}
 _CODES: Final = ("error_code", "code", "auth")
 _LONGEST_ERROR: Final = 300
 _LONGEST_CODE: Final = 64
@@ -258,6 +259,13 @@ def of_credentials(key: str, auth: str, since: datetime | None) -> Finding:
 def of_stuck_handlers(kind: str, jobs: int, job: str, resource: str, since: datetime) -> Finding:
     """Handlers of a kind that should have ended and do not; ``job`` is one of theirs."""
     return Finding("stuck_handler", kind, {"jobs": jobs, "job": job, "resource": resource, "since": _text(since)})
+
+
+def of_database(address: str, since: datetime, worker: str, error: str | None) -> Finding:
+    """The engine's own database does not answer a worker; ``address`` without its password."""
+    said = (error or "").removeprefix(f"the database {address} ").removeprefix("does not answer: ")
+    detail = {"since": _text(since), "worker": worker, "error": brief(said, _LONGEST_ERROR)}
+    return Finding(UNREACHABLE, address, detail)
 
 
 def of_backlog(waiting: Sequence[tuple[str, str, datetime]], now: datetime, longest: timedelta) -> list[Finding]:

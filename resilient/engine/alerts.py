@@ -2,7 +2,8 @@
 
 `noticed` is asked for every execution that did not end well, so it only counts; the first of a kind and code within a
 second is kept as the example. The elected worker looks at what lasts twice a minute (`keep_house`). What cannot be
-written (database away) is kept and written later; jobs never wait for any of this.
+written (database away) is kept and written later; jobs never wait for any of this. That the database is away is told
+without it (`outage.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import alert_groups, alerts, spread
 from resilient.core.alerts import CONDITIONS, EVENTS, Alerting
 from resilient.core.errors import InvalidInput
+from resilient.engine.outage import Outage
 from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.engine.sinks import Sinks
 from resilient.store import alerts as store
@@ -48,6 +50,7 @@ class Alerts:
         self._db = Transactions(app)
         self.config = checked(config)
         self._sinks = Sinks(self.config.sinks)
+        self.outage = Outage(app, self._sinks)
         self._pending: dict[tuple[str, ...], Finding] = {}
         self._dropped = 0
         self._written = False
@@ -178,7 +181,7 @@ class Alerts:
         return alert_groups.begun(*store.to_tell(c, d, now, now - self.config.span("repeat")), now)
 
     async def close(self) -> None:
-        """Write and deliver what is left, for a few seconds at most."""
+        """Write what is left, and deliver what is told, for a few seconds each: the database may be away."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -187,9 +190,13 @@ class Alerts:
                 if self._flushing is not None and self._loop is asyncio.get_running_loop():
                     await self._flushing
                 await self.flush()
-                await self._sinks.delivered()
         except Exception as error:  # noqa: BLE001 - the end of the process
             log.warning("%d alerts were not told (%s)", len(self._pending), type(error).__name__)
+        try:
+            async with asyncio.timeout(CLOSING):
+                await self._sinks.delivered()
+        except TimeoutError:
+            log.warning("the last alerts did not reach every sink within %.0f s", CLOSING)
 
     # -- looking --------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("resilient.worker")
 LONGEST_BEAT: Final = 5.0  # seconds; also how soon a cancel request reaches a running job
-SILENCE: Final = 10.0  # seconds the database may owe an answer until the log tells of it
+TICK: Final = 0.25  # seconds between two looks
+SLOW: Final = 1.0  # seconds a beat may take
 BLOCKED_WARNING: Final = 1.0
 BLOCKED_LIMIT: Final = 300.0
 
@@ -51,8 +52,8 @@ class Heartbeat:
         self._loop_thread = 0
         self._warned = False
         self._ticker: asyncio.TimerHandle | None = None
-        self._asked_at: float | None = None  # since when the database has owed an answer
-        self._told_silence = False
+        self._unanswered_since: float | None = None  # when the first beat began that has had no answer
+        self._error: str | None = None  # of the latest
 
     async def start(self) -> None:
         """Register the worker and begin."""
@@ -63,8 +64,7 @@ class Heartbeat:
         except DatabaseUnreachable as error:
             if not self._worker.signed_on:
                 raise
-            self._worker.is_cut_off = True
-            log.warning("heartbeat failed (%s: %s)", type(error).__name__, error)
+            self._failed(error)
         self._tick()
         self._thread.start()
 
@@ -82,17 +82,24 @@ class Heartbeat:
     def _tick(self) -> None:
         if self._loop is None:
             return
-        self._alive_at = now = self._worker.monotonic()
+        before, self._alive_at = self._alive_at, self._worker.monotonic()
         self._warned = False
-        if self._asked_at is not None and now - self._asked_at > SILENCE and not self._told_silence:
-            self._told_silence = True
-            database = self._worker.app.database.address
-            log.error("the database %s has owed the heartbeat an answer for %.0f s", database, now - self._asked_at)
-        self._ticker = self._loop.call_later(0.25, self._tick)
+        self._report(self._alive_at, self._alive_at - before if before else 0.0)
+        self._ticker = self._loop.call_later(TICK, self._tick)
+
+    def _report(self, now: float, passed: float) -> None:
+        """Say how the database answers. Time in which this process or its loop stood still is not the database's."""
+        w, since = self._worker, self._unanswered_since
+        if since is not None and passed > BLOCKED_WARNING:
+            self._unanswered_since = since = since + passed
+        if since is not None and (w.is_cut_off or now - since > SLOW):
+            w.app.alerts.outage.unanswered(w.id, now - since, self._error)
+        elif since is None:
+            w.app.alerts.outage.answered(w.id, now)
 
     def _run(self) -> None:
         next_beat = self._worker.monotonic() + self._interval
-        while not self._stop.wait(0.25):
+        while not self._stop.wait(TICK):
             try:
                 blocked = self._worker.monotonic() - self._alive_at
                 if blocked > BLOCKED_WARNING and not self._warned:
@@ -103,17 +110,19 @@ class Heartbeat:
                 next_beat = self._worker.monotonic() + self._interval
                 self._beat()
             except Exception as error:  # noqa: BLE001 - the database may be away; fences hold
-                self._worker.is_cut_off = True
-                log.warning("heartbeat failed (%s: %s)", type(error).__name__, error)
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._worker.is_cut_off, self._error = True, str(error)
+        log.warning("heartbeat failed (%s: %s)", type(error).__name__, error)
 
     def _beat(self) -> None:
         w = self._worker
         held = w.held()
-        self._asked_at, self._told_silence = w.monotonic(), False
-        try:
-            (now, at), renewed, versions = w.app.database.transaction_sync(beat, _row(w), held, w.lease, w.monotonic)
-        finally:
-            self._asked_at = None
+        if self._unanswered_since is None:
+            self._unanswered_since = w.monotonic()
+        (now, at), renewed, versions = w.app.database.transaction_sync(beat, _row(w), held, w.lease, w.monotonic)
+        self._unanswered_since = self._error = None
         if w.is_cut_off:
             w.is_cut_off, w.back_at = False, w.monotonic()
             log.warning("worker %s reaches the database again", w.id)

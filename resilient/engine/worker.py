@@ -147,7 +147,7 @@ class Worker:
 
     async def _until_ready(self) -> bool:
         """Wait for a database that is away; False if the worker was stopped meanwhile. Raises `SetupError`."""
-        tries = 0
+        tries, began, outage = 0, self.monotonic(), self.app.alerts.outage
         while not self._stopping.is_set():
             try:
                 await self.app.ready()
@@ -157,10 +157,12 @@ class Worker:
             except DatabaseUnreachable as error:
                 if tries in (0, 5) or tries % 30 == 0:
                     log.warning("worker %s waits for the database: %s", self.id, error)
+                outage.unanswered(self.id, self.monotonic() - began, str(error))
                 await self._wake_or(retry_pause(tries, self.rng.random()))
                 tries += 1
             else:
                 return True
+        outage.left(self.id, reached=False)
         return False
 
     async def _look_for_room(self) -> None:

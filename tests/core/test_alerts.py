@@ -196,6 +196,9 @@ def info(finding, **over):
     )  # fmt: skip
 
 
+DOWN = "the database postgresql://u:***@h/x does not answer: connection refused"
+
+
 def every_finding():
     since = (NOON - HOUR).isoformat()
     error = {"error": "503 Service Unavailable", "error_code": "http_503"}
@@ -211,6 +214,7 @@ def every_finding():
     yield Finding("failure_rate", "sync", {"of": "kind", "failed": 30, "executions": 40}, ("kind",))
     yield Finding("backlog", "github", {"resource": "github/a", "job": "17", "since": since})
     yield alerts.of_stuck_handlers("sync", 2, "17", "github/a", NOON - HOUR)
+    yield alerts.of_database("postgresql://u:***@h/x", NOON - HOUR, "h:1:ab", DOWN)
     yield Finding("no_success", "s", {"since": since, "ever": False, "periods": 3})
     yield alerts.stuck("order", "17")
     yield alerts.of_accounts("each", 7, "github/a", NOON - HOUR, ever=True, periods=3)
@@ -245,6 +249,10 @@ class TestWords:
             (
                 "sync: 2 handlers of it do not end after its time (job 17 on github/a since 11:00:00 UTC): until then"
                 " the job stays running and counts against caps; if it hangs for good, restart that worker"
+            ),
+            (
+                "postgresql://u:***@h/x: the engine's database does not answer worker h:1:ab since 11:00:00 UTC: no job"
+                " begins, and results are kept until it does: connection refused"
             ),
             "s: no job of it succeeded since 11:00:00 UTC (1 h ago); 3 ticks in a row brought no success",
             (

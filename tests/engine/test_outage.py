@@ -1,0 +1,165 @@
+"""The engine's database away is told without it: once an outage by each process, and at its end."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from resilient import Alerting, Job, Resilient, handler
+from resilient.core.errors import DatabaseUnreachable
+from resilient.engine import heartbeat
+from resilient.engine.heartbeat import Heartbeat
+from resilient.engine.outage import AWAY, STEADY
+
+
+@handler("nothing")
+async def nothing(job: Job[None]) -> None:
+    pass
+
+
+@pytest.fixture
+async def app(database, clock):
+    told = []
+    app = Resilient(database, handlers=[nothing], upgrade=False, alerts=[told.append])
+    app.told = told
+    yield app
+    await app.close()
+
+
+@pytest.fixture
+def outage(app):
+    return app.alerts.outage
+
+
+async def news(app):
+    await app.alerts._sinks.delivered()
+    found = [(notice.state, notice.alert.name) for notice in app.told]
+    app.told.clear()
+    return found
+
+
+BEGUN, OVER = ("new", "database_unreachable"), ("resolved", "database_unreachable")
+
+
+async def test_once_and_at_its_end(app, outage, clock):
+    began = clock.now() - timedelta(seconds=AWAY)
+    for seconds in range(60):
+        outage.unanswered("w", AWAY - 1 + seconds, "connection refused")
+    notice = await latest(app)
+    assert (notice.alert.first_at, notice.alert.subject) == (began, app.database.address)
+    assert notice.text.endswith("connection refused")
+    assert await news(app) == [BEGUN]
+    clock.advance(600)
+    for at in range(int(STEADY) + 10):
+        outage.answered("w", 100.0 + at)
+    notice = await latest(app)
+    assert notice.alert.resolved_at == clock.now() - timedelta(seconds=STEADY)
+    assert notice.text.startswith("resolved after ")
+    assert await news(app) == [OVER]
+
+
+async def latest(app):
+    await app.alerts._sinks.delivered()
+    return app.told[-1]
+
+
+async def test_a_short_one_is_not_told(app, outage):
+    for n in range(100):
+        outage.unanswered("w", AWAY - 0.1, "cut")
+        outage.answered("w", float(n))
+    assert await news(app) == []
+
+
+async def test_one_that_comes_and_goes_is_one(app, outage):
+    outage.unanswered("w", AWAY)
+    for n in range(20):
+        outage.answered("w", 40.0 * n)
+        outage.answered("w", 40.0 * n + STEADY - 1)
+        outage.unanswered("w", 1.0, "cut")
+    assert await news(app) == [BEGUN]
+    outage.answered("w", 1000.0)
+    outage.answered("w", 1000.0 + STEADY)
+    assert await news(app) == [OVER]
+    outage.unanswered("w", AWAY)
+    assert await news(app) == [BEGUN]
+
+
+async def test_two_workers_of_a_process_are_one_voice(app, outage):
+    outage.unanswered("a", AWAY)
+    outage.unanswered("b", AWAY + 1)
+    assert await news(app) == [BEGUN]
+    for now in (0.0, STEADY):
+        outage.answered("a", now)
+        outage.answered("c", now)
+    assert await news(app) == []
+    for now in (50.0, 50.0 + STEADY):
+        outage.answered("b", now)
+    assert await news(app) == [OVER]
+
+
+async def test_a_worker_that_ends_tells_the_end_only_if_it_saw_it(app, outage):
+    outage.unanswered("a", AWAY)
+    outage.left("a", reached=False)
+    assert await news(app) == [BEGUN]
+    outage.answered("its successor", 0.0)
+    assert await news(app) == [OVER]
+    outage.unanswered("a", AWAY)
+    outage.left("a", reached=True)
+    assert await news(app) == [BEGUN, OVER]
+
+
+async def test_it_is_switched_off_like_any_other(database, clock):
+    told = []
+    off = Alerting(sinks=[told.append], off={"database_unreachable"})
+    app = Resilient(database, handlers=[nothing], upgrade=False, alerts=off)
+    app.alerts.outage.unanswered("w", AWAY)
+    await app.alerts._sinks.delivered()
+    assert told == []
+
+
+async def test_what_is_told_reaches_its_sinks_although_the_process_ends_without_a_database(app, caplog):
+    """Other alerts cannot be written then."""
+    caplog.set_level(logging.WARNING, "resilient.alerts")
+
+    async def away(*_, **__):
+        raise DatabaseUnreachable("gone")
+
+    app.alerts.repaired(1)
+    app.alerts.outage.unanswered("w", AWAY)
+    real, app.database.transaction = app.database.transaction, away
+    await app.alerts.close()
+    app.database.transaction = real
+    assert [(n.state, n.alert.name) for n in app.told] == [BEGUN]
+    assert "1 alerts were not told" in caplog.text
+
+
+def beating(app, outage):
+    worker = SimpleNamespace(
+        app=app, id="w", is_cut_off=False, lease=timedelta(seconds=60), monotonic=lambda: 1000.0, executor=None
+    )
+    return worker, Heartbeat(worker)
+
+
+async def test_a_process_that_stood_still_accuses_nobody(app, outage):
+    """SIGSTOP for an hour, in the middle of a beat."""
+    _, beats = beating(app, outage)
+    beats._unanswered_since = 1000.0
+    beats._report(4600.0, 3600.0)
+    assert await news(app) == []
+    beats._report(4600.0 + AWAY + 0.3, heartbeat.TICK)
+    assert await news(app) == [BEGUN]
+
+
+async def test_a_beat_under_way_is_no_news(app, outage):
+    worker, beats = beating(app, outage)
+    outage.unanswered("w", AWAY)
+    outage.answered("w", 1000.0)
+    beats._unanswered_since = 1000.0 + STEADY - 0.1
+    beats._report(1000.0 + STEADY, heartbeat.TICK)
+    beats._unanswered_since = None
+    beats._report(1000.0 + STEADY + 0.2, heartbeat.TICK)
+    assert await news(app) == [BEGUN, OVER]
+    assert not worker.is_cut_off
