@@ -28,6 +28,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 THREADS: Final = 10  # that serve coroutines on an engine for threads
 _PRAGMAS: Final = ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY")
+# SQLite checks no text. A byte that is none, written by hand, would fail every query that meets its row.
+_LENIENT_TEXT: Final = partial(str, encoding="utf-8", errors="replace")
 
 
 class Database:
@@ -411,6 +414,7 @@ def _sqlite_engine(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver's own BEGIN is deferred: see `_begin_as_writer`
+        connection.text_factory = _LENIENT_TEXT
         _use_wal(connection)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")

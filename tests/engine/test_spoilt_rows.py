@@ -8,6 +8,7 @@ import pytest
 
 from resilient import Job, Resilient, handler
 from resilient.store.database import Database
+from resilient.surface.cli import main
 
 
 @handler("good")
@@ -131,6 +132,27 @@ async def test_a_list_can_leave_large_values_where_they_are(app):
     assert (whole.id, whole.payload, whole.result) == (id_, 7, 7)
     assert {repr(lean.payload), repr(lean.progress), repr(lean.result)} == {"<not loaded: app.jobs.get(id) has it>"}
     assert whole.to_json().items() - lean.to_json().items() == {("payload", 7), ("progress", None), ("result", 7)}
+
+
+@pytest.mark.parametrize(
+    "column", ["payload", "tags", "sent", "last_error", "progress", "result", "idempotency_key", "ordering_key", "kind"]
+)
+async def test_a_byte_that_is_no_text_hides_no_row_and_stops_nobody(app, column, capsys):
+    """Neither from people, who want to see what is wrong, nor from workers."""
+    if not app.database.is_sqlite:
+        return  # PostgreSQL takes no such value
+    bad, fine = [await app.enqueue(good, n, resource_key="p/1") for n in (1, 2)]
+    with app.database.sync_engine.begin() as c:
+        c.exec_driver_sql(f"UPDATE resilient_job SET {column} = CAST(x'2263ff22' AS text) WHERE id = '{bad.id.hex}'")
+    await app.worker().drain(timeout=20)
+    assert (await app.jobs.get(fine.id)).state == "succeeded"
+    assert {one.id for one in await app.jobs.list()} == {bad.id, fine.id}
+    assert (await app.jobs.get(bad.id)).id == bad.id
+    assert (await app.jobs.why(bad.id)).text
+    await app.worker().sweeper.chores()
+    for words in (["list"], ["show", str(bad.id)]):
+        assert await asyncio.to_thread(main, ["--database", str(app.database.url), "jobs", *words]) == 0
+    assert str(bad.id) in capsys.readouterr().out
 
 
 KEYS = ["a b", "a//b", "/", "a/b/c/d/e/f", "NULL", 'q"uote', "back\\slash", "br{ace}", "com,ma", "ünï", "p/1/", "a' '"]
