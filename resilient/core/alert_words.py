@@ -144,7 +144,10 @@ _WORDS: Final[Mapping[str, Callable[[Mapping[str, Any], int, datetime], str]]] =
 }
 _SHUT: Final[Mapping[str, str]] = {
     NOT_CONNECTED: "it was never connected (`resilient connect`), and its jobs wait for that,",
-    UNREADABLE: "its secrets are encrypted with a key that is missing (RESILIENT_SECRETS), and its jobs wait,",
+    UNREADABLE: (
+        "its secrets are encrypted with a key that is missing (RESILIENT_SECRETS), or its connection was changed in the"
+        " database (the log says which), and its jobs wait,"
+    ),
     APP_REFUSED: "it refuses the application: check client_id and client_secret; no account is marked, all wait,",
     SUSPECT_AUTH: (
         "it calls too many accounts dead at once: none is marked, all wait until a probe decides, or somebody does"

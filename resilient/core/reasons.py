@@ -231,7 +231,11 @@ def _gate_text(  # noqa: PLR0911 - one sentence a gate
 
 _REMEDIES: Final = {
     NOT_CONNECTED: "it was never connected: `resilient connect {provider} {key}` or `resilient connections add {key}`",
-    UNREADABLE: "its secrets are encrypted with a key that its workers lack: give them all keys in RESILIENT_SECRETS",
+    UNREADABLE: (
+        "its secrets are encrypted with a key that its workers lack: give them all keys in RESILIENT_SECRETS; or its"
+        " connection was changed in the database: the workers' log says so, and `resilient connect {provider} {key}`"
+        " mends it"
+    ),
     APP_REFUSED: "the provider refuses the application, check its client_id and client_secret",
     SUSPECT_AUTH: (
         "the provider calls too many accounts dead at once; a probe decides, or `resilient connections release` or"

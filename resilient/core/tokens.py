@@ -30,7 +30,7 @@ _LARGEST: Final = 10**20  # of the numbers that are kept
 _LONGEST: Final = 10 * 366 * 86400.0  # seconds; later ends are none
 REFRESHING: Final = "refreshing"  # the code of an account's rest that ends with a refresh
 NOT_CONNECTED: Final = "not_connected"  # an account's gate: it has no credentials
-UNREADABLE: Final = "unreadable"  # an account's gate: its secrets are encrypted with a key that is not here
+UNREADABLE: Final = "unreadable"  # an account's gate: its secrets need a key that is not here, or its row was changed
 HOPELESS_TRIES: Final = 10
 HOPELESS_AFTER: Final = timedelta(hours=1)
 _FIRST_DELAY: Final = 5.0  # seconds

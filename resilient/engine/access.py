@@ -16,6 +16,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from resilient.core.errors import ResourceStopped, SetupError
 from resilient.core.placeholders import names_in
 from resilient.core.tokens import EMPTY, PROBED, USABLE, Credentials, GrantState
+from resilient.engine import seals
 from resilient.engine.foreign import called
 from resilient.engine.token_endpoints import token_key
 from resilient.store import connections, grants
@@ -163,7 +164,10 @@ class Accounts:
             return await self._load_theirs(key, bound, at)
         if bound is None:
             return None
-        return self._made(bound, self.opened(bound.grant), at)
+        credentials = self.opened(bound.grant)
+        if bound.grant.state in PROBED:
+            seals.require(self.ring, bound, credentials)
+        return self._made(bound, credentials, at)
 
     async def _load_theirs(self, key: str, bound: Bound | None, at: float) -> Held | None:
         """From the app's own table; the row that carries lease and state is made with the first use."""
@@ -174,6 +178,7 @@ class Accounts:
         if bound is None:
             refreshes = self._provider(key).oauth is not None and bool(found.refresh_token)
             bound = await self._app.database.transaction(adopt, key, refreshes=refreshes)
+        seals.require(self.ring, bound, found)
         return self._made(bound, found, at)
 
     def _made(self, bound: Bound, credentials: Credentials, at: float) -> Held:
@@ -220,6 +225,11 @@ class Accounts:
         }  # fmt: skip
         text = self.ring.seal(json.dumps(doc), TABLE, id_.hex, "secrets")
         return grants.NewSecrets(text, key_id_of(text), credentials.expires_at, credentials.refresh_at)
+
+    def renewed(self, now: Grant, credentials: Credentials) -> grants.NewSecrets:
+        """`sealed`, with the note about seals that the row has got meanwhile."""
+        has = now.secrets is not None and seals.is_noted(self.opened(now))
+        return self.sealed(now.id, seals.noted(credentials) if has else credentials)
 
     async def _run(self, fn: Any, *args: Any) -> Any:
         return await self._app.database.transaction(fn, *args)

@@ -7,6 +7,7 @@ Nothing here ever shows a secret.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid_utils.compat import uuid7
 
 from resilient.core import tokens
-from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInput
+from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SecretsUnreadable
 from resilient.core.placeholders import names_in
 from resilient.core.plain_text import fits_header
 from resilient.core.records import plain
 from resilient.core.resource_key import check
 from resilient.core.tokens import EMPTY, Credentials, GrantState
+from resilient.engine import seals
 from resilient.engine.access import adopt, carried
 from resilient.engine.consent import Consent
 from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.store import connections, fuse, grants, lacking
+from resilient.store.secrets import key_id_of
 from resilient.wire.assertion import grant_assertion
 from resilient.wire.oauth import ask_here, in_own_loop
 
@@ -37,12 +40,14 @@ if TYPE_CHECKING:
 
     from resilient.core.auth import OAuth2
     from resilient.core.provider import Provider
+    from resilient.engine.access import Accounts
     from resilient.engine.app import Resilient
     from resilient.engine.consent import Granted
     from resilient.store.connections import Bound
     from resilient.store.dialect import Dialect
     from resilient.store.grants import Grant, NewSecrets
 
+log = logging.getLogger("resilient.connections")
 T = TypeVar("T")
 _BATCH: Final = 200
 _ACCOUNT: Final = 2  # segments of an account's key
@@ -138,7 +143,7 @@ class Connections:
         if grant_of is not None:
             if self.account_of(key).name != check(grant_of).partition("/")[0]:
                 raise InvalidInput(f"{key} cannot share the grant of {grant_of}: that is another provider's")
-            await self._db.write(None, _share, check(key), check(grant_of), details)
+            await self._db.write(None, _share, check(key), check(grant_of), details, self._app.grants.accounts)
             return await self.get(key)
         if private_key:
             values = {name: text for name, text in (("subject", subject), ("key_id", key_id)) if text}
@@ -186,6 +191,8 @@ class Connections:
         """`revoke`, and tell the provider where it can be told; whether it took it."""
         bound, accounts = await self._db.read(None, connections.find, check(key)), self._app.grants.accounts
         known = Credentials() if bound is None else accounts.opened(bound.grant)
+        if bound is not None:
+            seals.require(accounts.ring, bound, known)
         if bound is not None and bound.grant.secrets is None and accounts.store is not None:
             theirs = await self._theirs(accounts.store.load(key))
             known = theirs or known
@@ -226,11 +233,19 @@ class Connections:
         return self._decided(await self._db.write(None, fuse.confirm, check(provider), self._app.grants.fuse))
 
     async def rotate_secrets(self) -> int:
-        """Encrypt with the first key of the ring what is encrypted with another one; how many grants that were."""
-        done = 0
+        """Encrypt with the first key of the ring what is encrypted with another one, and seal what is not sealed.
+
+        How many grants that were. From then on a connection that something else changed in the database is refused.
+        """
+        done, refused = 0, set[str]()
         for waits in (False, True):  # those that somebody refreshes at this moment come last
-            while changed := await self._db.write(None, _reseal, self._app.grants.accounts, waits=waits):
-                done += changed
+            turn = _Turn()
+            while not turn.over:
+                turn = await self._db.write(None, _reseal, self._app.grants.accounts, turn.last, waits=waits)
+                done += turn.changed
+                refused.update(turn.refused)
+        for key in sorted(refused):
+            log.warning("the connection of %s does not fit its seal, and is refused: connect it again", key)
         return done
 
     # -- consent ---------------------------------------------------------------------------------------------
@@ -329,7 +344,7 @@ class Connections:
     ) -> ConnectionInfo:
         provider = self.account_of(key)
         carried(provider, kind, credentials)
-        before = await self._db.read(None, connections.find, key)
+        before = _untouched(self._app.grants.accounts, await self._db.read(None, connections.find, key))
         values = {**credentials.values, **(details or ({} if before is None else before.details))}
         _require_places(key, provider, kind, values)
         address = provider.base_url_for(values)
@@ -387,10 +402,11 @@ def _put(
     credentials: Credentials,
     flow: str | None,
     details: Mapping[str, str],
-    accounts: Any,
+    accounts: Accounts,
 ) -> None:
     """New credentials: of the grant the account has, else of a new one."""
-    known = connections.find(c, d, key)
+    credentials, found = seals.noted(credentials), connections.find(c, d, key)
+    known = _untouched(accounts, found)
     if known is None:
         id_, now = uuid7(), d.now(c)
         new: NewSecrets = accounts.sealed(id_, credentials)
@@ -399,36 +415,76 @@ def _put(
             secrets=new.secrets, expires_at=new.expires_at, refresh_at=new.refresh_at,
         )  # fmt: skip
         grants.insert_if_new(c, d, made, new.key_id)
-        if connections.bind_if_new(c, d, key, id_, details):
-            return
+        seal = seals.seal(accounts.ring, key, id_, details)
+        if found is not None:  # what stands there is not what this program wrote
+            return connections.bind(c, d, key, id_, details, "ok", seal=seal)
+        if connections.bind_if_new(c, d, key, id_, details, seal=seal):
+            return None
         grants.delete(c, d, id_)  # somebody else connected the account at the same moment
         known = connections.find(c, d, key)
         assert known is not None  # noqa: S101 - theirs is committed
     id_ = known.grant.id
+    locked = grants.lock(c, d, id_) or known.grant
+    before = _wants_seals(accounts, locked)
     grants.authorise(c, d, id_, accounts.sealed(id_, credentials), kind=kind, flow=flow)
-    connections.bind(c, d, key, id_, details or known.details, "ok")
+    details = details or known.details
+    connections.bind(c, d, key, id_, details, "ok", seal=seals.seal(accounts.ring, key, id_, details))
+    seals.seal_all(c, d, accounts.ring, id_, noted_before=before)
+    return None
 
 
-def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str]) -> None:
+def _wants_seals(accounts: Accounts, grant: Grant) -> bool:
+    """Whether connections to a grant must be sealed; nobody can say so of secrets that no key opens."""
+    try:
+        return grant.secrets is None or seals.is_noted(accounts.opened(grant))
+    except SecretsUnreadable:
+        return True
+
+
+def _untouched(accounts: Accounts, bound: Bound | None) -> Bound | None:
+    """A connection that this program wrote; None for one that somebody else changed, or may have."""
+    if bound is None or not accounts.ring or not _wants_seals(accounts, bound.grant):
+        return bound
+    return bound if seals.fits(accounts.ring, bound) else None
+
+
+def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], accounts: Accounts) -> None:
     found = connections.find(c, d, other)
     if found is None:
         raise ConnectionNotFound(f"{other} has no connection whose grant {key} could share")
+    if found.grant.secrets is not None:
+        seals.require(accounts.ring, found, accounts.opened(found.grant))
     before = connections.find(c, d, key)
     ids = {found.grant.id} if before is None else {found.grant.id, before.grant.id}
     locked = {id_: grants.lock(c, d, id_) for id_ in sorted(ids)}
     grant = locked.pop(found.grant.id) or found.grant
     auth = "ok" if grant.state in tokens.USABLE else grant.state.value
-    connections.bind(c, d, key, grant.id, details, auth)
+    connections.bind(c, d, key, grant.id, details, auth, seal=seals.seal(accounts.ring, key, grant.id, details))
     for left in locked:
         grants.delete_if_unused(c, d, left)
 
 
-def _reseal(c: Connection, d: Dialect, accounts: Any, *, waits: bool) -> int:
-    found = grants.sealed_otherwise(c, d, accounts.ring.current, _BATCH, waits=waits)
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What one transaction of `rotate_secrets` did: up to which grant, how many, which connections it refused."""
+
+    last: UUID | None = None
+    changed: int = 0
+    refused: tuple[str, ...] = ()
+    over: bool = False
+
+
+def _reseal(c: Connection, d: Dialect, accounts: Accounts, after: UUID | None, *, waits: bool) -> _Turn:
+    found, changed, refused = grants.with_secrets(c, d, after, _BATCH, waits=waits), 0, list[str]()
     for grant in found:
-        new = accounts.sealed(grant.id, accounts.opened(grant))
-        grants.reseal(c, d, grant.id, new.secrets, new.key_id)
-    return len(found)
+        known = accounts.opened(grant)
+        refused += seals.seal_all(c, d, accounts.ring, grant.id, noted_before=seals.is_noted(known))
+        if key_id_of(grant.secrets or "") == accounts.ring.current and seals.is_noted(known):
+            continue
+        new = accounts.sealed(grant.id, seals.noted(known))
+        grants.reseal(c, d, grant.id, new.secrets or "", new.key_id or "")
+        changed += 1
+    return _Turn(found[-1].id if found else after, changed, tuple(refused), over=not found)
 
 
 def _check_sendable(key: str, **values: str) -> None:

@@ -1,9 +1,10 @@
 """People on their way through a provider's consent page, and what they come back with.
 
-The state parameter is 256 random bits, signed by the key ring: what was not signed here costs no look into the
-database, which keeps only its hash, once. The first callback uses it up. Beside it waits, encrypted, what the callback
-has to fit: PKCE's verifier, the address, and who began (``bound_to``), so that nobody can finish what another person
-began: neither a victim who is sent an attacker's link, nor an attacker who is sent a victim's.
+The state parameter is 256 random bits and whose account it is about, signed by the key ring: what was not signed here
+costs no look into the database, which keeps only its hash, once, and cannot make it another account's. The first
+callback uses it up. Beside it waits, encrypted, what the callback has to fit: PKCE's verifier, the address, and who
+began (``bound_to``), so that nobody can finish what another person began: neither a victim who is sent an attacker's
+link, nor an attacker who is sent a victim's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 LASTS: Final = timedelta(minutes=30)  # to come back from a consent page
 _TABLE: Final = "resilient_authorization"
 _LONGEST_STATE: Final = 200
+_KEY: Final = 32  # hexadecimal digits, so 128 bits, of the account's key within a state
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class Consent:
         if not oauth.client_id or not oauth.authorize_url:
             raise SetupError(f"{key}: the provider has no client_id: provider(client_id=..., client_secret=...)")
         ring = self._app.grants.accounts.ring
-        state, verifier = ring.signed(secrets.token_urlsafe(32)), secrets.token_urlsafe(48)
+        state = ring.signed(secrets.token_urlsafe(32) + _hashed(key)[:_KEY])
+        verifier = secrets.token_urlsafe(48)
         id_ = _hashed(state)
         doc = {"verifier": verifier, "uri": uri, "details": dict(details), "bound": _hashed(bound_to), "note": note}
         sealed = ring.seal(json.dumps(doc), _TABLE, id_, "secrets")
@@ -119,6 +122,8 @@ class Consent:
         found = await self._db.write(None, connections.arrived, _hashed(state))
         if found is None or not found[2]:
             raise ConsentRefused(f"{unexpected}: start again at the consent page")
+        if not hmac.compare_digest(state.partition(".")[0][-_KEY:], _hashed(found[0])[:_KEY]):
+            raise ConsentRefused(f"{unexpected}, for {found[0]}: start again at the consent page")
         doc: dict[str, Any] = json.loads(ring.open(found[1], _TABLE, _hashed(state), "secrets"))
         return found[0], _Expected(**doc)
 

@@ -19,6 +19,7 @@ import random
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core import bounds, tokens
@@ -159,15 +160,8 @@ class Grants:
 
         An account that has none, or whose secrets cannot be read here, is gated. Raises `ResourceStopped`, `Permanent`.
         """
-        tell = self._app.alerts.config.wants("needs_reauth")
-        try:
+        async with self._readable(key):
             found = await self.access(key, patience)
-        except SecretsUnreadable as error:
-            bound = await self._run(connections.find, key)
-            if bound is not None:
-                log.warning("%s waits: %s", key, error)
-                await self._run(lacking.shut_unreadable, key, bound.grant.id, bound.grant.version, tell=tell)
-            raise ResourceStopped(key, "auth") from error
         facts = self._app.providers.get(key.partition("/")[0])
         if found is not None or anonymous or facts is None or not facts.auth or facts.anonymous:
             return found
@@ -178,10 +172,27 @@ class Grants:
                 code="no_account",
             )
         self.accounts.forget(key)
-        if await self._run(lacking.shut_unconnected, key, tell=tell):
+        if await self._run(lacking.shut_unconnected, key, tell=self._tells):
             log.warning("%s is not connected, its jobs wait: `resilient connect %s %s`", key, facts.name, key)
             self._app.alerts.soon()
         raise ResourceStopped(key, "auth")
+
+    @contextlib.asynccontextmanager
+    async def _readable(self, key: str) -> AsyncIterator[None]:
+        """An account whose credentials cannot be read here is gated. Raises `ResourceStopped`."""
+        try:
+            yield
+        except SecretsUnreadable as error:
+            bound = await self._run(connections.find, key)
+            if bound is not None:
+                log.warning("%s waits: %s", key, error)
+                await self._run(lacking.shut_unreadable, key, bound.grant.id, bound.grant.version, tell=self._tells)
+                self._app.alerts.soon()
+            raise ResourceStopped(key, "auth") from error
+
+    @property
+    def _tells(self) -> bool:
+        return self._app.alerts.config.wants("needs_reauth")
 
     async def check_keys(self) -> None:
         """Refuse to work without the keys that credentials are encrypted with. Raises `SetupError`."""
@@ -234,11 +245,12 @@ class Grants:
         return found
 
     async def located(self, key: str, patience: float | None = None) -> Access | None:
-        """`access`, with a token that may be due: for the account's address and headers alone."""
-        held = await self.accounts.held(key)
-        if held is None or held.access.base_url or held.oauth is None:
-            return None if held is None else held.access
-        return await self.access(key, patience)  # the first token answer may tell the address
+        """`access` for a job, with a token that may be due: for the account's address and headers alone."""
+        async with self._readable(key):
+            held = await self.accounts.held(key)
+            if held is None or held.access.base_url or held.oauth is None:
+                return None if held is None else held.access
+            return await self.access(key, patience)  # the first token answer may tell the address
 
     async def renew(self, key: str, seen: Access, patience: float | None = None) -> bool:
         """The provider refused these: whether there are newer ones now."""
@@ -472,7 +484,7 @@ class Grants:
     ) -> bool:
         try:
             if own:
-                new = self.accounts.sealed(mine.id, fresh)
+                new: Any = partial(self.accounts.renewed, credentials=fresh)
             elif self._store is not None and await self._saved(key, old, fresh, last=last):
                 new = grants.NewSecrets(None, None, fresh.expires_at, fresh.refresh_at)
             else:

@@ -32,6 +32,7 @@ class Bound:
     resource_key: str
     grant: Grant
     details: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    seal: str | None = None  # see `engine/seals.py`
 
 
 def find(c: Connection, d: Dialect, key: str) -> Bound | None:
@@ -51,42 +52,79 @@ def find_all(c: Connection, d: Dialect, *, under: str | None, state: str | None,
     return _select(c, d, wanted, params)
 
 
+def of_grant(c: Connection, d: Dialect, id_: UUID) -> list[Bound]:
+    """The connections that use a grant."""
+    return _select(c, d, "n.grant_id = :id", {"id": d.id(id_)})
+
+
+def set_seal(c: Connection, d: Dialect, key: str, seal: str | None) -> None:
+    """Sign a connection as it is; the caller holds its grant."""
+    d.run(c, "UPDATE {connection} SET seal = :seal WHERE resource_key = :key", {"key": key, "seal": seal})
+
+
 def _select(c: Connection, d: Dialect, wanted: str, params: Mapping[str, Any]) -> list[Bound]:
     rows = d.run(
         c,
-        f"SELECT n.resource_key, n.details, {_GRANT} FROM {{connection}} n JOIN {{grant}} g ON g.id = n.grant_id"
-        f" WHERE {wanted} ORDER BY n.resource_key" + (" LIMIT :limit" if "limit" in params else ""),
+        f"SELECT n.resource_key, n.details, n.seal, {_GRANT} FROM {{connection}} n"
+        f" JOIN {{grant}} g ON g.id = n.grant_id WHERE {wanted} ORDER BY n.resource_key"
+        + (" LIMIT :limit" if "limit" in params else ""),
         params,
         **_TYPES,
     )
-    return [Bound(row[0], grants.of_row(row[2:]), row[1] or {}) for row in rows]
+    return [Bound(row[0], grants.of_row(row[3:]), row[1] or {}, row[2]) for row in rows]
 
 
-def bind(c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mapping[str, str], auth: str) -> None:
+def bind(
+    c: Connection,
+    d: Dialect,
+    key: str,
+    grant_id: UUID,
+    details: Mapping[str, str],
+    auth: str,
+    *,
+    seal: str | None = None,
+) -> None:
     """This resource uses that grant from now on; ``auth`` is what its gate says then."""
     _insert(
-        c, d, key, grant_id, details,
-        "UPDATE SET grant_id = excluded.grant_id, details = excluded.details, updated_at = excluded.updated_at",
+        c, d, key, grant_id, details, seal,
+        "UPDATE SET grant_id = excluded.grant_id, details = excluded.details, seal = excluded.seal,"
+        " updated_at = excluded.updated_at",
     )  # fmt: skip
     gates.set_auth(c, d, key, auth)
 
 
-def bind_if_new(c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mapping[str, str]) -> bool:
+def bind_if_new(
+    c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mapping[str, str], *, seal: str | None = None
+) -> bool:
     """The same for a resource without a connection, whose gate opens; False if it has one, perhaps only just now."""
-    made = _insert(c, d, key, grant_id, details, "NOTHING")
+    made = _insert(c, d, key, grant_id, details, seal, "NOTHING")
     if made:
         gates.set_auth(c, d, key, "ok")
     return made
 
 
-def _insert(c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mapping[str, str], otherwise: str) -> bool:
+def _insert(
+    c: Connection,
+    d: Dialect,
+    key: str,
+    grant_id: UUID,
+    details: Mapping[str, str],
+    seal: str | None,
+    otherwise: str,
+) -> bool:
     check(key)
     json_ = "CAST(:details AS json)" if d.is_postgresql else ":details"
     row = d.run(
         c,
-        "INSERT INTO {connection} (resource_key, grant_id, details, created_at, updated_at)"
-        f" VALUES (:key, :grant_id, {json_}, :now, :now) ON CONFLICT (resource_key) DO {otherwise} RETURNING 1",
-        {"key": key, "grant_id": d.id(grant_id), "details": json.dumps(dict(details)), "now": d.now(c)},
+        "INSERT INTO {connection} (resource_key, grant_id, details, seal, created_at, updated_at)"
+        f" VALUES (:key, :grant_id, {json_}, :seal, :now, :now) ON CONFLICT (resource_key) DO {otherwise} RETURNING 1",
+        {
+            "key": key,
+            "grant_id": d.id(grant_id),
+            "details": json.dumps(dict(details)),
+            "seal": seal,
+            "now": d.now(c),
+        },
     ).first()
     return row is not None
 

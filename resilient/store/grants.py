@@ -26,7 +26,7 @@ from resilient.store import gates
 from resilient.store.dialect import ID, TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -239,15 +239,18 @@ def park(c: Connection, d: Dialect, id_: UUID) -> datetime | None:
     return until
 
 
-def renew_if_held(c: Connection, d: Dialect, held: Grant, fresh: NewSecrets) -> bool:
-    """Commit the outcome of a refresh if nobody was faster; its resources' gates open."""
+def renew_if_held(c: Connection, d: Dialect, held: Grant, fresh: NewSecrets | Callable[[Grant], NewSecrets]) -> bool:
+    """Commit the outcome of a refresh if nobody was faster; its resources' gates open.
+
+    ``fresh``: new secrets, or what makes them of the row as it is now.
+    """
     grant = lock(c, d, held.id)
     if grant is None or (grant.version, grant.fence) != (held.version, held.fence):
         return False
     state = after(grant.state, GrantEvent.RENEWED)
     if state is None:
         return False
-    now = d.now(c)
+    now, fresh = d.now(c), fresh(grant) if callable(fresh) else fresh
     write(
         c, d, held.id, now,
         state=state.value, state_since=now, secrets=fresh.secrets, key_id=fresh.key_id, version=grant.version + 1,
@@ -368,14 +371,16 @@ def delete_if_unused(c: Connection, d: Dialect, id_: UUID) -> None:
 # -- keys ----------------------------------------------------------------------------------------------------
 
 
-def sealed_otherwise(c: Connection, d: Dialect, key_id: str, limit: int, *, waits: bool) -> Sequence[Grant]:
-    """Grants whose secrets are not encrypted with this key, locked; ``waits``: also those that others hold."""
+def with_secrets(c: Connection, d: Dialect, after: UUID | None, limit: int, *, waits: bool) -> Sequence[Grant]:
+    """Grants by id, behind ``after``, locked; ``waits``: also those that others hold."""
     lock_ = "{row_lock}" if waits else "{skip_locked}"
     query = (
-        f"SELECT {_COLUMNS} FROM {{grant}} WHERE secrets IS NOT NULL AND key_id <> :key_id"
-        f" ORDER BY id LIMIT :limit {lock_}"
+        f"SELECT {_COLUMNS} FROM {{grant}} WHERE secrets IS NOT NULL"
+        + (" AND id > :after_id" if after else "")
+        + f" ORDER BY id LIMIT :limit {lock_}"
     )
-    return [of_row(row) for row in d.run(c, query, {"key_id": key_id, "limit": limit}, **_TYPED)]
+    params = {"limit": limit} | ({"after_id": d.id(after)} if after else {})
+    return [of_row(row) for row in d.run(c, query, params, **_TYPED)]
 
 
 def reseal(c: Connection, d: Dialect, id_: UUID, secrets: str, key_id: str) -> None:

@@ -25,6 +25,7 @@ VARIABLE: Final = "RESILIENT_SECRETS"
 PREFIX: Final = "rsk1_"
 _NONCE: Final = 12  # bytes; random, which is safe for 2**32 values under one key (NIST SP 800-38D, 8.3)
 _BYTES: Final = 32
+_MARK: Final = "1"  # the version of marks
 HOW: Final = (
     f"make one with `resilient secrets new` and give it as {VARIABLE} or Resilient(secrets=[...]), the same in every"
     " process"
@@ -81,6 +82,24 @@ class KeyRing:
             self._signature(key_id, body).encode(), signature.encode()
         )
 
+    def mark(self, purpose: str, text: str) -> str:
+        """What proves that this ring wrote ``text``, kept beside it: ``1.<key id>.<signature>``."""
+        key_id = self.current
+        return f"{_MARK}.{key_id}.{self._signature(key_id, _marked(purpose, text))}"
+
+    def is_mark(self, mark: str, purpose: str, text: str) -> bool:
+        """Whether one of the keys made it for that purpose and text."""
+        version, _, rest = mark.partition(".")
+        key_id, _, signature = rest.partition(".")
+        if version != _MARK or key_id not in self._signing:
+            return False
+        wanted = self._signature(key_id, _marked(purpose, text))
+        return hmac.compare_digest(wanted.encode(), signature.encode())
+
+    def is_current(self, mark: str) -> bool:
+        """Whether a mark names the key that signs now."""
+        return mark.split(".")[1:2] == [self.current]
+
     def _signature(self, key_id: str, text: str) -> str:
         digest = hmac.digest(self._signing[key_id], text.encode(), "sha256")
         return base64.urlsafe_b64encode(digest).decode("ascii").rstrip("=")
@@ -116,6 +135,11 @@ def new_key() -> str:
 def from_environment() -> list[str]:
     """The keys of ``RESILIENT_SECRETS``: separated by commas or spaces, the current one first."""
     return os.environ.get(VARIABLE, "").replace(",", " ").split()
+
+
+def _marked(purpose: str, text: str) -> str:
+    """What is signed; no state parameter looks like it."""
+    return f"mark {_MARK}|{purpose}|{text}"
 
 
 def _place(parts: tuple[str, ...]) -> bytes:

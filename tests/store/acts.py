@@ -18,8 +18,8 @@ from resilient.core.breaker import Report
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.limit import Limit
 from resilient.core.policy import BreakerPolicy, Policies
-from resilient.core.tokens import GrantEvent
-from resilient.engine import completer, heartbeat, resources_api, sweeper, writing
+from resilient.core.tokens import Credentials, GrantEvent
+from resilient.engine import completer, heartbeat, resources_api, seals, sweeper, writing
 from resilient.engine import connections as engine_connections
 from resilient.engine import fuse as engine_fuse
 from resilient.engine import schedules as ticking
@@ -52,9 +52,11 @@ from resilient.store import (
     workers,
 )
 from resilient.store.filters import JobFilter
+from resilient.store.secrets import KeyRing, new_key
 from tests.store.registry import ACTS, Act, Refused, act, nothing
 from tests.store.world import AHEAD, HOURLY, NOW, fresh, id_of, new
 
+RING = KeyRing([new_key()])
 POLICIES = Policies(
     concurrency={"p": 20, "flow": 8},
     limits={"p/*": [Limit(50, per=1, burst=50, counts="jobs", name="j")]},
@@ -572,12 +574,13 @@ def lets_an_account_in(c, d):
 
 @act("connections: _share")
 def shares_a_grant(c, d):
-    engine_connections._share(c, d, "p/2", "q/1", {})
+    engine_connections._share(c, d, "p/2", "q/1", {}, SimpleNamespace(ring=RING, opened=lambda _: Credentials()))
 
 
 @act("connections: _reseal")
 def reseals(c, d):
-    for grant in grants.sealed_otherwise(c, d, "k9", 10, waits=True):
+    for grant in grants.with_secrets(c, d, None, 10, waits=True):
+        seals.seal_all(c, d, RING, grant.id, noted_before=False)
         grants.reseal(c, d, grant.id, "s", "k9")
 
 
