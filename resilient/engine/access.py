@@ -7,6 +7,7 @@ being refused. Decrypted secrets live in this process's memory only.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,8 +20,8 @@ from resilient.core.tokens import EMPTY, PROBED, USABLE, Credentials, GrantState
 from resilient.engine import seals
 from resilient.engine.foreign import called
 from resilient.engine.token_endpoints import token_key
-from resilient.store import connections, grants
-from resilient.store.secrets import KeyRing, key_id_of
+from resilient.store import connections, grants, lacking
+from resilient.store.secrets import VARIABLE, KeyRing, key_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from resilient.store.dialect import Dialect
     from resilient.store.grants import Grant
 
+log = logging.getLogger("resilient.grants")
 MAX_AGE: Final = 2.0  # seconds for which credentials are used without looking again
 MOST: Final = 10_000  # accounts that are remembered; beyond that all are read again
 TABLE: Final = "resilient_grant"
@@ -230,6 +232,21 @@ class Accounts:
         """`sealed`, with the note about seals that the row has got meanwhile."""
         has = now.secrets is not None and seals.is_noted(self.opened(now))
         return self.sealed(now.id, seals.noted(credentials) if has else credentials)
+
+    async def check_keys(self) -> None:
+        """Refuse to work without the keys that credentials are encrypted with. Raises `SetupError`."""
+        sealed: dict[str, int] = await self._run(lacking.sealed_with)
+        missing, every = lacking.unreadable(sealed, self.ring.key_ids), sum(sealed.values())
+        if missing and missing == every:
+            raise SetupError(
+                f"none of the {every} stored credentials can be read with the {len(self.ring.key_ids)} keys"
+                f" given: set {VARIABLE} (or Resilient(secrets=[...])) to what the other processes have;"
+                " nothing was started"
+            )
+        if missing:
+            log.error(
+                "%d of %d stored credentials cannot be read with the keys given: their accounts wait", missing, every
+            )
 
     async def _run(self, fn: Any, *args: Any) -> Any:
         return await self._app.database.transaction(fn, *args)

@@ -51,7 +51,6 @@ from resilient.engine.access import Access, Accounts, CredentialStore, Held, Syn
 from resilient.engine.fuse import Fuse
 from resilient.engine.token_endpoints import TokenEndpoints
 from resilient.store import connections, fuse, gates, grants, lacking
-from resilient.store.secrets import VARIABLE
 from resilient.wire.oauth import PATIENCE, TokenAnswer, TokenClient
 from resilient.wire.trail import at_account
 
@@ -193,21 +192,6 @@ class Grants:
     @property
     def _tells(self) -> bool:
         return self._app.alerts.config.wants("needs_reauth")
-
-    async def check_keys(self) -> None:
-        """Refuse to work without the keys that credentials are encrypted with. Raises `SetupError`."""
-        sealed: dict[str, int] = await self._run(lacking.sealed_with)
-        missing, every = lacking.unreadable(sealed, self.accounts.ring.key_ids), sum(sealed.values())
-        if missing and missing == every:
-            raise SetupError(
-                f"none of the {every} stored credentials can be read with the {len(self.accounts.ring.key_ids)} keys"
-                f" given: set {VARIABLE} (or Resilient(secrets=[...])) to what the other processes have;"
-                " nothing was started"
-            )
-        if missing:
-            log.error(
-                "%d of %d stored credentials cannot be read with the keys given: their accounts wait", missing, every
-            )
 
     async def keep_house(self) -> None:
         """Accounts that lacked something may have it now."""

@@ -151,7 +151,7 @@ class Worker:
         while not self._stopping.is_set():
             try:
                 await self.app.ready()
-                await self.app.grants.check_keys()
+                await self.app.grants.accounts.check_keys()
                 await self._look_for_room()
                 await asyncio.to_thread(sign_on, self)
             except DatabaseUnreachable as error:
@@ -190,7 +190,7 @@ class Worker:
         Returns how many executions ended.
         """
         await self.app.ready()
-        await self.app.grants.check_keys()
+        await self.app.grants.accounts.check_keys()
         before, self._watched = self.ended, True
         async with asyncio.timeout(timeout), Services(self, background=False):
             while True:

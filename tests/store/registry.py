@@ -57,7 +57,7 @@ NOT_PAIRED = dict.fromkeys(
         "doctor: health.contents", "doctor: health.server", "worker: health.server", "fuse: grants.keys_of",
         "fuse: resources.read",
         "fuse: _is_over", "grants: fuse.standing", "grants: gates.auth_of",
-        "doctor: lacking.sealed_with", "grants: connections.find", "grants: lacking.sealed_with",
+        "doctor: lacking.sealed_with", "grants: connections.find", "access: lacking.sealed_with",
         "grants: lacking.shut",
         "fuse: store.suspects", "fuse: store.well", "jobs_api: _why", "jobs_api: bulk.plan_edit",
         "jobs_api: queries.attempts", "jobs_api: queries.count", "jobs_api: queries.page", "jobs_api: queries.require",

@@ -32,7 +32,10 @@ DIALECT = Dialect(
     expired=[Sample("expired", 401, K.AUTH, error("M_UNKNOWN_TOKEN", soft_logout=True))],
     no_reset="a gap is told by limited: true within a good answer",
     others=[Sample("sent, but lost", 502, K.TRANSIENT, "", on=SEND)],
-    dead_grant=[Sample("logged out", 401, K.AUTH, error("M_UNKNOWN_TOKEN"))],
+    dead_grant=[
+        Sample("logged out", 401, K.AUTH, error("M_UNKNOWN_TOKEN")),
+        Sample("used up", 403, K.AUTH, error("M_FORBIDDEN")),  # Synapse, of a refresh token that was used before
+    ],
     tokens=[
         Token("in milliseconds", {"access_token": "a", "refresh_token": "r", "expires_in_ms": 300000}, "a", "r", 300)
     ],
