@@ -87,7 +87,13 @@ class Provider:
         self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
 
     def down(self, seconds, account="*"):
-        body = json.dumps({"down": account, "seconds": seconds}).encode()
+        self._control({"down": account, "seconds": seconds})
+
+    def throttle(self, account, answers):
+        self._control({"throttle": account, "answers": answers})
+
+    def _control(self, word):
+        body = json.dumps(word).encode()
         urllib.request.urlopen(f"{self.url}/control", body, timeout=10).close()  # noqa: S310 - our own
 
     def arrivals(self):

@@ -2,7 +2,8 @@
 
 ``POST /push/{account}`` stores one thing per Idempotency-Key and logs every arrival: ``t`` (epoch seconds), account,
 key, n, status and whether it was new. ``POST /control`` with ``{"down": account or "*", "seconds": s}`` makes an
-account answer 503. It ends when its standard input closes, which it does when the test dies.
+account answer 503, with ``{"throttle": account, "answers": n}`` its next n answers 429 (Retry-After 1 s). It ends when
+its standard input closes, which it does when the test dies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from starlette.routing import Route
 class Memory:
     def __init__(self, log):
         self.log = Path(log).open("a")  # noqa: SIM115 - as long as the process
-        self.stored, self.down = {}, {}
+        self.stored, self.down, self.throttled = {}, {}, {}
 
     async def push(self, request):
         account, key = request.path_params["account"], request.headers.get("idempotency-key")
@@ -32,16 +33,23 @@ class Memory:
         status, new = 200, False
         if now < max(self.down.get(account, 0), self.down.get("*", 0)):
             status = 503
+        elif self.throttled.get(account):
+            status = 429
+            self.throttled[account] -= 1
         elif key not in self.stored or key is None:
             status, new, self.stored[key] = 201, True, n
         line = {"t": now, "account": account, "key": key, "n": n, "status": status, "new": new}
         self.log.write(json.dumps(line) + "\n")
         self.log.flush()
-        return JSONResponse({"n": self.stored.get(key)}, status_code=status)
+        headers = {"Retry-After": "1"} if status == 429 else None
+        return JSONResponse({"n": self.stored.get(key)}, status_code=status, headers=headers)
 
     async def control(self, request):
         word = await request.json()
-        self.down[word["down"]] = time.time() + word["seconds"]
+        if "throttle" in word:
+            self.throttled[word["throttle"]] = word["answers"]
+        else:
+            self.down[word["down"]] = time.time() + word["seconds"]
         return JSONResponse({})
 
 

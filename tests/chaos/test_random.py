@@ -127,6 +127,10 @@ class Nemesis:
 
     def run(self, seconds):
         began = time.monotonic()
+        for account in range(
+            ACCOUNTS
+        ):  # for certain: how many jobs meet a limit or an open circuit is the machine's luck
+            self.provider.throttle(str(account), 2)
         while time.monotonic() < began + seconds:
             deed = self.rng.choices((self.kill, self.stop, self.cut, self.burst), (2, 2, 4, 1))[0]
             deed()
