@@ -66,11 +66,12 @@ def returned(execution: Execution, result: Any, *, reconciling: bool) -> Outcome
 def _kept(execution: Execution, result: Any) -> Outcome:
     """The result as JSON text."""
     try:
-        text = _RESULT.dump_json(result).decode()
+        document = _RESULT.dump_json(result)
     except BaseException as error:  # noqa: BLE001 - what a value of the program's own raises when it is read
         return _not_kept(execution, f"it is not JSON ({type(error).__name__}: {type(result).__name__})")
-    if len(text) > RESULT.value:
-        return _not_kept(execution, f"it has {len(text):,} bytes of JSON, and {RESULT.value:,} are kept at most")
+    if len(document) > RESULT.value:
+        return _not_kept(execution, f"it has {len(document):,} bytes of JSON, and {RESULT.value:,} are kept at most")
+    text = document.decode()
     if "\\u0000" in text:  # PostgreSQL takes no NUL in a text
         text = _NUL.sub(r"\1\\ufffd", text)
     return Succeeded(text)

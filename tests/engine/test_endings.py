@@ -89,6 +89,7 @@ async def odd_result(job: Job[str]) -> object:
         "object": object(),
         "unreadable": Unreadable(),
         "large": "x" * (RESULT.value + 1),
+        "wide": "é" * (RESULT.value // 2),
         "largest": "x" * (RESULT.value - 2),
     }[job.payload]
 
@@ -262,6 +263,7 @@ class Unreadable:
         ("object", "it is not JSON (PydanticSerializationError: object)"),
         ("unreadable", "it is not JSON (PydanticSerializationError: Unreadable)"),
         ("large", "it has 1,048,579 bytes of JSON, and 1,048,576 are kept at most"),
+        ("wide", "it has 1,048,578 bytes of JSON, and 1,048,576 are kept at most"),
     ],
 )
 async def test_a_result_that_cannot_be_kept_is_said_in_its_place(app, what, said, caplog):
