@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sys
 import threading
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -107,13 +106,13 @@ async def test_five_hundred_slots_inside_complete_share_ten_connections(postgres
     await app.close()
 
 
-async def test_what_rests_is_closed(postgres_server, postgres_url):
+async def test_what_rests_is_closed(postgres_server, postgres_url, monkeypatch):
     database = Database(postgres_url)
     with Counter(postgres_server, postgres_url) as counter:
         await asyncio.gather(*(database.transaction(fn) for fn in (one, plain) * 20))
         await asyncio.gather(*(asyncio.to_thread(database.transaction_sync, plain) for _ in range(10)))
         assert counter.now() > 1
-        database.connections.budget.close_idle(time.monotonic() + 60)
+        monkeypatch.setattr(pool, "IDLE", 0.0)  # as if what rests had rested for long
         async with asyncio.timeout(30):
             while counter.now():  # noqa: ASYNC110 - the server's processes end
                 await asyncio.sleep(0.01)
