@@ -193,6 +193,14 @@ def test_half_a_secret_at_an_edge_is_dropped(where):
     assert "abcdef" not in shown
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_half_a_secret_at_the_very_edge_of_what_is_scrubbed(blank):
+    secret = "canary-" + "0123456789" * 10
+    text = "x" * (16 * 1024 - 30 - len(blank)) + blank + secret + "y" * 100
+    assert "canary" not in redact.scrub(text, [secret])
+    assert "yranac" not in redact.scrub(text[::-1], [secret[::-1]], end=True)
+
+
 def test_what_is_shown_is_cut_behind_the_scrub():
     token = "tok-0123456789abcdef"
     for lead in range(470, 510):

@@ -56,6 +56,24 @@ async def test_credentials_and_key_are_the_blocks_to_send(conduct):
     assert conduct.steps == ["admit", "answered", "admit", "mark", "clear"]
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        r"https://evil.test\@api.example.com/v1", r"https://api.example.com\@evil.test/v1",
+        "https://api.example.com@evil.test/v1", "https://evil.test#@api.example.com/", "https://api.example.com\t.evil.test/",
+        "https://api.example.com%2f@evil.test/", "https://api.example.com:443@evil.test/", "https://\u0430pi.example.com/v1",
+    ],
+)  # fmt: skip
+async def test_no_spelling_of_a_stranger_gets_credentials(conduct, url):
+    conduct.credentials = {"Authorization": "Bearer canary"}
+    headers = {}
+    with contextlib.suppress(InvalidInput):
+        async with AsyncCall(Trail(conduct, DECLARED), "GET", url) as one:
+            headers = one.headers
+            one.report(200)
+    assert headers == {}
+
+
 async def test_a_key_as_a_parameter(conduct):
     provider = Provider(name="api", base_url="https://api.example.com", idempotency=Idempotency(query="requestid"))
     async with AsyncCall(Trail(conduct, provider), "POST", URL + "?a=1", op="bill") as one:
