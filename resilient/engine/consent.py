@@ -59,7 +59,6 @@ class _Expected:
     details: Mapping[str, str]
     bound: str
     note: str
-    key: str  # the row says so too, but whoever can write rows could say another
 
 
 class Consent:
@@ -87,7 +86,6 @@ class Consent:
         verifier = secrets.token_urlsafe(48)
         id_ = _hashed(state)
         doc = {"verifier": verifier, "uri": uri, "details": dict(details), "bound": _hashed(bound_to), "note": note}
-        doc["key"] = key
         sealed = ring.seal(json.dumps(doc), _TABLE, id_, "secrets")
         await self._db.write(None, _expect, id_, key, sealed)
         return consent_url(oauth, uri, state, verifier)
@@ -127,10 +125,7 @@ class Consent:
         if not hmac.compare_digest(state.partition(".")[0][-_KEY:], _hashed(found[0])[:_KEY]):
             raise ConsentRefused(f"{unexpected}, for {found[0]}: start again at the consent page")
         doc: dict[str, Any] = json.loads(ring.open(found[1], _TABLE, _hashed(state), "secrets"))
-        expected = _Expected(**doc)
-        if found[0] != expected.key:
-            raise ConsentRefused(f"{unexpected}: it was begun for another account")
-        return expected.key, expected
+        return found[0], _Expected(**doc)
 
     async def _exchange(self, oauth: OAuth2, code: str, expected: _Expected) -> TokenAnswer:
         verifier, now = expected.verifier if oauth.pkce != "none" else "", self._app.now()

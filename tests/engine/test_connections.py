@@ -407,18 +407,6 @@ async def test_consent_refused_forged_or_elsewhere(app, idp):
     assert not idp.asked
 
 
-async def test_a_consent_that_was_begun_for_another_account_connects_none(app, idp, read_all):
-    """Whoever can write rows, and has no key for secrets, moves no consent to an account of his."""
-    url = await app.connections.authorize_url(A)
-    state = parse_qs(urlsplit(url).query)["state"][0]
-    moved = "UPDATE {authorization} SET resource_key = 'idp/evil'"
-    await app.database.transaction(lambda c, d: d.run(c, moved))
-    with pytest.raises(ConsentRefused, match="another account"):
-        await app.connections.complete({"state": state, "code": "canary-code"})
-    assert not idp.asked
-    assert not read_all("SELECT resource_key FROM {connection}")
-
-
 # -- an app's own table --------------------------------------------------------------------------------------
 
 
