@@ -79,6 +79,12 @@ class Heartbeat:
         except Exception as error:  # noqa: BLE001 - housekeeping removes it later
             log.debug("cannot sign off worker %s: %s", self._worker.id, type(error).__name__)
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the database answered the latest beat, or still has time to."""
+        since = self._unanswered_since
+        return not self._worker.is_cut_off and (since is None or self._worker.monotonic() - since <= SLOW)
+
     def _tick(self) -> None:
         if self._loop is None:
             return

@@ -58,7 +58,7 @@ class Services:
         await self._completer
         await w.gate.close()
         await w.wire.close()
-        w.app.alerts.outage.left(w.id, reached=not w.is_cut_off)
+        w.app.alerts.outage.left(w.id, reached=self._heartbeat.is_answered)
         if self._background:
             await w.app.alerts.close()  # the process may end with this worker
         await self._heartbeat.close()

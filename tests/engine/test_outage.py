@@ -153,6 +153,17 @@ async def test_a_process_that_stood_still_accuses_nobody(app, outage):
     assert await news(app) == [BEGUN]
 
 
+async def test_a_worker_that_ends_in_a_silence_does_not_take_it_for_an_answer(app, outage):
+    """The beat has not failed yet: it waits."""
+    worker, beats = beating(app, outage)
+    beats._unanswered_since = 1000.0 - AWAY
+    assert not beats.is_answered
+    beats._unanswered_since = 999.9
+    assert beats.is_answered
+    worker.is_cut_off = True
+    assert not beats.is_answered
+
+
 async def test_a_beat_under_way_is_no_news(app, outage):
     worker, beats = beating(app, outage)
     outage.unanswered("w", AWAY)
