@@ -1,85 +1,203 @@
 """`make proof`: what takes longer than a test run may, in pieces that resume, and one table at the end.
 
-A piece that held is noted in `.proof/` under the state of the code, and not run again for it; what failed is. PIECES
-takes words: only pieces whose names hold one of them.
+Each piece leaves a note in `.proof/`: the state of the code and the commit, its result, its figure and its seconds. A
+piece that held is not run again for the same code; one that failed, or that was cut off, is. PIECES takes words: only
+pieces whose names hold one of them. SCALE makes every piece longer or shorter: SCALE=0.01 tries them all in a few
+minutes, under notes of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 NOTES = ROOT / ".proof"
-PYTEST = ["pytest", "-q", "-s", "-p", "no:cacheprovider"]
+MODULE = [sys.executable, "-W", "ignore", "-m"]
+# A test that waits for ever ends by the clock of pyproject.toml after minutes: here some last longer.
+PYTEST = [*MODULE, "pytest", "-q", "-s", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=7200"]
+WIDEST = 72  # characters of a figure
+COUNTED = ("resilient", "providers", "tests")
 
 
-def pieces():
-    """Names, and what runs them: a module of Python with its arguments, and the environment."""
+class Piece(NamedTuple):
+    """A name, the command that runs it, and what is added to its environment. It holds if it ends with 0."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+
+def pieces(scale=1.0):
+    """All of them, the quickest to find something first."""
     sys.path.insert(0, str(ROOT))
     import tests.store.acts  # noqa: F401 - it registers them
+    from tests.fuzz.parsers import PARSERS
     from tests.store.pairs import PLANS
     from tests.store.registry import ACTS
 
+    yield Piece("table: broken engines are found", [*MODULE, "tests.simulation.table"])
+    for name in PARSERS:
+        yield Piece(f"fuzz: {name}", [*MODULE, "tests.fuzz.run", name, "--seconds", f"{600 * scale:g}"])
+    for seed in range(1, 11):
+        seconds = {"RESILIENT_CHAOS_SEED": str(seed), "RESILIENT_CHAOS_SECONDS": f"{max(10, 25 * scale):g}"}
+        yield Piece(f"chaos: seed {seed}", [*PYTEST, "tests/chaos/test_random.py"], seconds)
+    seconds = {"RESILIENT_CHAOS_SEED": "11", "RESILIENT_CHAOS_SECONDS": f"{max(10, 600 * scale):g}"}
+    yield Piece("chaos: ten minutes", [*PYTEST, "tests/chaos/test_random.py"], seconds)
+    for first in range(0, 100_000, 5_000):
+        last = first + max(1, int(5_000 * scale))
+        yield Piece(f"simulation: from seed {first}", [*MODULE, "tests.simulation.run", "--seeds", f"{first}:{last}"])
+    for name in ("sqlite", "postgresql"):
+        jobs = [str(max(20, int(count * scale)) // 20 * 20) for count in (1_000_000, 100_000)]
+        yield Piece(f"soak: {name}", [*MODULE, "tests.benchmarks.on_server", name, "bench_soak", *jobs])
     for plans in PLANS:
         for name in ACTS:
             test = f"tests/store/test_pairs.py::test_it_meets_the_others[{name}-{plans}]"
-            yield f"pairs: {name} ({plans})", [*PYTEST, test], {"RESILIENT_PAIRS": "all"}
-    for seed in range(1, 11):
-        yield f"chaos: seed {seed}", [*PYTEST, "tests/chaos/test_random.py"], {"RESILIENT_CHAOS_SEED": str(seed)}
-    for first in range(0, 100_000, 5_000):
-        seeds = f"{first}:{first + 5_000}"
-        yield f"simulation: seeds {seeds}", ["tests.simulation.run", "--seeds", seeds], {}
+            yield Piece(f"pairs: {name} ({plans})", [*PYTEST, test], {"RESILIENT_PAIRS": "all"})
 
 
-def state_of_the_code():
+def state_of_the_code(root=ROOT):
     """A name for the code as it is, committed or not."""
     digest = hashlib.sha256()
-    for folder in ("resilient", "tests"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    for folder in COUNTED:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".json") and "__pycache__" not in path.parts:
+                digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def say(text):
-    """At once."""
+def commit(root=ROOT):
+    """The commit, with a plus if the files are not those of it."""
+    command = ["git", "describe", "--always", "--dirty=+", "--match", "nothing"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "?"
+
+
+class Runner:
+    """Runs pieces, notes what came of each, and shows all of it."""
+
+    def __init__(self, folder=NOTES, *, root=ROOT, say=None):
+        self.folder, self.root, self.say = folder, root, say or say_at_once
+        self.state, self.commit = state_of_the_code(root), commit(root)
+        self.rows, self.failed = [], 0
+        self._child = None
+
+    def run(self, chosen):
+        """All that are chosen; 1 if one failed."""
+        for piece in chosen:
+            note = self.noted(piece)
+            if note is None:
+                note = self._done(piece)
+            self.rows.append((piece.name, note))
+            self.failed += note["result"] != "held"
+        self.show()
+        return min(self.failed, 1)
+
+    def noted(self, piece):
+        """What is known of a piece: only if it held, with this code and this command."""
+        try:
+            note = json.loads(self._path(piece).read_text())
+        except (OSError, ValueError):
+            return None
+        return note if note["result"] == "held" and note["code"] == self.state else None
+
+    def show(self):
+        """One table."""
+        heads = ("piece", "result", "figure", "seconds", "commit")
+        rows = [
+            (name, note["result"], note["figure"], f"{note['seconds']:,.1f}", note["commit"])
+            for name, note in self.rows
+        ]
+        widths = [max(len(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
+        for row in (heads, *rows):
+            cells = [
+                cell.rjust(w) if n == 3 else cell.ljust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.say("  ".join(cells).rstrip())
+        self.say(f"{len(rows) - self.failed} of {len(rows)} pieces held")
+
+    def end(self):
+        """End the piece that runs, with all it started."""
+        if self._child is not None and self._child.poll() is None:
+            os.killpg(self._child.pid, signal.SIGTERM)
+            try:
+                self._child.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+    def _done(self, piece):
+        self._path(piece).unlink(missing_ok=True)
+        began = time.monotonic()
+        self._child = subprocess.Popen(
+            piece.command, cwd=self.root, env=os.environ | piece.environment, text=True, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        said, _ = self._child.communicate()
+        held = self._child.returncode == 0
+        note = {
+            "piece": piece.name,
+            "code": self.state,
+            "commit": self.commit,
+            "result": "held" if held else "FAILED",
+            "figure": figure(said),
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        self._keep(piece, note)
+        if not held:
+            self.say(said[-10_000:])
+        self.say(f"{piece.name}: {note['result']} ({note['seconds']} s)")
+        return note
+
+    def _keep(self, piece, note):
+        self.folder.mkdir(exist_ok=True)
+        path = self._path(piece)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(note, indent=1))
+        fresh.replace(path)  # a note is whole, or not there
+
+    def _path(self, piece):
+        same = json.dumps([piece.name, piece.command[1:], sorted(piece.environment.items())])
+        return self.folder / f"{hashlib.sha256(same.encode()).hexdigest()[:16]}.json"
+
+
+def figure(said):
+    """The last line a piece printed, without what pytest draws around it."""
+    lines = [line.strip(" =") for line in said.splitlines() if line.strip(" =")]
+    last = lines[-1] if lines else ""
+    with contextlib.suppress(ValueError, AttributeError):
+        last = ", ".join(f"{value:,} {name}" for name, value in json.loads(last).items() if isinstance(value, int))
+    return last if len(last) <= WIDEST else last[: WIDEST - 1] + "…"
+
+
+def say_at_once(text):
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
+def ended(*_):
+    raise KeyboardInterrupt
+
+
 def main():
-    notes = NOTES / f"{state_of_the_code()}.json"
-    known = json.loads(notes.read_text()) if notes.exists() else {}
-    words = os.environ.get("PIECES", "").split()
-    rows, failed = [], 0
-    for name, arguments, environment in pieces():
-        if words and not any(word in name for word in words):
-            continue
-        if name not in known:
-            began = time.monotonic()
-            command = [sys.executable, "-W", "ignore", "-m", *arguments]
-            done = subprocess.run(
-                command, check=False, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
-            )
-            seconds, held = round(time.monotonic() - began, 1), done.returncode == 0
-            if held:
-                known[name] = seconds
-                NOTES.mkdir(exist_ok=True)
-                notes.write_text(json.dumps(known, indent=1))
-            else:
-                failed += 1
-                say(done.stdout[-8_000:] + done.stderr[-2_000:])
-            say(f"{name}: {'held' if held else 'FAILED'} ({seconds} s)")
-        rows.append((name, f"{known[name]} s" if name in known else "FAILED"))
-    width = max((len(name) for name, _ in rows), default=0)
-    say("\n".join(f"{name:<{width}}  {what}" for name, what in rows))
-    say(f"{len(rows) - failed} of {len(rows)} pieces held")
-    return min(failed, 1)
+    words, scale = os.environ.get("PIECES", "").split(), float(os.environ.get("SCALE") or 1)
+    chosen = [piece for piece in pieces(scale) if not words or any(word in piece.name for word in words)]
+    runner = Runner()
+    signal.signal(signal.SIGTERM, ended)
+    try:
+        return runner.run(chosen)
+    except KeyboardInterrupt:
+        runner.end()
+        runner.show()
+        runner.say("cut off: make proof goes on from here")
+        return 130
 
 
 if __name__ == "__main__":

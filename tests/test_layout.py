@@ -78,7 +78,7 @@ def test_tests_mirror_the_floors():
     """A test file stands in the directory of the floor it tests."""
     floors = {path.name for path in (ROOT / "resilient").iterdir() if path.is_dir() and path.name[0] != "_"}
     folders = {path.relative_to(ROOT).parts[1] for path in tracked("tests/*/*.py")}
-    assert folders <= floors | {"typing", "chaos", "simulation", "benchmarks", "examples", "providers"}
+    assert folders <= floors | {"typing", "chaos", "simulation", "benchmarks", "fuzz", "examples", "providers"}
 
 
 def test_a_wheel_carries_all_the_program_needs(tmp_path):

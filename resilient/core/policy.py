@@ -7,7 +7,8 @@ override aspects at runtime (`override`, a JSON object made by `Policy.to_json`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ from resilient.core.resource_key import check_pattern, matches, path
 from resilient.core.tenancy import Tenancy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 LEAST_CHILDREN, MOST_CHILDREN = 2, 16  # accounts whose failures may open a provider's circuit; the most remembered
 _MOST_KNOWN: Final = 65536  # keys whose choice is remembered
@@ -101,12 +102,22 @@ class Policy:
         """Read what `to_json` wrote."""
         return cls().overridden(doc)
 
-    def overridden(self, doc: Mapping[str, Any], *, stored: bool = False) -> Policy:
+    def stored(self, doc: Any) -> Policy:
+        """This policy with the override of a row. Never raises, because it must not stop a worker.
+
+        It was written long ago, by older or newer code, over another declaration, or by hand: a breaker's times and
+        counts are brought within what they may be, and what cannot be read leaves the declared aspect as it is.
+        """
+        found = self
+        for name, value in doc.items() if isinstance(doc, Mapping) else ():
+            with suppress(InvalidInput, TypeError, ValueError, AttributeError):
+                found = found.overridden({name: _possible(self.breaker, value) if name == "breaker" else value})
+        return found
+
+    def overridden(self, doc: Mapping[str, Any]) -> Policy:
         """This policy with the aspects in ``doc`` replaced (members of ``breaker`` one by one).
 
-        Raises `InvalidInput` for anything that is not an aspect, so that a typing error is not silently no
-        limit. ``stored``: it was written long ago, perhaps by older code or over another declaration, and must not
-        stop a worker: a breaker's times and counts are brought within what they may be.
+        Raises `InvalidInput` for anything that is not an aspect, so that a typing error is not silently no limit.
         """
         if unknown := set(doc) - {"limits", "concurrency", "breaker"}:
             raise InvalidInput(f"a policy has limits, concurrency and breaker, not {', '.join(sorted(unknown))}")
@@ -118,7 +129,7 @@ class Policy:
         if "breaker" in doc:
             try:
                 members = dict(doc["breaker"] or {})
-                changes["breaker"] = replace(self.breaker, **(_possible(self.breaker, members) if stored else members))
+                changes["breaker"] = replace(self.breaker, **members)
             except TypeError:
                 known = [item.name for item in fields(BreakerPolicy)]
                 wrong = ", ".join(repr(name) for name in doc["breaker"] if name not in known)
@@ -158,7 +169,7 @@ class Policies:
     def for_key(self, key: str, override: Mapping[str, Any] | None = None) -> Policy:
         """The policy of ``key``, with its row's ``override``."""
         if override:
-            return self._plain(key).overridden(override, stored=True)
+            return self._plain(key).stored(override)
         return self._known.get(key) or self._plain(key)
 
     def tenancy(self, key: str) -> Tenancy:
@@ -183,8 +194,10 @@ class Policies:
         return policy
 
 
-def _possible(breaker: BreakerPolicy, members: dict[str, Any]) -> dict[str, Any]:
-    """Overriding members of a breaker policy as they fit together with the others."""
+def _possible(breaker: BreakerPolicy, override: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Overriding members of a breaker policy as they fit together with the others; those of newer code are left out."""
+    known = {item.name for item in fields(BreakerPolicy)}
+    members = {name: value for name, value in (override or {}).items() if name in known}
     if "children" in members:
         members["children"] = min(MOST_CHILDREN, max(LEAST_CHILDREN, members["children"]))
     first, longest = (members.get(name, getattr(breaker, name)) for name in ("first_open", "longest_open"))

@@ -332,7 +332,8 @@ def _set_policy(
     dropped: Iterable[str],
 ) -> None:
     resources.ensure(c, d, [key])
-    known = resources.lock_waiting(c, d, [key])[key].policy_override or {}
+    known = resources.lock_waiting(c, d, [key])[key].policy_override
+    known = known if isinstance(known, dict) else {}
     merged = {name: value for name, value in known.items() if name not in dropped}
     if "breaker" in change:
         merged["breaker"] = {**(merged.get("breaker") or {}), **change["breaker"]}

@@ -107,7 +107,7 @@ class KeyRing:
     def open(self, sealed: str, *place: str) -> str:
         """The text sealed for that place. Raises `SecretsUnreadable` if no key of the ring opens it."""
         key_id, _, data = sealed.partition(":")
-        key, raw = self._keys.get(key_id), base64.b64decode(data)
+        key = self._keys.get(key_id)
         where = f"the secrets of {place[0]} {place[1]}"
         if key is None:
             raise SecretsUnreadable(
@@ -115,8 +115,9 @@ class KeyRing:
                 f" missing key to {VARIABLE} or Resilient(secrets=[...])" + ("" if self._keys else f"; or {HOW}")
             )
         try:
+            raw = base64.b64decode(data)
             return key.decrypt(raw[:_NONCE], raw[_NONCE:], _place(place)).decode()
-        except InvalidTag:
+        except (InvalidTag, ValueError):  # ValueError: cut off, or never written by us
             raise SecretsUnreadable(
                 f"{where} were changed or belong to another row: authorise that account again"
             ) from None

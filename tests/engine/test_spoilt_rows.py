@@ -190,3 +190,18 @@ async def test_a_running_row_that_nobody_holds_is_rescued(app):
     await asyncio.sleep(0)
     await worker.drain(timeout=20)
     assert worker.sweeper.rescued == 1
+
+
+@pytest.mark.parametrize(
+    "override",
+    ['{"paced": 1, "concurrency": 2}', "3", '["a"]', '{"limits": 3}', '{"limits": [3]}', '{"concurrency": "many"}',
+     '{"breaker": 1}', '{"breaker": {"window": "long"}}', '{"breaker": {"tries": 1, "streak": 4}}'],
+)  # fmt: skip
+async def test_an_override_that_newer_code_or_a_hand_wrote_stops_nobody(app, override):
+    """What of it can be read counts; for the rest what the program declares does."""
+    await app.resources.limit("p/1", concurrency=1)
+    with app.database.sync_engine.begin() as c:
+        c.exec_driver_sql(f"UPDATE resilient_resource SET policy = '{override}' WHERE key = 'p/1'")
+    jobs = [await app.enqueue(good, n, resource_key=f"p/{n}") for n in (1, 2)]
+    await app.worker().drain(timeout=20)
+    assert [(await app.jobs.get(one.id)).state for one in jobs] == ["succeeded"] * 2

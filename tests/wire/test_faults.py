@@ -1,6 +1,7 @@
 """Requests that get no proper answer, against servers that really do these things."""
 
 import asyncio
+import contextlib
 import ssl
 import time
 
@@ -283,3 +284,21 @@ async def test_a_throttle_in_every_dialect(client, conduct, header, seconds):
     failure = response.extensions["resilient"]
     assert failure.kind is K.THROTTLED
     assert failure.retry_in == (None if seconds is None else pytest.approx(seconds, abs=1.1))
+
+
+@pytest.mark.parametrize("status", ["200 OK", "429 Too Many Requests"])
+async def test_a_hundred_thousand_headers_are_refused(client, conduct, rude, status):
+    """By their bytes: their end never comes, and nobody waits for it."""
+
+    async def behave(_reader, writer):
+        writer.write(f"HTTP/1.1 {status}\r\n".encode())
+        with contextlib.suppress(OSError):
+            for n in range(100_000):
+                writer.write(f"x-{n}: {n}\r\n".encode())
+                if n % 500 == 0:
+                    await writer.drain()
+            await asyncio.Event().wait()
+
+    async with rude(behave) as (url, _):
+        _, failure = await outcome(client(), conduct, "GET", url)
+    assert (failure.kind, failure.code) == (K.TRANSIENT, "protocol_error")

