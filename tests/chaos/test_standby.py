@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from resilient import Callback, Event, Job, Resilient, handler
 from resilient.core.errors import DatabaseUnreachable
@@ -86,6 +86,12 @@ def standby(primary):
     server.close()
 
 
+def upgraded(url):
+    database = Database(url)
+    schema.upgrade_sync(database)
+    database.close_sync()
+
+
 def port(server):
     return int((server.data / "postmaster.pid").read_text().splitlines()[3])
 
@@ -109,9 +115,7 @@ async def until(condition):
 async def test_a_synchronous_standby_takes_over_with_all_of_it(primary, standby):
     """Nobody is restarted: the address names both servers, and only one of them takes writes."""
     name = primary.create()
-    database = Database(primary.url(name))
-    schema.upgrade_sync(database)
-    database.close_sync()
+    upgraded(primary.url(name))
     synchronous(primary, standby)
     hosts = f"{primary.data},{standby.data}&port={port(primary)},{port(standby)}"
     app = Resilient(f"postgresql://postgres@/{name}?host={hosts}&target_session_attrs=read-write",
@@ -159,13 +163,13 @@ async def test_a_database_that_was_restored_from_a_dump_goes_on(primary):
         return Resilient(primary.url(name), handlers=[work], destinations={"here": Callback(deliver)},
                          routes={Moved: ["here"]}, **options)  # fmt: skip
 
+    upgraded(primary.url(names[0]))
     app = opened(names[0])
-    await app.ready()
     for n in range(6):
-        await publish(app, n)
+        publish(app, n)
     await app.worker().drain(timeout=60)
     for n in range(6, 9):
-        await publish(app, n)
+        publish(app, n)
     waits = await app.enqueue(work, 1, resource_key="p/1", ordering_key="o")
     await app.close()
     file = primary.home / "dump"
@@ -178,7 +182,7 @@ async def test_a_database_that_was_restored_from_a_dump_goes_on(primary):
         await asyncio.to_thread(subprocess.run, [*map(str, command)], check=True, capture_output=True, timeout=120)
     app = opened(names[1], upgrade=False)
     for n in range(9, 12):
-        await publish(app, n)
+        publish(app, n)
     await app.worker().drain(timeout=60)
     for key in ("a", "b", "c"):
         assert [sequence for k, sequence in arrived if k == key] == [1, 2, 3, 4]
@@ -187,7 +191,7 @@ async def test_a_database_that_was_restored_from_a_dump_goes_on(primary):
     await app.close()
 
 
-async def publish(app, n):
-    async with AsyncSession(create_async_engine(app.database.sync_engine.url)) as session:
+def publish(app, n):
+    with Session(app.database.sync_engine) as session:
         app.outbox.publish(session, Moved(number=n), key="abc"[n % 3])
-        await session.commit()
+        session.commit()
