@@ -31,8 +31,14 @@ provider = Provider(name="idp", base_url=server, errors=Errors(rules=rules), aut
 
 async def main():
     async with Resilient(url, handlers=[me], providers=[provider], secrets=[key]) as app:
-        if what == "die":
-            grants.renew_if_held = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        if not what.isdigit():
+            die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            if what == "begun":
+                app.grants._send = die
+            elif what == "answered":
+                grants.renew_if_held = die
+            else:
+                app.grants.client_taken = die
             await app.credentials("idp/acct-1")
         await app.credentials("idp/acct-1")
         print("up", flush=True)
@@ -50,7 +56,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def child(database_url, idp):
-    """``child(what)``: a process that works with so many workers, or dies at the commit of a refresh."""
+    """``child(what)``: a process that works with so many workers, or dies at that step of a refresh."""
     children = []
 
     def start(what):
@@ -110,7 +116,7 @@ async def test_killed_between_the_answer_and_the_commit(database_url, idp, child
     app = Resilient(database_url, providers=[idp.provider(**facts)], secrets=[KEY])
     try:
         await connect(app, idp, expired=True)
-        assert await asyncio.to_thread(child("die").wait, 60) == -9
+        assert await asyncio.to_thread(child("answered").wait, 60) == -9
         assert len(idp.asked) == 1
         over = "UPDATE {grant} SET lease_until = created_at"
         await app.database.transaction(lambda c, d: d.run(c, over))
@@ -126,3 +132,22 @@ async def test_killed_between_the_answer_and_the_commit(database_url, idp, child
         await app.close()
     assert len(idp.asked) == 2  # one try more, and no other
     assert info.state is (GrantState.ACTIVE if grace else GrantState.NEEDS_REAUTH)
+
+
+@pytest.mark.parametrize("step", ["begun", "committed"])
+async def test_killed_before_the_request_or_after_the_commit_costs_no_grant(database_url, idp, child, step):
+    """Where a refresh token works once: it was not sent yet, or its successor is stored."""
+    idp.rotation = "single_use"
+    app = Resilient(database_url, providers=[idp.provider(rotation=Rotation.SINGLE_USE)], secrets=[KEY])
+    try:
+        await connect(app, idp, expired=True)
+        assert await asyncio.to_thread(child(step).wait, 60) == -9
+        assert len(idp.asked) == (step == "committed")
+        await app.database.transaction(lambda c, d: d.run(c, "UPDATE {grant} SET lease_until = created_at"))
+        app.grants.accounts.forget()
+        assert (await app.credentials(A)).token == "canary-access-2"
+        info = await app.connections.get(A)
+    finally:
+        await app.close()
+    assert len(idp.asked) == 1
+    assert info.state is GrantState.ACTIVE
