@@ -68,8 +68,8 @@ def _frameless(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corou
         try:
             return await method(*args, **words)
         except UnicodeError:  # it would show the text
-            error: Exception = SetupError("a client's id or secret, or a token, holds characters that cannot be sent")
-        except Exception as caught:  # noqa: BLE001 - raised below
+            error: BaseException = SetupError("a client's id or secret, or a token, has characters that cannot be sent")
+        except BaseException as caught:  # noqa: BLE001 - raised below, a cancellation too
             error = caught
         del args, words
         raise without_frames(error, outer)

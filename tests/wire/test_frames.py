@@ -1,5 +1,6 @@
 """What an error tracker collects: the values of variables in every frame of every exception of a chain."""
 
+import asyncio
 import logging
 import sys
 from datetime import UTC, datetime
@@ -85,6 +86,27 @@ async def test_token_requests_that_cannot_be_made(way):
         await asked
     assert CANARY not in collected(caught.value)
     await token.aclose()
+
+
+async def test_a_token_request_that_is_cancelled():
+    arrived = asyncio.Event()
+
+    async def hang(_reader, _writer):
+        arrived.set()
+        await asyncio.Event().wait()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    token = TokenClient()
+    oauth = OAuth2(token_url=f"http://127.0.0.1:{port}/token", client_id="c", client_secret=f"{CANARY}-secret")
+    asked = asyncio.create_task(token.refresh(oauth, f"{CANARY}-refresh", NOW))
+    await arrived.wait()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await asked
+    assert CANARY not in collected(caught.value)
+    await token.aclose()
+    server.close()
 
 
 def test_urllib3_logs_no_query(server, caplog):
