@@ -89,11 +89,14 @@ async def test_token_requests_that_cannot_be_made(way):
 
 
 async def test_a_token_request_that_is_cancelled():
-    arrived = asyncio.Event()
+    arrived, over = asyncio.Event(), asyncio.Event()
 
-    async def hang(_reader, _writer):
+    async def hang(reader, writer):
         arrived.set()
-        await asyncio.Event().wait()
+        await reader.read()  # until the client is gone
+        writer.close()
+        await writer.wait_closed()
+        over.set()
 
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -106,7 +109,9 @@ async def test_a_token_request_that_is_cancelled():
         await asked
     assert CANARY not in collected(caught.value)
     await token.aclose()
+    await over.wait()
     server.close()
+    await server.wait_closed()
 
 
 def test_urllib3_logs_no_query(server, caplog):
