@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 LEAST_LIFE: Final = 60.0  # seconds; a token whose lifetime is stated as 0 is used for so long
+PATIENCE: Final = 20.0  # seconds for the whole exchange with a token endpoint; leases of a refresh are longer
 _LARGEST: Final = 10**20  # of the numbers that are kept
 _LONGEST: Final = 10 * 366 * 86400.0  # seconds; later ends are none
 REFRESHING: Final = "refreshing"  # the code of an account's rest that ends with a refresh

@@ -19,8 +19,8 @@ from resilient.engine import joining, writing
 from resilient.engine import retention as retention_
 from resilient.engine.alerts import Alerts
 from resilient.engine.connections import Connections
+from resilient.engine.defaults import DEFAULT_CONCURRENCY, GRACE, LEASE, STUCK_PATIENCE
 from resilient.engine.enqueue import Encoder, Enqueued, checked_name
-from resilient.engine.executor import STUCK_PATIENCE
 from resilient.engine.foresight import Foresight
 from resilient.engine.grants import Grants
 from resilient.engine.handler import Handler, Kind, by_kind
@@ -36,7 +36,6 @@ from resilient.engine.steps import SyncWorkflow, Workflow
 from resilient.engine.streams_api import Streams
 from resilient.engine.sync_side import SyncApp
 from resilient.engine.webhooks import Webhooks
-from resilient.engine.worker import DEFAULT_CONCURRENCY, GRACE, LEASE, Worker
 from resilient.engine.workflows import Workflows
 from resilient.store import pool
 from resilient.store import schema as schemas
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from resilient.engine.schedule import Schedule
     from resilient.engine.sessions import CallersSession
     from resilient.engine.webhooks import Inbound
+    from resilient.engine.worker import Worker
     from resilient.store.circuits import Change
     from resilient.wire.publishers.base import Destination
 
@@ -352,6 +352,8 @@ class Resilient:
         ``grace`` how many seconds running jobs get when the worker stops; ``patience`` for how many seconds after its
         timeout a handler that does not end keeps its job, before the job goes on without it. Raises `SetupError`.
         """
+        from resilient.engine.worker import Worker  # noqa: PLC0415 - half of the engine: a program that only enqueues has none
+
         return Worker(self, concurrency=concurrency, kinds=kinds, lease=lease, grace=grace, patience=patience, rng=rng)
 
     async def tick_schedules(self) -> None:

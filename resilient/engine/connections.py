@@ -27,8 +27,6 @@ from resilient.engine.consent import Consent
 from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.store import connections, fuse, grants, lacking
 from resilient.store.secrets import key_id_of
-from resilient.wire.assertion import grant_assertion
-from resilient.wire.oauth import ask_here, in_own_loop
 
 if TYPE_CHECKING:
     import builtins
@@ -148,6 +146,8 @@ class Connections:
         if private_key:
             values = {name: text for name, text in (("subject", subject), ("key_id", key_id)) if text}
             credentials = Credentials(refresh_token=private_key, user=issuer, values=values)
+            from resilient.wire.assertion import grant_assertion  # noqa: PLC0415 - cryptography: only where it is used
+
             grant_assertion(self.oauth_of(key, details), credentials, self._app.now())  # whether it is a key at all
             return await self._put(key, "oauth2", credentials, "jwt_bearer", details)
         kind = ("bearer", "api_key", "basic", "oauth2")[said.index(True)]
@@ -204,6 +204,8 @@ class Connections:
         if not oauth.revoke_url or not secret:
             return False
         if self._here:
+            from resilient.wire.oauth import ask_here  # noqa: PLC0415 - httpx: only where something is sent
+
             return ask_here(lambda client: client.revoke(oauth, secret, now)) is None
         return await self._app.grants.client.revoke(oauth, secret, now) is None
 
@@ -337,7 +339,11 @@ class Connections:
         return await self.get(key)
 
     async def _theirs(self, asked: Coroutine[Any, Any, T]) -> T:
-        return in_own_loop(asked) if self._here else await asked
+        if not self._here:
+            return await asked
+        from resilient.wire.oauth import in_own_loop  # noqa: PLC0415 - httpx: only where something is sent
+
+        return in_own_loop(asked)
 
     async def _put(
         self, key: str, kind: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]

@@ -21,7 +21,6 @@ from resilient.core import tokens
 from resilient.core.errors import ConsentRefused, SetupError
 from resilient.core.tokens import EMPTY, Credentials
 from resilient.store import connections, fuse
-from resilient.wire.oauth import ask_here, callback_error, consent_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,10 +87,14 @@ class Consent:
         doc = {"verifier": verifier, "uri": uri, "details": dict(details), "bound": _hashed(bound_to), "note": note}
         sealed = ring.seal(json.dumps(doc), _TABLE, id_, "secrets")
         await self._db.write(None, _expect, id_, key, sealed)
+        from resilient.wire.oauth import consent_url  # noqa: PLC0415 - httpx: only where something is sent
+
         return consent_url(oauth, uri, state, verifier)
 
     async def finish(self, parameters: Mapping[str, str], *, bound_to: str = "") -> Granted:
         """Exchange what a callback brought. Raises `ConsentRefused`; the state is used up then too."""
+        from resilient.wire.oauth import callback_error  # noqa: PLC0415 - httpx: only where something is sent
+
         key, expected = await self._arrived(parameters.get("state") or "")
         if not hmac.compare_digest(expected.bound, _hashed(bound_to)):
             raise ConsentRefused("this callback belongs to another browser or another user: start again from your own")
@@ -130,6 +133,8 @@ class Consent:
     async def _exchange(self, oauth: OAuth2, code: str, expected: _Expected) -> TokenAnswer:
         verifier, now = expected.verifier if oauth.pkce != "none" else "", self._app.now()
         if self._here:
+            from resilient.wire.oauth import ask_here  # noqa: PLC0415 - httpx: only where something is sent
+
             return ask_here(lambda client: client.exchange(oauth, code, verifier, expected.uri, now))
         return await self._app.grants.client.exchange(oauth, code, verifier, expected.uri, now)
 

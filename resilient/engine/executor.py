@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("resilient.worker")
 BREATH: Final = 16  # jobs a slot may run without letting the loop breathe
 DEADLINE_LOOK: Final = 0.1  # seconds between two looks for executions past their timeout
-STUCK_PATIENCE: Final = 300.0  # seconds for which a stuck handler keeps its job
 SOLO_PATIENCE: Final = 5.0  # seconds a suspect waits for the others to end
 CANCEL_PATIENCE: Final = 5.0  # seconds a coroutine may take to end after its cancellation
 CLOSE_PATIENCE: Final = 1.0

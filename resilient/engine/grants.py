@@ -51,7 +51,6 @@ from resilient.engine.access import Access, Accounts, CredentialStore, Held, Syn
 from resilient.engine.fuse import Fuse
 from resilient.engine.token_endpoints import TokenEndpoints
 from resilient.store import connections, fuse, gates, grants, lacking
-from resilient.wire.oauth import PATIENCE, TokenAnswer, TokenClient
 from resilient.wire.trail import at_account
 
 if TYPE_CHECKING:
@@ -65,11 +64,12 @@ if TYPE_CHECKING:
     from resilient.engine.handler import Kind
     from resilient.store.fuse import Standing
     from resilient.store.grants import Begun, Grant
+    from resilient.wire.oauth import TokenAnswer, TokenClient
 
 log = logging.getLogger("resilient.grants")
 LEASE: Final = 20.0  # seconds; kept up while the request is under way, so that a dead process's ends soon
 COMMITTING: Final = 60.0  # seconds for which a new token is tried to be stored
-LONGEST: Final = 2 * PATIENCE + 20.0  # seconds for which somebody without a job waits for another's refresh
+LONGEST: Final = 2 * tokens.PATIENCE + 20.0  # seconds for which somebody without a job waits for another's refresh
 AT_ONCE: Final = 1.0  # seconds for which a job waits in its slot; then its account is parked
 POLL: Final = 0.1
 LOOK: Final = 5.0  # seconds of a look for accounts that lacked something, and for one of them at most
@@ -96,7 +96,8 @@ class Grants:
     ) -> None:
         theirs = None if store is None else in_threads(store)
         self._app, self.accounts, self._store = app, Accounts(app, keys, theirs), theirs
-        self.client, self.fuse, self._kind = TokenClient(), Fuse(app, on_needs_reauth), on_needs_reauth
+        self._client: TokenClient | None = None
+        self.fuse, self._kind = Fuse(app, on_needs_reauth), on_needs_reauth
         self._endpoints = TokenEndpoints(app)
         self._bad: dict[str, int] = {}  # versions that were refused, the latest last; see `_is_bad`
         self._flights: dict[UUID, asyncio.Task[Held]] = {}
@@ -110,12 +111,22 @@ class Grants:
         made.accounts.ring = self.accounts.ring
         return made
 
+    @property
+    def client(self) -> TokenClient:
+        """Who talks to token endpoints."""
+        if self._client is None:
+            from resilient.wire.oauth import TokenClient  # noqa: PLC0415 - httpx: only where something is sent
+
+            self._client = TokenClient()
+        return self._client
+
     async def close(self) -> None:
         """Let refreshes under way end (their answers must be committed), then close the connections."""
         if self._endpoints.is_on(asyncio.get_running_loop()):
             await asyncio.gather(*self._flights.values(), return_exceptions=True)
         await self._endpoints.close()
-        await self.client.aclose()
+        if self._client is not None:
+            await self._client.aclose()
 
     # -- using -----------------------------------------------------------------------------------------------
 
@@ -593,4 +604,6 @@ class Grants:
 
 
 def _nothing_to_refresh() -> TokenAnswer:
+    from resilient.wire.oauth import TokenAnswer  # noqa: PLC0415 - httpx: only where something is sent
+
     return TokenAnswer(failure=Failure(FailureKind.AUTH, code="no_refresh_token"))

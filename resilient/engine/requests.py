@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import httpx
-
-from resilient.wire.call import AsyncCall, SyncCall
-from resilient.wire.client import AsyncClient, Client
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a program that only enqueues needs none of it
     from collections.abc import Mapping
 
 
@@ -94,7 +89,7 @@ class _Requests(Generic[ClientT, TransportT, CallT]):
         return made
 
 
-class Requests(_Requests[AsyncClient, httpx.AsyncBaseTransport, AsyncCall]):
+class Requests(_Requests["AsyncClient", "httpx.AsyncBaseTransport", "AsyncCall"]):
     """Requests from coroutines."""
 
     __slots__ = ()
@@ -106,7 +101,7 @@ class Requests(_Requests[AsyncClient, httpx.AsyncBaseTransport, AsyncCall]):
         return self._side.async_call(method, url, words)
 
 
-class SyncRequests(_Requests[Client, httpx.BaseTransport, SyncCall]):
+class SyncRequests(_Requests["Client", "httpx.BaseTransport", "SyncCall"]):
     """Requests from a thread."""
 
     __slots__ = ()

@@ -31,7 +31,6 @@ from resilient.engine import user_sessions
 from resilient.engine.away import patiently, patiently_sync
 from resilient.engine.streams import Page, Rejected, Stream, checked_params
 from resilient.store import cursors, leases
-from resilient.wire.flow import fields
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -187,6 +186,8 @@ def _answer(response: httpx.Response, cursor: Cursor, request: PageRequest) -> A
         first = cursor.full and cursor.next is None
         del request
         raise _Refused("the provider refused the cursor", cursor, final=first) from error
+    from resilient.wire.flow import fields  # noqa: PLC0415 - httpx and more, only where something is sent
+
     return AnswerFacts(response.status_code, fields(response.headers), body=_json(response))
 
 

@@ -18,13 +18,12 @@ from resilient.core.evidence import counts
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import FailureKind
 from resilient.core.hosts import origin_of
-from resilient.engine.gate import Gate
 
 if TYPE_CHECKING:
     from resilient.core.auth import OAuth2
     from resilient.core.failure import Failure
     from resilient.engine.app import Resilient
-    from resilient.engine.gate import Ticket
+    from resilient.engine.gate import Gate, Ticket
 
 AT_ONCE: Final = 16  # requests of one process to one token endpoint
 _LONGEST: Final = 200  # characters of a key
@@ -101,6 +100,8 @@ class TokenEndpoints:
             await gate.failed(ticket, ticket.key, failure)
 
     async def _opened(self) -> Gate:
+        from resilient.engine.gate import Gate  # noqa: PLC0415 - only where something is sent
+
         loop = asyncio.get_running_loop()
         if self._gate is None or self._loop is not loop:
             self._rooms = {}

@@ -26,8 +26,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import parse_qsl
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import BaseModel, Field
 
 from resilient.core.bounds import WEBHOOK_HEADER, WEBHOOK_HEADERS
@@ -386,6 +384,9 @@ def _decoded(delivery: Delivery) -> Any:
 
 def _proves(key: bytes, signature: bytes, text: bytes) -> bool:
     """Whether an Ed25519 signature fits."""
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - only where there is one
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
+
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
     except (InvalidSignature, ValueError):

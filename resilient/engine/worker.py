@@ -30,10 +30,11 @@ from resilient.core.stuck import LEAST_STUCK
 from resilient.engine.away import retry_pause
 from resilient.engine.collector import rare_collections
 from resilient.engine.completer import Completer
+from resilient.engine.defaults import DEFAULT_CONCURRENCY, GRACE, LEASE, STUCK_PATIENCE
 from resilient.engine.dispatcher import Dispatcher
 from resilient.engine.endings import broken, finish_of, stuck_text
 from resilient.engine.execution import Execution
-from resilient.engine.executor import STUCK_PATIENCE, Executor
+from resilient.engine.executor import Executor
 from resilient.engine.gate import Gate
 from resilient.engine.heartbeat import sign_on
 from resilient.engine.services import Services
@@ -51,10 +52,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger("resilient.worker")
-DEFAULT_CONCURRENCY: Final = 50
 _WAITS: Final = frozenset({"defer", "handed_back"})
-LEASE: Final = 60.0  # seconds, unless a heartbeat renews it
-GRACE: Final = 30.0  # seconds
 LOOP_LOOK: Final = 1.0  # seconds between two looks of a waiting thread whether the loop is still there
 
 

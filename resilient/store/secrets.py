@@ -13,13 +13,12 @@ import hmac
 import os
 from typing import TYPE_CHECKING, Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from resilient.core.errors import SecretsUnreadable, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 VARIABLE: Final = "RESILIENT_SECRETS"
 PREFIX: Final = "rsk1_"
@@ -42,7 +41,7 @@ class KeyRing:
         for number, text in enumerate(keys, 1):
             raw = _decoded(text, number)
             key_id = hashlib.sha256(b"resilient key id" + raw).hexdigest()[:12]
-            self._keys[key_id] = AESGCM(raw)
+            self._keys[key_id] = _cipher(raw)
             self._signing[key_id] = hmac.digest(raw, b"resilient signing", "sha256")
 
     def __repr__(self) -> str:
@@ -106,6 +105,8 @@ class KeyRing:
 
     def open(self, sealed: str, *place: str) -> str:
         """The text sealed for that place. Raises `SecretsUnreadable` if no key of the ring opens it."""
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - see `_cipher`
+
         key_id, _, data = sealed.partition(":")
         key = self._keys.get(key_id)
         where = f"the secrets of {place[0]} {place[1]}"
@@ -121,6 +122,12 @@ class KeyRing:
             raise SecretsUnreadable(
                 f"{where} were changed or belong to another row: authorise that account again"
             ) from None
+
+
+def _cipher(raw: bytes) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - only where there are keys
+
+    return AESGCM(raw)
 
 
 def key_id_of(sealed: str) -> str:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import httpx
-
 from resilient.core.errors import ResilientError
 
 if TYPE_CHECKING:
@@ -32,6 +30,8 @@ def host_of(url: str) -> str:
 
 async def post(url: str, document: Mapping[str, Any], *, timeout: float = TIMEOUT) -> None:  # noqa: ASYNC109 - httpx's
     """Send a document; raises `NotDelivered`, naming the host and the reason."""
+    import httpx  # noqa: PLC0415 - only where something is sent
+
     try:
         request = httpx.Request(
             "POST",

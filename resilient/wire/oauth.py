@@ -27,6 +27,7 @@ from resilient.core.errors import SetupError
 from resilient.core.exchange import AnswerFacts
 from resilient.core.failure import Failure, FailureKind
 from resilient.core.token_answer import classify_token
+from resilient.core.tokens import PATIENCE
 from resilient.wire import redact
 from resilient.wire.assertion import client_assertion, grant_assertion
 from resilient.wire.decoding import ASKED_FOR, Intake
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = ParamSpec("P")
-PATIENCE: Final = 20.0  # seconds for the whole exchange; leases of a refresh are longer
 LONGEST_NUMBER: Final = 20  # digits
 _METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none", "jwt": "none"}
 _JSON_STARTS: Final = (b"{", b"[")
