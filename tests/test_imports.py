@@ -48,11 +48,32 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_declaring_an_app_imports_no_migrations():
-    """What only some need comes when it is needed: Alembic with the tables, tenacity with the first failure."""
+LATER = (  # with the first need: the tables, a failure, a request, a secret, a worker
+    *("alembic", "mako", "tenacity", "aiosqlite", "psycopg", "starlette"),
+    *("httpx", "httpcore", "h11", "authlib", "cryptography", "rich", "click", "pygments"),
+    *("resilient.engine.worker", "resilient.engine.gate", "resilient.wire.transport", "resilient.wire.oauth"),
+)
+
+
+def test_declaring_an_app_imports_only_what_enqueues():
+    """What only some need comes when it is needed: a web application that only enqueues sends no request itself."""
     program = (
-        "import sys; from resilient import Resilient, Job, handler; Resilient('sqlite:///app.db');"
-        "print([one for one in ('alembic', 'mako', 'tenacity', 'aiosqlite', 'starlette') if one in sys.modules])"
+        "import sys; from resilient import Job, OAuth2, Provider, Resilient, handler;"
+        "crm = Provider(name='crm', base_url='https://api.crm.example');"
+        "push = handler('push')(lambda job: None); Resilient('sqlite:///app.db', handlers=[push], providers=[crm]);"
+        f"print([one for one in {LATER!r} if one in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_program_that_enqueues_sends_nothing(tmp_path):
+    """Not even when it does: only the tables' own tools come then."""
+    program = (
+        "import sys; from resilient import Resilient, handler;"
+        f"app = Resilient('sqlite:///{tmp_path}/app.db', handlers=[handler('push')(lambda job: None)]);"
+        "app.enqueue_sync('push', resource_key='crm/acct-7');"
+        f"print([one for one in {LATER!r} if one in sys.modules and one not in ('alembic', 'mako', 'pygments')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

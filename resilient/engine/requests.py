@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 if TYPE_CHECKING:  # a program that only enqueues needs none of it
     from collections.abc import Mapping
 
+    import httpx
+
+    from resilient.wire.call import AsyncCall, SyncCall
+    from resilient.wire.client import AsyncClient, Client
+
 
 ClientT = TypeVar("ClientT")
 TransportT = TypeVar("TransportT")
@@ -89,7 +94,14 @@ class _Requests(Generic[ClientT, TransportT, CallT]):
         return made
 
 
-class Requests(_Requests["AsyncClient", "httpx.AsyncBaseTransport", "AsyncCall"]):
+if TYPE_CHECKING:
+    _OfCoroutines = _Requests[AsyncClient, httpx.AsyncBaseTransport, AsyncCall]
+    _OfThreads = _Requests[Client, httpx.BaseTransport, SyncCall]
+else:
+    _OfCoroutines = _OfThreads = _Requests
+
+
+class Requests(_OfCoroutines):
     """Requests from coroutines."""
 
     __slots__ = ()
@@ -101,7 +113,7 @@ class Requests(_Requests["AsyncClient", "httpx.AsyncBaseTransport", "AsyncCall"]
         return self._side.async_call(method, url, words)
 
 
-class SyncRequests(_Requests["Client", "httpx.BaseTransport", "SyncCall"]):
+class SyncRequests(_OfThreads):
     """Requests from a thread."""
 
     __slots__ = ()

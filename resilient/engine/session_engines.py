@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from resilient.core.errors import MissingExtra, SetupError
+from resilient.core.errors import SetupError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -58,12 +58,7 @@ class SessionEngines:
         if database.file is None:
             raise SetupError("a database in memory has no second connection for sessions: use a file")
         url, options = database.url.set(drivername="sqlite+aiosqlite"), {"timeout": 30}
-        try:
-            return create_async_engine(url, hide_parameters=True, connect_args=options)
-        except ModuleNotFoundError:
-            raise MissingExtra(
-                "an async session on SQLite needs aiosqlite: pip install 'resilient-engine[sqlite-async]'"
-            ) from None
+        return create_async_engine(url, hide_parameters=True, connect_args=options)
 
     async def close(self) -> None:
         """Close what was made here."""
