@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from resilient.core import cron
 from resilient.core.errors import InvalidInput
+from resilient.core.misfit import explained_class
 from resilient.core.phrases import brief
 from resilient.core.records import fields_of
 from resilient.core.retention import Span, span
@@ -125,6 +126,7 @@ class Notice:
 Sink: TypeAlias = "str | Callable[[Notice], Awaitable[object] | object]"
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Alerting:
     """Whom to tell, and when.

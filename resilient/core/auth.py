@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from resilient.core.errors import InvalidInput
 from resilient.core.hosts import origin_of, without_secrets
+from resilient.core.misfit import explained_class
 from resilient.core.placeholders import at_origin, check_placeholders, fill_url, names_a_host, prefix_of
 from resilient.core.rules import NONE, Errors
 from resilient.core.words import check_number, check_paths, check_texts, check_word
@@ -56,6 +57,7 @@ _WORDS: Final[Mapping[str, Any]] = MappingProxyType(
 )
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearer:
     """A token the account gives us, sent as ``prefix`` and token in ``header``."""
@@ -69,6 +71,7 @@ class Bearer:
         return {self.header: f"{self.prefix}{token}"}
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
     """A key the account gives us: ``prefix`` and key in ``header``, or the parameter ``query`` of the URL."""
@@ -87,6 +90,7 @@ class ApiKey:
         return {self.query: f"{self.prefix}{key}"} if self.query else {}
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basic:
     """User and password, as RFC 7617 says. ``user``, ``password``: what the provider calls them."""
@@ -103,6 +107,7 @@ class Basic:
         return {"Authorization": f"Basic {text}"}
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OAuth2:
     """The OAuth facts of a provider, and with `Provider.configured` the application's client.

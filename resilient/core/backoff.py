@@ -19,6 +19,7 @@ from resilient.core.delays import (
 )
 from resilient.core.errors import InvalidInput
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.misfit import explained_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,7 @@ DEFAULT_DELAY: Final = FullJitter()
 CONFLICT_DELAY: Final = FullJitter(base=0.5, cap=15.0)  # the other side is done soon
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class Retry:
     """What happens after a failure that may be repeated.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from resilient.core.bounds import BUDGET_NAME
 from resilient.core.errors import InvalidInput
 from resilient.core.instants import Word, http_date, number, read
+from resilient.core.misfit import explained_class
 from resilient.core.plain_text import one_line
 from resilient.core.structured import Item, parse_dictionary, parse_list
 from resilient.core.words import check_number, check_word, in_small_letters
@@ -38,6 +39,7 @@ class Budget(NamedTuple):
     unit: str = "requests"  # the draft also knows "content-bytes" and "concurrent-requests"
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class BudgetFields:
     """Which header fields one of a provider's budgets is written in.

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from resilient.core.errors import InvalidInput, JobFailure
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.misfit import explained_class
 
 Seconds = float | timedelta
 
@@ -53,6 +54,7 @@ class _Value:
             object.__setattr__(self, name, value)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class Fixed(_Value):
     """Always the same delay, without jitter."""
@@ -67,6 +69,7 @@ class Fixed(_Value):
         return self.delay
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class Linear(_Value):
     """``attempt`` x ``step``: 30 s, 60 s, 90 s ..., at most ``cap``. No jitter: wrap it in `PlusMinus`."""
@@ -82,6 +85,7 @@ class Linear(_Value):
         return min(self.cap, attempt * self.step)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class Exponential(_Value):
     """``base`` x ``factor`` ^ (attempt - 1), at most ``cap``. No jitter: prefer `FullJitter`."""
@@ -110,6 +114,7 @@ class Exponential(_Value):
         return self.curve(attempt)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class FullJitter(Exponential):
     """Anything between half the base and the exponential delay, each as likely as any other. The default.
@@ -123,6 +128,7 @@ class FullJitter(Exponential):
         return floor + roll * (self.curve(attempt) - floor)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class EqualJitter(Exponential):
     """Half the exponential delay, and up to as much again."""
@@ -132,6 +138,7 @@ class EqualJitter(Exponential):
         return self.curve(attempt) * (1 + roll) / 2
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class Decorrelated(_Value):
     """Between ``base`` and three times the delay before, at most ``cap``: jitter that does not follow the attempts.
@@ -161,6 +168,7 @@ class Decorrelated(_Value):
         return max(self.base, min(self.cap, 3 * previous))
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class PlusMinus:
     """Another strategy's delay, give or take ``ratio`` of it (+-20 %)."""

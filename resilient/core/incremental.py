@@ -13,6 +13,7 @@ from typing import Literal
 
 from resilient.core.body import pick
 from resilient.core.errors import InvalidInput
+from resilient.core.misfit import explained_class
 from resilient.core.words import check_braces, check_number, check_paths, check_word
 
 Style = Literal["filter", "token", "link", "key", "conditional"]
@@ -20,6 +21,7 @@ Taken = Literal["last_page", "every_page", "before_pass", "items"]
 Deletions = Literal["never", "marked", "separate", "webhook"]
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incremental:
     """One way to ask for changes.

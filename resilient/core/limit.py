@@ -23,6 +23,7 @@ from math import isfinite
 from typing import Any, Final, Literal
 
 from resilient.core.errors import InvalidInput
+from resilient.core.misfit import explained_class
 
 Counts = Literal["requests", "jobs"]
 LONGEST_LEASE: Final = 0.1  # seconds of a limit's rate that a worker may hold in advance
@@ -56,6 +57,7 @@ def seconds(span: float | str | timedelta) -> float:
     return value
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, init=False)
 class Limit:
     """At most ``rate`` units in any ``per`` seconds, or with ``burst`` a bucket of that many at once.

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 from resilient.core.errors import InvalidInput, ResilientError
 from resilient.core.hosts import address, without_secrets
+from resilient.core.misfit import explained_class
 from resilient.core.plain_text import one_line
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class PagingError(ResilientError):
     """An answer does not page as its provider's facts say; going on would lose or repeat records."""
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class PageRequest:
     """``url``: absolute when it is sent (see `on`); ``body``: JSON. The ``repr`` shows neither."""

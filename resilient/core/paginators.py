@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.body import pick
 from resilient.core.bounds import STRUCTURED_FIELD
 from resilient.core.errors import InvalidInput
+from resilient.core.misfit import explained_class
 from resilient.core.page_request import PageRequest, PagingError, Value
 from resilient.core.paging import Paginator, cursor_at
 from resilient.core.words import check_braces, check_paths, in_small_letters
@@ -22,6 +23,7 @@ _LINK: Final = re.compile(  # the words of a Link header; a quoted text may lack
 _DEEPEST: Final = 6  # levels at which a pageInfo is looked for
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnePage(Paginator):
     """All records at once."""
@@ -30,6 +32,7 @@ class OnePage(Paginator):
         """There is no other."""
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkHeader(Paginator):
     """``Link: <...>; rel="next"`` (RFC 8288)."""
@@ -45,6 +48,7 @@ class LinkHeader(Paginator):
         return None if target is None else request.at(target)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextUrl(Paginator):
     """The next page's whole URL stands in the body, at ``found``."""
@@ -61,6 +65,7 @@ class NextUrl(Paginator):
         return None if target is None else request.at(target)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextCursor(Paginator):
     """The body (``found``) or a ``header`` holds a cursor, which goes into ``query`` or into ``body``.
@@ -105,6 +110,7 @@ class NextCursor(Paginator):
         return request.with_body(self.body, cursor)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastKey(Paginator):
     """The next page begins after the last record: its ``key`` goes into ``query``.
@@ -132,6 +138,7 @@ class LastKey(Paginator):
         return request.with_query(**{self.query: keys[0]})
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageNumber(Paginator):
     """Pages are numbered in ``query``, from ``start``.
@@ -166,6 +173,7 @@ class PageNumber(Paginator):
         return request.with_query(**{self.query: here + 1})
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset(Paginator):
     """The next page begins at the number of records read so far, in ``query`` or in the ``body``.
@@ -225,6 +233,7 @@ class Offset(Paginator):
         return re.compile(re.escape(self.clause).replace(re.escape("{offset}"), "([0-9]+)"), re.IGNORECASE)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphQLPages(Paginator):
     """``pageInfo { hasNextPage endCursor }``; the cursor goes into ``variable``.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.core.errors import InvalidInput, JobFailure, Snooze
 from resilient.core.failure import Failure, FailureKind
+from resilient.core.misfit import explained_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _WAITS = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Part:
     """One request of a batch. ``url``: below the base URL, as ``/me/messages``; ``body``: JSON."""
@@ -53,6 +55,7 @@ class PartAnswer:
         raise error
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEndpoint:
     """A JSON batch: ``POST path`` with ``{requests: [{id, method, url, headers, body}]}``.

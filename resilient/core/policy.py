@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.errors import InvalidInput
 from resilient.core.limit import Limit
+from resilient.core.misfit import explained_class
 from resilient.core.resource_key import check_pattern, matches, path
 from resilient.core.tenancy import Tenancy
 
@@ -24,6 +25,7 @@ LEAST_CHILDREN, MOST_CHILDREN = 2, 16  # accounts whose failures may open a prov
 _MOST_KNOWN: Final = 65536  # keys whose choice is remembered
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
     """When a circuit opens, for how long, and how it comes back. Times are in seconds.

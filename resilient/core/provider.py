@@ -20,6 +20,7 @@ from resilient.core.failure import FailureKind
 from resilient.core.hosts import Origins, host_pattern, origin_of, without_secrets
 from resilient.core.incremental import Incremental
 from resilient.core.limit import Limit
+from resilient.core.misfit import explained_class
 from resilient.core.paging import Paginator
 from resilient.core.parts import BatchEndpoint
 from resilient.core.placeholders import at_origin, check_placeholders, fill_header, fill_url, names_in, prefix_of
@@ -54,6 +55,7 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
 _LEVELS: Final = MappingProxyType({"provider": "", "account": "/*"})
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Idempotency:
     """How the provider recognises a repeated request.
@@ -88,6 +90,7 @@ class Idempotency:
         return method in self.methods and any(fnmatchcase(path, pattern) for pattern in self.paths)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Provider:
     """The facts of one third-party API. ``name`` is the first segment of its resource keys.

@@ -8,12 +8,14 @@ from typing import Any, Final, TypeAlias
 
 from resilient.core.errors import InvalidInput
 from resilient.core.limit import seconds
+from resilient.core.misfit import explained_class
 from resilient.core.records import fields_of
 
 Span: TypeAlias = "str | float | timedelta"
 _LARGEST_BATCH: Final = 10_000
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How long finished jobs, old history and idle resources are kept.

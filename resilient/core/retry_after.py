@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient.core.budgets import GENERIC, Budget, BudgetFields, Fields, budgets
 from resilient.core.instants import Word, add_seconds, read
+from resilient.core.misfit import explained_class
 from resilient.core.words import check_word
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _IN_TEXT: Final = re.compile(
 _WORDED: Final = {"mil": "ms", "sec": "s", "min": "m", "hou": "h", "hr": "h", "hrs": "h"}
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class WaitDialect:
     """How one provider says "come back later".

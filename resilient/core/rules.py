@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from resilient.core.errors import InvalidInput
 from resilient.core.failure import FailureKind, Scope
 from resilient.core.instants import Word
+from resilient.core.misfit import explained_class
 from resilient.core.words import (
     check_number,
     check_paths,
@@ -31,6 +32,7 @@ PERIODS: Final = MappingProxyType({"hour": 3600.0, "day": 86400.0, "month": 31 *
 MESSAGES: Final = ("error.message", "message", "error_description", "errors[0].message", "detail", "title")
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Where one error says how long to wait, before the provider's general `WaitDialect` is asked.
@@ -61,6 +63,7 @@ class Wait:
             )
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One line of an error dialect: if all that is stated fits, the answer is a failure of ``kind``.
@@ -126,6 +129,7 @@ class Rule:
         return status == self.status if isinstance(self.status, int) else status in self.status
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Errors:
     """An error dialect: where codes and messages are, and what they mean.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.auth import OAuth2, Rotation
 from resilient.core.body import pick
 from resilient.core.failure import Failure, FailureKind, Scope
+from resilient.core.misfit import explained_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,6 +111,7 @@ class RefreshFailure(StrEnum):
     UNEXPLAINED = "unexplained"  # refused for a reason nobody declared: see `is_hopeless`
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     """What one account is reached with. The ``repr`` shows none of it.

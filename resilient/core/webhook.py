@@ -23,6 +23,7 @@ from resilient.core.bounds import WEBHOOK_CHALLENGE
 from resilient.core.budgets import Fields
 from resilient.core.errors import InvalidInput
 from resilient.core.instants import Word, read
+from resilient.core.misfit import explained_class
 from resilient.core.plain_text import plain
 from resilient.core.words import check_braces, check_number, check_paths, check_pattern, check_texts, check_word
 
@@ -38,6 +39,7 @@ _PARTS: Final = frozenset({"body", "timestamp", "id", "method", "url", "form", "
 _PART: Final = re.compile(r"\{(\w+)\}")
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
     """One scheme of signing.
@@ -100,6 +102,7 @@ class Signature:
         return "{body}" in self.signed or "{form}" in self.signed
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
     """How a provider calls us.

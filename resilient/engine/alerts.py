@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core import alert_groups, alerts, spread
 from resilient.core.alerts import CONDITIONS, EVENTS, Alerting
 from resilient.core.errors import InvalidInput
+from resilient.core.misfit import explained_calls
 from resilient.engine.outage import Outage
 from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.engine.sinks import Sinks
@@ -42,6 +43,7 @@ MOST_LISTED: Final = 10_000
 CLOSING: Final = 5.0  # seconds for the last alerts of a process
 
 
+@explained_calls("app.alerts")
 class Alerts:
     """``app.alerts``."""
 

@@ -11,9 +11,11 @@ import logging
 import weakref
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.errors import SetupError
+from resilient.core.misfit import explained
 from resilient.core.policy import BreakerPolicy, Policies
 from resilient.engine import joining, writing
 from resilient.engine import retention as retention_
@@ -95,6 +97,7 @@ class Resilient:
     Raises `SetupError` for anything that cannot work, before any connection is opened.
     """
 
+    @partial(explained, name="Resilient", error=SetupError)
     def __init__(
         self,
         database: str | URL | Engine | AsyncEngine | Database,
@@ -218,6 +221,7 @@ class Resilient:
         await self.database.close()
         self._ready = False  # in memory the tables are gone too
 
+    @explained
     async def credentials(self, key: str) -> Access:
         """What requests of an account carry, refreshed if need be: for code that sends them without a job.
 
@@ -232,6 +236,7 @@ class Resilient:
 
     # -- enqueueing -----------------------------------------------------------------------------------------------
 
+    @explained
     async def enqueue(
         self,
         kind: Kind[Any] | str,
@@ -263,6 +268,7 @@ class Resilient:
         self.poke()
         return done
 
+    @explained
     def enqueue_sync(
         self,
         kind: Kind[Any] | str,
@@ -284,6 +290,7 @@ class Resilient:
         self.poke()
         return done
 
+    @explained
     async def enqueue_many(
         self,
         kind: Kind[Any] | str,
@@ -303,6 +310,7 @@ class Resilient:
         self.poke()
         return done
 
+    @explained
     def enqueue_many_sync(
         self,
         kind: Kind[Any] | str,
@@ -336,6 +344,7 @@ class Resilient:
 
     # -- running --------------------------------------------------------------------------------------------------
 
+    @explained
     def worker(
         self,
         *,
@@ -367,6 +376,7 @@ class Resilient:
         await self.grants.fuse.keep_house()
         await self.grants.keep_house()
 
+    @explained
     async def prune(
         self,
         *,
@@ -384,6 +394,7 @@ class Resilient:
         await self.ready()
         return await retention_.walk(self, walk)
 
+    @explained
     def prune_sync(
         self,
         *,

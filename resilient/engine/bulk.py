@@ -41,6 +41,8 @@ def filter_of(which: Which, criteria: Criteria, *, everything: bool = False) -> 
         if made == JobFilter() and not everything:
             raise InvalidInput("this would mean every job: give an id or a filter, or say everything=True")
         return made
+    if not isinstance(which, (str, UUID, Iterable)):
+        raise InvalidInput(f"which takes a job's id, several ids or a filter, not {type(which).__name__}")
     ids = [which] if isinstance(which, (str, UUID)) else list(which)
     return JobFilter(ids=tuple(as_id(i) for i in ids))
 

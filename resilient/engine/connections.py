@@ -16,6 +16,8 @@ from uuid_utils.compat import uuid7
 
 from resilient.core import tokens
 from resilient.core.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SecretsUnreadable
+from resilient.core.misfit import explained_calls
+from resilient.core.phrases import nearest
 from resilient.core.placeholders import names_in
 from resilient.core.plain_text import fits_header
 from resilient.core.records import plain
@@ -75,6 +77,7 @@ class ConnectionInfo:
         return {name: plain(getattr(self, name)) for name in self.__slots__}
 
 
+@explained_calls("app.connections")
 class Connections:
     """Connections of one app. Raises `BadResourceKey`, `InvalidInput`, and `SetupError` without a key for secrets."""
 
@@ -105,6 +108,9 @@ class Connections:
         after: str = "",
     ) -> builtins.list[ConnectionInfo]:
         """A page of connections by key: of one provider, in one state. The next one is ``after`` the last."""
+        if state is not None and state not in list(GrantState):
+            words = [one.value for one in GrantState]
+            raise InvalidInput(f"state={state!r}: say one of {', '.join(words)}{nearest(str(state), words)}")
         wanted = None if state is None else GrantState(state).value
         found = await self._db.read(None, connections.find_all, under=provider, state=wanted, after=after, limit=limit)
         return [info_of(one) for one in found]

@@ -16,6 +16,7 @@ from uuid_utils.compat import uuid7
 
 from resilient.core import resource_key as keys
 from resilient.core.errors import InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
+from resilient.core.misfit import explained_class
 from resilient.core.phrases import nearest
 from resilient.engine.collector import no_collections
 from resilient.engine.handler import Handler, Kind
@@ -75,6 +76,7 @@ class Ordered(NamedTuple):
         return self.row.unique_key is not None or self.row.ordering_key is not None or bool(self.after)
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Item:
     """One job of `enqueue_many`, when more than its payload differs. ``None`` takes what the call says."""

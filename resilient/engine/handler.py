@@ -26,10 +26,11 @@ from typing import (
     overload,
 )
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from resilient.core.backoff import Retry
-from resilient.core.errors import BadPayload, SetupError
+from resilient.core.errors import BadPayload, InvalidInput, SetupError
+from resilient.core.misfit import explained, explained_class
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -49,6 +50,20 @@ BATCHES: Final = range(1, 1001)
 _UNTYPED: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 
 
+def adapter_of(model: Any) -> TypeAdapter[Any]:
+    """What checks values of a model. Raises `InvalidInput` for what is no type at all."""
+    try:
+        return TypeAdapter(model)
+    except (PydanticUserError, TypeError, AttributeError, KeyError) as error:
+        if isinstance(model, type) or get_origin(model) is not None:  # then pydantic's words are about it
+            raise
+        raise InvalidInput(
+            f"model= takes a pydantic model, a dataclass or any other type, such as dict[str, int]; not the value of a"
+            f" {type(model).__name__}"
+        ) from error
+
+
+@explained_class
 @dataclass(frozen=True, eq=False)
 class Kind(Generic[P]):
     """One kind of job: its name and the shape of its payload.
@@ -69,7 +84,7 @@ class Kind(Generic[P]):
             raise SetupError(
                 f"{self.kind!r} is not a handler kind: use letters, digits and ._:@+-, such as 'mail.send'"
             )
-        object.__setattr__(self, "_adapter", _UNTYPED if self.model is None else TypeAdapter(self.model))
+        object.__setattr__(self, "_adapter", _UNTYPED if self.model is None else adapter_of(self.model))
 
     def encode(self, payload: Any) -> str:
         """Check a payload against the model and return it as JSON text; raises `BadPayload`."""
@@ -105,6 +120,7 @@ class Kind(Generic[P]):
             ) from None
 
 
+@explained_class
 @dataclass(frozen=True, eq=False)
 class Handler(Kind[P], Generic[P, R]):
     """A user's function for one kind of job, and how it is to be run."""
@@ -173,6 +189,7 @@ def handler(
     reconcile: Callable[[Any], Any] | None = ...,
     anonymous: bool = ...,
 ) -> DeclareBatch: ...
+@explained
 def handler(
     kind: str,
     *,

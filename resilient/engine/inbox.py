@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.core.errors import InvalidInput
+from resilient.core.misfit import explained_calls
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
 from resilient.store import inbox as store
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _HIGHEST = 2**63 - 1
 
 
+@explained_calls("app.inbox")
 class Inbox:
     """The inbox of one app. Raises `InvalidInput` for what cannot be a consumer, a message, a key or a number."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.changed import Cancelled, Deleted, Discarded, Edited, Retried
 from resilient.core.errors import InvalidInput
+from resilient.core.misfit import explained_calls
 from resilient.core.states import JobState
 from resilient.core.why import Why, why_job
 from resilient.engine import bulk, joining
@@ -41,6 +42,7 @@ _MAY_BE_SENT: Final = (
 )
 
 
+@explained_calls("app.jobs")
 class Jobs:
     """Jobs of one app.
 

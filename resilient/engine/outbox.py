@@ -19,6 +19,7 @@ from resilient.core.errors import InvalidInput
 from resilient.core.events import EventInfo, Replayed
 from resilient.core.events import destination as destination_of
 from resilient.core.message import numbered
+from resilient.core.misfit import explained_calls
 from resilient.engine import joining, sessions, trace
 from resilient.engine.event import data_of
 from resilient.engine.forms import Forms, checked_routes, known
@@ -46,6 +47,7 @@ _BATCH: Final = 500
 _REPLAY: Final = '{"replay":"true"}'
 
 
+@explained_calls("app.outbox")
 class Outbox:
     """The outbox of one app.
 

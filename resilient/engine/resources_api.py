@@ -19,6 +19,7 @@ from resilient.core import resource_key
 from resilient.core.changed import Changed
 from resilient.core.errors import InvalidInput, NaiveDatetime
 from resilient.core.limit import Limit
+from resilient.core.misfit import explained_calls
 from resilient.core.phrases import moment
 from resilient.core.policy import BreakerPolicy
 from resilient.core.why import Why, why_resource
@@ -60,6 +61,7 @@ class Bulk(TypedDict, total=False):
     stopped_before: datetime | timedelta | None
 
 
+@explained_calls("app.resources")
 class Resources:
     """Resources of one app. Raises `BadResourceKey` for what is no key or pattern."""
 

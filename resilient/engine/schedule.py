@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from resilient.core import cron, resource_key, schedule
 from resilient.core.errors import InvalidInput, SetupError
 from resilient.core.limit import seconds
+from resilient.core.misfit import explained_class
 from resilient.core.schedule import Spec, Template
 from resilient.engine.handler import Kind
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 ForEach: TypeAlias = str | Collection[str] | Callable[[], Iterable[str] | AsyncIterable[str] | Awaitable[Iterable[str]]]
 
 
+@explained_class
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """One recurring job of a program, listed in ``Resilient(schedules=[...])``.

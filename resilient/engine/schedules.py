@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient.core import cron, schedule
 from resilient.core.errors import DatabaseUnreachable, InvalidInput, SetupError
+from resilient.core.misfit import explained_calls
 from resilient.engine import per_account, writing
 from resilient.engine.schedule import Schedule, by_name
 from resilient.engine.schedule_jobs import job_of
@@ -40,6 +41,7 @@ LOOK_EVERY: Final = 0.8  # seconds; a worker's staging loop may turn much faster
 REST: Final = 60.0  # seconds without a schedule that failed: what was wrong may pass
 
 
+@explained_calls("app.schedules")
 class Schedules:
     """Schedules of one app: ``app.schedules``."""
 

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from uuid_utils.compat import uuid7
 
 from resilient.core.errors import InvalidInput, WorkflowOver
+from resilient.core.misfit import explained_calls
 from resilient.core.workflow import WorkflowState
 from resilient.engine import joining, sessions, writing
 from resilient.engine.handler import Handler, Kind
@@ -63,6 +64,7 @@ def require_going(c: Connection, d: Dialect, id_: UUID, *, lock: bool) -> tuple[
     return name, count
 
 
+@explained_calls("wf")
 class BaseWorkflow:
     """What is the same for async and synchronous programs."""
 

@@ -11,16 +11,20 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from urllib.parse import quote
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from resilient.core.errors import InvalidInput, SetupError
+from resilient.core.misfit import explained_class
 from resilient.core.paginators import OnePage
 from resilient.core.retention import span
 from resilient.core.sync import Cursor, Record, Rules, asked_since
+from resilient.engine.handler import adapter_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+
+    from pydantic import TypeAdapter
 
     from resilient.core.incremental import Incremental
     from resilient.core.page_request import PageRequest
@@ -63,6 +67,7 @@ class Page(Generic[T]):
     _move: Any = field(repr=False, compare=False)  # what its checkpoint saves
 
 
+@explained_class
 @dataclass(frozen=True, eq=False)
 class Stream(Generic[T]):
     """One feed of a provider, read page by page.
@@ -119,7 +124,7 @@ class Stream(Generic[T]):
             expected=None if self.expected is None else _seconds("expected", self.expected),
         )  # fmt: skip
         object.__setattr__(self, "rules", rules)
-        object.__setattr__(self, "_adapter", None if self.model is None else TypeAdapter(self.model))
+        object.__setattr__(self, "_adapter", None if self.model is None else adapter_of(self.model))
 
     def place(self, resource_key: str, params: dict[str, Any]) -> Place:
         """Where its cursor is kept: each set of parameters is a part of its own."""

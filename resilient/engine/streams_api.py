@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from resilient.core import resource_key
 from resilient.core.errors import InvalidInput
+from resilient.core.misfit import explained_calls
 from resilient.engine.sessions import CallersSession, Face, Transactions, blocking
 from resilient.engine.streams import Stream
 from resilient.store import cursors
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from resilient.store.dialect import Dialect
 
 
+@explained_calls("app.streams")
 class Streams:
     """Streams of one app. Raises `BadResourceKey` for what is no key or pattern."""
 

@@ -20,6 +20,7 @@ import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 - pydantic reads annotations at run time
 from fnmatch import fnmatchcase
@@ -38,6 +39,7 @@ from resilient.core.errors import (
     PayloadTooLarge,
     SetupError,
 )
+from resilient.core.misfit import explained_class
 from resilient.core.plain_text import plain
 from resilient.core.resource_key import check
 from resilient.core.webhook import (
@@ -56,7 +58,7 @@ from resilient.engine.sessions import Face, Transactions, blocking
 from resilient.store import inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
     from sqlalchemy import Connection
@@ -109,6 +111,7 @@ class WebhookAnswer:
         return self.jobs[0] if self.jobs else None
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbound:
     """What one provider may call, and which jobs that makes.
@@ -129,8 +132,8 @@ class Inbound:
     handshake: Callable[[str, str], bool | Awaitable[bool]] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.secrets, str):
-            raise SetupError(f"Inbound({self.provider!r}): secrets= takes a list, so that they can rotate")
+        if isinstance(self.secrets, (str, bytes)) or not (callable(self.secrets) or isinstance(self.secrets, Iterable)):
+            raise SetupError(f"Inbound({self.provider!r}): secrets= takes a list of text, so that they can rotate")
         if not callable(self.secrets) and not any(self.secrets) and self.handshake is None:
             raise SetupError(f"Inbound({self.provider!r}): without a secret no delivery can be told from a forged one")
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from uuid_utils.compat import uuid7
 
 from resilient.core.errors import InvalidInput, NoResult, WorkflowNotFound
+from resilient.core.misfit import explained_calls
 from resilient.core.states import JobState
 from resilient.core.workflow import OVER, StepFacts, WorkflowInfo, WorkflowState, plan, stands_still
 from resilient.engine import writing
@@ -38,6 +39,7 @@ R = TypeVar("R")
 _ROUNDS: Final = 10
 
 
+@explained_calls("app.workflows")
 class Workflows:
     """Workflows of one app. Raises `WorkflowNotFound` for an id that no workflow has."""
 

@@ -22,6 +22,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from resilient.core import resource_key
 from resilient.core.errors import InvalidInput, NaiveDatetime
 from resilient.core.failure import FailureKind
+from resilient.core.misfit import explained_class
 from resilient.core.states import TERMINAL, JobState
 from resilient.store import tables
 
@@ -63,6 +64,7 @@ class Criteria(TypedDict, total=False):
     run_before: Moment
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
     """Jobs that fit *all* of what is given; where several values are given, any one of them.

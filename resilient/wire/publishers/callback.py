@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.errors import SetupError
+from resilient.core.misfit import explained_class
 from resilient.wire.publishers.base import Destination
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from resilient.core.message import Message
 
 
+@explained_class
 @dataclass(frozen=True)
 class Callback(Destination):
     """``Callback(fn)``: ``await fn(message)`` hands an event over; when it returns, the event is published.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.errors import JobFailure, Permanent
+from resilient.core.misfit import explained_class
 from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _REFUSED: Final = frozenset({
 })  # fmt: skip
 
 
+@explained_class
 @dataclass(frozen=True)
 class Kafka(Destination):
     """A topic of a Kafka cluster.

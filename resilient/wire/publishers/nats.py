@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.errors import JobFailure, Permanent
+from resilient.core.misfit import explained_class
 from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from resilient.core.message import Message
 
 
+@explained_class
 @dataclass(frozen=True)
 class Nats(Destination):
     """A JetStream subject; a stream must listen to it.

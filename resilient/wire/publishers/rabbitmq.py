@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from resilient.core.errors import Permanent
 from resilient.core.message import CONTENT_TYPE
+from resilient.core.misfit import explained_class
 from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _LONGEST_KEY: Final = 255  # bytes, says AMQP
 
 
+@explained_class
 @dataclass(frozen=True)
 class RabbitMQ(Destination):
     """An exchange of a RabbitMQ broker; it and its queues must exist.

@@ -10,6 +10,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.misfit import explained_class
 from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _CONNECTIONS: Final = 16  # each carries one event at a time
 
 
+@explained_class
 @dataclass(frozen=True)
 class RedisStream(Destination):
     """A stream of a Redis server. Entries have the fields ``id``, ``type``, ``key`` and ``event`` (the JSON).

@@ -21,6 +21,7 @@ from resilient.core.delays import PlusMinus
 from resilient.core.errors import InvalidInput, JobFailure, Permanent, Throttled
 from resilient.core.hosts import without_secrets
 from resilient.core.message import CONTENT_TYPE
+from resilient.core.misfit import explained_class
 from resilient.core.retry_after import when
 from resilient.wire.publishers.base import Destination, extra, lost, refused
 from resilient.wire.publishers.guard import transport
@@ -41,6 +42,7 @@ _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 _GONE, _REDIRECT, _ERROR, _SERVER_ERROR = 410, 300, 400, 500
 
 
+@explained_class
 @dataclass(frozen=True)
 class StandardWebhook(Destination):
     """A URL that events are posted to, as CloudEvents JSON, signed.
