@@ -49,7 +49,7 @@ from resilient.core.tokens import (
 )
 from resilient.engine.access import Access, Accounts, CredentialStore, Held, SyncCredentialStore, in_threads
 from resilient.engine.fuse import Fuse
-from resilient.engine.token_endpoints import TokenEndpoints
+from resilient.engine.token_endpoints import TokenEndpoints, nothing_to_refresh
 from resilient.store import connections, fuse, gates, grants, lacking
 from resilient.wire.trail import at_account
 
@@ -96,7 +96,6 @@ class Grants:
     ) -> None:
         theirs = None if store is None else in_threads(store)
         self._app, self.accounts, self._store = app, Accounts(app, keys, theirs), theirs
-        self._client: TokenClient | None = None
         self.fuse, self._kind = Fuse(app, on_needs_reauth), on_needs_reauth
         self._endpoints = TokenEndpoints(app)
         self._bad: dict[str, int] = {}  # versions that were refused, the latest last; see `_is_bad`
@@ -114,19 +113,13 @@ class Grants:
     @property
     def client(self) -> TokenClient:
         """Who talks to token endpoints."""
-        if self._client is None:
-            from resilient.wire.oauth import TokenClient  # noqa: PLC0415 - httpx: only where something is sent
-
-            self._client = TokenClient()
-        return self._client
+        return self._endpoints.client
 
     async def close(self) -> None:
         """Let refreshes under way end (their answers must be committed), then close the connections."""
         if self._endpoints.is_on(asyncio.get_running_loop()):
             await asyncio.gather(*self._flights.values(), return_exceptions=True)
         await self._endpoints.close()
-        if self._client is not None:
-            await self._client.aclose()
 
     # -- using -----------------------------------------------------------------------------------------------
 
@@ -460,7 +453,7 @@ class Grants:
         if grant.flow == "jwt_bearer":
             return await self.client.by_key(oauth, credentials, now)
         if not credentials.refresh_token:
-            return _nothing_to_refresh()
+            return nothing_to_refresh()
         oauth = replace(oauth, redirect_uri=credentials.values.get("redirect_uri", oauth.redirect_uri))
         answer = await self.client.refresh(oauth, credentials.refresh_token, now)
         older = tokens.replay(credentials, now)
@@ -601,9 +594,3 @@ class Grants:
 
     async def _run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._app.database.transaction(fn, *args, **kwargs)
-
-
-def _nothing_to_refresh() -> TokenAnswer:
-    from resilient.wire.oauth import TokenAnswer  # noqa: PLC0415 - httpx: only where something is sent
-
-    return TokenAnswer(failure=Failure(FailureKind.AUTH, code="no_refresh_token"))

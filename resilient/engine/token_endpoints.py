@@ -16,14 +16,14 @@ from uuid_utils.compat import uuid7
 from resilient.core.errors import InvalidInput
 from resilient.core.evidence import counts
 from resilient.core.exchange import AnswerFacts
-from resilient.core.failure import FailureKind
+from resilient.core.failure import Failure, FailureKind
 from resilient.core.hosts import origin_of
 
 if TYPE_CHECKING:
     from resilient.core.auth import OAuth2
-    from resilient.core.failure import Failure
     from resilient.engine.app import Resilient
     from resilient.engine.gate import Gate, Ticket
+    from resilient.wire.oauth import TokenAnswer, TokenClient
 
 AT_ONCE: Final = 16  # requests of one process to one token endpoint
 _LONGEST: Final = 200  # characters of a key
@@ -49,12 +49,20 @@ def token_key(name: str, facts: OAuth2 | None, filled: OAuth2 | None) -> str:
     return text
 
 
+def nothing_to_refresh() -> TokenAnswer:
+    """What stands for an answer where there is no refresh token to send."""
+    from resilient.wire.oauth import TokenAnswer  # noqa: PLC0415 - httpx: only where something is sent
+
+    return TokenAnswer(failure=Failure(FailureKind.AUTH, code="no_refresh_token"))
+
+
 class TokenEndpoints:
     """The gates of one app's token endpoints."""
 
     def __init__(self, app: Resilient) -> None:
         self._app, self._owner = app, f"grants:{uuid7()}"
         self._gate: Gate | None = None
+        self._client: TokenClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
         self._rooms: dict[str, asyncio.Semaphore] = {}
 
@@ -67,6 +75,17 @@ class TokenEndpoints:
         if self._gate is not None and self.is_on(asyncio.get_running_loop()):
             await self._gate.close()
         self._gate, self._loop = None, None
+        if self._client is not None:
+            await self._client.aclose()
+
+    @property
+    def client(self) -> TokenClient:
+        """Who talks to them."""
+        if self._client is None:
+            from resilient.wire.oauth import TokenClient  # noqa: PLC0415 - httpx: only where something is sent
+
+            self._client = TokenClient()
+        return self._client
 
     async def check(self, key: str) -> None:
         """Raise `ResourceStopped` if nothing may be sent now; a circuit that is due does not stop the one who asks."""

@@ -273,7 +273,7 @@ def hook_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
     if webhook is None:
         return
     if webhook.signatures and not dialect.hooks:
-        yield "hooks: give a delivery with its signature"
+        yield "hooks: give a delivery as the provider sent it: Dialect(hooks=[Hook(secret, body, headers)])"
     for number, hook in enumerate(dialect.hooks, 1):
         given = Delivery(hook.headers, hook.body, hook.url)
         try:

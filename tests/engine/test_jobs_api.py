@@ -285,7 +285,7 @@ async def test_in_an_async_session_and_connection(app, async_engine):
         assert await app.jobs.cancel(lose, session=c) == Cancelled(cancelled=1)
         await t.rollback()
     assert [j.id for j in await app.jobs.list(state="cancelled")] == [keep]
-    with pytest.raises(InvalidInput, match="takes a Session or Connection, not AsyncSession"):
+    with pytest.raises(InvalidInput, match="take a Session, not an AsyncSession"):
         app.sync.jobs.cancel(lose, session=AsyncSession(async_engine))
 
 

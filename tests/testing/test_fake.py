@@ -1,5 +1,6 @@
 """The scriptable provider: what it is told to do, it does, in its provider's dialect, and it counts truly."""
 
+import json
 import pickle
 import threading
 from dataclasses import replace
@@ -8,7 +9,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from resilient import FailureKind, Limit, OAuth2, Provider, Rotation, Scope, SetupError
+from resilient import FailureKind, Limit, OAuth2, Provider, Rotation, Scope, SetupError, Signature, Webhook
 from resilient.core.webhook import verify
 from resilient.testing import FakeClock, FakeProvider, Reply, provider_at
 from resilient.testing.fake.meter import Window
@@ -499,3 +500,27 @@ def test_a_base_url_of_ones_own_is_the_fakes_too():
     assert fake.provider.base_url == f"{fake.url}/gitlab/api/v4"
     assert fake.provider.oauth.token_url == f"{fake.url}/oauth/token"
     assert FakeProvider("github", port=False, base_url="https://x.example/api/v3").provider.base_url.endswith("/api/v3")
+
+
+async def test_paths_below_the_base_url_are_named_as_handlers_write_them():
+    api = Provider(name="acme", base_url="https://api.acme.example/v3", anonymous=True)
+    for named in ("POST /things", "POST /v3/things", "/things", "POST /thin*"):
+        fake = FakeProvider(api, port=False)
+        fake.on(named, {"id": "9"})
+        fake.fail_next(503, on=named)
+        async with httpx.AsyncClient(transport=fake.transport, base_url=fake.provider.base_url) as client:
+            assert [(await client.post("/things")).status_code for _ in "12"] == [503, 200]
+            assert (await client.post("/things")).json() == {"id": "9"}
+
+
+def test_a_delivery_keeps_the_id_that_its_body_has():
+    signature = Signature(header="x-sign", pattern="([0-9a-f]+)")
+    api = Provider(
+        name="acme",
+        base_url="https://api.acme.example",
+        webhook=Webhook(signatures=(signature,), delivery="body:id", event="body:type"),
+    )
+    fake = FakeProvider(api, port=False)
+    for body, delivery, id_ in (({"id": "ev-7"}, "", "ev-7"), ({}, "", "1"), ({"id": "ev-7"}, "d-2", "d-2")):
+        sent = fake.webhook("https://hooks.example/in", body, event="thing.new", delivery=delivery)
+        assert json.loads(sent.body) == {"id": id_, "type": "thing.new"}

@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
+from resilient.core.body import pick
 from resilient.core.budgets import Fields
 from resilient.core.errors import InvalidInput
 from resilient.core.webhook import Delivery, Received, items_of, key_bytes, signed_text, verify
@@ -35,7 +36,7 @@ def secret_of(provider: Provider) -> str:
 
 
 def deliver(
-    provider: Provider, url: str, body: Any, now: datetime, *, secret: str, event: str = "", delivery: str = "1"
+    provider: Provider, url: str, body: Any, now: datetime, *, secret: str, event: str = "", delivery: str = ""
 ) -> Delivery:
     """A genuine delivery. Raises `InvalidInput` where the facts allow none.
 
@@ -48,6 +49,7 @@ def deliver(
     headers: dict[str, str] = {"content-type": "application/json"}
     if webhook.events is not None and not isinstance(body, bytes) and items_of(webhook, body) is None:
         body = put(None, webhook.events, [body]) if webhook.events else [body]
+    delivery = delivery or next((text for place in webhook.delivery.split() if (text := _standing(place, body))), "1")
     places = [*((place, delivery) for place in webhook.delivery.split()), ((*webhook.event.split(), "")[0], event)]
     places += [] if webhook.signatures else [(webhook.token, secret)]
     for place, value in places:
@@ -69,6 +71,13 @@ def deliver(
     if reason := verify(webhook, made, [secret], now, body=parsed, ed25519=_check):
         raise InvalidInput(f"provider {provider.name!r}: its webhook's facts cannot be signed backwards: {reason}")
     return made
+
+
+def _standing(place: str, body: Any) -> str:
+    """The id that the body has already."""
+    kind, _, path = place.partition(":")
+    found = pick(body, path) if kind == "body" and not isinstance(body, bytes) else []
+    return next((str(one) for one in found if isinstance(one, (str, int))), "")
 
 
 def _placed(place: str, value: str, url: str, body: Any, headers: dict[str, str], webhook: Webhook) -> tuple[str, Any]:

@@ -25,7 +25,7 @@ class Seen:
     ``what``: of the API itself, a ``part`` of a batch, or of OAuth. ``status``: what was answered, None if the
     connection was closed instead; ``kind``: which failure that meant, None for none. ``replayed``: answered out
     of the memory for its idempotency key. ``early``: it came although the provider had said to wait;
-    ``over``: it broke a limit.
+    ``over``: it broke a limit. ``below``: its path below that of the base URL.
     """
 
     at: datetime
@@ -44,6 +44,7 @@ class Seen:
     replayed: bool = False
     early: bool = False
     over: bool = False
+    below: str = ""
 
     @property
     def json(self) -> Any:

@@ -184,7 +184,7 @@ class FakeProvider(Scripted):
     def on(self, on: On, answer: Any) -> None:
         """``fake.on("POST /v1/charges", {...})``: JSON, a `Reply`, or a function of the `Seen` request to one.
 
-        Paths are whole, with ``*``; the route that was named last counts.
+        Paths are whole or below the base URL, with ``*``; the route that was named last counts.
         """
         with self._lock:
             self._talk.routes.insert(0, Route(on, answer))
@@ -225,8 +225,11 @@ class FakeProvider(Scripted):
         """What its webhooks are signed with (for Ed25519: checked with)."""
         return hooks.secret_of(self.provider)
 
-    def webhook(self, url: str, body: Any, *, event: str = "", delivery: str = "1", secret: str = "") -> Delivery:
-        """A signed delivery: send its ``body`` and ``headers`` to its ``url``."""
+    def webhook(self, url: str, body: Any, *, event: str = "", delivery: str = "", secret: str = "") -> Delivery:
+        """A signed delivery: send its ``body`` and ``headers`` to its ``url``.
+
+        ``delivery``: its id; by default the one that stands in the body already, else "1".
+        """
         return hooks.deliver(
             self.provider, url, body, self.now(), secret=secret or self.webhook_secret, event=event, delivery=delivery
         )
@@ -251,6 +254,8 @@ class FakeProvider(Scripted):
         with self._lock:
             now = self.now()
             seen = Seen(at=now, method=method, path=path, query=query_of(query), headers=headers, body=body)
+            if self._base and path.startswith(f"{self._base}/"):
+                seen.below = path.removeprefix(self._base)
             what = self.oauth.paths.get(path) if self.oauth is not None else None
             seen.what = what or "api"  # type: ignore[assignment]
             self.log.append(seen)

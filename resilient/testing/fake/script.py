@@ -28,7 +28,7 @@ On = str | Callable[["Seen"], bool]
 def fits(on: On, seen: Seen) -> bool:
     """Whether a request is one of those ``on`` names: ``api``, ``token`` ..., ``"POST /v1/*"``, or ``"/v1/*"``.
 
-    A function of the `Seen` request may say so as well.
+    Paths are whole or below the base URL. A function of the `Seen` request may say so as well.
     """
     if callable(on):
         return on(seen)
@@ -36,7 +36,8 @@ def fits(on: On, seen: Seen) -> bool:
         return seen.what == on or (on == "api" and seen.what == "part")
     if on == "*":
         return True
-    return fnmatchcase(seen.target if " " in on else seen.path, on)
+    paths = {seen.path, seen.below or seen.path}
+    return any(fnmatchcase(f"{seen.method} {path}" if " " in on else path, on) for path in paths)
 
 
 @dataclass(slots=True)
