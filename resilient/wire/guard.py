@@ -2,6 +2,8 @@
 
 The address that was checked is the one that is connected to: a name that answers differently the second time (DNS
 rebinding) wins nothing, nor do the many ways to write 127.0.0.1. Through a proxy the proxy resolves names, and guards.
+Without this, a host that a customer names is a door to what stands beside us
+(https://owasp.org/www-community/attacks/Server_Side_Request_Forgery).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from resilient.core.failure import Failure, FailureKind
 from resilient.wire.sockets import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 GUARDED: Final = "resilient_guarded"  # an extension of a request: its host was chosen by an account
 
@@ -38,9 +40,10 @@ class AddressDenied(httpx.ConnectError, Permanent):
 
 
 class PublicNetwork(httpcore.AsyncNetworkBackend):
-    """For coroutines."""
+    """For coroutines. ``allow``: hosts and addresses that are connected to all the same; ``refusal``: the error."""
 
-    def __init__(self) -> None:
+    def __init__(self, allow: Iterable[str] = (), refusal: Callable[[str, str], Exception] = AddressDenied) -> None:
+        self._allow, self._refusal = frozenset(name.lower() for name in allow), refusal
         self._network = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -51,9 +54,9 @@ class PublicNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Resolve, check, connect. Raises `AddressDenied`."""
+        """Resolve, check, connect. Raises `AddressDenied`, or what ``refusal`` makes."""
         error: Exception | None = None
-        for address in await resolved(host, port):
+        for address in await resolved(host, port, self._allow, self._refusal):
             try:
                 return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
@@ -67,7 +70,7 @@ class PublicNetwork(httpcore.AsyncNetworkBackend):
         socket_options: Any = None,  # noqa: ARG002 - the same
     ) -> httpcore.AsyncNetworkStream:
         """Never."""
-        raise AddressDenied(path, "a socket of this machine")
+        raise self._refusal(path, "a socket of this machine")
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -90,7 +93,7 @@ class PublicNetworkSync(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         """Resolve, check, connect. Raises `AddressDenied`."""
         error: Exception | None = None
-        for address in _checked(host, _looked_up(host, port)):
+        for address in _resolved_sync(host, port):
             try:
                 return self._network.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
@@ -107,22 +110,44 @@ class PublicNetworkSync(httpcore.NetworkBackend):
         raise AddressDenied(path, "a socket of this machine")
 
 
-async def resolved(host: str, port: int) -> list[str]:
+async def resolved(
+    host: str,
+    port: int,
+    allow: Collection[str] = (),
+    refusal: Callable[[str, str], Exception] = AddressDenied,
+) -> Sequence[str]:
     """The addresses of a host, all of them public. Raises `AddressDenied`, `httpcore.ConnectError`."""
-    return _checked(host, await asyncio.to_thread(_looked_up, host, port))
-
-
-def _looked_up(host: str, port: int) -> list[str]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise httpcore.ConnectError(f"{host!r} cannot be resolved: {error}") from error
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+        raise _unresolved(host, error) from error
+    return _checked(host, _addresses(rows), allow, refusal)
 
 
-def _checked(host: str, addresses: Iterable[str]) -> list[str]:
-    every = list(addresses)
-    for address in every:
-        if denied(address):
-            raise AddressDenied(host, address)
-    return every
+def _resolved_sync(host: str, port: int) -> Sequence[str]:
+    try:
+        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise _unresolved(host, error) from error
+    return _checked(host, _addresses(rows))
+
+
+def _addresses(rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    return list(dict.fromkeys(str(row[4][0]) for row in rows))
+
+
+def _unresolved(host: str, error: Exception) -> httpcore.ConnectError:
+    return httpcore.ConnectError(f"{host!r} cannot be resolved: {error}")
+
+
+def _checked(
+    host: str,
+    addresses: Sequence[str],
+    allow: Collection[str] = (),
+    refusal: Callable[[str, str], Exception] = AddressDenied,
+) -> Sequence[str]:
+    if host.lower() not in allow:
+        for address in addresses:
+            if address not in allow and denied(address):
+                raise refusal(host, address)
+    return addresses

@@ -12,11 +12,12 @@ import pytest
 import standardwebhooks
 
 from resilient import InvalidInput, Permanent, Signature, StandardWebhook, Throttled, Webhook, Word
+from resilient.core.addresses import denied
 from resilient.core.errors import JobFailure
 from resilient.core.message import Envelope, decode
 from resilient.core.webhook import Delivery, verify
 from resilient.engine.publishers import Publishers
-from resilient.wire.publishers import guard
+from resilient.wire.guard import PublicNetwork
 from resilient.wire.publishers.base import ConnectionLost
 
 OLD, NEW = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + "Q" * 40
@@ -210,7 +211,7 @@ class TestAddresses:
         ],
     )  # fmt: skip
     def test_denied(self, address):
-        assert guard.denied(address)
+        assert denied(address)
 
     @pytest.mark.parametrize(
         "address",
@@ -220,7 +221,7 @@ class TestAddresses:
         ],
     )  # fmt: skip
     def test_allowed(self, address):
-        assert not guard.denied(address)
+        assert not denied(address)
 
     @pytest.mark.parametrize(
         "host",
@@ -231,7 +232,7 @@ class TestAddresses:
     )  # fmt: skip
     async def test_every_way_to_write_this_machine(self, receiver, host):
         """Nothing is even connected to."""
-        network = guard.GuardedNetwork()
+        network = PublicNetwork()
         with pytest.raises((Permanent, httpcore.ConnectError)):
             await network.connect_tcp(host.strip("[]"), receiver.port, timeout=2)
         await asyncio.sleep(0)
@@ -264,7 +265,7 @@ class TestAddresses:
         monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", rebinding)
         monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect)
         with pytest.raises(httpcore.ConnectError):
-            await guard.GuardedNetwork().connect_tcp("rebind.example.com", receiver.port)
+            await PublicNetwork().connect_tcp("rebind.example.com", receiver.port)
         assert asked == ["rebind.example.com"]
         assert connected == ["8.8.8.8"]
 
@@ -274,11 +275,11 @@ class TestAddresses:
 
         monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", both)
         with pytest.raises(Permanent, match=r"10\.0\.0\.1"):
-            await guard.GuardedNetwork().connect_tcp("two.example.com", receiver.port)
+            await PublicNetwork().connect_tcp("two.example.com", receiver.port)
 
     async def test_allowed_by_name_and_by_address(self, receiver):
         for allow in (["localhost"], ["127.0.0.1", "::1"]):
-            stream = await guard.GuardedNetwork(allow).connect_tcp("localhost", receiver.port, timeout=2)
+            stream = await PublicNetwork(allow).connect_tcp("localhost", receiver.port, timeout=2)
             await stream.aclose()
 
     def test_allowed_in_any_case(self):
