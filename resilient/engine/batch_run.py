@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.engine.batch import Batch, SyncBatch
 from resilient.engine.endings import interrupted, raised, returned
+from resilient.engine.pauses import Pausable
 from resilient.wire.sockets import Line
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     Close = Callable[[Execution, Outcome], None]
 
 
-class BatchRun:
+class BatchRun(Pausable):
     """It stands in the executor's queue and slot where an execution of its own would."""
 
     def __init__(self, first: Execution, close: Close) -> None:

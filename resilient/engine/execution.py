@@ -20,6 +20,7 @@ from resilient.core.outcomes import JobFacts
 from resilient.engine import two_phase
 from resilient.engine.away import patiently, patiently_sync
 from resilient.engine.enqueue import Enqueued
+from resilient.engine.pauses import Pausable
 from resilient.engine.requests import Sender, SyncThrough, Through
 from resilient.store import leases
 from resilient.store.direct import direct
@@ -92,7 +93,7 @@ class Side(Sender, Protocol):
         """The same for threads."""
 
 
-class Execution:
+class Execution(Pausable):
     """A claimed job between its claim and its finish."""
 
     # Most of it stays as it is here for most executions: a class attribute costs nothing to set.

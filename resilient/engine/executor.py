@@ -27,6 +27,7 @@ from resilient.engine.batch_run import BatchRun
 from resilient.engine.calls import call, call_batch, uncancel
 from resilient.engine.endings import broken, interrupted
 from resilient.engine.foreign import ends_task
+from resilient.engine.pauses import is_overdue
 from resilient.engine.readiness import prepared, refusal
 
 if TYPE_CHECKING:
@@ -314,13 +315,12 @@ class Executor:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for execution in list(self.running.values()):
-            timeout = execution.handler.timeout
             if execution.cancelled_at and now - execution.cancelled_at >= CANCEL_PATIENCE:
                 if execution.lost:
                     self.abandon(execution)
                 else:
                     self._set_aside(execution)
-            elif execution.started and timeout is not None and now - execution.started >= timeout:
+            elif is_overdue(execution, now):
                 self.interrupt(execution, "timeout")
         for execution in list(self.aside.values()):
             if now - execution.cancelled_at >= self._stuck_patience:

@@ -297,7 +297,7 @@ def _saved(execution: Execution, move: Move) -> None:
     move.cursor = replace(move.cursor, version=move.cursor.version + 1)
     execution.checkpointed = True
     execution.settle()
-    execution.started = time.monotonic()  # the handler's time begins anew
+    execution.started, execution.waited_before = time.monotonic(), 0.0  # the handler's time begins anew
 
 
 def _move_of(page: Page[Any]) -> Move:

@@ -18,6 +18,7 @@ from resilient.core.provider import GENERIC
 from resilient.core.resource_key import check
 from resilient.engine.away import patiently
 from resilient.engine.grants import AT_ONCE
+from resilient.engine.pauses import InEngine
 from resilient.engine.publishers import Publishers
 from resilient.engine.relay import require
 from resilient.wire.call import AsyncCall, SyncCall
@@ -64,14 +65,16 @@ class Wire:
         Only where the account has an address or headers of its own: their lookup would cost the others a read a job.
         """
         if execution.resource_key.partition("/")[0] in self.scattered:
-            await self._located(execution, execution.resource_key)
+            with InEngine(execution):
+                await self._located(execution, execution.resource_key)
 
     async def branch(self, execution: Execution, resource_key: str) -> Sender:
         """Another resource for an execution. Raises `ResourceStopped`, `BadResourceKey`."""
         execution.require_running()
         key = check(resource_key)
-        await self._worker.gate.check(key, probes=execution.probes, own=execution.resource_key)
-        return Branch(self, await self._located(execution, key))
+        with InEngine(execution):
+            await self._worker.gate.check(key, probes=execution.probes, own=execution.resource_key)
+            return Branch(self, await self._located(execution, key))
 
     async def _located(self, execution: Execution, key: str) -> Trail:
         found = execution.trails.get(key)
@@ -196,11 +199,12 @@ class JobConduct:
             )
         if not asked.gated:
             return Permit(asked)
-        access = await self._access(asked) if asked.trusted else None
-        admit = partial(
-            self._worker.gate.admit, asked.key, asked.cost, probes=execution.probes, own=execution.resource_key
-        )
-        state = await patiently(execution, admit)
+        with InEngine(execution):
+            access = await self._access(asked) if asked.trusted else None
+            admit = partial(
+                self._worker.gate.admit, asked.key, asked.cost, probes=execution.probes, own=execution.resource_key
+            )
+            state = await patiently(execution, admit)
         if state.elected:
             execution.probes += tuple(key for key, _ in state.elected)
             execution.elected += state.elected
@@ -219,13 +223,15 @@ class JobConduct:
         """What requests of an account carry; None if they need nothing. Raises `ResourceStopped`."""
         for_job, execution = self._worker.app.grants.for_job, self._execution
         patience, anonymous = patience_of(execution), execution.handler.anonymous
-        return await patiently(execution, partial(for_job, account, patience, anonymous=anonymous))
+        with InEngine(execution):
+            return await patiently(execution, partial(for_job, account, patience, anonymous=anonymous))
 
     async def mark(self, permit: Permit) -> None:
         """Commit the mark of a request on the job's row, before it is sent for the first time."""
         asked, known = permit.asked, self._execution.mark_of(permit.asked.name)
         if known is None or asked.key_life is None:
-            return await self._execution.mark(asked.name, marks.made(asked, self._worker.now()))
+            with InEngine(self._execution):
+                return await self._execution.mark(asked.name, marks.made(asked, self._worker.now()))
         permit.fresh = False
         if old := marks.forgotten({asked.name: known}, self._worker.now()):
             failure = Failure(FailureKind.AMBIGUOUS, code="key_forgotten")
@@ -239,7 +245,8 @@ class JobConduct:
     async def again(self, permit: Permit) -> None:
         """Draw limits and check the gates once more."""
         self._execution.require_running()
-        await self._worker.gate.again(permit.state)
+        with InEngine(self._execution):
+            await self._worker.gate.again(permit.state)
 
     def clear(self, permit: Permit, *, took_effect: bool) -> None:
         """The outcome is known: the mark leaves the row with the finish, or with the next mark."""
@@ -259,6 +266,10 @@ class JobConduct:
     async def answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:
         """Tell the gate."""
         self._execution.answered = True
+        with InEngine(self._execution):
+            await self._answered(permit, answer, failure)
+
+    async def _answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:
         await self._worker.gate.answered(permit.state, permit.asked.key, answer, failure)
         if permit.access is None:
             return
@@ -272,7 +283,8 @@ class JobConduct:
     async def failed(self, permit: Permit, failure: Failure) -> None:
         """Tell the gate."""
         self._execution.answered = True
-        await self._worker.gate.failed(permit.state, permit.asked.key, failure)
+        with InEngine(self._execution):
+            await self._worker.gate.failed(permit.state, permit.asked.key, failure)
 
     def abandoned(self, permit: Permit) -> None:
         """Neutral for every count."""
@@ -283,7 +295,8 @@ class JobConduct:
         if permit.access is None or not _refuses_credentials(failure):
             return False
         account, patience = at_account(permit.asked.key), patience_of(self._execution)
-        return await self._worker.app.grants.renew(account, permit.access, patience)
+        with InEngine(self._execution):
+            return await self._worker.app.grants.renew(account, permit.access, patience)
 
 
 def patience_of(execution: Execution) -> float:

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from uuid_utils.compat import uuid7
 
-from resilient import Resilient, ResourceStopped, handler
+from resilient import Batch, Resilient, ResourceStopped, SyncJob, handler
 from resilient.core.tokens import GrantState
 from resilient.engine import grants as engine_grants
+from resilient.engine import pauses, wiring
 from resilient.engine.job import Job
 from resilient.store import connections, grants
 from resilient.store.secrets import new_key
@@ -27,7 +28,7 @@ async def quick(job: Job[None]) -> int:
     return response.status_code
 
 
-@handler("hasty", timeout=0.4)
+@handler("hasty", timeout=1)
 async def hasty(job: Job[None]) -> int:
     response = await job.client.get("/me")
     response.raise_for_status()
@@ -36,7 +37,9 @@ async def hasty(job: Job[None]) -> int:
 
 @pytest.fixture
 async def app(database_url, idp):
-    async with Resilient(database_url, handlers=[quick, hasty], providers=[idp.provider()], secrets=[KEY]) as app:
+    async with Resilient(
+        database_url, handlers=[quick, hasty, hasty_thread, hasty_batch], providers=[idp.provider()], secrets=[KEY]
+    ) as app:
         yield app
 
 
@@ -123,6 +126,74 @@ async def test_a_slow_refresh_holds_no_slot_and_kills_no_hasty_job(app, idp):
         await running
     assert {(await app.jobs.get(id_)).attempts for id_ in ids} == {0}
     assert len(idp.asked) == 1
+
+
+@handler("hasty_thread", timeout=1)
+def hasty_thread(job: SyncJob[None]) -> int:
+    response = job.client.get("/me")
+    response.raise_for_status()
+    return response.status_code
+
+
+@handler("hasty_batch", timeout=1, batch=2)
+async def hasty_batch(batch: Batch[None]) -> None:
+    for job in batch:
+        (await job.client.get("/me")).raise_for_status()
+
+
+@pytest.mark.parametrize("kind", [hasty, hasty_thread, hasty_batch])
+async def test_time_in_which_it_waits_for_a_refresh_is_not_the_handlers(app, idp, monkeypatch, kind):
+    """The engine's own work takes longer than the timeout, as on a machine under load."""
+    monkeypatch.setattr(wiring, "patience_of", lambda _: 30.0)
+    await connect(app, idp, A)
+    idp.hold.clear()
+    ids = [(await app.enqueue(kind, resource_key=A)).id for _ in range(2)]
+    worker = app.worker(concurrency=2)
+    running = asyncio.create_task(worker.run(signals=False))
+    try:
+        await wait_until_overdue(worker, 1.5 * kind.timeout)
+        assert [(await app.jobs.get(id_)).state for id_ in ids] == ["running"] * 2
+        idp.hold.set()
+        await wait_until(lambda: succeeded(app, 2))
+    finally:
+        worker.stop()
+        await running
+    assert {(await app.jobs.get(id_)).attempts for id_ in ids} == {0}
+    assert len(idp.asked) == 1
+
+
+async def wait_until_overdue(worker, seconds):
+    """A job of this worker runs for that long, and its timeout was looked at since."""
+
+    async def overdue():
+        now = asyncio.get_running_loop().time()
+        return any(one.started and now - one.started > seconds for one in worker.executor.running.values())
+
+    await wait_until(overdue)
+
+
+async def succeeded(app, count):
+    return await app.jobs.count(state="succeeded") == count
+
+
+async def test_a_timeout_ends_what_waits_inside_the_engine_without_end(app, idp, monkeypatch):
+    monkeypatch.setattr(wiring, "patience_of", lambda _: 30.0)
+    monkeypatch.setattr(pauses, "LEAST", 0.1)
+    await connect(app, idp, A)
+    idp.hold.clear()
+    id_ = (await app.enqueue(hasty, resource_key=A)).id
+    worker = app.worker(concurrency=1)
+    running = asyncio.create_task(worker.run(signals=False))
+    try:
+
+        async def charged():
+            return (await app.jobs.get(id_)).last_error_kind == "timeout"
+
+        await wait_until(charged)
+    finally:
+        idp.hold.set()
+        worker.stop()
+        await running
 
 
 async def test_a_lease_is_kept_up_as_long_as_its_request_takes(app, idp, monkeypatch):
