@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -123,7 +124,8 @@ async def test_keys_that_never_worked_are_no_evidence(make, idp):
 
 async def test_a_customers_own_token_endpoint_says_nothing_about_the_application(make, idp):
     at = idp.url.removeprefix("http://")
-    app = make(idp.provider(token_url="{instance}/token", authorize_url="{instance}/authorize"))
+    facts = idp.provider(token_url="{instance}/token", authorize_url="{instance}/authorize")
+    app = make(replace(facts, private_hosts=("127.0.0.1",)))
     for key in (EVIL, GOOD):
         refresh = await connect(app, idp, key, details={"instance": f"http://{at}"})
         if key == EVIL:

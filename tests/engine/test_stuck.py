@@ -278,6 +278,7 @@ async def test_nobody_stands_still_for_an_account_whose_handlers_do_not_end(make
         assert MOST["bad/1"] <= worker.executor.most_stuck // 4 + 3  # its share, and what had begun by then
         assert (await states(app, bad))["running"] == INSIDE["bad/1"]
         assert max(Counter(STARTS).values()) == 1  # none ran a second time beside itself
+        await until(lambda: len(worker.executor.stuck) == INSIDE["bad/1"])  # what began last is past its timeout, too
         waits = [one.id for one in await app.jobs.list(resource="bad/1", state="ready", payloads=False)]
         reasons = {one.code: one.text for one in (await app.jobs.why(waits[0])).reasons}
         stuck = (await states(app, bad))["running"]

@@ -36,12 +36,13 @@ def secret_of(provider: Provider) -> str:
 
 
 def deliver(
-    provider: Provider, url: str, body: Any, now: datetime, *, secret: str, event: str = "", delivery: str = ""
+    provider: Provider, url: str, body: Any, now: datetime, *, secret: str, event: str = "", delivery: str | None = None
 ) -> Delivery:
     """A genuine delivery. Raises `InvalidInput` where the facts allow none.
 
     ``body``: JSON, or bytes as they are; where the provider sends several events in one delivery, the whole body or
-    one event of it. Of several events the first has the id ``delivery``, the others that and their number.
+    one event of it. Of several events the first has the id ``delivery``, the others that and their number; None keeps
+    the id that the body has (else it is "1"), "" puts none anywhere.
     """
     webhook = provider.webhook
     if webhook is None:
@@ -49,7 +50,7 @@ def deliver(
     headers: dict[str, str] = {"content-type": "application/json"}
     if webhook.events is not None and not isinstance(body, bytes) and items_of(webhook, body) is None:
         body = put(None, webhook.events, [body]) if webhook.events else [body]
-    delivery = delivery or next((text for place in webhook.delivery.split() if (text := _standing(place, body))), "1")
+    delivery = _id_of(webhook, body) if delivery is None else delivery
     places = [*((place, delivery) for place in webhook.delivery.split()), ((*webhook.event.split(), "")[0], event)]
     places += [] if webhook.signatures else [(webhook.token, secret)]
     for place, value in places:
@@ -73,8 +74,13 @@ def deliver(
     return made
 
 
+def _id_of(webhook: Webhook, body: Any) -> str:
+    """The id that the body has, else "1"."""
+    return next((text for place in webhook.delivery.split() if (text := _standing(place, body))), "1")
+
+
 def _standing(place: str, body: Any) -> str:
-    """The id that the body has already."""
+    """The id that the body has at this place; empty if none."""
     kind, _, path = place.partition(":")
     found = pick(body, path) if kind == "body" and not isinstance(body, bytes) else []
     return next((str(one) for one in found if isinstance(one, (str, int))), "")

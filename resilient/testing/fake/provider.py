@@ -230,8 +230,9 @@ class FakeProvider(Scripted):
 
         ``delivery``: its id; by default the one that stands in the body already, else "1".
         """
+        secret = secret or self.webhook_secret
         return hooks.deliver(
-            self.provider, url, body, self.now(), secret=secret or self.webhook_secret, event=event, delivery=delivery
+            self.provider, url, body, self.now(), secret=secret, event=event, delivery=delivery or None
         )
 
     # -- for the servers -------------------------------------------------------------------------------------
