@@ -296,6 +296,8 @@ class Remote(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request):
         timeout = request.extensions.get("timeout", {}).get("read") or 30.0
+        if (trace := request.extensions.get("trace")) is not None:  # what is drawn too long ago is drawn again
+            await trace("http11.send_request_headers.started", {})
         try:
             async with asyncio.timeout(timeout):
                 return await self._world.answer(request)

@@ -78,6 +78,7 @@ OTHER = {
     "incremental": {"new": Incremental(style="key", query="after", field="id")},
     "webhook": Webhook(token="x-token"), "batch": BatchEndpoint(path="/many", most=9),
     "verified_on": date(2026, 1, 2), "sources": ("acme.example/docs",), "unverified": ("limits",),
+    "private_hosts": ("acme.internal",), "single_account": True, "anonymous": True,
 }  # fmt: skip
 
 

@@ -152,8 +152,9 @@ def limits_in_words(provider: Provider) -> str:
 
 def facts_of(provider: Provider) -> Iterator[tuple[str, list[str]]]:
     """Headings and their lines."""
-    yield "Addresses", [provider.base_url, *(f"also {host}" for host in provider.hosts), *_headers(provider)]
-    yield "Credentials", [line for auth in provider.auth for line in _auth(auth)] or ["signed by the vendor's SDK"]
+    private = [f"{host} may be at an address that is not public" for host in provider.private_hosts]
+    yield "Addresses", [provider.base_url, *(f"also {host}" for host in provider.hosts), *private, *_headers(provider)]
+    yield "Credentials", [*_credentials(provider)]
     yield "Limits", list(_limits(provider)) or ["not published"]
     yield "Waiting", list(_waits(provider.waits))
     yield "Errors", list(_errors(provider))
@@ -175,6 +176,17 @@ def _headers(provider: Provider) -> Iterator[str]:
     pages = provider.pagination.values()
     if provider.graphql != UNKNOWN.graphql or any(isinstance(one, GraphQLPages) for one in pages):
         yield f"GraphQL: {provider.graphql}"
+
+
+def _credentials(provider: Provider) -> Iterator[str]:
+    if provider.anonymous:
+        yield "none are needed: an account without a connection sends its requests bare"
+    for auth in provider.auth:
+        yield from _auth(auth)
+    if not provider.auth and not provider.anonymous:
+        yield "signed by the vendor's SDK"
+    if provider.single_account:
+        yield f"one account: connected as {provider.name}, without a second segment"
 
 
 def _auth(auth: Auth) -> Iterator[str]:
