@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 import threading
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,7 +36,11 @@ def plain(c, d):
 
 
 class Counter:
-    """Looks all the time how many sessions a database has, but for its own."""
+    """Looks all the time how many sessions a database has, but for its own.
+
+    ``most`` counts those that stay for ten looks: the server shows a session until its process has ended, so one that
+    was closed stands beside the one that was opened in its place for a moment.
+    """
 
     def __init__(self, server, url):
         self.most, self._end = 0, threading.Event()
@@ -43,15 +48,21 @@ class Counter:
         self._thread = threading.Thread(target=self._run)
 
     def now(self):
+        return len(self._sessions())
+
+    def _sessions(self):
         with self._connection.cursor() as cursor:
-            (count,) = cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            ).fetchone()
-        return count
+            rows = cursor.execute(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            ).fetchall()
+        return {pid for (pid,) in rows}
 
     def _run(self):
+        looks = deque(maxlen=10)
         while not self._end.wait(0.01):
-            self.most = max(self.most, self.now())
+            looks.append(self._sessions())
+            if len(looks) == looks.maxlen:
+                self.most = max(self.most, len(set.intersection(*looks)))
 
     def __enter__(self):
         self._thread.start()
