@@ -14,6 +14,7 @@ from resilient.core.backoff import Retry
 from resilient.core.delays import Fixed
 from resilient.core.provider import Provider
 from resilient.engine import execution as executions
+from resilient.engine import pauses
 from resilient.engine.app import Resilient
 from resilient.engine.handler import handler
 from resilient.engine.job import Job, SyncJob
@@ -224,6 +225,7 @@ async def test_a_mark_whose_write_was_cut_off_is_gone_with_the_execution(make, a
         return result
 
     monkeypatch.setattr(app.database, "transaction", transaction)
+    monkeypatch.setattr(pauses, "LEAST", 0.3)  # seconds by which waits inside the engine may prolong a call
     done = await app.enqueue(charge, resource_key="api/1")
     await app.worker().drain(timeout=20)
     job = await app.jobs.get(done.id)
