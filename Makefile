@@ -1,6 +1,7 @@
 # make demo   shows the engine at work on this machine (ARGS="--database postgresql://..." and so on)
 # make test   runs everything that must pass: linters, types, floors, tests (TESTS="tests/core -x" for some of them)
 # make proof  runs what takes hours: simulation, fuzz, chaos, soak, every two transactions side by side; one table at the end
+# make docs   builds the documentation site into build/site; a warning is an error
 # All need only Python 3.11 or newer and make: the rest goes into .venv, again only when pyproject.toml changes.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
@@ -9,13 +10,18 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
 
-.PHONY: demo test simulate proof lint types revision clean
+.PHONY: demo test screenshots simulate proof docs lint types mypy pyright revision clean
 
 demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
 
-test: lint types
+test: .venv/dev-installed
+	@$(MAKE) --no-print-directory --jobs 3 lint mypy pyright
 	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile --no-loadscope-reorder)
+
+# The pictures of docs/images, of the demo in its worst moment; needs chromium.
+screenshots: .venv/dev-installed
+	$(BIN)/python -m tests.screenshots
 
 # Many runs under virtual time, for a night: a failing seed prints its history, made smaller.
 simulate: .venv/dev-installed
@@ -26,16 +32,25 @@ simulate: .venv/dev-installed
 proof: .venv/dev-installed
 	@PIECES="$(PIECES)" SCALE="$(SCALE)" $(BIN)/python tests/proof.py
 
+# The site of docs/, with pages that docs/hooks/pages.py makes from the code.
+docs: .venv/docs-installed
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "built: build/site (python -m http.server --bind 127.0.0.1 -d build/site)"
+
 lint: .venv/dev-installed
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	@$(BIN)/lint-imports --no-logo || { echo "a floor leaks: see [tool.importlinter] in pyproject.toml"; exit 1; }
 
-types: .venv/dev-installed
+types: mypy pyright
+
+mypy: .venv/dev-installed
 	$(BIN)/mypy --no-error-summary
+
+pyright: .venv/dev-installed
 	$(BIN)/pyright --warnings
 
-# After a change of resilient/store/tables.py: make revision m="what changes"; then read and tidy the draft.
+# After a change of resilient/store/db/tables.py: make revision m="what changes"; then read and tidy the draft.
 revision: .venv/dev-installed
 	$(BIN)/alembic revision --autogenerate -m "$(m)"
 
@@ -55,3 +70,8 @@ clean:
 	@echo "Installing into .venv, with the tools that check it ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $@ .venv/demo-installed
+
+.venv/docs-installed: pyproject.toml | .venv/bin/python
+	@echo "Installing into .venv, with what makes the documentation site ..."
+	@$(PIP) --editable '.[demo,postgres,metrics,requests,aiohttp,docs]'
+	@touch $@

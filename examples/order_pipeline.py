@@ -92,16 +92,16 @@ async def run(folder: str, stripe: FakeProvider, *others: FakeProvider) -> None:
         placed = [await place(app, order) for order in orders]
         await app.worker().drain()
         for order, workflow in zip(orders, placed, strict=True):
-            seen = await app.workflows.get(workflow)
-            steps = ", ".join(f"{step.name} {step.state}" for step in seen.steps)
-            print(f"{order.id}: {seen.state} ({steps})")
+            info = await app.workflows.get(workflow)
+            steps = ", ".join(f"{step.name} {step.state}" for step in info.steps)
+            print(f"{order.id}: {info.state} ({steps})")
 
 
-def carrier(seen: object) -> object:
+def carrier(request: object) -> object:
     """Everywhere but to the Antarctic."""
     from resilient.testing.fake import Reply  # noqa: PLC0415 - beside its use
 
-    return Reply(422, {"error": "no service"}) if b'"AQ"' in seen.body else Reply(201, {})  # type: ignore[attr-defined]
+    return Reply(422, {"error": "no service"}) if b'"AQ"' in request.body else Reply(201, {})  # type: ignore[attr-defined]
 
 
 def main() -> None:
@@ -122,7 +122,7 @@ def main() -> None:
         mail.on("POST /mails", {})
         asyncio.run(run(folder, stripe, warehouse, parcels, mail))
         for fake in (stripe, warehouse, parcels, mail):
-            print(f"{fake.provider.name}: " + ", ".join(f"{seen.method} {seen.path}" for seen in fake.log.api))
+            print(f"{fake.provider.name}: " + ", ".join(f"{one.method} {one.path}" for one in fake.log.api))
 
 
 if __name__ == "__main__":

@@ -75,16 +75,16 @@ class Api:
     """Stores twenty contacts of an account, then says 429 for a second. Refuses addresses without an @."""
 
     def __init__(self) -> None:
-        self.left, self.until, self.throttled = 20, 0.0, 0
+        self.allowance, self.until, self.throttled = 20, 0.0, 0
 
     async def store(self, request: Request) -> JSONResponse:
         """Take a contact."""
-        if time.monotonic() < self.until or self.left == 0:
-            if self.left == 0:
-                self.left, self.until = 20, time.monotonic() + 1
+        if time.monotonic() < self.until or self.allowance == 0:
+            if self.allowance == 0:
+                self.allowance, self.until = 20, time.monotonic() + 1
             self.throttled += 1
             return JSONResponse({"error": "slow down"}, 429, {"retry-after": "1"})
-        self.left -= 1
+        self.allowance -= 1
         contact = await request.json()
         if "@" not in contact["email"]:
             return JSONResponse({"error": "not an e-mail address"}, 422)

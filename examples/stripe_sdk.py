@@ -48,9 +48,9 @@ def charge(job: SyncJob[Charge]) -> str:
 # -- the run -------------------------------------------------------------------------------------------------
 
 
-def intent(seen: Seen) -> dict[str, str]:
+def intent(request: Seen) -> dict[str, str]:
     """What Stripe answers."""
-    return {"object": "payment_intent", "id": f"pi_{seen.idempotency_key}"}
+    return {"object": "payment_intent", "id": f"pi_{request.idempotency_key}"}
 
 
 async def main() -> None:

@@ -27,7 +27,7 @@ class Contact(SQLModel, table=True):
     account: str = Field(primary_key=True)
     id: str = Field(primary_key=True)
     email: str
-    seen: int = 0  # the pass that saw it last
+    last_pass: int = 0  # the latest pass that read it
 
 
 class Record(BaseModel):
@@ -51,13 +51,14 @@ def sync_contacts(job: SyncJob[None]) -> None:
     for page in job.pages(contacts):
         with job.checkpoint(page) as session:
             for record in page.items:
+                email = record.properties["email"]
                 session.merge(
-                    Contact(account=job.resource_key, id=record.id, email=record.properties["email"], seen=page.pass_id)
+                    Contact(account=job.resource_key, id=record.id, email=email, last_pass=page.pass_id),
                 )
     with job.sweep(contacts) as sweep:  # only after a complete full pass
         if sweep is not None:
-            mine = select(Contact).where(Contact.account == job.resource_key, Contact.seen < sweep.pass_id)
-            for gone in sweep.session.scalars(mine):
+            stale = select(Contact).where(Contact.account == job.resource_key, Contact.last_pass < sweep.pass_id)
+            for gone in sweep.session.scalars(stale):
                 sweep.session.delete(gone)
 
 
@@ -77,8 +78,8 @@ async def run(folder: str, hubspot: FakeProvider) -> None:
             await app.worker().drain()
             with Session(engine) as session:
                 count = session.exec(select(func.count()).select_from(Contact)).one()
-                known = session.get(Contact, ("hubspot/acct-7", "7")) is not None
-            print(f"{count} contacts; number 7 is there: {known}; requests so far: {len(hubspot.log.api)}")
+                is_there = session.get(Contact, ("hubspot/acct-7", "7")) is not None
+            print(f"{count} contacts; number 7 is there: {is_there}; requests so far: {len(hubspot.log.api)}")
     engine.dispose()
 
 

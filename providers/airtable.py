@@ -1,7 +1,9 @@
 """Airtable: one user's grant; the limit is per base, so each base is an endpoint of its own.
 
 A 429 tells nothing and costs 30 seconds. A refresh token used twice revokes the integration for its user. The
-place in a list (``offset``) expires. A webhook is only a ping, signed with a key written in base64, and ends after
+place in a list (``offset``) expires. A month's calls are counted for each workspace: 1,000 on the free plan, which
+blocks the rest of the month, 100,000 on Team, which is slower after them, any number on others; override
+``limits`` there. A webhook is only a ping, signed with a key written in base64, and ends after
 seven days unless renewed.
 """
 
@@ -17,9 +19,9 @@ if TYPE_CHECKING:
     from resilient import Overrides, RequestFacts
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """The base."""
-    parts = asked.path.strip("/").split("/")
+    parts = request.path.strip("/").split("/")
     base = parts[1] if len(parts) > 1 else ""
     return (base, 1) if base.startswith("app") and base.isalnum() else ("", 1)
 
@@ -41,7 +43,10 @@ AIRTABLE: Final = Provider(
         ),
         Bearer(),
     ),
-    limits={"account": [Limit(50, per="1s", name="user")], "account/app*": [Limit(5, per="1s", name="base")]},
+    limits={
+        "account": [Limit(50, per="1s", name="user"), Limit(1000, per="31d", name="month")],  # a month: the free plan
+        "account/app*": [Limit(5, per="1s", name="base")],
+    },
     route=route,
     reads=("POST /v0/app*/*/listRecords",),
     errors=Errors(
@@ -53,7 +58,7 @@ AIRTABLE: Final = Provider(
             Rule(FailureKind.RESET_CURSOR, status=422, code="LIST_RECORDS_ITERATOR_NOT_AVAILABLE"),
         ),
     ),
-    pagination={"list": NextCursor(items="records", found="offset", query="offset", size="pageSize", most=100)},
+    pagination={"list": NextCursor(items="records", cursor="offset", query="offset", size="pageSize", most=100)},
     incremental={
         "formula": Incremental(
             style="filter",
@@ -65,8 +70,8 @@ AIRTABLE: Final = Provider(
         "payloads": Incremental(
             style="token",
             query="cursor",
-            found="cursor",
-            taken="every_page",
+            cursor="cursor",
+            source="every_page",
             deletions="marked",
             deleted="changedTablesById.*.destroyedRecordIds",
             deleted_key="changedTablesById.*.destroyedRecordIds",
@@ -82,9 +87,13 @@ AIRTABLE: Final = Provider(
         "airtable.com/developers/web/api/oauth-reference, /rate-limits, webhooks overview",
         "Airtable/airtable.js src/base.ts; gtalarico/pyairtable pyairtable/api/retrying.py, models/webhook.py",
         "airbytehq/airbyte issue 25278",
+        "support.airtable.com/articles/7735693959 (10 August 2026: months are counted on Free and Team only)",
+        "limits: month: Airtable's notice of 2 December 2024 to its free plan, as codenote.net quotes it",
     ),
     unverified=(
         "errors.rules: PUBLIC_API_BILLING_LIMIT_EXCEEDED, LIST_RECORDS_ITERATOR_NOT_AVAILABLE",
+        "limits: user, told of personal access tokens; taken to be so for OAuth too",
+        "limits: month, declared for an account, though it is counted for each workspace",
         "incremental",
         "reads",
         "auth: scope_separator, what two refreshes at once are answered",

@@ -1,7 +1,8 @@
 """Asana: one user's grant; limits are per token, and refused requests count too.
 
 Retry-After is always sent. The cost of a request is charged afterwards and not published. The answer to a sync
-token that is too old (412) carries a new one. A webhook that fails for a day is removed.
+token that is too old (412) carries a new one. A webhook is sent at most once, unless it is not answered: then again
+for a day, and removed after it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from resilient import Overrides, RequestFacts
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """Search has a limit of its own."""
-    return ("search", 1) if asked.path.endswith("/tasks/search") else ("", 1)
+    return ("search", 1) if request.path.endswith("/tasks/search") else ("", 1)
 
 
 ASANA: Final = Provider(
@@ -44,15 +45,15 @@ ASANA: Final = Provider(
         code=("errors[0].error",), message=("errors[0].message",), rules=(Rule(FailureKind.RESET_CURSOR, status=412),)
     ),
     pagination={
-        "list": NextCursor(items="data", found="next_page.offset", query="offset", size="limit", most=100),
-        "events": NextCursor(items="data", found="sync", query="sync", more="has_more", resume="sync"),
+        "list": NextCursor(items="data", cursor="next_page.offset", query="offset", size="limit", most=100),
+        "events": NextCursor(items="data", cursor="sync", query="sync", more="has_more", resume="sync"),
     },
     incremental={
         "events": Incremental(
             style="token",
             query="sync",
-            found="sync",
-            taken="every_page",
+            cursor="sync",
+            source="every_page",
             deletions="marked",
             deleted="action=deleted",
             deleted_key="resource.gid",
@@ -66,15 +67,16 @@ ASANA: Final = Provider(
         event="item:resource.resource_type item:action",
         challenge="echo",
         challenge_field="x-hook-secret",
+        answer_within=10,
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "Asana/developer-docs source/includes/markdown/_rate-limits.html.md, _webhooks.html.md",
         "Asana/developer-docs defs/asana_oas.yaml",
-        "developers.asana.com docs oauth",
+        "developers.asana.com/docs/rate-limits, /docs/webhooks-guide, /docs/oauth",
     ),
     unverified=(
-        "auth: scope_separator",
+        "auth: scope_separator, what a dead grant is told",
         "errors: 402 and 451",
         "idempotency: none",
         "incremental: action=deleted",

@@ -38,8 +38,8 @@ def by_sdk(error: BaseException) -> AnswerFacts | None:
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return None
-    meta, said = response.get("ResponseMetadata", {}), response.get("Error", {})
-    body = {"__type": said.get("Code", ""), "message": said.get("Message", "")}
+    meta, details = response.get("ResponseMetadata", {}), response.get("Error", {})
+    body = {"__type": details.get("Code", ""), "message": details.get("Message", "")}
     return AnswerFacts(int(meta.get("HTTPStatusCode", 400)), body=body)
 
 
@@ -64,9 +64,9 @@ AWS: Final = Provider(
     ),
     waits=WaitDialect(hints=(("x-amz-retry-after", Word.DELTA_MS),)),
     exceptions={"botocore.exceptions.ClientError": by_sdk},
-    pagination={"list": NextCursor(items="Items", found="NextToken", body="NextToken")},
+    pagination={"list": NextCursor(items="Items", cursor="NextToken", body="NextToken")},
     incremental={
-        "shard": Incremental(style="token", body="ShardIterator", found="NextShardIterator", taken="every_page")
+        "shard": Incremental(style="token", body="ShardIterator", cursor="NextShardIterator", source="every_page")
     },
     verified_on=date(2026, 11, 22),
     sources=(

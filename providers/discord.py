@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from resilient import Overrides, RequestFacts
 
 _MAJOR: Final = frozenset({"channels", "guilds", "webhooks"})
-_TOLD: Final = Wait(body="retry_after", word=Word.DELTA_S_FLOAT)
+_RETRY_AFTER: Final = Wait(body="retry_after", word=Word.DELTA_S_FLOAT)
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """The channel, guild or webhook."""
-    parts = asked.path.strip("/").split("/")[2:]  # without api and the version
+    parts = request.path.strip("/").split("/")[2:]  # without api and the version
     return (f"{parts[0]}:{parts[1]}", 1) if len(parts) > 1 and parts[0] in _MAJOR and parts[1].isdigit() else ("", 1)
 
 
@@ -62,8 +62,8 @@ DISCORD: Final = Provider(
         code=("code",),
         rules=(
             Rule(FailureKind.QUOTA, status=429, json=False, scope=Scope.PROVIDER, wait=Wait(fallback=600)),
-            Rule(FailureKind.THROTTLED, status=429, where={"global": True}, wait=_TOLD),
-            Rule(FailureKind.THROTTLED, status=429, scope=Scope.ENDPOINT, wait=_TOLD),
+            Rule(FailureKind.THROTTLED, status=429, where={"global": True}, wait=_RETRY_AFTER),
+            Rule(FailureKind.THROTTLED, status=429, scope=Scope.ENDPOINT, wait=_RETRY_AFTER),
         ),
     ),
     pagination={"messages": LastKey(key="id", query="before", size="limit", most=100)},
@@ -83,18 +83,18 @@ DISCORD: Final = Provider(
         answer_within=3,
         status=204,
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "discord/discord-api-docs developers/topics/rate-limits.mdx, oauth2.mdx",
-        "discord/discord-api-docs developers/resources/message.mdx, events/webhook-events.mdx",
+        "discord/discord-api-docs developers/resources/message.mdx, developers/events/webhook-events.mdx",
+        "support-dev.discord.com article 6223003921559 (refused requests)",
         "Rapptz/discord.py discord/http.py",
     ),
     unverified=(
-        "auth: pkce, revoke_url, that a used refresh token is dead",
+        "auth: pkce, that a used refresh token is dead, what a dead grant is told",
         "errors.rules: how long a banned address waits",
         "pagination",
         "incremental",
-        "webhook: three seconds to answer, and with 204",
     ),
 )
 

@@ -2,7 +2,8 @@
 
 409 is the error of an endpoint (a path that is not there), not a conflict to repeat; among them is the cursor that
 must start again. 429 with ``too_many_write_operations`` is a locked folder, no throttle of the account. Bodies of
-400 are plain text. Limits are not published.
+400 are plain text. Limits are per user of an app and not published; refused requests count too, and a 429 may be
+plain text.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ DROPBOX: Final = Provider(
     pagination={
         "list_folder": NextCursor(
             items="entries",
-            found="cursor",
+            cursor="cursor",
             body="cursor",
             more="has_more",
             path="/continue",
@@ -65,8 +66,8 @@ DROPBOX: Final = Provider(
         "list_folder": Incremental(
             style="token",
             body="cursor",
-            found="cursor",
-            taken="every_page",
+            cursor="cursor",
+            source="every_page",
             deletions="marked",
             deleted="['.tag']=deleted",
         )
@@ -78,12 +79,19 @@ DROPBOX: Final = Provider(
         challenge_field="query:challenge",
         ping=True,
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "dropbox/dropbox-sdk-python dropbox/dropbox_client.py, dropbox/oauth.py, dropbox/exceptions.py",
-        "public gists of Dropbox webhook receivers (Foxy79, richardhj)",
+        "developers.dropbox.com/dbx-performance-guide; www.dropbox.com/developers/reference/data-ingress-guide",
+        "dropbox.tech/developers/using-oauth-2-0-with-offline-access; www.dropbox.com/developers/reference/webhooks",
     ),
-    unverified=("errors.rules: 507", "limits: per user and app, not published", "idempotency: none", "reads"),
+    unverified=(
+        "auth: what a dead grant is told",
+        "errors.rules: 507",
+        "limits: not published",
+        "idempotency: none",
+        "reads",
+    ),
 )
 
 

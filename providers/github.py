@@ -21,14 +21,14 @@ _SEARCH: Final = {"/search/code": "code_search"}
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """Search, GraphQL and what creates content have budgets of their own."""
-    path = asked.path.removeprefix("/api/v3")
+    path = request.path.removeprefix("/api/v3")
     if path in ("/graphql", "/api/graphql"):
         return "graphql", 1
     if path.startswith("/search/"):
         return _SEARCH.get(path, "search"), 1
-    return ("write", 1) if asked.method in _WRITES else ("", 1)
+    return ("write", 1) if request.method in _WRITES else ("", 1)
 
 
 GITHUB: Final = Provider(

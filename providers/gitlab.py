@@ -1,7 +1,8 @@
 """GitLab: gitlab.com, or an instance of one's own (``host=``).
 
 A refresh invalidates the old access and refresh token at once, and wants the redirect URI again. Limits of single
-endpoints answer 429 with plain text and no headers.
+endpoints answer 429 with plain text and no headers. A webhook carries its ``Idempotency-Key`` with either secret;
+``webhook-id``, the same value, comes with a signing token only.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 _RESET: Final = Wait(header="ratelimit-resettime", word=Word.HTTP_DATE, fallback=60)
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
-    """The list of projects has a limit of its own."""
-    return ("projects", 1) if asked.method == "GET" and asked.path.endswith("/api/v4/projects") else ("", 1)
+def route(request: RequestFacts) -> tuple[str, float]:
+    """Projects and groups, as lists and one by one, have limits of their own."""
+    parts = request.path.partition("/api/v4/")[2].strip("/").split("/")
+    if request.method != "GET" or parts[0] not in ("projects", "groups") or len(parts) > 2:  # noqa: PLR2004 - name and id
+        return ("", 1)
+    return (parts[0] if len(parts) == 1 else parts[0].removesuffix("s"), 1)
 
 
 GITLAB: Final = Provider(
@@ -42,6 +46,9 @@ GITLAB: Final = Provider(
     limits={
         "account": [Limit(2000, per="1m", name="user")],
         "account/projects": [Limit(2000, per="10m", name="projects")],
+        "account/project": [Limit(400, per="1m", name="project")],
+        "account/groups": [Limit(200, per="1m", name="groups")],
+        "account/group": [Limit(400, per="1m", name="group")],
     },
     route=route,
     waits=WaitDialect(
@@ -84,14 +91,17 @@ GITLAB: Final = Provider(
             ),
             Signature(header="x-gitlab-token", scheme="equal"),
         ),
-        delivery="webhook-id",
+        delivery="idempotency-key",
         event="x-gitlab-event",
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "docs.gitlab.com administration/settings/user_and_ip_rate_limits, security/rate_limits",
+        "docs.gitlab.com administration/settings/rate_limit_on_projects_api; gitlab.com/gitlab-org/gitlab issue 458904",
         "docs.gitlab.com api/oauth2",
-        "about.gitlab.com blog 2021 (figure of gitlab.com)",
+        "about.gitlab.com blog 2020/12/17 (figure of gitlab.com)",
+        "docs.gitlab.com user/project/integrations/webhooks (delivery headers)",
+        "gitlab.com/gitlab-org/gitlab merge requests 230944 (what is signed), 231325 (how the signing key is written)",
         "hookdeck/webhook-skills skills/gitlab-webhooks/references/verification.md",
     ),
     unverified=(
@@ -99,7 +109,7 @@ GITLAB: Final = Provider(
         "idempotency: none",
         "pagination",
         "incremental",
-        "webhook: how the signing key is written",
+        "limits: of other single endpoints (those of users, say)",
     ),
 )
 

@@ -16,24 +16,44 @@ from resilient import Errors, FailureKind, Incremental, Limit, NextCursor, OAuth
 if TYPE_CHECKING:
     from resilient import Overrides, RequestFacts
 
-_COSTS: Final = {"GET messages": 5, "POST send": 100, "GET history": 2}  # Gmail's units per request
+_UNITS: Final = {  # of Gmail, by the path's last word, or by the list something is in
+    "GET messages": 5,
+    "GET messages/*": 20,
+    "GET threads": 10,
+    "GET threads/*": 40,
+    "POST threads/*": 10,
+    "GET drafts": 5,
+    "GET drafts/*": 20,
+    "GET history": 2,
+    "POST send": 100,
+    "POST trash": 20,
+    "POST messages": 25,
+    "POST import": 25,
+    "POST batchModify": 50,
+    "POST batchDelete": 50,
+}
 _RETRY_AFTER: Final = Wait(text=r"[Rr]etry after (?P<value>[0-9T:.+Z-]+)", word=Word.ISO8601)
 
 
 def _list(items: str, most: int, size: str = "maxResults", resume: str = "") -> NextCursor:
     """Google pages everywhere alike, and leaves an empty list out."""
     return NextCursor(
-        items=items, found="nextPageToken", query="pageToken", absent="empty", size=size, most=most, resume=resume
+        items=items, cursor="nextPageToken", query="pageToken", absent="empty", size=size, most=most, resume=resume
     )
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
-    """Gmail counts units per user, by method."""
-    parts = asked.path.strip("/").split("/")
-    if parts[0] != "gmail":
-        return "", 1
-    named = next((part for part in ("history", "send", "messages") if part in parts), "")
-    return "gmail", _COSTS.get(f"{asked.method} {named}", 5)
+def route(request: RequestFacts) -> tuple[str, float]:
+    """Gmail, Calendar and Drive count per user, each for itself; Gmail and Drive in units, by method."""
+    parts = request.path.strip("/").removeprefix("upload/").split("/")
+    if parts[0] == "gmail":
+        collection = next((part for part in ("messages", "threads", "drafts") if part in parts), "")
+        units = _UNITS.get(f"{request.method} {parts[-1]}") or _UNITS.get(f"{request.method} {collection}/*", 5)
+        return "gmail", units
+    if parts[0] == "drive":
+        if request.method != "GET":
+            return "drive", 50
+        return "drive", 100 if parts[-1] in ("files", "changes", "drives") else 5
+    return ("calendar", 1) if parts[0] == "calendar" else ("", 1)
 
 
 GOOGLE: Final = Provider(
@@ -53,7 +73,10 @@ GOOGLE: Final = Provider(
     ),
     limits={
         "provider": [Limit(1_200_000, per="1m", name="gmail-project")],
-        "account/gmail": [Limit(15_000, per="1m", name="gmail-units")],
+        # Projects since 2026-05-01; those that used Gmail in the half year before it keep 15,000.
+        "account/gmail": [Limit(6_000, per="1m", name="gmail-units")],
+        "account/calendar": [Limit(600, per="1m", name="calendar")],
+        "account/drive": [Limit(325_000, per="1m", name="drive-units")],
     },
     route=route,
     errors=Errors(
@@ -87,16 +110,16 @@ GOOGLE: Final = Provider(
         "calendar": Incremental(
             style="token",
             query="syncToken",
-            found="nextSyncToken",
-            taken="last_page",
+            cursor="nextSyncToken",
+            source="last_page",
             deletions="marked",
             deleted="status=cancelled",
         ),
         "gmail": Incremental(
             style="token",
             query="startHistoryId",
-            found="historyId",
-            taken="before_pass",
+            cursor="historyId",
+            source="before_pass",
             deletions="marked",
             deleted="messagesDeleted",
             deleted_key="messagesDeleted[].message.id",
@@ -105,8 +128,8 @@ GOOGLE: Final = Provider(
         "drive": Incremental(
             style="token",
             query="pageToken",
-            found="newStartPageToken",
-            taken="before_pass",
+            cursor="newStartPageToken",
+            source="before_pass",
             deletions="marked",
             deleted="removed",
             deleted_key="fileId",
@@ -121,14 +144,16 @@ GOOGLE: Final = Provider(
     verified_on=date(2026, 11, 1),
     sources=(
         "developers.google.com/identity/protocols/oauth2",
-        "developers.google.com/workspace/gmail/api/reference/quota and guides/sync",
-        "developers.google.com/workspace/calendar/api/guides/sync and guides/errors",
-        "developers.google.com/workspace/drive/api/guides/manage-changes",
+        "developers.google.com/workspace/gmail/api/reference/quota (in stored copies of 2026) and guides/sync",
+        "developers.google.com/workspace/calendar/api/guides/quota (the same), guides/sync and guides/errors",
+        "developers.google.com/workspace/drive/api/guides/limits (the same) and guides/manage-changes",
     ),
     unverified=(
         "incremental: where Gmail's history and Drive's changes name what was deleted",
         "auth: pkce, service accounts",
-        "limits: costs of Gmail methods not named above; those of Calendar and Drive are set in the console",
+        "limits: Gmail's units as of 2026-05, by what others noted from its page; 5 for what is not named",
+        "limits: a project's 10,000 of Calendar and 1,000,000 units of Drive are not counted apart from Gmail's",
+        "limits: Drive's 200 units for a download count as 5, as those of a read",
         "pagination: the largest sizes",
         "webhook: how long a channel lives, and Gmail's push",
         "idempotency: a repeated insert with a client-made id gives 409",

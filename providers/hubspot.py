@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from resilient import Overrides, RequestFacts
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """Search has a limit of its own."""
-    return ("search", 1) if asked.path.endswith("/search") else ("", 1)
+    return ("search", 1) if request.path.endswith("/search") else ("", 1)
 
 
 HUBSPOT: Final = Provider(
@@ -70,8 +70,8 @@ HUBSPOT: Final = Provider(
         ),
     ),
     pagination={
-        "list": NextCursor(items="results", found="paging.next.after", query="after", size="limit", most=100),
-        "search": NextCursor(items="results", found="paging.next.after", body="after", size="limit", most=100),
+        "list": NextCursor(items="results", cursor="paging.next.after", query="after", size="limit", most=100),
+        "search": NextCursor(items="results", cursor="paging.next.after", body="after", size="limit", most=100),
     },
     incremental={
         "search": Incremental(

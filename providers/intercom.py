@@ -54,16 +54,16 @@ INTERCOM: Final = Provider(
     ),
     pagination={
         "list": NextCursor(
-            items="data", found="pages.next.starting_after", query="starting_after", size="per_page", most=150
+            items="data", cursor="pages.next.starting_after", query="starting_after", size="per_page", most=150
         ),
         "search": NextCursor(
             items="data",
-            found="pages.next.starting_after",
+            cursor="pages.next.starting_after",
             body="pagination.starting_after",
             size="pagination.per_page",
             most=150,
         ),
-        "scroll": NextCursor(items="data", found="scroll_param", query="scroll_param"),
+        "scroll": NextCursor(items="data", cursor="scroll_param", query="scroll_param"),
     },
     incremental={"search": Incremental(style="filter", body="query", field="updated_at", precision=86400)},
     webhook=Webhook(
@@ -73,15 +73,17 @@ INTERCOM: Final = Provider(
     ),
     verified_on=date(2026, 11, 1),
     sources=(
-        "developers.intercom.com docs on rate limiting; intercom/Intercom-OpenAPI descriptions",
+        "developers.intercom.com docs/references/rest-api/errors/rate-limiting; intercom/Intercom-OpenAPI descriptions",
+        "automatelab.tech saas-webhooks/intercom (a notification has an id and counts its attempts)",
         "hookdeck/webhook-skills pull 46",
         "airbytehq/airbyte airbyte-integrations/connectors/source-intercom",
     ),
     unverified=(
         "auth: pkce, that tokens do not expire",
-        "headers: the version of the API",
+        "headers: how long 2.11 is served; there are later versions, up to 2.17",
+        "limits: 25,000 a minute for all apps of a workspace are not counted",
         "pagination: sizes, and starting_after outside of search",
-        "webhook: the delivery's id",
+        "webhook: that a notification keeps its id over its attempts, by its shape; how long it waits for an answer",
         "idempotency: none",
     ),
 )

@@ -2,8 +2,8 @@
 
 The old refresh token can be replayed for ten minutes; after that its use revokes the whole family. A dead grant is
 a 403, and ``unauthorized_client`` may mean one. A 401 about the scope is no expired token. One issue takes few
-writes at a time: that 429 concerns the issue, not the account. Times of change count in minutes, in the user's
-time zone, and deletions are told by webhook only.
+writes at a time: that 429 concerns the issue, not the account; one for a burst concerns its endpoint and method. Times
+of change count in minutes, in the user's time zone, and deletions are told by webhook only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Final, Unpack
 
 from resilient import BudgetFields, Errors, FailureKind, Incremental, NextCursor, OAuth2, Offset, Provider
-from resilient import Rotation, Rule, Signature, Wait, WaitDialect, Webhook, Word
+from resilient import Rotation, Rule, Scope, Signature, Wait, WaitDialect, Webhook, Word
 
 if TYPE_CHECKING:
     from resilient import Overrides
@@ -52,6 +52,7 @@ JIRA: Final = Provider(
         message=("errorMessages[0]", "message"),
         rules=(
             Rule(FailureKind.CONFLICT, status=429, header={"ratelimit-reason": "per-issue"}),
+            Rule(FailureKind.THROTTLED, status=429, header={"ratelimit-reason": "burst"}, scope=Scope.ENDPOINT),
             Rule(
                 FailureKind.QUOTA,
                 status=429,
@@ -62,7 +63,9 @@ JIRA: Final = Provider(
         ),
     ),
     pagination={
-        "search": NextCursor(items="issues", found="nextPageToken", query="nextPageToken", size="maxResults", most=100),
+        "search": NextCursor(
+            items="issues", cursor="nextPageToken", query="nextPageToken", size="maxResults", most=100
+        ),
         "list": Offset(items="values", query="startAt", total="total", size="maxResults", most=50),
     },
     incremental={
@@ -84,14 +87,17 @@ JIRA: Final = Provider(
     verified_on=date(2026, 11, 1),
     sources=(
         "developer.atlassian.com/cloud/jira/platform/rate-limiting, /oauth-2-3lo-apps",
+        "developer.atlassian.com/cloud/jira/platform/build-an-app-that-respects-rate-limits (of 2026-10-20)",
         "MrRefactoring/jira.js src/core/oauth, src/core/errors/oauthError.ts",
+        "MrRefactoring/jira.js src/webhooks/headers.ts (a delivery's id stays the same over its attempts)",
+        "the REST API's description of refreshWebhooks (thirty days), by way of pub.dev atlassian_apis WebhooksApi",
         "airbytehq/airbyte airbyte-integrations/connectors/source-jira",
     ),
     unverified=(
         "auth: pkce, the client's authentication",
         "limits: hourly points by the tenant's tier, told in the answers only",
         "pagination: sizes, and startAt elsewhere than in search",
-        "webhook: the delivery's id, thirty days",
+        "webhook: the signature",
         "idempotency: none",
     ),
 )

@@ -40,13 +40,13 @@ LINEAR: Final = Provider(
         ),
         Bearer(prefix=""),
     ),
-    limits={"account": [Limit(1500, per="1h", name="requests")]},
+    limits={"account": [Limit(2500, per="1h", name="requests")]},  # of an API key; an OAuth app has 5,000
     waits=WaitDialect(budgets=(_fields("requests"), _fields("complexity"))),
     errors=Errors(
         code=("errors[].extensions.code", "errors[].extensions.type"),
         message=("errors[0].extensions.userPresentableMessage", "errors[0].message"),
         rules=(
-            Rule(FailureKind.THROTTLED, status=(200, 400, 429), code=("RATELIMITED", "ratelimited")),
+            Rule(FailureKind.THROTTLED, status=(*_ANY, 429), code=("RATELIMITED", "ratelimited")),
             Rule(FailureKind.AUTH, status=_ANY, code="authentication error"),
             Rule(FailureKind.CONFLICT, status=_ANY, code="lock timeout"),
             Rule(FailureKind.TRANSIENT, status=_ANY, code=("internal error", "network error"), provider_wide=True),
@@ -79,18 +79,21 @@ LINEAR: Final = Provider(
         delivery="linear-delivery",
         varies=("webhookTimestamp",),
         event="linear-event",
+        answer_within=5,
     ),
     verified_on=date(2026, 11, 1),
     sources=(
-        "linear.app/developers/rate-limiting",
+        "linear.app/developers/rate-limiting, as others noted it on 2026-09-27",
+        "linear.app/developers/webhooks, in copies of 2026 (headers, five seconds for an answer)",
         "linear/linear packages/sdk/src/error.ts, packages/sdk/src/webhooks/client.ts",
         "airbytehq/airbyte airbyte-integrations/connectors/source-linear",
     ),
     unverified=(
-        "limits: the figures in circulation differ; the headers say",
+        "limits: what the page itself says today; the headers say",
+        "limits: lower ones of single queries, told in x-ratelimit-endpoint-requests-*, are not read",
         "idempotency: a client-made id is accepted on creation",
         "auth: how long an access token lasts",
-        "webhook: the tolerated age, and the event's header",
+        "webhook: the tolerated age; that an attempt keeps the delivery's id",
     ),
 )
 

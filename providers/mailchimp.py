@@ -1,8 +1,8 @@
 """Mailchimp Marketing: one account, in its own data centre (``{dc}``, told by the metadata call).
 
-Tokens do not expire (``expires_in`` is 0), and the metadata call answers 200 for a dead one. The only limit is ten
-connections at once. A 403 or 429 without JSON comes from the network in front of it and passes; one with JSON is a
-missing permission. A webhook's secret stands in its address.
+Tokens do not expire (``expires_in`` is 0), and the metadata call answers 200 for a dead one. The limits are ten
+connections at once and 500 open batches; no header tells of them. A 403 or 429 without JSON comes from the network in
+front of it and passes; a 403 with JSON is a missing permission. A webhook's secret stands in its address.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ MAILCHIMP: Final = Provider(
     webhook=Webhook(token="query:secret", event="body:type"),
     verified_on=date(2026, 11, 1),
     sources=(
-        "mailchimp.com/developer limits and errors, by way of api-evangelist/mailchimp",
+        "mailchimp.com/developer limits and errors, by way of api-evangelist/mailchimp (read again 2026-08-13)",
+        "mailchimp.com/developer release notes of 2021-11-16 (500 open batches, then 429)",
         "requests/requests-oauthlib issue 509; docs.unified.to skills/mailchimp-oauth-app",
     ),
     unverified=(
         "auth: pkce",
         "errors.rules: Member Exists",
         "webhook: the parameter is ours to choose; X-Mailchimp-Signature of newer webhooks is not described here",
+        "webhook: no id of a delivery was found; hookdeck/webhook-skills knows no signature either",
         "idempotency: none; PUT /members/{md5 of the address} is an upsert",
     ),
 )

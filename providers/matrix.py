@@ -2,8 +2,10 @@
 
 Whether a 401 is the end of the grant stands in ``soft_logout``. Lifetimes are in milliseconds, and the old refresh
 token works until the new one is used. Events are sent by PUT with a transaction id in the path, so a repeat has one
-effect. A timeline that is ``limited`` has a gap, to be filled backwards from ``prev_batch`` by ``/messages``, with
-``dir=b``. ``/sync`` is one answer with the events of every room, which do not name their room: for one of them say
+effect; the ids are a device's, so a new login knows none of them, and Synapse keeps them for a day (in ``sendToDevice``
+for half an hour). A timeline that is ``limited`` has a gap, to be filled backwards from ``prev_batch`` by
+``/messages``, with ``dir=b``. ``/sync`` is one answer with the events of every room, which do not name their room: for
+one of them say
 ``OnePage(items="rooms.join['!id:example.org'].timeline.events", absent="empty")``, in quotes because an id has a dot.
 A redaction is an event of its own, and names the one that is gone.
 """
@@ -13,16 +15,16 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING, Final, Unpack
 
-from resilient import Bearer, Errors, FailureKind, Incremental, Limit, NextCursor, OAuth2, OnePage
+from resilient import Bearer, Errors, FailureKind, Idempotency, Incremental, Limit, NextCursor, OAuth2, OnePage
 from resilient import Provider, Rotation, Rule, Signature, Wait, Webhook, Word
 
 if TYPE_CHECKING:
     from resilient import Overrides, RequestFacts
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """Sending has a limit of its own."""
-    return ("send", 1) if asked.method == "PUT" and "/send/" in asked.path else ("", 1)
+    return ("send", 1) if request.method == "PUT" and "/send/" in request.path else ("", 1)
 
 
 MATRIX: Final = Provider(
@@ -59,16 +61,23 @@ MATRIX: Final = Provider(
             Rule(FailureKind.QUOTA, status=403, code="M_RESOURCE_LIMIT_EXCEEDED", wait=Wait(fallback=3600)),
         ),
     ),
+    idempotency=Idempotency(
+        in_path=True,
+        methods=frozenset({"PUT"}),
+        paths=("*/send/*/*", "*/redact/*/*", "*/sendToDevice/*/*"),
+        life=86400,
+        lives_with="grant",
+    ),
     pagination={
-        "messages": NextCursor(items="chunk", found="end", query="from", size="limit", most=100),
+        "messages": NextCursor(items="chunk", cursor="end", query="from", size="limit", most=100),
         "sync": OnePage(items="rooms.join.*.timeline.events", absent="empty"),
     },
     incremental={
         "sync": Incremental(
             style="token",
             query="since",
-            found="next_batch",
-            taken="every_page",
+            cursor="next_batch",
+            source="every_page",
             deletions="marked",
             deleted="type=m.room.redaction",
             deleted_key="redacts content.redacts",  # at the top before room version 11
@@ -79,8 +88,9 @@ MATRIX: Final = Provider(
     sources=(
         "matrix-org/matrix-spec content/client-server-api/_index.md",
         "element-hq/synapse synapse/api/errors.py, synapse/config/ratelimiting.py",
+        "element-hq/synapse synapse/storage/databases/main/events_worker.py",
     ),
-    unverified=("pagination: the largest size", "webhook"),
+    unverified=("pagination: the largest size", "webhook", "idempotency: how long homeservers but Synapse keep ids"),
 )
 
 

@@ -19,9 +19,9 @@ _MAILBOX: Final = frozenset({"messages", "mailFolders", "events", "calendar", "c
 _DIRECTORY: Final = frozenset({"users", "groups", "directoryObjects", "applications", "servicePrincipals"})
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """Outlook, OneNote and the directory have limits of their own."""
-    parts = [part for part in asked.path.split("/") if part][1:]  # without the version
+    parts = [part for part in request.path.split("/") if part][1:]  # without the version
     if "onenote" in parts:
         return "onenote", 1
     if _MAILBOX.intersection(parts):
@@ -31,8 +31,8 @@ def route(asked: RequestFacts) -> tuple[str, float]:
 
 def cost(answer: AnswerFacts) -> float | None:
     """The directory says what a request cost in resource units."""
-    told = answer.headers.get("x-ms-resource-unit", "")
-    return float(told) if told.isascii() and told.isdigit() else None
+    units = answer.headers.get("x-ms-resource-unit", "")
+    return float(units) if units.isascii() and units.isdigit() else None
 
 
 GRAPH: Final = Provider(
@@ -54,7 +54,7 @@ GRAPH: Final = Provider(
         ),
     ),
     limits={
-        "provider": [Limit(2000, per="1s", name="app")],
+        "provider": [Limit(130_000, per="10s", name="app")],
         "account/outlook": [Limit(10_000, per="10m", name="outlook")],
         "account/onenote": [Limit(120, per="1m", name="minute"), Limit(400, per="1h", name="hour")],
         "account/directory": [Limit(3500, per="10s", name="resource-units")],  # of the smallest tenants
@@ -71,15 +71,13 @@ GRAPH: Final = Provider(
         ),
     ),
     pagination={
-        "list": NextUrl(
-            items="value", found="['@odata.nextLink']", resume="['@odata.deltaLink']", size="$top", most=100
-        )
+        "list": NextUrl(items="value", url="['@odata.nextLink']", resume="['@odata.deltaLink']", size="$top", most=100)
     },
     incremental={
         "delta": Incremental(
             style="link",
-            found="['@odata.deltaLink']",
-            taken="last_page",
+            cursor="['@odata.deltaLink']",
+            source="last_page",
             deletions="marked",
             deleted="['@removed']",
             life=7 * 86400,
@@ -94,10 +92,12 @@ GRAPH: Final = Provider(
         answer_within=10,
     ),
     batch=BatchEndpoint(path="/$batch", most=20),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "learn.microsoft.com/graph/json-batching",
         "learn.microsoft.com/entra/identity-platform/refresh-tokens",
+        "learn.microsoft.com/graph/throttling-limits (130,000 in 10 seconds; older copies have 2,000 a second)",
+        "learn.microsoft.com/graph/change-notifications-delivery-webhooks",
         "microsoftgraph/microsoft-graph-docs-contrib concepts/throttling.md, concepts/throttling-limits.md",
         "microsoftgraph/microsoft-graph-docs-contrib concepts/delta-query-overview.md",
         "learn.microsoft.com/graph/change-notifications-lifecycle-events",
@@ -106,7 +106,8 @@ GRAPH: Final = Provider(
     unverified=(
         "auth: pkce, lifetime, interaction_required outside invalid_grant",
         "pagination: the largest $top, which differs by resource",
-        "webhook: ten seconds to answer, that two alike may mean two changes",
+        "limits: of the directory today (read in an older copy), of Outlook (third parties), of OneNote",
+        "webhook: that two alike may mean two changes",
         "idempotency: none in general; events take a transactionId",
     ),
 )

@@ -37,10 +37,10 @@ NOTION: Final = Provider(
     errors=Errors(code=("code",)),
     pagination={
         "list": NextCursor(
-            items="results", found="next_cursor", query="start_cursor", more="has_more", size="page_size", most=100
+            items="results", cursor="next_cursor", query="start_cursor", more="has_more", size="page_size", most=100
         ),
         "query": NextCursor(
-            items="results", found="next_cursor", body="start_cursor", more="has_more", size="page_size", most=100
+            items="results", cursor="next_cursor", body="start_cursor", more="has_more", size="page_size", most=100
         ),
     },
     incremental={

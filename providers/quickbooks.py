@@ -1,9 +1,9 @@
 """QuickBooks Online: one company (realm) for one app.
 
-A 429 tells no time; Intuit asks for 60 seconds. The monthly cap of the Builder tier is the same 429 and ends with
-the month: nothing in the answer tells them apart. The refresh token changes about once a day, and only the last
-one is sure to work. A repeat with the same ``requestid`` gets the first answer. A webhook wants its answer in three
-seconds; later events wait behind one that had none.
+A 429 tells no time; Intuit asks for 60 seconds. A throttle was seen as a 403 too, and as XML. The monthly cap of the
+Builder tier is the same 429 and ends with the month: nothing in the answer tells them apart. The refresh token
+changes about once a day, and only the last one is sure to work. A repeat with the same ``requestid`` gets the first
+answer. A webhook wants its answer in three seconds; later events wait behind one that had none.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from resilient import Overrides, RequestFacts
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """Batches have a limit of their own."""
-    return ("batch", 1) if asked.path.endswith("/batch") else ("", 1)
+    return ("batch", 1) if request.path.endswith("/batch") else ("", 1)
 
 
 QUICKBOOKS: Final = Provider(
@@ -51,6 +51,8 @@ QUICKBOOKS: Final = Provider(
         message=("Fault.Error[0].Message", "fault.error[0].message", "Fault.Error[0].Detail"),
         rules=(
             Rule(FailureKind.THROTTLED, status=429, wait=Wait(fallback=60)),
+            Rule(FailureKind.THROTTLED, code=("3001", "003001"), wait=Wait(fallback=60)),
+            Rule(FailureKind.THROTTLED, text="message=ThrottleExceeded", wait=Wait(fallback=60)),  # XML, at times
             Rule(FailureKind.AUTH, status=401, code="3200"),
             Rule(FailureKind.CONFLICT, code=("5010", "6140", "6240")),  # stale, or there already
         ),
@@ -84,17 +86,22 @@ QUICKBOOKS: Final = Provider(
         event="item:type",
         answer_within=3,
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
-        "developer.intuit.com OAuth 2.0 pages, limits and throttles, change data capture, webhooks",
+        "developer.intuit.com OAuth 2.0 pages, change data capture, webhooks",
+        "developer.intuit.com/app/developer/qbo/docs/learn/limits-and-throttles",
+        "blogs.intuit.com/2025/11/12/upcoming-change-to-webhooks-payload-structure (CloudEvents)",
+        "developer.intuit.com/app/developer/qbo/docs/develop/webhooks/data-objects",
+        "developer.intuit.com/hub/blog/2017/06/08/top-quickbooks-online-api-errors-and-how-to-handle-them (6240)",
+        "routablehq/python-quickbooks issues 43 (3001 as 403, in XML), 127 (5010)",
         "intuit/oauth-pythonclient intuitlib/client.py",
     ),
     unverified=(
         "auth: scope_separator, pkce, whether an older refresh token still works",
-        "errors.rules: 5010, 6140, 6240",
+        "errors.rules: 6140; that 3001 still comes as 403",
         "idempotency: how long a requestid is kept",
         "pagination",
-        "webhook: the id in the CloudEvents form",
+        "webhook: that an event keeps its id when it is sent again",
     ),
 )
 

@@ -2,6 +2,8 @@
 
 A spent request limit is a 403, at the token endpoint too, where it is easily taken for a dead grant. Errors are a
 list. Tokens state no lifetime: the org's session timeout decides. Inserts are made repeatable by an external id.
+One refresh token is refreshed by one request at a time: another meanwhile is refused with ``invalid_grant``, which
+only its description tells from a dead grant.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from resilient import Overrides
 
 _LIMIT: Final = "REQUEST_LIMIT_EXCEEDED"
+_BUSY: Final = "(?i)token request is already being processed"
 
 SALESFORCE: Final = Provider(
     name="salesforce",
@@ -31,7 +34,11 @@ SALESFORCE: Final = Provider(
             lifetime=7200,
             keep=("instance_url", "id"),
             errors=Errors(
-                code=("error", "[0].errorCode"), rules=(Rule(FailureKind.QUOTA, code=_LIMIT, wait=Wait(fallback=900)),)
+                code=("error", "[0].errorCode"),
+                rules=(
+                    Rule(FailureKind.QUOTA, code=_LIMIT, wait=Wait(fallback=900)),
+                    Rule(FailureKind.TRANSIENT, code="invalid_grant", text=_BUSY, counts_for_breaker=False),
+                ),
             ),
         ),
     ),
@@ -47,7 +54,7 @@ SALESFORCE: Final = Provider(
             Rule(FailureKind.RESET_CURSOR, code="INVALID_QUERY_LOCATOR"),
         ),
     ),
-    pagination={"query": NextUrl(items="records", found="nextRecordsUrl", done="done")},
+    pagination={"query": NextUrl(items="records", url="nextRecordsUrl", done="done")},
     incremental={
         "query": Incremental(
             style="filter", query="q", form="SystemModstamp >= {cursor}", field="SystemModstamp", deletions="separate"
@@ -57,13 +64,19 @@ SALESFORCE: Final = Provider(
     sources=(
         "developer.salesforce.com docs salesforce_app_limits_cheatsheet, API limits headers, resources_getdeleted",
         "help.salesforce.com connected app refresh token rotation (off by default)",
+        "developer.salesforce.com/docs/platform/salesforce-app-limits-cheatsheet (at once: 5 in the Developer Edition)",
+        "help.salesforce.com release-notes.rn_security_refresh_token_error, cited in the next one",
+        "segmentio/action-destinations pull 2300 (token request is already being processed)",
+        "developer.salesforce.com REST API guide, list of versions (67.0 is Summer '26)",
         "simple-salesforce/simple-salesforce simple_salesforce/api.py",
+        "gist.github.com/ndabAP/2ae90f3b871403d822ec2de0bcffb5b0 (the words of a concurrency limit)",
         "singer-io/tap-salesforce pull 221, issue 223",
     ),
     unverified=(
-        "limits: 15,000 a day of the Developer Edition, the smallest",
+        "limits: 15,000 a day of the Developer Edition, the smallest; read in quotations of the page only",
         "auth: scope_separator, pkce, two hours of session, offline_scopes",
-        "errors.rules: UNABLE_TO_LOCK_ROW, DUPLICATE_VALUE, INVALID_QUERY_LOCATOR, the words of a concurrency limit",
+        "errors.rules: UNABLE_TO_LOCK_ROW, DUPLICATE_VALUE, INVALID_QUERY_LOCATOR",
+        "auth: what is answered to too many sign-ins (login rate exceeded)",
         "idempotency: none; upsert by an external id",
         "webhook: none; Platform Events and Pub/Sub instead",
     ),
@@ -74,7 +87,7 @@ def provider(
     client_id: str = "",
     client_secret: str = "",
     *,
-    version: str = "64.0",
+    version: str = "67.0",
     sandbox: bool = False,
     **overrides: Unpack[Overrides],
 ) -> Provider:

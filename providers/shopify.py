@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from resilient import AnswerFacts, Overrides, RequestFacts
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """REST counts requests, GraphQL points: ten until the answer says how many."""
-    return ("graphql", 10) if asked.path.endswith("/graphql.json") else ("rest", 1)
+    return ("graphql", 10) if request.path.endswith("/graphql.json") else ("rest", 1)
 
 
 def cost(answer: AnswerFacts) -> float | None:
     """The points a GraphQL query really cost."""
-    told = _cost_of(answer.body).get("actualQueryCost")
-    return float(told) if isinstance(told, (int, float)) else None
+    points = _cost_of(answer.body).get("actualQueryCost")
+    return float(points) if isinstance(points, (int, float)) else None
 
 
 def _cost_of(body: Any) -> dict[str, Any]:
-    found = (body.get("extensions") or {}).get("cost") if isinstance(body, dict) else None
-    return found if isinstance(found, dict) else {}
+    cost = (body.get("extensions") or {}).get("cost") if isinstance(body, dict) else None
+    return cost if isinstance(cost, dict) else {}
 
 
 def _until_enough(body: Any) -> float:
     """Seconds until the bucket holds what the refused query asks for."""
-    found = _cost_of(body)
-    status = found["throttleStatus"]
-    lacking: float = (found["requestedQueryCost"] - status["currentlyAvailable"]) / status["restoreRate"]
+    query_cost = _cost_of(body)
+    status = query_cost["throttleStatus"]
+    lacking: float = (query_cost["requestedQueryCost"] - status["currentlyAvailable"]) / status["restoreRate"]
     return lacking
 
 

@@ -29,15 +29,15 @@ _DEAD: Final = (
 )
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """The method; for a message the channel too."""
-    method = asked.path.rpartition("/")[2]
-    if not asked.path.startswith("/api/") or "." not in method:
+    method = request.path.rpartition("/")[2]
+    if not request.path.startswith("/api/") or "." not in method:
         return "", 1
     if method != "chat.postMessage":
         return method, 1
-    found = re.search(rb'(?:"channel"\s*:\s*"|(?:^|&)channel=)([A-Z0-9]+)', asked.body or b"")
-    return f"{method}:{found[1].decode()}" if found else method, 1
+    channel = re.search(rb'(?:"channel"\s*:\s*"|(?:^|&)channel=)([A-Z0-9]+)', request.body or b"")
+    return f"{method}:{channel[1].decode()}" if channel else method, 1
 
 
 SLACK: Final = Provider(
@@ -94,7 +94,7 @@ SLACK: Final = Provider(
     reads=("POST /api/*.list", "POST /api/*.info", "POST /api/*.history", "POST /api/*.replies", "POST /api/auth.test"),
     pagination={
         "list": NextCursor(
-            items="channels", found="response_metadata.next_cursor", query="cursor", size="limit", most=200
+            items="channels", cursor="response_metadata.next_cursor", query="cursor", size="limit", most=200
         )
     },
     incremental={

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _MADE_UP: Final = r"(?:stripe-python-retry-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # by Stripe's own SDKs
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """Each endpoint has a limit; files one for reading and one for writing."""
-    parts = asked.path.strip("/").split("/")
+    parts = request.path.strip("/").split("/")
     if parts[-1] == "search":
         return "search", 1
     if "files" in parts[:2]:
-        return ("files-read" if asked.method == "GET" else "files-write"), 1
+        return ("files-read" if request.method == "GET" else "files-write"), 1
     return (parts[1], 1) if len(parts) > 1 and parts[1].replace("_", "").isalnum() else ("", 1)
 
 
@@ -71,7 +71,7 @@ STRIPE: Final = Provider(
     idempotency=Idempotency(paths=("/v1/*", "/v2/*"), life=86400, made_up=_MADE_UP),
     pagination={
         "list": LastKey(items="data", key="id", query="starting_after", more="has_more", size="limit", most=100),
-        "search": NextCursor(items="data", found="next_page", query="page", more="has_more", size="limit", most=100),
+        "search": NextCursor(items="data", cursor="next_page", query="page", more="has_more", size="limit", most=100),
     },
     incremental={
         "created": Incremental(style="filter", query="created[gte]", field="created", deletions="separate"),
@@ -98,15 +98,15 @@ STRIPE: Final = Provider(
         delivery="body:id",
         event="body:type",
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
-        "docs.stripe.com/rate-limits",
+        "docs.stripe.com/rate-limits, and a whole copy: alecpos/contexts docs/stripe/api/rate-limits.md",
         "docs.stripe.com/api/idempotent_requests",
         "stripe/stripe-python stripe/_http_client.py, stripe/_webhook.py",
     ),
     unverified=(
         "auth: scope_separator, the client's authentication, that tokens of Connect do not expire",
-        "errors.rules: stripe-rate-limited-reason, account_invalid",
+        "errors.rules: account_invalid",
         "idempotency: made_up",
         "incremental: where an event names what was deleted",
     ),

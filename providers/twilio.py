@@ -33,8 +33,8 @@ TWILIO: Final = Provider(
         ),
     ),
     pagination={
-        "list": NextUrl(items="messages", found="next_page_uri", size="PageSize", most=1000),
-        "meta": NextUrl(items="services", found="meta.next_page_url", size="PageSize", most=100),
+        "list": NextUrl(items="messages", url="next_page_uri", size="PageSize", most=1000),
+        "meta": NextUrl(items="services", url="meta.next_page_url", size="PageSize", most=100),
     },
     incremental={"sent": Incremental(style="filter", query="DateSent>", field="date_sent", precision=86400)},
     webhook=Webhook(

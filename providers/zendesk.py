@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from resilient import Overrides, RequestFacts
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """The incremental export has a limit of its own."""
-    return ("incremental", 1) if "/incremental/" in asked.path else ("", 1)
+    return ("incremental", 1) if "/incremental/" in request.path else ("", 1)
 
 
 ZENDESK: Final = Provider(
@@ -61,17 +61,17 @@ ZENDESK: Final = Provider(
     ),
     idempotency=Idempotency(paths=("/api/v2/tickets", "/api/v2/tickets.json"), life=7200),
     pagination={
-        "list": NextUrl(items="tickets", found="links.next", more="meta.has_more", size="page[size]", most=100),
+        "list": NextUrl(items="tickets", url="links.next", more="meta.has_more", size="page[size]", most=100),
         "export": NextCursor(
-            items="tickets", found="after_cursor", query="cursor", done="end_of_stream", resume="after_cursor"
+            items="tickets", cursor="after_cursor", query="cursor", done="end_of_stream", resume="after_cursor"
         ),
     },
     incremental={
         "export": Incremental(
             style="token",
             query="cursor",
-            found="after_cursor",
-            taken="every_page",
+            cursor="after_cursor",
+            source="every_page",
             deletions="marked",
             deleted="status=deleted",
         )
@@ -89,19 +89,23 @@ ZENDESK: Final = Provider(
         delivery="x-zendesk-webhook-invocation-id",
         ping=True,  # the customer writes the body, so two changes may send the same
     ),
-    verified_on=date(2026, 11, 1),
+    verified_on=date(2026, 11, 22),
     sources=(
         "developer.zendesk.com api-reference/introduction/rate-limits, documentation/webhooks/verifying",
-        "developer.zendesk.com announcement of OAuth token expiry 2025-2026",
+        "developer.zendesk.com/documentation/webhooks/anatomy-of-a-webhook-request",
+        "developer.zendesk.com/api-reference/ticketing/oauth/grant_type_tokens (PKCE)",
+        "support.zendesk.com/hc/en-us/articles/9182123625370 (tokens expire, a refresh deletes the previous ones)",
+        "support.zendesk.com/hc/en-us/articles/4408831387930 (invalid_grant)",
         "zendesk/zendesk_api_client_rb lib/zendesk_api/middleware/request/retry.rb",
         "eesel.ai blog on Zendesk idempotency keys (secondary)",
     ),
     unverified=(
-        "auth: scope_separator, pkce",
+        "auth: scope_separator",
         "errors: code and message",
         "idempotency: read in a secondary source",
-        "waits: the name of the incremental export's header",
-        "webhook: how its time is written, the delivery's id",
+        "limits: that of the incremental export, read in others' copies of the page",
+        "waits: the name of the incremental export's header, seen in others' code only",
+        "webhook: that an invocation keeps its id over its attempts",
     ),
 )
 

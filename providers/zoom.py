@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _HEAVY: Final = frozenset({"report", "dashboard", "metrics"})
 
 
-def route(asked: RequestFacts) -> tuple[str, float]:
+def route(request: RequestFacts) -> tuple[str, float]:
     """Reports and dashboards are heavy; the rest counts as medium."""
-    parts = asked.path.strip("/").split("/")
+    parts = request.path.strip("/").split("/")
     return ("heavy", 1) if _HEAVY.intersection(parts[1:3]) else ("", 1)
 
 
@@ -62,7 +62,7 @@ ZOOM: Final = Provider(
     ),
     pagination={
         "list": NextCursor(
-            items="meetings", found="next_page_token", query="next_page_token", size="page_size", most=300
+            items="meetings", cursor="next_page_token", query="next_page_token", size="page_size", most=300
         )
     },
     incremental={"window": Incremental(style="filter", query="from", field="start_time", precision=86400)},

@@ -9,21 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers; at run time each name is imported when it is first used (`_HOMES`)
-    from resilient.core.alerts import AlertInfo, Alerting, Notice
-    from resilient.core.auth import ApiKey, Auth, Basic, Bearer, OAuth2, Rotation
-    from resilient.core.backoff import Retry
-    from resilient.core.budgets import BudgetFields
-    from resilient.core.changed import Cancelled, Changed, Deleted, Discarded, Edited, Retried
-    from resilient.core.delays import (
-        Decorrelated,
-        EqualJitter,
-        Exponential,
-        Fixed,
-        FullJitter,
-        Linear,
-        PlusMinus,
-    )
-    from resilient.core.errors import (
+    from resilient.core.accounts.tokens import Credentials, GrantState
+    from resilient.core.alerts.rules import AlertInfo, Alerting, Notice
+    from resilient.core.base.budgets import BudgetFields
+    from resilient.core.base.errors import (
         Ambiguous,
         BadCron,
         BadPayload,
@@ -34,9 +23,12 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
         DatabaseBusy,
         DatabaseUnreachable,
         DuplicateJob,
+        Failure,
+        FailureKind,
         InvalidInput,
         JobFailure,
         JobNotFound,
+        JobNotOver,
         LostLease,
         MissingExtra,
         NaiveDatetime,
@@ -47,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
         ResourceStopped,
         SchemaOutdated,
         SchemaTooNew,
+        Scope,
         SetupError,
         Snooze,
         Throttled,
@@ -56,16 +49,49 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
         WorkflowNotFound,
         WorkflowOver,
     )
-    from resilient.core.events import EventInfo, Replayed
-    from resilient.core.exchange import AnswerFacts, RequestFacts
-    from resilient.core.failure import Failure, FailureKind, Scope
-    from resilient.core.inbox import Arrival
-    from resilient.core.incremental import Incremental
-    from resilient.core.instants import Word
-    from resilient.core.limit import Limit
-    from resilient.core.message import Message
-    from resilient.core.page_request import PageRequest, PagingError
-    from resilient.core.paginators import (
+    from resilient.core.base.exchange import AnswerFacts, RequestFacts
+    from resilient.core.base.instants import Word
+    from resilient.core.base.loggers import log_fields
+    from resilient.core.base.tracing import Tracing
+    from resilient.core.events.message import Arrival, EventInfo, Message, Replayed
+    from resilient.core.events.webhook import Delivery, Signature, Webhook
+    from resilient.core.gates.policy import BreakerPolicy
+    from resilient.core.gates.rate_limit import Limit
+    from resilient.core.gates.retry_after import WaitDialect
+    from resilient.core.inspect.audit import AuditInfo
+    from resilient.core.inspect.retention import Pruned, Retention
+    from resilient.core.inspect.why import Reason, Why
+    from resilient.core.jobs.backoff import (
+        Decorrelated,
+        EqualJitter,
+        Exponential,
+        Fixed,
+        FullJitter,
+        Linear,
+        PlusMinus,
+        Retry,
+    )
+    from resilient.core.jobs.records import (
+        AttemptInfo,
+        Cancelled,
+        Changed,
+        Count,
+        Deleted,
+        Discarded,
+        Edited,
+        JobInfo,
+        ResourceInfo,
+        Retried,
+        StoppedGroup,
+    )
+    from resilient.core.jobs.states import JobState
+    from resilient.core.jobs.workflow import StepInfo, WorkflowInfo, WorkflowState
+    from resilient.core.provider.auth import ApiKey, Auth, Basic, Bearer, OAuth2, Rotation
+    from resilient.core.provider.facts import BatchEndpoint, Idempotency, Overrides, Part, PartAnswer, Provider
+    from resilient.core.provider.rules import Errors, Rule, Wait
+    from resilient.core.schedules.schedule import ScheduledAccount, ScheduleInfo
+    from resilient.core.sync.incremental import Incremental
+    from resilient.core.sync.paginators import (
         GraphQLPages,
         LastKey,
         LinkHeader,
@@ -75,42 +101,26 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
         OnePage,
         PageNumber,
     )
-    from resilient.core.paging import Paginator
-    from resilient.core.parts import BatchEndpoint, Part, PartAnswer
-    from resilient.core.policy import BreakerPolicy
-    from resilient.core.provider import Idempotency, Overrides, Provider
-    from resilient.core.reasons import Reason
-    from resilient.core.records import AttemptInfo, Count, JobInfo, ResourceInfo, StoppedGroup
-    from resilient.core.retention import Pruned, Retention
-    from resilient.core.retry_after import WaitDialect
-    from resilient.core.rules import Errors, Rule, Wait
-    from resilient.core.schedule import ScheduledAccount, ScheduleInfo
-    from resilient.core.states import JobState
-    from resilient.core.tokens import Credentials, GrantState
-    from resilient.core.webhook import Delivery, Signature, Webhook
-    from resilient.core.why import Why
-    from resilient.core.workflow import StepInfo, WorkflowInfo, WorkflowState
-    from resilient.engine.access import Access, CredentialStore, SyncCredentialStore
-    from resilient.engine.app import Resilient
-    from resilient.engine.batch import Batch, SyncBatch
-    from resilient.engine.catalogue import providers_by_name
-    from resilient.engine.connections import ConnectionInfo
-    from resilient.engine.enqueue import Enqueued, Item
-    from resilient.engine.event import Event
-    from resilient.engine.fuse import NeedsReauth
-    from resilient.engine.handler import Handler, Kind, handler
-    from resilient.engine.job import Job, SyncJob
-    from resilient.engine.requests import SyncThrough, Through
-    from resilient.engine.schedule import Schedule
-    from resilient.engine.steps import Step, SyncWorkflow, Workflow
-    from resilient.engine.streams import Page, Rejected, Stream
-    from resilient.engine.sync import Sweep
-    from resilient.engine.webhooks import Inbound, WebhookAnswer, WebhookEvent
-    from resilient.engine.worker import Worker
-    from resilient.store.absent import insert_if_absent
-    from resilient.store.filters import JobFilter
-    from resilient.wire.publishers.base import Destination
-    from resilient.wire.publishers.callback import Callback
+    from resilient.core.sync.paging import PageRequest, Paginator, PagingError
+    from resilient.engine.accounts.access import Access, CredentialStore, SyncCredentialStore
+    from resilient.engine.accounts.connections import ConnectionInfo
+    from resilient.engine.accounts.fuse import NeedsReauth
+    from resilient.engine.app.app import Resilient
+    from resilient.engine.app.handler import handler
+    from resilient.engine.events.outbox import Event
+    from resilient.engine.events.webhooks import Inbound, WebhookAnswer, WebhookEvent
+    from resilient.engine.ground.encoder import Enqueued, Item
+    from resilient.engine.ground.kinds import Handler, Kind
+    from resilient.engine.ground.providers import providers_by_name
+    from resilient.engine.jobs.workflows import Step, SyncWorkflow, Workflow
+    from resilient.engine.run.job import Batch, Job, SyncBatch, SyncJob, SyncThrough, Through
+    from resilient.engine.run.stream_reader import Sweep
+    from resilient.engine.run.worker import Worker
+    from resilient.engine.schedules.declaration import Schedule
+    from resilient.engine.sync import Page, Rejected, Stream
+    from resilient.store.jobs.filters import JobFilter
+    from resilient.store.jobs.insert import insert_if_absent
+    from resilient.wire.publishers.base import Callback, Destination
     from resilient.wire.publishers.kafka import Kafka
     from resilient.wire.publishers.nats import Nats
     from resilient.wire.publishers.rabbitmq import RabbitMQ
@@ -126,6 +136,7 @@ __all__ = [
     "ApiKey",
     "Arrival",
     "AttemptInfo",
+    "AuditInfo",
     "Auth",
     "BadCron",
     "BadPayload",
@@ -178,6 +189,7 @@ __all__ = [
     "JobFilter",
     "JobInfo",
     "JobNotFound",
+    "JobNotOver",
     "JobState",
     "Kafka",
     "Kind",
@@ -248,6 +260,7 @@ __all__ = [
     "SyncWorkflow",
     "Throttled",
     "Through",
+    "Tracing",
     "TransactionOpen",
     "Transient",
     "UnknownKind",
@@ -266,68 +279,65 @@ __all__ = [
     "WorkflowState",
     "handler",
     "insert_if_absent",
+    "log_fields",
     "providers_by_name",
 ]
 
 _HOMES = {
-    "core.alerts": "AlertInfo Alerting Notice",
-    "core.auth": "ApiKey Auth Basic Bearer OAuth2 Rotation",
-    "core.backoff": "Retry",
-    "core.budgets": "BudgetFields",
-    "core.changed": "Cancelled Changed Deleted Discarded Edited Retried",
-    "core.delays": "Decorrelated EqualJitter Exponential Fixed FullJitter Linear PlusMinus",
-    "core.errors": (
-        "Ambiguous BadCron BadPayload BadResourceKey Cancel ConnectionNotFound ConsentRefused DatabaseBusy "
-        "DatabaseUnreachable DuplicateJob InvalidInput JobFailure JobNotFound LostLease MissingExtra NaiveDatetime "
-        "NoResult PayloadTooLarge Permanent ResilientError ResourceStopped SchemaOutdated SchemaTooNew SetupError "
-        "Snooze Throttled TransactionOpen Transient UnknownKind WorkflowNotFound WorkflowOver"
+    "core.inspect.audit": "AuditInfo",
+    "core.alerts.rules": "AlertInfo Alerting Notice",
+    "core.provider.auth": "ApiKey Auth Basic Bearer OAuth2 Rotation",
+    "core.jobs.backoff": "Decorrelated EqualJitter Exponential Fixed FullJitter Linear PlusMinus Retry",
+    "core.base.budgets": "BudgetFields",
+    "core.jobs.records": (
+        "AttemptInfo Cancelled Changed Count Deleted Discarded Edited JobInfo ResourceInfo Retried StoppedGroup"
     ),
-    "core.events": "EventInfo Replayed",
-    "core.exchange": "AnswerFacts RequestFacts",
-    "core.failure": "Failure FailureKind Scope",
-    "core.inbox": "Arrival",
-    "core.incremental": "Incremental",
-    "core.instants": "Word",
-    "core.limit": "Limit",
-    "core.message": "Message",
-    "core.page_request": "PageRequest PagingError",
-    "core.paginators": "GraphQLPages LastKey LinkHeader NextCursor NextUrl Offset OnePage PageNumber",
-    "core.paging": "Paginator",
-    "core.parts": "BatchEndpoint Part PartAnswer",
-    "core.policy": "BreakerPolicy",
-    "core.provider": "Idempotency Overrides Provider",
-    "core.reasons": "Reason",
-    "core.records": "AttemptInfo Count JobInfo ResourceInfo StoppedGroup",
-    "core.retention": "Pruned Retention",
-    "core.retry_after": "WaitDialect",
-    "core.rules": "Errors Rule Wait",
-    "core.schedule": "ScheduleInfo ScheduledAccount",
-    "core.states": "JobState",
-    "core.tokens": "Credentials GrantState",
-    "core.webhook": "Delivery Signature Webhook",
-    "core.why": "Why",
-    "core.workflow": "StepInfo WorkflowInfo WorkflowState",
-    "engine.access": "Access CredentialStore SyncCredentialStore",
-    "engine.app": "Resilient",
-    "engine.batch": "Batch SyncBatch",
-    "engine.catalogue": "providers_by_name",
-    "engine.connections": "ConnectionInfo",
-    "engine.enqueue": "Enqueued Item",
-    "engine.event": "Event",
-    "engine.fuse": "NeedsReauth",
-    "engine.handler": "Handler Kind handler",
-    "engine.job": "Job SyncJob",
-    "engine.requests": "SyncThrough Through",
-    "engine.schedule": "Schedule",
-    "engine.steps": "Step SyncWorkflow Workflow",
-    "engine.streams": "Page Rejected Stream",
-    "engine.sync": "Sweep",
-    "engine.webhooks": "Inbound WebhookAnswer WebhookEvent",
-    "engine.worker": "Worker",
-    "store.absent": "insert_if_absent",
-    "store.filters": "JobFilter",
-    "wire.publishers.base": "Destination",
-    "wire.publishers.callback": "Callback",
+    "core.base.errors": (
+        "Ambiguous BadCron BadPayload BadResourceKey Cancel ConnectionNotFound ConsentRefused DatabaseBusy "
+        "DatabaseUnreachable DuplicateJob Failure FailureKind InvalidInput JobFailure JobNotFound JobNotOver "
+        "LostLease MissingExtra NaiveDatetime NoResult PayloadTooLarge Permanent ResilientError ResourceStopped "
+        "SchemaOutdated SchemaTooNew Scope SetupError Snooze Throttled TransactionOpen Transient UnknownKind "
+        "WorkflowNotFound WorkflowOver"
+    ),
+    "core.base.exchange": "AnswerFacts RequestFacts",
+    "core.events.message": "Arrival EventInfo Message Replayed",
+    "core.sync.incremental": "Incremental",
+    "core.base.instants": "Word",
+    "core.base.loggers": "log_fields",
+    "core.base.tracing": "Tracing",
+    "core.gates.rate_limit": "Limit",
+    "core.sync.paging": "PageRequest Paginator PagingError",
+    "core.sync.paginators": "GraphQLPages LastKey LinkHeader NextCursor NextUrl Offset OnePage PageNumber",
+    "core.gates.policy": "BreakerPolicy",
+    "core.provider.facts": "BatchEndpoint Idempotency Overrides Part PartAnswer Provider",
+    "core.inspect.retention": "Pruned Retention",
+    "core.gates.retry_after": "WaitDialect",
+    "core.provider.rules": "Errors Rule Wait",
+    "core.schedules.schedule": "ScheduleInfo ScheduledAccount",
+    "core.jobs.states": "JobState",
+    "core.accounts.tokens": "Credentials GrantState",
+    "core.events.webhook": "Delivery Signature Webhook",
+    "core.inspect.why": "Reason Why",
+    "core.jobs.workflow": "StepInfo WorkflowInfo WorkflowState",
+    "engine.accounts.access": "Access CredentialStore SyncCredentialStore",
+    "engine.app.app": "Resilient",
+    "engine.ground.providers": "providers_by_name",
+    "engine.accounts.connections": "ConnectionInfo",
+    "engine.ground.encoder": "Enqueued Item",
+    "engine.events.outbox": "Event",
+    "engine.accounts.fuse": "NeedsReauth",
+    "engine.app.handler": "handler",
+    "engine.run.job": "Batch Job SyncBatch SyncJob SyncThrough Through",
+    "engine.ground.kinds": "Handler Kind",
+    "engine.schedules.declaration": "Schedule",
+    "engine.sync": "Page Rejected Stream",
+    "engine.jobs.workflows": "Step SyncWorkflow Workflow",
+    "engine.run.stream_reader": "Sweep",
+    "engine.events.webhooks": "Inbound WebhookAnswer WebhookEvent",
+    "engine.run.worker": "Worker",
+    "store.jobs.filters": "JobFilter",
+    "store.jobs.insert": "insert_if_absent",
+    "wire.publishers.base": "Callback Destination",
     "wire.publishers.kafka": "Kafka",
     "wire.publishers.nats": "Nats",
     "wire.publishers.rabbitmq": "RabbitMQ",
@@ -341,9 +351,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: a second of imports that `resilient --help` need not wait for."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

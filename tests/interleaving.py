@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from concurrent.futures import Future
 
 import psycopg
@@ -20,11 +21,11 @@ def waiters(watch: psycopg.Connection) -> dict[int, list[int]]:
     return {pid: blockers for pid, blockers in watch.execute(_WAITERS).fetchall() if blockers}
 
 
-def until_it_waits(watch: psycopg.Connection, running: Future[object]) -> bool:
-    """Return once somebody waits for a lock (True), or ``running`` came to its end without (False)."""
+def until_it_waits(watch: psycopg.Connection, running: Future[object], others: Container[int] = ()) -> bool:
+    """Return once somebody beside the ``others`` waits for a lock (True), or ``running`` came to its end (False)."""
     deadline = time.monotonic() + PATIENCE
     while not running.done():
-        if waiters(watch):
+        if any(pid not in others for pid in waiters(watch)):
             return True
         assert time.monotonic() < deadline, "it neither waits nor ends"
         time.sleep(0.001)

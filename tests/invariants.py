@@ -7,12 +7,13 @@ sentence. `keep_house` does what staging and housekeeping do, and says what they
 
 from __future__ import annotations
 
-from resilient.core.policy import Policy
-from resilient.core.states import TERMINAL, JobState, permitted
-from resilient.engine import sweeper
-from resilient.engine import workflows as attending
-from resilient.store import dependencies, order, turns, workflows
-from resilient.store.database import Database
+from resilient.core.gates.policy import Policy
+from resilient.core.jobs.states import TERMINAL, JobState, permitted
+from resilient.engine.jobs import workflows as attending
+from resilient.engine.run import sweeper
+from resilient.store.db.database import Database
+from resilient.store.gates import turns
+from resilient.store.jobs import dependencies, order, workflows
 
 _OVER = "('succeeded', 'dead', 'cancelled')"
 _GOES = "('ready', 'scheduled', 'running')"

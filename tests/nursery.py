@@ -30,7 +30,8 @@ from subprocess import PIPE
 
 WARM = (
     "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite",
-    "starlette.applications", "uvicorn", "uvicorn.protocols.http.auto",
+    "starlette.applications", "uvicorn", "uvicorn.protocols.http.auto", "resilient.wire.oauth.endpoints",
+    "anyio._backends._asyncio", "anyio.streams.tls", "cryptography.hazmat.primitives.ciphers.aead",
 )  # fmt: skip
 DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # who ends a whole run ends the test process: that is enough
 

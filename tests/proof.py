@@ -40,28 +40,55 @@ def pieces(scale=1.0):
     """All of them, the quickest to find something first."""
     sys.path.insert(0, str(ROOT))
     import tests.store.acts  # noqa: F401 - it registers them
+    from tests.benchmarks.bench_throttle import TARGETS
     from tests.fuzz.parsers import PARSERS
+    from tests.mutation import ROOMS
     from tests.store.pairs import PLANS
-    from tests.store.registry import ACTS
+    from tests.store.registry import ACTS, LONGEST
 
+    yield Piece("docs: the site, without a warning", ["make", "docs"], {"STATE_OF_DOCS": state_of_the_docs()})
     yield Piece("table: broken engines are found", [*MODULE, "tests.simulation.table"])
     for name in PARSERS:
         yield Piece(f"fuzz: {name}", [*MODULE, "tests.fuzz.run", name, "--seconds", f"{600 * scale:g}"])
-    for seed in range(1, 11):
-        seconds = {"RESILIENT_CHAOS_SEED": str(seed), "RESILIENT_CHAOS_SECONDS": f"{max(10, 25 * scale):g}"}
-        yield Piece(f"chaos: seed {seed}", [*PYTEST, "tests/chaos/test_random.py"], seconds)
-    seconds = {"RESILIENT_CHAOS_SEED": "11", "RESILIENT_CHAOS_SECONDS": f"{max(10, 600 * scale):g}"}
-    yield Piece("chaos: ten minutes", [*PYTEST, "tests/chaos/test_random.py"], seconds)
+    for room in ROOMS:
+        yield Piece(f"mutation: core/{room}", [*MODULE, "tests.mutation", room])
+    yield from chaos(scale)
     for first in range(0, 100_000, 5_000):
         last = first + max(1, int(5_000 * scale))
         yield Piece(f"simulation: from seed {first}", [*MODULE, "tests.simulation.run", "--seeds", f"{first}:{last}"])
     for name in ("sqlite", "postgresql"):
         jobs = [str(max(20, int(count * scale)) // 20 * 20) for count in (1_000_000, 100_000)]
         yield Piece(f"soak: {name}", [*MODULE, "tests.benchmarks.on_server", name, "bench_soak", *jobs])
+    for name in ("postgresql", "sqlite"):
+        size = [str(max(10, int(count * scale) // 10 * 10)) for count in (10_000_000, 100_000)]
+        sizes = ["--jobs", size[0], "--stretch", size[1]]
+        yield Piece(f"long: ten million jobs, {name}", [*MODULE, "tests.benchmarks.bench_long", name, *sizes])
+    for name in TARGETS:
+        shorter = f"{min(20.0, 1 / scale):g}"
+        yield Piece(f"throttle: {name}", [*MODULE, "tests.benchmarks.bench_throttle", name, shorter])
     for plans in PLANS:
         for name in ACTS:
             test = f"tests/store/test_pairs.py::test_it_meets_the_others[{name}-{plans}]"
             yield Piece(f"pairs: {name} ({plans})", [*PYTEST, test], {"RESILIENT_PAIRS": "all"})
+        for name in LONGEST:
+            test = f"tests/store/test_pairs.py::test_three_meet[{name}-{plans}]"
+            yield Piece(f"threes: {name} ({plans})", [*PYTEST, test], {"RESILIENT_PAIRS": "all"})
+
+
+CHAOS = (  # name, file, seeds, seconds
+    ("chaos: random", "random", range(1, 11), 25),
+    ("chaos: random", "random", [11], 600),
+    ("chaos: refreshers", "refreshers", (12, 13, 14), 120),
+    ("chaos: outbox", "outbox", (15, 16, 17), 60),
+)
+
+
+def chaos(scale):
+    """Harm at random: the tests of `make test`, for longer."""
+    for name, file, seeds, seconds in CHAOS:
+        for seed in seeds:
+            more = {"RESILIENT_CHAOS_SEED": str(seed), "RESILIENT_CHAOS_SECONDS": f"{max(10, seconds * scale):g}"}
+            yield Piece(f"{name}, seed {seed}", [*PYTEST, f"tests/chaos/test_{file}.py"], more)
 
 
 def state_of_the_code(root=ROOT):
@@ -72,6 +99,12 @@ def state_of_the_code(root=ROOT):
             if path.suffix in (".py", ".json") and "__pycache__" not in path.parts:
                 digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def state_of_the_docs(root=ROOT):
+    """A name for what only the site is made of: the piece that builds it runs anew when a page changes."""
+    paths = sorted(path for path in (root / "docs").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in (root / "mkdocs.yml", *paths))).hexdigest()[:16]
 
 
 def commit(root=ROOT):

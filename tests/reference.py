@@ -15,8 +15,13 @@ from enum import Enum
 from pathlib import Path
 
 import resilient
-from resilient.core import auth, budgets, incremental, limit, paging, provider, retry_after, rules, webhook
-from resilient.core.paging import Paginator
+from resilient.core.base import budgets
+from resilient.core.events import webhook
+from resilient.core.gates import rate_limit, retry_after
+from resilient.core.provider import auth, rules
+from resilient.core.provider import facts as provider
+from resilient.core.sync import incremental, paging
+from resilient.core.sync.paging import Paginator
 
 WHERE = Path(__file__).parent.parent / "docs" / "reference-providers.md"
 CLASSES = (
@@ -38,7 +43,7 @@ seconds, names of headers may be written in any case, paths lead into a JSON bod
 _INTERNAL = {"guarded"}  # set by the engine, never by a declaration
 _ALIASES = {
     name: value
-    for module in (auth, budgets, incremental, limit, paging, provider, retry_after, rules, webhook)
+    for module in (auth, budgets, incremental, rate_limit, paging, provider, retry_after, rules, webhook)
     for name, value in vars(module).items()
     if typing.get_origin(value) is typing.Literal
 }

@@ -29,8 +29,16 @@ async def serving(app, **options):
         await asyncio.wait([task])
         for listening in server.servers:
             listening.close()
+        await _accepted()
         for connection in list(server.server_state.connections):
             connection.transport.abort()
+
+
+async def _accepted():
+    """Every connection that was accepted has come to the server: until then only a task of asyncio's has its socket."""
+    names = {task: getattr(task.get_coro(), "__name__", "") for task in asyncio.all_tasks()}
+    if tasks := [task for task, name in names.items() if name == "_accept_connection2"]:
+        await asyncio.wait(tasks)
 
 
 @contextlib.asynccontextmanager
@@ -65,13 +73,14 @@ class Server:
 
     def start(self):
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(60)
         return self
 
     def stop(self):
         with contextlib.suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(10)
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "it has not ended"
 
     def __enter__(self):
         return self.start().url

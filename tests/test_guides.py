@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from contextlib import asynccontextmanager
+from functools import partial
 from inspect import CO_COROUTINE
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,25 @@ async def test_workflows(tmp_path, sessions):
         await app.worker().drain()
     assert ran.index("build_index") > max(n for n, kind in enumerate(ran) if kind == "fetch_page")
     assert {"sync_contact", "reserve", "ship", "notify"} <= set(ran)
+
+
+async def test_tracing(tmp_path, monkeypatch):
+    """The guide's provider is made, and not made the process's own."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace.export import in_memory_span_exporter as memory
+
+    exporter = memory.InMemorySpanExporter()
+    monkeypatch.setattr(trace, "set_tracer_provider", partial(monkeypatch.setattr, trace, "_TRACER_PROVIDER"))
+    (source,) = blocks("docs/tracing.md")
+
+    @handler("contact.push")
+    async def push(job: resilient.Job[int]) -> None:
+        pass
+
+    source = source.replace("app.db", f"{tmp_path}/app.db").replace("ConsoleSpanExporter()", "exporter")
+    names = await run(source, {**public(), "push": push, "exporter": exporter})
+    async with names["app"] as app:
+        await app.enqueue(push, 1, resource_key="crm/acme")
+        await app.worker().drain(timeout=30)
+    names["provider"].shutdown()
+    assert [span.name for span in exporter.get_finished_spans()] == ["enqueue contact.push", "process contact.push"]

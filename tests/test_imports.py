@@ -12,6 +12,8 @@ import pytest
 
 import resilient
 
+ROOT = Path(__file__).parents[1]
+
 
 def declared():
     """What type checkers see: name to module."""
@@ -36,6 +38,25 @@ def test_every_name_is_there():
         resilient.Nonsense  # noqa: B018
 
 
+def missing(path):
+    """The engine's names that a file of the repository takes and that are not there."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "resilient":
+            for one in node.names:
+                try:
+                    if not hasattr(importlib.import_module(node.module), one.name):
+                        importlib.import_module(f"{node.module}.{one.name}")
+                except ModuleNotFoundError:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.module} has no {one.name}"
+
+
+def test_what_the_tests_and_examples_take_is_there():
+    """A renamed name is found here at once, and not by a run of all tests."""
+    files = [path for folder in ("tests", "examples") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 300
+    assert [line for path in files for line in missing(path)] == []
+
+
 HEAVY = ("sqlalchemy.orm", "sqlmodel", "pydantic", "httpx", "alembic", "cryptography", "authlib")
 
 
@@ -51,7 +72,12 @@ def test_help_imports_nothing_heavy():
 LATER = (  # with the first need: the tables, a failure, a request, a secret, a worker
     *("alembic", "mako", "tenacity", "aiosqlite", "psycopg", "starlette"),
     *("httpx", "httpcore", "h11", "authlib", "cryptography", "rich", "click", "pygments"),
-    *("resilient.engine.worker", "resilient.engine.gate", "resilient.wire.transport", "resilient.wire.oauth"),
+    *(
+        "resilient.engine.run.worker",
+        "resilient.engine.gates.gate",
+        "resilient.wire.requests.transport",
+        "resilient.wire.oauth.endpoints",
+    ),
 )
 
 

@@ -5,9 +5,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from resilient.core.alerts import NAMES, Alerting, Finding, Notice
-from resilient.core.retention import SPANS
-from resilient.engine.schedule import Schedule
+from resilient.core.alerts.rules import NAMES, Alerting, Finding, Notice
+from resilient.core.inspect.retention import SPANS
+from resilient.engine.schedules.declaration import Schedule
 
 TEXT = (Path(__file__).parent.parent / "docs" / "operating.md").read_text()
 

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests import proof
+from tests.benchmarks import bench_long
 
 WRITE = "import sys; open(sys.argv[1], 'a').write('x')"
 
@@ -77,6 +78,7 @@ DRIVER = """
 import signal, sys
 from pathlib import Path
 from tests import proof
+from tests.benchmarks import bench_long
 root = Path(sys.argv[1])
 write = "import sys; open(sys.argv[1], 'a').write('x')"
 hangs = write + "; import os, time, pathlib; here = pathlib.Path(sys.argv[1] + '-go'); pid = os.getpid();"
@@ -133,10 +135,38 @@ def test_every_piece_has_a_name_of_its_own_and_a_command_that_exists():
     every = list(proof.pieces())
     assert len({piece.name for piece in every}) == len(every)
     kinds = {piece.name.partition(":")[0] for piece in every}
-    assert kinds == {"pairs", "simulation", "table", "fuzz", "chaos", "soak"}
+    few = {"pairs", "threes", "simulation", "table", "mutation", "fuzz", "chaos"}
+    assert kinds == few | {"soak", "long", "throttle", "docs"}
+    assert [piece.command for piece in every if piece.command[0] == "make"] == [["make", "docs"]]
+    assert "\ndocs: " in (proof.ROOT / "Makefile").read_text()
     for piece in every:
+        if piece.command[0] == "make":
+            continue
         module = piece.command[piece.command.index("-m") + 1]
         assert module == "pytest" or (proof.ROOT / (module.replace(".", "/") + ".py")).exists()
+
+
+def stretch(**changed):
+    return {"jobs": 100, "per_second": 900, "cpu_us": 100, "table_mb": 20.0, "indexes_mb": 10.0, "wrong": []} | changed
+
+
+@pytest.mark.parametrize(
+    ("last", "failure"),
+    [
+        ({}, []),
+        ({"cpu_us": 111}, []),
+        ({"cpu_us": 112}, ["it became slower"]),
+        ({"table_mb": 25.0}, []),
+        ({"table_mb": 25.1}, ["it grew"]),
+        ({"indexes_mb": 12.6}, ["it grew"]),
+        ({"indexes_mb": 12.6, "per_second": 1000}, []),  # more is kept of what is done faster
+        ({"wrong": ["a job ran twice"]}, ["rules were broken"]),
+    ],
+)
+def test_a_long_run_fails_by_its_pace_its_size_and_what_is_wrong(last, failure):
+    failures, figures = bench_long.verdict([stretch()] * 9 + [stretch(**last)])
+    assert failures == failure
+    assert figures.startswith("1,000 jobs: pace x")
 
 
 @pytest.mark.parametrize(

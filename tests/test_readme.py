@@ -10,7 +10,7 @@ import pytest
 
 import resilient
 from resilient import testing
-from resilient.core.states import mermaid
+from resilient.core.jobs.states import mermaid
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -26,7 +26,8 @@ FREEDOMS = (  # of a reader's own style
 
 def as_module(page):
     """The blocks of a page in one module; one that awaits at its top level stands in a coroutine."""
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    text = re.sub(r"^from app import .*\n", "", page.read_text(), flags=re.MULTILINE)  # a block above it on the page
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     taken = set(re.findall(r"^(?:from|import) .*", "\n".join(blocks), re.MULTILINE))
     own = {word for line in taken for word in re.findall(r"\w+", line)}
     ours = set(re.findall(r"\w+", "\n".join(blocks))).intersection(resilient.__all__) - own

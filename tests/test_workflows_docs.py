@@ -6,7 +6,7 @@ from typing import get_args
 
 import resilient
 from resilient import Job, WorkflowState, handler
-from resilient.engine.enqueue import OnDead, OrderingPolicy
+from resilient.engine.ground.encoder import OnDead, OrderingPolicy
 
 TEXT = (Path(__file__).parents[1] / "docs/workflows.md").read_text()
 

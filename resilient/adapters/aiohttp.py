@@ -1,10 +1,10 @@
 """An `aiohttp.ClientSession` for one job: ``AsyncWebClient(token="", session=aiohttp.session(job))``.
 
-The job stands in the session as a middleware (aiohttp 3.12 and later), which sees each request and each hop of a
-redirect: it is admitted by gate and limits before any I/O, given the account's credentials and an idempotency key (a
-key the SDK made up is replaced, one set by hand stays), and classified by its answer. Credentials refused once are
-refreshed, and the request is repeated if its body is in memory. Whatever the SDK raises is read by what lies beneath
-it, so a handler need not catch it. Leave the SDK's own retries off: longer waits are the job's.
+A middleware of the session (aiohttp 3.12 and later) handles each request and each hop of a redirect. Gate and limits
+admit the request before any I/O; it gets the account's credentials and an idempotency key (which replaces a key that
+the SDK made up, not one that was set by hand); its answer is classified. If the provider refuses the credentials, they
+are refreshed and the request is sent once more, if its body is in memory. A handler need not catch the SDK's errors:
+the engine classifies them by their causes. Leave the SDK's own retries off: longer waits are the job's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
-from resilient.core.errors import MissingExtra
+from resilient.core.base.errors import MissingExtra
 
 try:
     import aiohttp
@@ -23,30 +24,29 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("sessions of aiohttp need it: pip install 'resilient-engine[aiohttp]'") from error
 
-from resilient.core.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
-from resilient.core.errors import Permanent
-from resilient.core.failure import Failure, FailureKind
-from resilient.engine.requests import Requests
-from resilient.wire.outgoing import BARE
+from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
+from resilient.core.base.errors import Failure, FailureKind, Permanent
+from resilient.engine.run.job import Requests
+from resilient.wire.requests.flow import BARE
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
-    from resilient.wire.call import AsyncCall
+    from resilient.wire.requests.call import AsyncCall
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=30.0)
 _CLIENT_ERROR: Final = 400
-_ERROR_PATIENCE: Final = 5.0  # seconds for the body of an error
+_ERROR_TIMEOUT: Final = 5.0  # seconds for the body of an error
 _KEPT: Final = frozenset(name.decode() for name in BARE)
-_MOST_HOPS: Final = 100
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
 def session(job: Requests, **options: Any) -> aiohttp.ClientSession:
     """A session for an ``async def`` handler's job, or for ``job.through(...)``: use it with ``async with``.
 
-    ``options`` go to `aiohttp.ClientSession`; a ``connector`` of the program's own keeps connections between jobs (say
-    ``connector_owner=False``). A ``timeout`` with a total ends requests without saying whose they were: bound silence
-    instead, as the default does. Raises `TypeError` for a plain handler's job.
+    ``options`` go to `aiohttp.ClientSession`; a ``connector`` of the program's own keeps connections between jobs (with
+    ``connector_owner=False``). Give a ``timeout`` no total, because its error does not name the request: bound the
+    silence, as the default does. Raises `TypeError` for a plain handler's job.
     """
     if not isinstance(job, Requests):
         raise TypeError("aiohttp is for `async def` handlers: a plain one (`def`) takes resilient.adapters.requests")
@@ -55,7 +55,7 @@ def session(job: Requests, **options: Any) -> aiohttp.ClientSession:
 
 
 class Response(aiohttp.ClientResponse):
-    """An answer whose body is read within bounds; its ``content`` is a stream as ever."""
+    """An answer whose `read` keeps to the bounds; its ``content`` is aiohttp's stream, without bounds."""
 
     async def read(self) -> bytes:
         """The whole body. Raises `AnswerTooLarge`."""
@@ -79,15 +79,15 @@ class AnswerTooLarge(aiohttp.ClientPayloadError, Permanent):
 
 
 class Middleware:
-    """For ``ClientSession(middlewares=[..., Middleware(job)])``: the last one sees what is sent."""
+    """The job's middleware; it must be the last of ``ClientSession(middlewares=[...])``, which sees what is sent."""
 
     def __init__(self, job: Requests) -> None:
         self._job = job
-        self._hops: dict[str, _Hop] = {}  # by where redirects lead
+        self._hops: WeakKeyDictionary[ClientResponse, _Hop] = WeakKeyDictionary()  # by the redirect that ended the hop
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        """One request, sent at most twice."""
-        hop = self._hops.pop(str(request.url), _START)
+        """Send one request; once more if its credentials were refused and refreshed."""
+        hop = self._before(request)
         kept = request.headers.copy(), request.url
         body = await _in_memory(request)
         call, response = await self._once(request, handler, body, hop)
@@ -95,19 +95,27 @@ class Middleware:
             response.release()
             request.headers, request.url = kept[0], kept[1]
             call, response = await self._once(request, handler, body, hop)
-        target = response.headers.get("Location") if response.status in (301, 302, 303, 307, 308) else None
-        if target is not None and len(self._hops) < _MOST_HOPS:
-            with contextlib.suppress(ValueError):  # no URL: aiohttp says so
-                bare = hop.bares(call, kept[1])
-                self._hops[str(kept[1].join(URL(target)))] = _Hop(hop.left or not call.trusted, bare, kept[1].origin())
+        if response.status in _REDIRECTS:
+            bare = hop.bares(call, kept[1])
+            self._hops[response] = _Hop(
+                hop.went_astray or not call.trusted,
+                bare,
+                kept[1].origin(),
+                request._traces,  # noqa: SLF001
+            )
         return response
+
+    def _before(self, request: ClientRequest) -> _Hop:
+        """The latest hop of the chain; aiohttp keeps the responses of a chain to its end."""
+        hops = [hop for hop in self._hops.values() if hop.chain is request._traces]  # noqa: SLF001
+        return hops[-1] if hops else _START
 
     async def _once(
         self, request: ClientRequest, handler: ClientHandlerType, body: bytes | None, hop: _Hop
     ) -> tuple[AsyncCall, ClientResponse]:
         url = str(request.url)
         async with self._job.call(
-            request.method, url, body=body, headers=dict(request.headers), trusted=not hop.left
+            request.method, url, body=body, headers=dict(request.headers), trusted=not hop.went_astray
         ) as call:
             if hop.bares(call, request.url):
                 request.headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() in _KEPT)
@@ -122,7 +130,7 @@ class Middleware:
 
 
 def _drop_spoilt(connector: aiohttp.BaseConnector | None) -> None:
-    """Close idle connections that hold bytes nobody asked for: aiohttp would read them as the next answer."""
+    """Close idle connections that hold unread bytes: aiohttp would read them as the next answer."""
     for idle in getattr(connector, "_conns", {}).values():
         for protocol, _ in idle:
             if protocol.should_close:
@@ -130,14 +138,19 @@ def _drop_spoilt(connector: aiohttp.BaseConnector | None) -> None:
 
 
 class _Hop(NamedTuple):
-    """What led to a request: whether the chain has left the provider's hosts, is bare since, and from where."""
+    """The hop before a request: its origin, and what holds for the chain up to it.
 
-    left: bool = False
+    ``went_astray``: some hop was at a foreign host. ``bare``: that hop was sent without the caller's headers.
+    ``chain``: the list of traces that aiohttp makes for each call of the session, and that all of its hops share.
+    """
+
+    went_astray: bool = False
     bare: bool = False
-    origin: URL | None = None  # None: no redirect led here
+    origin: URL | None = None  # None: the request is the first of its chain
+    chain: object = None
 
     def bares(self, call: AsyncCall, url: URL) -> bool:
-        """Whether a request for ``url`` carries nobody's headers: once a redirect led to a stranger, to the end."""
+        """Whether ``url`` is sent without the caller's headers: this redirect, or one before, led to a foreign host."""
         return not call.trusted and self.origin is not None and (self.bare or self.origin != url.origin())
 
 
@@ -145,7 +158,7 @@ _START: Final = _Hop()
 
 
 async def _look(response: ClientResponse, call: AsyncCall) -> bytes | None:
-    """As much of the body as has to be read here."""
+    """The part of the body that the classification needs; None if it needs none."""
     if response.status >= _CLIENT_ERROR:
         return await _beginning(response)
     if call.reads_success and "json" in response.headers.get("content-type", ""):
@@ -154,38 +167,38 @@ async def _look(response: ClientResponse, call: AsyncCall) -> bytes | None:
 
 
 async def _beginning(response: ClientResponse) -> bytes:
-    """The beginning of an error's body, which is then all there is of it."""
-    found = bytearray()
+    """The beginning of an error's body; the response keeps no more of it."""
+    body = bytearray()
     with contextlib.suppress(aiohttp.ClientPayloadError, TimeoutError):  # an error's body decides nothing by itself
-        async with asyncio.timeout(_ERROR_PATIENCE):
-            while len(found) < ERROR_BODY.value and (chunk := await response.content.readany()):
-                found += chunk
+        async with asyncio.timeout(_ERROR_TIMEOUT):
+            while len(body) < ERROR_BODY.value and (chunk := await response.content.readany()):
+                body += chunk
     if not response.content.at_eof():
         _cut(response)
-    response._body = bytes(found[: ERROR_BODY.value])  # noqa: SLF001 - there is no public way to give it back
+    response._body = bytes(body[: ERROR_BODY.value])  # noqa: SLF001 - aiohttp has no public way to set it
     return response._body  # noqa: SLF001
 
 
 async def _whole(response: ClientResponse) -> bytes:
     """All of a body, in parts that aiohttp decodes within its own small buffer. Raises `AnswerTooLarge`."""
-    found = bytearray()
+    body = bytearray()
     async with asyncio.timeout(ANSWER_TIME.value):
         while chunk := await response.content.readany():
-            found += chunk
-            if len(found) > ANSWER_BODY.value:
+            body += chunk
+            if len(body) > ANSWER_BODY.value:
                 raise AnswerTooLarge(response.status)
-    return bytes(found)
+    return bytes(body)
 
 
 def _cut(response: ClientResponse) -> None:
     """Close the connection, but leave the response readable: `ClientResponse.close` forbids that."""
     if response.connection is not None:
         response.connection.close()
-        response._connection = None  # noqa: SLF001 - what its own end does
+        response._connection = None  # noqa: SLF001 - as at the end of its body
 
 
 async def _in_memory(request: ClientRequest) -> bytes | None:
-    """A body that can be sent twice; None for a stream."""
+    """The body, if it can be sent twice; None for a stream."""
     body: Any = request.body
     if not body:
         return b""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.errors import MissingExtra
+from resilient.core.base.errors import MissingExtra
 
 try:
     import requests
@@ -26,21 +26,20 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("sessions of requests need it: pip install 'resilient-engine[requests]'") from error
 
-from resilient.core.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
-from resilient.core.errors import Permanent
-from resilient.core.failure import Failure, FailureKind
-from resilient.engine.requests import SyncRequests
-from resilient.wire import redact
-from resilient.wire.decoding import DecodingError, Intake
-from resilient.wire.outgoing import BARE
-from resilient.wire.sockets import Line, line
+from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
+from resilient.core.base.errors import Failure, FailureKind, Permanent
+from resilient.engine.run.job import SyncRequests
+from resilient.wire.requests import redact
+from resilient.wire.requests.answer import DecodingError, Intake
+from resilient.wire.requests.flow import BARE
+from resilient.wire.requests.sockets import Line, line
 
 if TYPE_CHECKING:
-    from resilient.wire.call import SyncCall
+    from resilient.wire.requests.call import SyncCall
 
 TIMEOUT: Final = (5.0, 30.0)  # seconds to connect, and of silence; for whoever states none
 _SLICE: Final = 16 * 1024
-_ERROR_PATIENCE: Final = 5.0  # seconds for the body of an error
+_ERROR_TIMEOUT: Final = 5.0  # seconds for the body of an error
 _CLIENT_ERROR: Final = 400
 _OVER: Final = "the job's time is over, so its connection was shut"
 _LOCK: Final = threading.Lock()
@@ -72,8 +71,8 @@ class Session(requests.Session):
         """A redirect: whether it, or a hop before it, has left the provider's hosts."""
         super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
         before = response.request
-        left = getattr(before, "_left", False) or not getattr(before, "_trusted", True)
-        prepared_request._left = left  # type: ignore[attr-defined]  # noqa: SLF001 - a note to ourselves
+        went_astray = getattr(before, "_went_astray", False) or not getattr(before, "_trusted", True)
+        prepared_request._went_astray = went_astray  # type: ignore[attr-defined]  # noqa: SLF001 - a note to ourselves
         prepared_request._was_bare = getattr(before, "_bare", False)  # type: ignore[attr-defined]  # noqa: SLF001
         prepared_request._origin = _origin(before)  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -118,7 +117,7 @@ class JobAdapter(BaseAdapter):
     def _once(
         self, request: requests.PreparedRequest, body: bytes | None, options: dict[str, Any], *, stream: bool
     ) -> tuple[SyncCall, requests.Response]:
-        trusted = not getattr(request, "_left", False)
+        trusted = not getattr(request, "_went_astray", False)
         with self._job.call(
             request.method or "GET", request.url or "", body=body, headers=request.headers, trusted=trusted
         ) as call:
@@ -141,7 +140,7 @@ class JobAdapter(BaseAdapter):
 def _look(response: requests.Response, call: SyncCall, *, stream: bool) -> bytes | None:
     """As much of the body as has to be read here: within the call, so that a broken one is its failure."""
     if response.status_code >= _CLIENT_ERROR:
-        return _read(response, ERROR_BODY.value, _ERROR_PATIENCE, whole=False)
+        return _read(response, ERROR_BODY.value, _ERROR_TIMEOUT, whole=False)
     if not stream or (call.reads_success and "json" in response.headers.get("content-type", "")):
         return _read(response, ANSWER_BODY.value, ANSWER_TIME.value)
     if stream and "," in response.headers.get("content-encoding", ""):
@@ -238,12 +237,12 @@ class _Connection(HTTPConnection):
         self._noted()
 
     def getresponse(self) -> Any:
-        found = super().getresponse()
+        response = super().getresponse()
         if self._line is not None and self._line.is_cut:  # its end looks like the end of the headers
-            found.close()
+            response.close()
             self.close()
             raise ReadTimeoutError(None, self.host, _OVER)  # type: ignore[arg-type]
-        return found
+        return response
 
     def _noted(self) -> None:
         self._wire = self.sock

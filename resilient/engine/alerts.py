@@ -1,58 +1,79 @@
-"""Alerts of one app: collected in memory, written about once a second, told by whoever wrote `told_at`.
+"""Alerts of one app: collected in memory, written about once a second, sent by the process that writes `told_at`.
 
-`noticed` is asked for every execution that did not end well, so it only counts; the first of a kind and code within a
-second is kept as the example. The elected worker looks at what lasts twice a minute (`keep_house`). What cannot be
-written (database away) is kept and written later; jobs never wait for any of this. That the database is away is told
-without it (`outage.py`).
+- `Alerts` (``app.alerts``): `noticed` is called for every execution that did not end well, so it only counts; the first
+  of a kind and code within a second is kept as the example. The elected worker looks at what lasts twice a minute
+  (`keep_house`). What cannot be written (database away) is kept and written later; jobs never wait for any of this.
+- `Outage`: the engine's own database does not answer. Every other alert is a row first, so that one process sends it.
+  Here nothing can be written: each process whose workers do not reach the database tells its own sinks, once when an
+  outage begins and once when it ends. All have one fingerprint, by which a pager makes one incident of them. Called on
+  the event loop, by the heartbeat and by a worker that waits for its start.
+- `Sinks`: the log, functions, webhooks. A sink that fails or hangs harms nobody: it has a time limit, three tries if it
+  is a webhook, and a line in the log. Plain functions run in a thread.
+
+May use: `ground`. Begin with: `Alerts.noticed`, `Alerts.flush`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
+from asyncio import sleep
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core import alert_groups, alerts, spread
-from resilient.core.alerts import CONDITIONS, EVENTS, Alerting
-from resilient.core.errors import InvalidInput
-from resilient.core.misfit import explained_calls
-from resilient.engine.outage import Outage
-from resilient.engine.sessions import Face, Transactions, blocking
-from resilient.engine.sinks import Sinks
+from resilient.core.alerts import rules as alerts
+from resilient.core.alerts import words
+from resilient.core.alerts.rules import CONDITIONS, EVENTS, Alerting
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.loggers import apart, logger
+from resilient.core.base.misfit import explained_calls
+from resilient.core.jobs.backoff import spread_upwards
+from resilient.core.schedules import schedule
+from resilient.engine.ground.foreign import called
+from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
 from resilient.store import alerts as store
-from resilient.store import schedule_accounts, schedule_records, schedules, symptoms
+from resilient.store.schedules import accounts as schedule_accounts
+from resilient.store.schedules import ticks as schedules
+from resilient.wire.publishers import notify
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from datetime import datetime
 
     from sqlalchemy import Connection
 
-    from resilient.core.alerts import AlertInfo, Finding, Notice
-    from resilient.engine.app import Resilient
-    from resilient.store.circuits import Change
-    from resilient.store.dialect import Dialect
+    from resilient.core.alerts.rules import AlertInfo, Finding, Notice, Sink
+    from resilient.engine.ground.ground import Ground
+    from resilient.store.db.dialect import Dialect
+    from resilient.store.gates.circuits import Change
 
-log = logging.getLogger("resilient.alerts")
+log = logger("alerts")
 FLUSH_EVERY: Final = 1.0  # seconds
 MOST_PENDING: Final = 1_000  # different findings between two writes
 MOST_CODES: Final = 50  # error codes of one kind of job that are alerts of their own
 MOST_LISTED: Final = 10_000
 CLOSING: Final = 5.0  # seconds for the last alerts of a process
+AWAY: Final = 9.0  # seconds without an answer until the alert; with the heartbeat's interval that is less than 15
+STEADY: Final = 30.0  # seconds of answers until it is over: a database that comes and goes is one outage
+LONGEST: Final = 10.0  # seconds one sink may take for one notice
+PAUSES: Final = (1.0, 5.0)  # seconds before a webhook is tried again, plus up to half: a fleet meets one outage
+MOST_WAITING: Final = 10  # batches under way; beyond that alerts are only logged
 
 
 @explained_calls("app.alerts")
 class Alerts:
-    """``app.alerts``."""
+    """Alerts of one app: collects findings, writes them and has their notices sent."""
 
-    def __init__(self, app: Resilient, config: Any = None) -> None:
-        self._app = app
-        self._db = Transactions(app)
-        self.config = checked(config)
+    def __init__(self, ground: Ground, config: Alerting, schedules: Collection[str], *, here: bool = False) -> None:
+        """``schedules`` are the names of the schedules that the app declares."""
+        self._ground, self._schedules = ground, schedules
+        self._db = Transactions(ground, here=here)
+        self.config = config
         self._sinks = Sinks(self.config.sinks)
-        self.outage = Outage(app, self._sinks)
+        self.outage = Outage(ground, config, self._sinks)
         self._pending: dict[tuple[str, ...], Finding] = {}
         self._dropped = 0
         self._written = False
@@ -64,15 +85,15 @@ class Alerts:
     # -- noticing -------------------------------------------------------------------------------------------------
 
     def noticed(self, execution: Any, transition: Any) -> None:
-        """An execution ended other than well; call it on the event loop."""
+        """Count an execution that did not end well, if that is an alert; call it on the event loop."""
         name = alerts.alarming(transition.decision, transition.error_kind)
         if name is None or not self.config.wants(name):
             return
         row = execution.row
         code = self._code(name, row.kind, transition.error_code)
         key = (name, row.kind, transition.error_kind, code)
-        if (known := self._pending.get(key)) is not None:
-            self._pending[key] = replace(known, count=known.count + 1)
+        if (finding := self._pending.get(key)) is not None:
+            self._pending[key] = replace(finding, count=finding.count + 1)
         elif self._has_room():
             self._pending[key] = alerts.ended(
                 name, row.kind, str(transition.error_kind), code, error=transition.error,
@@ -81,12 +102,12 @@ class Alerts:
             self._arm()
 
     def _code(self, name: str, kind: str, code: str | None) -> str:
-        """The code, unless this kind has had so many that they must be ids in disguise."""
+        """The code; "other" once a kind has had so many that they must be ids in disguise."""
         code = alerts.code_of(code)
-        seen = self._codes.setdefault((name, kind), set())
-        if code not in seen and len(seen) >= MOST_CODES:
+        codes = self._codes.setdefault((name, kind), set())
+        if code not in codes and len(codes) >= MOST_CODES:
             return "other"
-        seen.add(code)
+        codes.add(code)
         return code
 
     def _has_room(self) -> bool:
@@ -95,9 +116,16 @@ class Alerts:
         self._dropped += 1
         return False
 
-    def circuit(self, change: Change) -> None:
-        """A circuit changed; call it on the event loop. That it closed is told once it stays so."""
+    def note_breaker(self, change: Change) -> None:
+        """Note a breaker's change; call it on the event loop. An alert ends only after the breaker has stayed closed.
+
+        Workers of other processes are told to read the resource again before they send.
+        """
+        self._ground.tell(change.after.key)
         facts, b = change.after, change.after.breaker
+        if b.state != change.before.breaker.state:
+            counts = self._ground.counts
+            counts.transitions[counts.provider_of(facts.key), b.state] += 1
         if b.state != "open" or not self.config.wants("circuit_open"):
             return
         failure = change.failure
@@ -106,23 +134,23 @@ class Alerts:
             "blocked_until": None, "last_error": None if failure is None else str(failure),
             "last_error_code": None if failure is None else failure.code,
         }  # fmt: skip
-        for found in alerts.of_resource(row, self._app.now(), None):
-            self._pending[found.name, found.subject] = found
+        for finding in alerts.of_resource(row, self._ground.now(), None):
+            self._pending[finding.name, finding.subject] = finding
             self._arm()
 
-    def found(self, finding: Finding) -> None:
-        """Something else is wrong; call it on the event loop."""
+    def add(self, finding: Finding) -> None:
+        """Write a finding within a second; call it on the event loop."""
         if self.config.wants(finding.name):
             self._pending[finding.name, finding.subject] = finding
             self._arm()
 
     def soon(self) -> None:
-        """Alerts were written in somebody's transaction: tell them within a second; call it on the event loop."""
+        """Send within a second what another transaction has written; call it on the event loop."""
         self._written = True
         self._arm()
 
     def repaired(self, count: int, what: str = "turns") -> None:
-        """Housekeeping gave ready jobs their lost turns back, or moved lanes; call it on the event loop."""
+        """Note what housekeeping repaired: lost turns, or ordering keys that stood still; call it on the event loop."""
         if self.config.wants("invariant"):
             self._pending["invariant", what] = alerts.repaired(count, what)
             self._arm()
@@ -134,12 +162,14 @@ class Alerts:
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
             self._loop = loop
-            self._timer = loop.call_later(FLUSH_EVERY, self._start)
+            self._timer = loop.call_later(FLUSH_EVERY, self._start, context=apart())
 
     def _start(self) -> None:
         self._timer = None
         if self._flushing is None or self._flushing.done():
-            self._flushing = asyncio.get_running_loop().create_task(self._flush_quietly(), name="resilient-alerts")
+            self._flushing = asyncio.get_running_loop().create_task(
+                self._flush_quietly(), name="resilient-alerts", context=apart()
+            )
         else:
             self._arm()
 
@@ -151,21 +181,21 @@ class Alerts:
             self._arm()
 
     async def flush(self) -> None:
-        """Write what was noticed and tell what is due."""
+        """Write the pending findings and send the notices that are due."""
         pending, self._pending = self._pending, {}
         if self._dropped:
             log.warning("%d failures of too many different sorts raised no alert", self._dropped)
             self._dropped = 0
         if not pending and not self._written:
             return
-        self._written = False
+        written, self._written = self._written, False
         try:
-            notices = await self._app.database.transaction(self._write, list(pending.values()))
+            notices = await self._ground.database.transaction(self._write, list(pending.values()))
         except BaseException:
-            for key, found in self._pending.items():
-                known = pending.get(key)
-                pending[key] = found if known is None else replace(known, count=known.count + found.count)
-            self._pending = pending
+            for key, newer in self._pending.items():
+                older = pending.get(key)
+                pending[key] = newer if older is None else replace(older, count=older.count + newer.count)
+            self._pending, self._written = pending, self._written or written
             raise
         self._sinks.tell(notices)
 
@@ -175,15 +205,15 @@ class Alerts:
         return self._due(c, d, now)
 
     def _record(self, c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime) -> None:
-        wanted = [f for f in findings if self.config.wants(f.name)]
-        store.record(c, d, [f for f in wanted if f.name in EVENTS], now, lasting=False)
-        store.record(c, d, [f for f in wanted if f.name in CONDITIONS], now, lasting=True)
+        findings = [f for f in findings if self.config.wants(f.name)]
+        store.record(c, d, [f for f in findings if f.name in EVENTS], now, lasting=False)
+        store.record(c, d, [f for f in findings if f.name in CONDITIONS], now, lasting=True)
 
     def _due(self, c: Connection, d: Dialect, now: datetime) -> builtins.list[Notice]:
-        return alert_groups.begun(*store.to_tell(c, d, now, now - self.config.span("repeat")), now)
+        return words.begun(*store.to_tell(c, d, now, now - self.config.span("repeat")), now)
 
     async def close(self) -> None:
-        """Write what is left, and deliver what is told, for a few seconds each: the database may be away."""
+        """Write the pending findings and deliver the notices, for a few seconds each: the database may be away."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -203,52 +233,50 @@ class Alerts:
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def keep_house(self) -> None:
-        """Look at what lasts, and tell what is due and what is over."""
-        self._sinks.tell(await self._app.database.transaction(self._look))
+        """Look at conditions that last; send the notices of alerts that are due and of those that are over."""
+        self._sinks.tell(await self._ground.database.transaction(self._look))
 
     def _look(self, c: Connection, d: Dialect) -> builtins.list[Notice]:
         since, until = schedules.look_since(c, d, "engine:alerts")
-        schedule_records.note_successes(c, d)
+        schedules.note_successes(c, d)
         now, config = d.now(c), self.config
-        found = self._resources(c, d, now)
-        blind = {"circuit_open", "needs_reauth", "long_throttle"} if len(found) >= symptoms.STOPPED else set()
-        found += self._jobs(c, d, now)
-        found += [alerts.swept(*dead) for dead in symptoms.swept(c, d, since, until)]
-        self._record(c, d, found, now)
-        foreign = {("no_success", name) for name in schedule_records.active(c, d) - self._app.schedules.declared.keys()}
+        findings = self._resources(c, d, now)
+        blind = {"circuit_open", "needs_reauth", "long_throttle"} if len(findings) >= store.STOPPED else set()
+        findings += self._jobs(c, d, now)
+        findings += [alerts.swept(*dead) for dead in store.swept(c, d, since, until)]
+        self._record(c, d, findings, now)
+        foreign = {("no_success", name) for name in schedules.active(c, d) - set(self._schedules)}
         over = store.resolve(c, d, CONDITIONS - blind, now - config.span("settle"), now, spare=foreign)
         store.resolve(c, d, EVENTS, now - config.span("quiet"), now)
-        told = alert_groups.ended(
-            over, store.sizes(c, d, {one.cause for one in over}, now - config.span("repeat")), now
-        )
-        return [*self._due(c, d, now), *told]
+        sizes = store.sizes(c, d, {one.cause for one in over}, now - config.span("repeat"))
+        return [*self._due(c, d, now), *words.ended(over, sizes, now)]
 
     def _resources(self, c: Connection, d: Dialect, now: datetime) -> builtins.list[Finding]:
         far = None if self.config.throttled is None else self.config.span("throttled")
-        rows = symptoms.stopped(c, d, now + (far or self.config.span("quiet")))
-        return [found for row in rows for found in alerts.of_resource(row, now, far)]
+        rows = store.stopped(c, d, now + (far or self.config.span("quiet")))
+        return [finding for row in rows for finding in alerts.of_resource(row, now, far)]
 
     def _jobs(self, c: Connection, d: Dialect, now: datetime) -> builtins.list[Finding]:
-        config, found = self.config, list[alerts.Finding]()
+        config, findings = self.config, list[alerts.Finding]()
         if config.backlog is not None:
-            found += alerts.of_backlog(symptoms.waiting(c, d), now, config.span("backlog"))
+            findings += alerts.of_backlog(store.waiting(c, d), now, config.span("backlog"))
         if config.failure_rate is not None:
-            sample = symptoms.executions(c, d, now - config.span("window"), config.failure_volume)
-            found += alerts.of_executions(*sample, config.failure_rate, config.failure_volume)
-        found += [alerts.of_stuck_handlers(*one) for one in symptoms.stuck_handlers(c, d)]
-        for r in schedule_records.records(c, d, self._app.schedules.declared) if config.periods else ():
+            sample = store.executions(c, d, now - config.span("window"), config.failure_volume)
+            findings += alerts.of_executions(*sample, config.failure_rate, config.failure_volume)
+        findings += [alerts.of_stuck_handlers(*one) for one in store.stuck_handlers(c, d)]
+        for r in schedules.records(c, d, self._schedules) if config.periods else ():
             silent = self._silent(c, d, r, now, config.periods or 1)
-            found += [silent] if silent is not None else []
-        for one in symptoms.silent_streams(c, d, now, config.periods) if config.periods else ():
-            found.append(alerts.of_stream(*one[:4], ever=one[4], periods=config.periods or 1))
-        return found
+            findings += [silent] if silent is not None else []
+        for one in store.silent_streams(c, d, now, config.periods) if config.periods else ():
+            findings.append(alerts.of_stream(*one[:4], ever=one[4], periods=config.periods or 1))
+        return findings
 
     @staticmethod
-    def _silent(c: Connection, d: Dialect, r: schedule_records.Record, now: datetime, periods: int) -> Finding | None:
-        """A schedule without success; one for many accounts if any of them is."""
+    def _silent(c: Connection, d: Dialect, r: schedules.Record, now: datetime, periods: int) -> Finding | None:
+        """The finding of a schedule without success; of one `for_each` account, if any account is without."""
         if not r.spec.for_each:
             return alerts.of_schedule(r.name, r.spec.ticks, r.since, r.succeeded_at, now, periods)
-        before = spread.silent_before(r.spec.ticks, now, periods)
+        before = schedule.silent_before(r.spec.ticks, now, periods)
         silent = None if before is None else schedule_accounts.silent(c, d, r.name, before)
         if silent is None:
             return None
@@ -261,36 +289,155 @@ class Alerts:
     @property
     def sync(self) -> SyncAlerts:
         """The same for synchronous programs."""
-        return SyncAlerts(Alerts._here(self._app))
-
-    @classmethod
-    def _here(cls, app: Resilient) -> Alerts:
-        made = cls(app)
-        made._db = Transactions(app, here=True)
-        return made
+        return SyncAlerts(Alerts(self._ground, self.config, self._schedules, here=True))
 
     async def list(self, *, resolved: bool = False, limit: int = 100) -> builtins.list[AlertInfo]:
-        """Alerts that go on, the latest first; with ``resolved`` also those that are over and not yet forgotten."""
+        """Alerts that go on, the latest first; with ``resolved`` also those that are over and not yet deleted."""
         if not 1 <= limit <= MOST_LISTED:
             raise InvalidInput(f"limit={limit}: ask for 1 to {MOST_LISTED} alerts")
         return await self._db.read(None, store.page, resolved=resolved, limit=limit)
 
 
-class SyncAlerts(Face[Alerts]):
+class SyncAlerts(SyncFacade[Alerts]):
     """`Alerts` for synchronous programs: the same methods, without ``await``."""
 
     list = blocking(Alerts.list)
 
 
-def checked(given: Any) -> Alerting:
-    """What `Resilient` was given as ``alerts``: an `Alerting`, one sink, several, or nothing."""
-    if isinstance(given, Alerting):
-        return given
-    if given is None:
+class Outage:
+    """Whether the database answers the workers of one process."""
+
+    def __init__(self, ground: Ground, config: Alerting, sinks: Sinks) -> None:
+        self._ground, self._config, self._sinks = ground, config, sinks
+        self._away: dict[str, float | None] = {}  # since when it answers again, by worker that it was away for
+        self.alert: AlertInfo | None = None  # sent, and not yet resolved
+
+    def unanswered(self, worker: str, seconds: float, error: str | None = None) -> None:
+        """Note that a worker has had no answer for so many seconds; ``error``: the last that it met."""
+        if worker in self._away or seconds >= AWAY:
+            self._away[worker] = None
+        if self.alert is None and seconds >= AWAY:
+            self._begin(worker, seconds, error)
+
+    def answered(self, worker: str, now: float) -> None:
+        """Note that a worker has an answer; ``now`` is on its monotonic clock."""
+        if self.alert is None:
+            return
+        if worker in self._away:
+            since = self._away[worker]
+            if since is None:
+                self._away[worker] = since = now
+            if now - since < STEADY:
+                return
+        self._over(worker, STEADY if worker in self._away else 0.0)
+
+    def leave(self, worker: str, *, reached: bool) -> None:
+        """Forget a worker that ends; ``reached``: the database has answered its last question."""
+        if reached:
+            self._over(worker, 0.0)
+        else:
+            self._away.pop(worker, None)
+
+    def _begin(self, worker: str, seconds: float, error: str | None) -> None:
+        now = self._ground.now()
+        since = now - timedelta(seconds=seconds)
+        finding = alerts.of_database(self._ground.database.address, since, worker, error)
+        if not self._config.wants(finding.name):
+            return
+        self.alert = alerts.AlertInfo(
+            fingerprint=finding.fingerprint, name=finding.name, subject=finding.subject, detail=finding.detail,
+            count=1, first_at=since, last_at=now, told_at=now, cause=finding.cause,
+        )  # fmt: skip
+        self._sinks.tell([words.notice("new", self.alert, now)])
+
+    def _over(self, worker: str, ago: float) -> None:
+        """Note that the database has answered a worker for ``ago`` seconds; the last such worker ends the outage."""
+        self._away.pop(worker, None)
+        if self._away or self.alert is None:
+            return
+        now = self._ground.now() - timedelta(seconds=ago)
+        over = replace(self.alert, last_at=now, resolved_at=now)
+        self.alert = None
+        self._sinks.tell([words.notice("resolved", over, now)])
+
+
+class Sinks:
+    """Delivers notices to people, in tasks of its own."""
+
+    def __init__(self, sinks: Sequence[Sink], roll: Callable[[], float] = random.random) -> None:
+        self._sinks, self._roll = tuple(sinks), roll
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def tell(self, notices: Sequence[Notice]) -> None:
+        """Log notices now and begin to deliver them."""
+        for one in notices:
+            level = logging.INFO if one.state == "resolved" else logging.WARNING
+            log.log(level, "%s: %s", one.alert.name, one.text)
+        if not notices or not self._sinks:
+            return
+        if len(self._under_way) >= MOST_WAITING:
+            log.warning("the sinks of alerts are too slow: %d alerts are only logged", len(notices))
+            return
+        task = asyncio.get_running_loop().create_task(
+            self._deliver(tuple(notices)), name="resilient-alerts", context=apart()
+        )
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def delivered(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _deliver(self, notices: Sequence[Notice]) -> None:
+        await asyncio.gather(*(_deliver(sink, notices, self._roll) for sink in self._sinks))
+
+
+async def _deliver(sink: Sink, notices: Sequence[Notice], roll: Callable[[], float]) -> None:
+    for number, one in enumerate(notices):
+        try:
+            if isinstance(sink, str):
+                await _post(sink, one, roll)
+            else:
+                async with asyncio.timeout(LONGEST):
+                    await called(sink, one)
+        except Exception as error:  # noqa: BLE001 - somebody else's code or server
+            rest = len(notices) - number
+            log.warning("%d alerts did not reach %s: %s", rest, _name(sink), _reason(error))
+            return
+
+
+async def _post(url: str, notice: Notice, roll: Callable[[], float]) -> None:
+    document = {**notice.to_json(), "text": words.for_chat(notice.text, notify.host_of(url))}
+    for pause in PAUSES:
+        try:
+            async with asyncio.timeout(LONGEST):
+                return await notify.post(url, document)
+        except (notify.NotDelivered, TimeoutError):
+            await sleep(spread_upwards(pause, roll()))
+    async with asyncio.timeout(LONGEST):
+        return await notify.post(url, document)
+
+
+def _name(sink: Sink) -> str:
+    if isinstance(sink, str):
+        return f"the webhook at {notify.host_of(sink)}"
+    return f"the function {getattr(sink, '__qualname__', type(sink).__name__)}"
+
+
+def _reason(error: Exception) -> str:
+    """What may be logged: the text of our own error, or the name of a stranger's exception."""
+    return str(error) if isinstance(error, notify.NotDelivered) else type(error).__name__
+
+
+def checked(value: Any) -> Alerting:
+    """The argument ``alerts`` of `Resilient`: an `Alerting`, one sink, several, or None. Raises `InvalidInput`."""
+    if isinstance(value, Alerting):
+        return value
+    if value is None:
         return Alerting()
-    if isinstance(given, str) or callable(given):
-        return Alerting(sinks=(given,))
+    if isinstance(value, str) or callable(value):
+        return Alerting(sinks=(value,))
     try:
-        return Alerting(sinks=tuple(given))
+        return Alerting(sinks=tuple(value))
     except TypeError:
         raise InvalidInput("alerts= takes an Alerting, a function, a URL, or several of these") from None

@@ -1,355 +1,284 @@
-"""A stream read page by page: written once, as a generator of steps, for coroutines and threads.
+"""Streams: what a program declares about one feed of a provider, the page it gets, and `app.streams`.
 
-    pages        reads the cursor, asks for a page, yields it, and goes on only after its checkpoint
-    checkpoint   one transaction: the user's rows, the cursor (if nobody moved it), the job's fence, commit
-    sweep        the same, entered with something to do only after a complete full pass
+A `Stream` is a value like a handler: it registers nowhere. Its facts (paginator, incremental mechanism) are
+mostly the provider's, so ``Stream("issues", request=..., paginator=P.pagination["rest"])`` says the rest. `Streams`
+says how far each was read, and lets one begin anew. `run/stream_reader.py` does the reading.
 
-What a page moves is known before its rows are written, so the cursor in the database never runs ahead of them.
+May use: `ground`. Begin with: `Stream`.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from urllib.parse import quote
 
-from resilient.core.body import pick
-from resilient.core.bounds import SCRUBBED_TEXT
-from resilient.core.errors import InvalidInput, JobFailure, Permanent, ResilientError, Transient
-from resilient.core.exchange import AnswerFacts
-from resilient.core.failure import Failure, FailureKind
-from resilient.core.hosts import without_params
-from resilient.core.page_request import PagingError
-from resilient.core.paginators import GraphQLPages
-from resilient.core.plain_text import one_line
-from resilient.core.sync import RESETS, begin, refuse, restart, take, unchanged
-from resilient.engine import user_sessions
-from resilient.engine.away import patiently, patiently_sync
-from resilient.engine.streams import Page, Rejected, Stream, checked_params
-from resilient.store import cursors, leases
+from pydantic import ValidationError
+
+from resilient.core.base import resource_key
+from resilient.core.base.errors import InvalidInput, SetupError
+from resilient.core.base.misfit import explained_calls, explained_class
+from resilient.core.inspect.retention import span
+from resilient.core.sync.paginators import OnePage
+from resilient.core.sync.stream import Cursor, Record, Rules, asked_since
+from resilient.engine.ground.audited import audited
+from resilient.engine.ground.kinds import adapter_of
+from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
+from resilient.store import sync as cursors
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    import builtins
+    from collections.abc import Callable
+    from datetime import timedelta
+    from typing import Any
 
-    import httpx
-    from sqlalchemy.orm import Session
+    from pydantic import TypeAdapter
+    from sqlalchemy import Connection
 
-    from resilient.core.page_request import PageRequest
-    from resilient.core.sync import Cursor, Record
-    from resilient.engine.execution import Execution
-    from resilient.store.cursors import Place
+    from resilient.core.sync.incremental import Incremental
+    from resilient.core.sync.paging import PageRequest, Paginator
+    from resilient.core.sync.stream import CursorInfo
+    from resilient.engine.ground.ground import Ground
+    from resilient.store.db.dialect import Dialect
+    from resilient.store.sync import Place
+
 
 T = TypeVar("T")
-_UNCHANGED: Final = 304
-
-
-class Query(NamedTuple):
-    """Run a store function in a transaction of its own."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-
-
-class Ask(NamedTuple):
-    """Send a request; gives the response."""
-
-    request: PageRequest
-
-
-@dataclass(slots=True)
-class Move:
-    """What a checkpoint saves; ``done`` once it has."""
-
-    place: Place
-    cursor: Cursor
-    done: bool = False
+_LONGEST_PART: Final = 200
+_LONGEST_NAME: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep(Generic[T]):
-    """Delete what the last full pass did not see: the rows whose latest pass is before ``pass_id``."""
+class Rejected:
+    """A record that does not fit the stream's model: put aside, so that it holds up no other.
 
-    session: T
-    pass_id: int
-
-
-Steps = Generator[Query | Ask | Page[Any], Any, None]
-
-
-def walk(stream: Stream[Any], resource_key: str, params: dict[str, Any], hidden: frozenset[str] = frozenset()) -> Steps:
-    """The pages of one pass; of a full one after it if the provider refuses the cursor.
-
-    ``hidden``: parameters that carry a key. Providers repeat them in the address of the next page; rows keep none.
+    ``key``: None if it cannot be read. ``why`` names fields and rules, never values.
     """
-    place = stream.place(resource_key, checked_params(stream, params))
-    while True:
-        cursor, now = yield Query(cursors.read, (place,))
-        cursor = begin(cursor, now, stream.rules)
-        try:
-            yield from _pass(stream, place, cursor, params, hidden)
-        except _Refused as refused:
-            again = restart(refused.cursor, str(refused), refused=True)
-            if not (yield Query(cursors.write_if_unmoved, (place, again, None, now))):
-                raise _moved(place) from None
-            if again.resets >= RESETS or refused.final:
-                raise Permanent(
-                    f"stream {stream.name!r} cannot be read: {refused}", code="reset_cursor"
-                ) from refused.__cause__
-            continue
-        return
+
+    raw: Any = field(repr=False)
+    key: str | None
+    why: str
 
 
-class _Refused(Exception):
-    def __init__(self, why: str, cursor: Cursor, *, final: bool = False) -> None:
-        self.cursor, self.final = cursor, final
-        super().__init__(why)
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """One page of a stream.
+
+    ``full``: it belongs to a full pass. ``pass_id``: the number of its pass; later passes have larger ones.
+    ``items``: what is new or changed. ``deleted``: keys of records that the provider says are gone.
+    ``rejected``: records that do not fit the model. ``last``: the pass ends with it.
+    """
+
+    full: bool
+    pass_id: int
+    items: list[T]
+    deleted: list[str]
+    rejected: list[Rejected]
+    last: bool
+    stream: str
 
 
-def _pass(stream: Stream[Any], place: Place, cursor: Cursor, params: dict[str, Any], hidden: frozenset[str]) -> Steps:
-    paginator = stream.pages_by(cursor)
-    request = cursor.next
-    if request is None:
-        if stream.before is not None:
-            cursor = replace(cursor, told=(yield from _told_before(stream, params)))
-        request = stream.first(cursor, params)
-    now: datetime | None = None
-    while request is not None:
-        response = yield Ask(request)
-        answer = _answer(response, cursor, request)
-        if answer.status == _UNCHANGED:
-            records: list[Record] = []
-            moved = unchanged(cursor, (yield Query(_clock, ())))
-        else:
-            if stream.rules.incremental is not None and stream.rules.incremental.style == "conditional":
-                cursor = replace(cursor, full=True)  # what changed is told by showing everything
-            request = replace(request, url=str(response.request.url)) if not _absolute(request) else request
-            read = _read(paginator, request, answer)
-            if now is None or read.next is None:  # a page in between needs no time: a round trip less
-                now = yield Query(_clock, ())
-            try:
-                records, moved = take(cursor, request, answer, read, stream.rules, now)
-            except PagingError as error:
-                raise _Refused(str(error), cursor, final=True) from error
-        if hidden and moved.next is not None:
-            moved = replace(moved, next=replace(moved.next, url=without_params(moved.next.url, hidden)))
-        page = _page(stream, place, records, moved)
-        yield page
-        if not page._move.done:  # noqa: SLF001 - its own
-            raise ResilientError(
-                f"the page of stream {stream.name!r} was not saved: write its rows in `async with"
-                " job.checkpoint(page) as session:` before asking for the next one"
+@explained_class
+@dataclass(frozen=True, eq=False)
+class Stream(Generic[T]):
+    """One feed of a provider, read page by page.
+
+    ``request(**params)`` makes the first request of a full pass, with ``incremental`` (the provider's fact)
+    also of incremental ones, unless ``changes(since, **params)`` makes those. ``paginator`` pages it,
+    ``changes_paginator`` the incremental pass, where that differs. ``model``: what each record is read as (a
+    pydantic model, dataclass or TypedDict; None leaves the decoded JSON). ``key``: the path of a record's
+    key. ``deleted``: what marks a record as gone, ``field`` or ``field=value``; ``deleted_key``: where the key of what
+    is gone stands, in events that tell of deletions and stay items (defaults: the incremental mechanism's).
+    ``overlap``: seconds by which incremental passes go back (default: the provider's precision).
+    ``full_every``: how often a pass is full, for deletions the feed does not show. ``expected``: within which time a
+    pass shall end; people are told of accounts where none did for several times that (`Alerting.periods`).
+    ``before(**params)``: the request that tells the cursor where it must be read before the pass.
+
+    Raises `SetupError`.
+    """
+
+    name: str
+    request: Callable[..., PageRequest]
+    paginator: Paginator = field(default_factory=OnePage)
+    model: type[T] | None = None
+    incremental: Incremental | None = None
+    changes: Callable[..., PageRequest] | None = None
+    changes_paginator: Paginator | None = None
+    key: str = "id"
+    deleted: str = ""
+    deleted_key: str = ""
+    overlap: float | timedelta | str | None = None
+    full_every: float | timedelta | str | None = None
+    expected: float | timedelta | str | None = None
+    before: Callable[..., PageRequest] | None = None
+    rules: Rules = field(init=False, repr=False)
+    _adapter: TypeAdapter[Any] | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > _LONGEST_NAME or self.name != self.name.strip():
+            raise SetupError(f"{self.name!r} is not a stream's name: 1 to {_LONGEST_NAME} characters")
+        mechanism = self.incremental
+        if mechanism is not None and mechanism.source == "before_pass" and self.before is None:
+            raise SetupError(f"stream {self.name!r} needs before=: its cursor is read by a request before the pass")
+        if mechanism is not None and mechanism.style == "conditional" and not isinstance(self.paginator, OnePage):
+            raise SetupError(
+                f"stream {self.name!r} has several pages, and a conditional request speaks for one: use another"
+                " incremental mechanism, or none"
             )
-        cursor = page._move.cursor  # noqa: SLF001
-        request = cursor.next
+        marked = mechanism.deleted if mechanism is not None and mechanism.deletions == "marked" else ""
+        overlap = 0.0 if mechanism is None else mechanism.precision
+        rules = Rules(
+            key=self.key, incremental=mechanism, deleted=self.deleted or marked,
+            deleted_key=self.deleted_key or ("" if mechanism is None or self.deleted else mechanism.deleted_key),
+            overlap=overlap if self.overlap is None else _seconds("overlap", self.overlap),
+            full_every=None if self.full_every is None else _seconds("full_every", self.full_every),
+            expected=None if self.expected is None else _seconds("expected", self.expected),
+        )  # fmt: skip
+        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "_adapter", None if self.model is None else adapter_of(self.model))
 
+    def place(self, resource_key: str, params: dict[str, Any]) -> Place:
+        """Where its cursor is kept: each set of parameters is a part of its own."""
+        part = "&".join(f"{name}={quote(str(value), safe='/:@,')}" for name, value in sorted(params.items()))
+        if len(part) > _LONGEST_PART:
+            part = sha256(part.encode()).hexdigest()[:32]
+        return resource_key, self.name, part
 
-def _page(stream: Stream[Any], place: Place, records: list[Record], moved: Cursor) -> Page[Any]:
-    read = [(record, stream.read(record)) for record in records if not record.gone]
-    rejected = [found for _, found in read if isinstance(found, Rejected)]
-    moved = refuse(moved, [one.key for one in rejected]) if rejected else moved
-    return Page(
-        full=moved.full,
-        pass_id=moved.pass_id,
-        items=[found for _, found in read if not isinstance(found, Rejected)],
-        deleted=[key for record in records for key in record.deleted],
-        rejected=rejected,
-        last=moved.next is None,
-        stream=stream.name,
-        _move=Move(place, moved),
-    )
+    def pages_by(self, cursor: Cursor) -> Paginator:
+        """The paginator of a pass."""
+        return self.paginator if cursor.full or self.changes_paginator is None else self.changes_paginator
 
+    def first(self, cursor: Cursor, params: dict[str, Any]) -> PageRequest:
+        """The first request of a pass."""
+        if cursor.full:
+            return self.pages_by(cursor).first(self.request(**params))
+        since = asked_since(cursor, self.rules)
+        if self.changes is not None:
+            return self.pages_by(cursor).first(self.changes(since, **params))
+        return self.pages_by(cursor).first(self._asking(self.request(**params), since))
 
-def _told_before(stream: Stream[Any], params: dict[str, Any]) -> Generator[Ask, Any, str | None]:
-    assert stream.before is not None  # noqa: S101
-    assert stream.incremental is not None  # noqa: S101
-    response = yield Ask(stream.before(**params))
-    response.raise_for_status()
-    found = [v for v in pick(_json(response), stream.incremental.found) if isinstance(v, (str, int)) and v]
-    if not found:
-        raise Transient(f"stream {stream.name!r}: the answer before the pass has no {stream.incremental.found!r}")
-    return str(found[0])
+    def _asking(self, request: PageRequest, since: str) -> PageRequest:
+        """The request with the cursor in the place that the provider's facts name."""
+        mechanism = self.incremental
+        assert mechanism is not None  # noqa: S101 - only incremental passes ask
+        value = mechanism.form.replace("{cursor}", since)
+        if mechanism.query:
+            return request.with_query(**{mechanism.query: value})
+        if mechanism.body:
+            return request.with_body(mechanism.body, value)
+        if mechanism.header:
+            return replace(request, headers={**request.headers, mechanism.header: value})
+        return request.at(since)
 
-
-def _answer(response: httpx.Response, cursor: Cursor, request: PageRequest) -> AnswerFacts:
-    """The answer as values. Raises the classified failure; `_Refused` if it is about the cursor."""
-    if response.status_code == _UNCHANGED and not cursor.full:
-        return AnswerFacts(_UNCHANGED)
-    try:
-        response.raise_for_status()
-    except JobFailure as error:
-        if error.failure.kind is not FailureKind.RESET_CURSOR:
-            raise
-        first = cursor.full and cursor.next is None
-        del request
-        raise _Refused("the provider refused the cursor", cursor, final=first) from error
-    from resilient.wire.flow import fields  # noqa: PLC0415 - httpx and more, only where something is sent
-
-    return AnswerFacts(response.status_code, fields(response.headers), body=_json(response))
-
-
-def _json(response: httpx.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError:
-        return None
-
-
-def _read(paginator: Any, request: PageRequest, answer: AnswerFacts) -> Any:
-    if isinstance(paginator, GraphQLPages) and pick(answer.body, "errors[].message"):
-        said = str(pick(answer.body, "errors[].message")[0])[: SCRUBBED_TEXT.value]  # cut where secrets are masked
-        raise Permanent(f"GraphQL error: {one_line(said)}", code="graphql_error")
-    try:
-        return paginator.read(request, answer)
-    except PagingError as error:
-        raise Transient(f"an answer is no page: {error}") from error
-
-
-def _absolute(request: PageRequest) -> bool:
-    return "://" in request.url
-
-
-def _clock(c: Any, d: Any) -> datetime:
-    now: datetime = d.now(c)
-    return now
-
-
-def _moved(place: Place) -> JobFailure:
-    return JobFailure(
-        f"the cursor of stream {place[1]!r} of {place[0]} was moved meanwhile, by a reset or another job: this job"
-        " reads it again",
-        failure=Failure(FailureKind.CONFLICT, code="cursor_moved"),
-    )
-
-
-# -- drivers -------------------------------------------------------------------------------------------------
-
-
-async def pages(execution: Any, stream: Stream[T], params: dict[str, Any]) -> AsyncIterator[Page[T]]:
-    """`walk` for coroutines."""
-    client, database = execution.async_client(), execution.app.database
-    steps = walk(stream, execution.resource_key, params, client.secret_params)
-    result: Any = None
-    while True:
+    def read(self, record: Record) -> T | Rejected:
+        """A record as the model, or the reason why it does not fit."""
+        if self._adapter is None:
+            return cast("T", record.raw)
         try:
-            step = steps.send(result)
-        except StopIteration:
-            return
-        result = None
-        if isinstance(step, Page):
-            yield step
-        elif isinstance(step, Ask):
-            result = await client.request(**_words(step.request))
-        else:
-            result = await patiently(execution, partial(database.transaction, step.fn, *step.args))
+            return cast("T", self._adapter.validate_python(record.raw))
+        except ValidationError as error:
+            problems = error.errors(include_input=False, include_url=False, include_context=False)[:3]
+            why = "; ".join(".".join(map(str, e["loc"])) + ": " + e["msg"] for e in problems)
+            return Rejected(record.raw, record.key, why)
 
 
-def pages_sync(execution: Any, stream: Stream[T], params: dict[str, Any]) -> Iterator[Page[T]]:
-    """`walk` for threads."""
-    client, database = execution.sync_client(), execution.app.database
-    steps = walk(stream, execution.resource_key, params, client.secret_params)
-    result: Any = None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration:
-            return
-        result = None
-        if isinstance(step, Page):
-            yield step
-        elif isinstance(step, Ask):
-            result = client.request(**_words(step.request))
-        else:
-            result = patiently_sync(execution, partial(database.transaction_sync, step.fn, *step.args))
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, (int, float)):
+        return float(value)
+    duration = span(name, value)
+    return 0.0 if duration is None else duration.total_seconds()
 
 
-def _words(request: PageRequest) -> dict[str, Any]:
-    words: dict[str, Any] = {"method": request.method, "url": request.url, "extensions": {"idempotent": True}}
-    if request.body is not None:
-        words["json"] = request.body
-    if request.headers:
-        words["headers"] = dict(request.headers)
-    return words
+def checked_params(stream: Stream[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters that can name a part. Raises `InvalidInput`."""
+    for name, value in params.items():
+        if not isinstance(value, (str, int, float, bool)):
+            raise InvalidInput(
+                f"stream {stream.name!r}: parameter {name} is a {type(value).__name__}; parameters are text, numbers"
+                " or flags, because each set of them has a cursor of its own"
+            )
+    return params
 
 
-# -- checkpoints ---------------------------------------------------------------------------------------------
+@explained_calls("app.streams")
+class Streams:
+    """Streams of one app. Raises `BadResourceKey` for what is no key or pattern."""
+
+    def __init__(self, ground: Ground, *, here: bool = False) -> None:
+        self._ground, self._db = ground, Transactions(ground, here=here)
+
+    @property
+    def sync(self) -> SyncStreams:
+        """The same for synchronous programs."""
+        return SyncStreams(Streams(self._ground, here=True))
+
+    async def list(
+        self,
+        stream: Stream[Any] | str | None = None,
+        pattern: str | None = None,
+        *,
+        part: str | None = None,
+        session: CallersSession = None,
+    ) -> builtins.list[CursorInfo]:
+        """Where streams stand: all that were ever read, or those of one name, resource pattern and part."""
+        return await self._db.read(session, cursors.page, _name(stream), _pattern(pattern), part)
+
+    @audited("sync reset")
+    async def reset(
+        self,
+        stream: Stream[Any] | str,
+        pattern: str | None = None,
+        *,
+        part: str | None = None,
+        reason: str = "reset by hand",
+        session: CallersSession = None,
+    ) -> int:
+        """Let the next pass be a full one; returns how many cursors there were.
+
+        A job in the middle of a pass notices at its next checkpoint, which is refused, and reads the cursor again.
+        """
+        return await self._db.write(session, _reset, _name(stream), _pattern(pattern), part, reason)
+
+    @audited("sync forget")
+    async def forget(
+        self,
+        stream: Stream[Any] | str | None = None,
+        pattern: str | None = None,
+        *,
+        part: str | None = None,
+        session: CallersSession = None,
+    ) -> int:
+        """Forget where streams stand, of accounts that are gone for good; returns how many cursors there were.
+
+        Raises `InvalidInput` if neither a stream nor resources are named.
+        """
+        if stream is None and pattern is None:
+            raise InvalidInput("this would forget every stream: name one, or a resource pattern")
+        return await self._db.write(session, _forget, _name(stream), _pattern(pattern), part)
 
 
-def _save(session: Session, execution: Execution, move: Move) -> None:
-    """The last statements before the commit: the cursor, then the fence."""
-    session.flush()
-    c, d = session.connection(), execution.app.database.dialect
-    now, cursor = d.now(c), move.cursor
-    if not cursors.write_if_unmoved(c, d, move.place, cursor, execution.id, now):
-        raise _moved(move.place)
-    told = {"stream": move.place[1], "pass": cursor.pass_id, "pages": cursor.pages, "records": cursor.records}
-    held = leases.checkpoint_if_held(
-        c, d, execution.id, execution.fence, json.dumps(told), now, clear_sent=execution.is_settled
-    )
-    execution.require_held(held)
+class SyncStreams(SyncFacade[Streams]):
+    """`Streams` for synchronous programs: the same methods, without ``await``."""
+
+    list = blocking(Streams.list)
+    reset = blocking(Streams.reset)
+    forget = blocking(Streams.forget)
 
 
-def _saved(execution: Execution, move: Move) -> None:
-    move.done = True
-    move.cursor = replace(move.cursor, version=move.cursor.version + 1)
-    execution.checkpointed = True
-    execution.settle()
-    execution.started, execution.waited_before = time.monotonic(), 0.0  # the handler's time begins anew
+def _name(stream: Stream[Any] | str | None) -> str | None:
+    return stream.name if isinstance(stream, Stream) else stream
 
 
-def _move_of(page: Page[Any]) -> Move:
-    move = page._move  # noqa: SLF001 - its own
-    if not isinstance(move, Move) or move.done:
-        raise InvalidInput(f"this page of stream {page.stream!r} was saved before: a page has one checkpoint")
-    return move
+def _pattern(pattern: str | None) -> str | None:
+    return None if pattern is None else resource_key.check_pattern(pattern)
 
 
-@asynccontextmanager
-async def checkpoint(execution: Any, page: Page[Any]) -> AsyncIterator[Any]:
-    """The user's session; its rows, the cursor and the fence are committed together."""
-    move = _move_of(page)
-    async with user_sessions.opened(execution, lambda s: _save(s, execution, move)) as session:
-        yield session
-    _saved(execution, move)
+def _reset(c: Connection, d: Dialect, stream: str | None, pattern: str | None, part: str | None, reason: str) -> int:
+    infos = cursors.page(c, d, stream, pattern, part)
+    return cursors.reset(c, d, [(one.resource_key, one.stream, one.part) for one in infos], reason)
 
 
-@contextmanager
-def checkpoint_sync(execution: Any, page: Page[Any]) -> Iterator[Any]:
-    """`checkpoint` for threads."""
-    move = _move_of(page)
-    with user_sessions.opened_sync(execution, lambda s: _save(s, execution, move)) as session:
-        yield session
-    _saved(execution, move)
-
-
-@asynccontextmanager
-async def sweep(execution: Any, stream: Stream[Any], params: dict[str, Any]) -> AsyncIterator[Sweep[Any] | None]:
-    """A `Sweep`, or None while nothing may be deleted."""
-    place = stream.place(execution.resource_key, checked_params(stream, params))
-    read = partial(execution.app.database.transaction, cursors.read, place)
-    cursor, _ = await patiently(execution, read)
-    if not cursor.may_sweep:
-        yield None
-        return
-    move = Move(place, replace(cursor, swept_pass=cursor.full_pass))
-    async with user_sessions.opened(execution, lambda s: _save(s, execution, move)) as session:
-        yield Sweep(session, cursor.full_pass)
-    _saved(execution, move)
-
-
-@contextmanager
-def sweep_sync(execution: Any, stream: Stream[Any], params: dict[str, Any]) -> Iterator[Sweep[Any] | None]:
-    """`sweep` for threads."""
-    place = stream.place(execution.resource_key, checked_params(stream, params))
-    read = partial(execution.app.database.transaction_sync, cursors.read, place)
-    cursor, _ = patiently_sync(execution, read)
-    if not cursor.may_sweep:
-        yield None
-        return
-    move = Move(place, replace(cursor, swept_pass=cursor.full_pass))
-    with user_sessions.opened_sync(execution, lambda s: _save(s, execution, move)) as session:
-        yield Sweep(session, cursor.full_pass)
-    _saved(execution, move)
+def _forget(c: Connection, d: Dialect, stream: str | None, pattern: str | None, part: str | None) -> int:
+    infos = cursors.page(c, d, stream, pattern, part)
+    return cursors.forget(c, d, [(one.resource_key, one.stream, one.part) for one in infos])

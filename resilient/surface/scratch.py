@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import make_url
 
-from resilient.core.errors import DatabaseUnreachable, SetupError
-from resilient.store.address import checked, shown, without_threshold
+from resilient.core.base.errors import DatabaseUnreachable, SetupError
+from resilient.store.db.address import checked, shown, without_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,14 +51,14 @@ class Scratch:
 
 @contextmanager
 def scratch(url: str | None, purpose: str) -> Iterator[Scratch]:
-    """A place in the database at ``url`` (None: a SQLite file in the temporary directory), then gone.
+    """An empty place in the database at ``url`` (None: a SQLite file in the temporary directory), deleted at the end.
 
     Raises `SetupError` for what is no address, `MissingExtra` without psycopg, `DatabaseUnreachable` if
     nobody answers.
     """
     place = _file if checked(url or "sqlite://").get_backend_name() == "sqlite" else _schema
-    with _swept_when_terminated(), place(url or "sqlite://", purpose) as found:
-        yield found
+    with _swept_when_terminated(), place(url or "sqlite://", purpose) as scratch_place:
+        yield scratch_place
 
 
 @contextmanager

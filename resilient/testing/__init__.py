@@ -21,16 +21,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resilient.store.secrets import new_key
-    from resilient.testing.clock import FakeClock
+    from resilient.store.accounts.secrets import new_key
     from resilient.testing.fake import FakeProvider, Log, Reply, Seen, provider_at
-    from resilient.testing.jobs import Bench, batch, bench_of, job, sync_batch, sync_job
+    from resilient.testing.jobs import Bench, FakeClock, batch, bench_of, job, sync_batch, sync_job
 
 _WHERE = {
-    "resilient.store.secrets": ("new_key",),
-    "resilient.testing.clock": ("FakeClock",),
+    "resilient.store.accounts.secrets": ("new_key",),
     "resilient.testing.fake": ("FakeProvider", "Log", "Reply", "Seen", "provider_at"),
-    "resilient.testing.jobs": ("Bench", "batch", "bench_of", "job", "sync_batch", "sync_job"),
+    "resilient.testing.jobs": ("Bench", "FakeClock", "batch", "bench_of", "job", "sync_batch", "sync_job"),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}
 

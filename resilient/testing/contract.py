@@ -14,33 +14,209 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from resilient.core.auth import OAuth2, Rotation
-from resilient.core.budgets import Fields
-from resilient.core.classify import classify, rule_for
-from resilient.core.errors import InvalidInput
-from resilient.core.exchange import AnswerFacts
-from resilient.core.failure import FailureKind, Scope
-from resilient.core.page_request import PageRequest, PagingError
-from resilient.core.paging import Loop
-from resilient.core.provider import Provider
-from resilient.core.resource_key import check
-from resilient.core.token_answer import RFC_6749, classify_token
-from resilient.core.tokens import Credentials, merged
-from resilient.core.webhook import Delivery, verify
-from resilient.testing.fact_checks import fact_problems
-from resilient.testing.samples import NOW, Dialect, Hook, Page, Pages, Sample, Token
+from resilient.core.accounts.tokens import RFC_6749, Credentials, classify_token, merge
+from resilient.core.base.budgets import Fields, budgets
+from resilient.core.base.errors import FailureKind, InvalidInput, Scope
+from resilient.core.base.exchange import IDEMPOTENT, AnswerFacts, RequestFacts
+from resilient.core.base.resource_key import check
+from resilient.core.events.webhook import Delivery, verify
+from resilient.core.gates.policy import Policies
+from resilient.core.provider.auth import OAuth2, Rotation
+from resilient.core.provider.classify import classify, rule_for
+from resilient.core.provider.facts import Provider
+from resilient.core.sync.paging import Loop, PageRequest, PagingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from resilient.core.exchange import RequestFacts
-    from resilient.core.failure import Failure
-    from resilient.core.paging import Paginator
-    from resilient.core.rules import Rule
+    from resilient.core.base.errors import Failure
+    from resilient.core.provider.rules import Rule
+    from resilient.core.sync.paging import Paginator
+
+
+NOW: Final = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)  # when every sample was received
+_NONE: Final[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer and what it must mean.
+
+    ``about`` names it; ``kind``: the failure it is, None for success. ``body``: JSON, or text. ``on``: the
+    request, as ``"POST /path"``; ``sent``: its JSON body. ``repeatable``: whether that request has one effect
+    however often it is sent (None: by its method and the provider's idempotency key). ``wait``: the seconds
+    it tells to wait, None for none, ``...``: not compared. ``key``: the suffix its route must give.
+    """
+
+    about: str
+    status: int
+    kind: FailureKind | None
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    on: str = "GET /"
+    sent: Any = None
+    scope: Scope = Scope.ACCOUNT
+    wait: Any = ...
+    repeatable: bool | None = None
+    key: str | None = None
+
+    def answer(self, provider: Provider | None = None) -> AnswerFacts:
+        """As the wire hands it on."""
+        fields = Fields.of(self.headers)
+        text = self.body if isinstance(self.body, str) else "" if self.body is None else json.dumps(self.body)
+        rest = budgets(fields, NOW, fields=provider.waits.budgets) if provider is not None else ()
+        body = None if isinstance(self.body, str) else self.body
+        return AnswerFacts(self.status, fields, body=body, text=text, budgets=rest)
+
+    def request_facts(self, provider: Provider) -> RequestFacts:
+        """The request it answers, as the wire describes it."""
+        method, _, target = self.on.partition(" ")
+        path = urlsplit(target).path
+        keyed = provider.idempotency is not None and provider.idempotency.covers(method, path)
+        safe = method in IDEMPOTENT or keyed or provider.is_read(method, path)
+        sent = None if self.sent is None else json.dumps(self.sent).encode()
+        return RequestFacts(
+            method, target, "api.example.com", path, key=f"{provider.name}/account", body=sent,
+            repeatable=safe if self.repeatable is None else self.repeatable,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A good answer of the token endpoint, and what it must be read as.
+
+    ``token``, ``refresh_token`` ("" if it has none); ``lasts``: seconds until the token ends, None if nothing says so;
+    ``values``: what the connection stores of it.
+    """
+
+    about: str
+    body: Any
+    token: str
+    refresh_token: str = ""
+    lasts: float | None = None
+    values: Mapping[str, str] = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page: ``asks``: what its request must contain, as ``"after=abc"`` (in URL or body); its answer."""
+
+    asks: str
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A whole pass. ``of``: which pagination; ``items``: how many records all pages have together."""
+
+    of: str
+    first: PageRequest
+    pages: Sequence[Page]
+    items: int
+    resume: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)  # what a stream says otherwise, such as items=
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A genuine delivery, signed with ``secret`` by something other than the code under test."""
+
+    secret: str
+    body: bytes
+    headers: Mapping[str, str]
+    url: str = "https://hooks.example.com/in"
+    at: datetime = NOW
+    delivery: str = ""  # the id it carries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """Sample answers of one provider.
+
+    ``throttled``: in each shape it uses. ``refused``: permission errors, which no waiting heals. ``expired``:
+    an access token that needs a refresh. ``reset``: a cursor it no longer accepts; where it has no such answer,
+    ``no_reset`` says why. ``others``: whatever else its rules decide. ``dead_grant``: of the token endpoint;
+    ``token_errors``: its other answers; ``tokens``: its good ones. ``pages``: each pagination to its end.
+    """
+
+    throttled: Sequence[Sample]
+    refused: Sequence[Sample]
+    expired: Sequence[Sample] = ()
+    reset: Sequence[Sample] = ()
+    no_reset: str = ""
+    others: Sequence[Sample] = ()
+    dead_grant: Sequence[Sample] = ()
+    token_errors: Sequence[Sample] = ()
+    tokens: Sequence[Token] = ()
+    pages: Sequence[Pages] = ()
+    hooks: Sequence[Hook] = ()
+
+    def answers(self) -> tuple[Sample, ...]:
+        """Every sample of the API itself."""
+        return (*self.throttled, *self.refused, *self.expired, *self.reset, *self.others)
+
+
+# -- fact checks ------------------------------------------------------------------------------------------------------
+#
+# What a declaration cannot refuse by itself: facts that are missing, not dated, or without their counterpart.
+
+_WHOLE: Final = re.compile(r"\{\w+\}")  # each account at a host of its own
+_FIELDS: Final = frozenset(field.name for field in fields(Provider))
+
+
+def fact_problems(provider: Provider, now: datetime) -> Iterator[str]:
+    """What is missing, malformed or not dated."""
+    yield from _origin_problems(provider)
+    yield from _date_problems(provider, now)
+    yield from _limit_problems(provider)
+
+
+def _origin_problems(provider: Provider) -> Iterator[str]:
+    if not provider.title:
+        yield "title: give its name for people"
+    if not provider.base_url:
+        yield "base_url: give the API's address"
+    elif not provider.base_url.startswith(("https://", "{")):
+        yield f"base_url: {provider.base_url!r} is not https"
+    for host in provider.hosts:
+        if host.startswith("http:"):
+            yield f"hosts: {host!r} is not https"
+    host = provider.base_url.partition("//")[2].partition("/")[0]
+    if "{" in host and not _WHOLE.fullmatch(host) and not provider.hosts:
+        yield "hosts: the host differs per account, so declare its pattern, such as '*.example.com'"
+    oauth = provider.oauth
+    if oauth is not None and oauth.client_id:
+        yield "auth: a client's id belongs to the app, not to the facts"
+
+
+def _date_problems(provider: Provider, now: datetime) -> Iterator[str]:
+    if provider.verified_on is None or provider.verified_on > now.date():
+        yield "verified_on: say on which day these facts were read"
+    if not provider.sources or any(not source.strip() for source in provider.sources):
+        yield "sources: say where these facts were read"
+    for name in provider.unverified:
+        head = re.split(r"[.:\[ ]", name, maxsplit=1)[0]
+        if head not in _FIELDS:
+            yield f"unverified: {name!r} does not begin with a field of Provider, such as 'webhook'"
+
+
+def _limit_problems(provider: Provider) -> Iterator[str]:
+    try:
+        policies = Policies(provider.limit_patterns(), provider.concurrency_patterns())
+        policies.for_key(f"{provider.name}/account")
+    except InvalidInput as error:
+        yield f"limits: {error}"
+    if any(level.startswith("account/") for level in provider.limits) and provider.route is None:
+        yield "limits: an endpoint's limits need route=, or no request draws them"
+
+
+# -- contract ---------------------------------------------------------------------------------------------------------
 
 _EXACT: Final = 0.001  # seconds
 _LONGEST_LOOP: Final = 12  # pages after which going round must have been noticed
@@ -48,28 +224,28 @@ _LONGEST_LOOP: Final = 12  # pages after which going round must have been notice
 
 def problems(provider: Provider, dialect: Dialect) -> list[str]:
     """Everything in which a provider breaks its contract; empty if nothing."""
-    found = list(fact_problems(provider, datetime.now(UTC)))
+    sentences = list(fact_problems(provider, datetime.now(UTC)))
     for look in (sample_problems, token_problems, page_problems, hook_problems):
         try:
-            found += look(provider, dialect)
+            sentences += look(provider, dialect)
         except (InvalidInput, re.error) as error:
-            found.append(f"{look.__name__.replace('_', ' ')}: {error}")
-    return found
+            sentences.append(f"{look.__name__.replace('_', ' ')}: {error}")
+    return sentences
 
 
 # -- answers of the API --------------------------------------------------------------------------------------
 
 
 def sample_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
-    """Samples that mean something else, groups that lack theirs, and rules no sample reaches."""
+    """Samples that do not mean what their group says, groups without samples, and rules that no sample reaches."""
     used: list[Rule] = []
     for sample in dialect.answers():
-        asked, answer = sample.asked(provider), sample.answer(provider)
-        yield from _compare(sample, classify(answer, asked, provider, NOW))
+        request, answer = sample.request_facts(provider), sample.answer(provider)
+        yield from _compare(sample, classify(answer, request, provider, NOW))
         if sample.status >= 400 or provider.errors.reads_success:  # noqa: PLR2004 - HTTP's own border of failure
-            rule = rule_for(answer, asked, provider)
+            rule = rule_for(answer, request, provider)
             used += [] if rule is None else [rule]
-        yield from _routed(provider, sample, asked)
+        yield from _routed(provider, sample, request)
     for rule in provider.errors.rules:
         if not any(rule is one for one in used):
             yield f"no sample is decided by the rule {_brief(rule)}"
@@ -102,15 +278,15 @@ def _compare(sample: Sample, failure: Failure | None) -> Iterator[str]:
         yield f"{sample.about}: concerns the {failure.scope}, not the {sample.scope}"
     if sample.wait is ...:
         return
-    told = failure.retry_in
-    if told is not sample.wait and (told is None or sample.wait is None or abs(told - sample.wait) > _EXACT):
-        yield f"{sample.about}: tells to wait {told} s, not {sample.wait}"
+    wait = failure.retry_in
+    if wait is not sample.wait and (wait is None or sample.wait is None or abs(wait - sample.wait) > _EXACT):
+        yield f"{sample.about}: tells to wait {wait} s, not {sample.wait}"
 
 
-def _routed(provider: Provider, sample: Sample, asked: RequestFacts) -> Iterator[str]:
+def _routed(provider: Provider, sample: Sample, request: RequestFacts) -> Iterator[str]:
     suffix = ""
     if provider.route is not None:
-        suffix, cost = provider.route(asked)
+        suffix, cost = provider.route(request)
         if cost < 0:
             yield f"{sample.about}: its route costs {cost}"
         if suffix:
@@ -120,8 +296,8 @@ def _routed(provider: Provider, sample: Sample, asked: RequestFacts) -> Iterator
 
 
 def _brief(rule: Rule) -> str:
-    said = {name: getattr(rule, name) for name in ("kind", "status", "code", "where", "header", "text", "path")}
-    return ", ".join(f"{name}={value!r}" for name, value in said.items() if value)
+    conditions = {name: getattr(rule, name) for name in ("kind", "status", "code", "where", "header", "text", "path")}
+    return ", ".join(f"{name}={value!r}" for name, value in conditions.items() if value)
 
 
 # -- answers of the token endpoint ---------------------------------------------------------------------------
@@ -137,8 +313,8 @@ def token_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
         yield from _compare(sample, classify_token(sample.answer(), oauth, NOW))
     for rule in oauth.errors.rules:
         judge = Provider(name="token", errors=replace(oauth.errors, rules=(*oauth.errors.rules, *RFC_6749)))
-        found = [rule_for(_as_error(s.answer()), s.asked(judge), judge) for s in samples]
-        if not any(rule is one for one in found):
+        rules = [rule_for(_as_error(s.answer()), s.request_facts(judge), judge) for s in samples]
+        if not any(rule is one for one in rules):
             yield f"no sample of the token endpoint is decided by the rule {_brief(rule)}"
     if oauth.refreshes and not dialect.dead_grant:
         yield "dead_grant: give the answer to a refresh whose grant is gone"
@@ -155,20 +331,20 @@ def _as_error(answer: AnswerFacts) -> AnswerFacts:
 
 
 def _read_token(oauth: OAuth2, sample: Token) -> Iterator[str]:
-    """What of a good answer is read otherwise: the token, its successor's, its end, what is kept."""
+    """Which parts of a good answer are not read as the sample says: token, refresh token, end, values."""
     if (failure := classify_token(AnswerFacts(200, body=sample.body), oauth, NOW)) is not None:
         yield f"{sample.about}: means {failure.kind}, not a token"
         return
-    made = merged(Credentials(), sample.body, oauth, NOW)
+    made = merge(Credentials(), sample.body, oauth, NOW)
     if made is None:
         yield f"{sample.about}: no token is found at {' or '.join(oauth.success)}"
         return
     lasts = None if made.expires_at is None else (made.expires_at - NOW).total_seconds()
     read = {"token": made.token, "refresh_token": made.refresh_token, "lasts": lasts, "values": dict(made.values)}
     for name, value in read.items():
-        wanted = getattr(sample, name)
-        if value != (dict(wanted) if name == "values" else wanted):
-            yield f"{sample.about}: its {name} is read as {value!r}, not {wanted!r}"
+        expected = getattr(sample, name)
+        if value != (dict(expected) if name == "values" else expected):
+            yield f"{sample.about}: its {name} is read as {value!r}, not {expected!r}"
     if oauth.refreshes and oauth.rotation in (Rotation.SINGLE_USE, Rotation.GRACE) and not made.refresh_token:
         yield f"{sample.about}: has no refresh token, though one comes with each ({oauth.rotation})"
 
@@ -239,10 +415,10 @@ def _pass(paginator: Paginator, passed: Pages) -> Iterator[str]:
         yield f"the next pass begins at {resume!r}, not {passed.resume!r}"
 
 
-def _asks(request: PageRequest, wanted: str) -> bool:
-    name, _, value = wanted.partition("=")
+def _asks(request: PageRequest, expected: str) -> bool:
+    name, _, value = expected.partition("=")
     if not value:
-        return wanted in request.url
+        return expected in request.url
     return request.query(name) == value or str(request.in_body(name)) == value
 
 
@@ -268,27 +444,27 @@ def _round(paginator: Paginator, passed: Pages) -> Iterator[str]:
 
 
 def hook_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
-    """Genuine deliveries are taken, others are not."""
+    """Genuine deliveries that are refused, and others that are accepted."""
     webhook = provider.webhook
     if webhook is None:
         return
     if webhook.signatures and not dialect.hooks:
         yield "hooks: give a delivery as the provider sent it: Dialect(hooks=[Hook(secret, body, headers)])"
     for number, hook in enumerate(dialect.hooks, 1):
-        given = Delivery(hook.headers, hook.body, hook.url)
+        genuine = Delivery(hook.headers, hook.body, hook.url)
         try:
             body = json.loads(hook.body)
         except ValueError:
             body = None
         signed = any(one.scheme != "equal" for one in webhook.signatures)
-        tries = [("a genuine one", given, hook.secret, hook.at, True), ("no secret", given, "", hook.at, False)]
+        tries = [("a genuine one", genuine, hook.secret, hook.at, True), ("no secret", genuine, "", hook.at, False)]
         if signed:
             changed = Delivery(hook.headers, hook.body + b" ", hook.url)
             tries.append(("a changed body", changed, hook.secret, hook.at, False))
-        tries.append(("another secret", given, _other(hook.secret), hook.at, False))
-        for about, delivery, secret, at, taken in tries:
+        tries.append(("another secret", genuine, _other(hook.secret), hook.at, False))
+        for about, delivery, secret, at, accepted in tries:
             reason = verify(webhook, delivery, [secret], at, body=body, ed25519=_ed25519)
-            if (reason == "") is not taken:
+            if (reason == "") is not accepted:
                 yield f"hook {number}, {about}: {reason or 'is taken'}"
 
 

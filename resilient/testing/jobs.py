@@ -6,24 +6,25 @@ What the handler does to its job is recorded on the `Bench` behind it: progress,
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import httpx
 from uuid_utils.compat import uuid7
 
-from resilient.core.errors import SetupError
-from resilient.engine.batch import Batch, SyncBatch
-from resilient.engine.enqueue import Enqueued
-from resilient.engine.job import BaseJob, Job, SyncJob
-from resilient.engine.requests import SyncThrough, Through
+from resilient.core.base.errors import NoResult, SetupError
+from resilient.engine.ground.encoder import Enqueued
+from resilient.engine.ground.sessions import Transactions
+from resilient.engine.jobs.workflows import results_of
+from resilient.engine.run.job import BaseJob, Batch, Job, SyncBatch, SyncJob, backend_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from uuid import UUID
 
-    from resilient.engine.handler import Kind
+    from resilient.engine.ground.kinds import Kind
 
 P = TypeVar("P")
 
@@ -43,14 +44,17 @@ class Bench:
     session: Any = None  # what `prepare` and `complete` give
     followed: list[Followed] = field(default_factory=list)  # what `then` was told
     after: list[Callable[[], Any]] = field(default_factory=list)  # what `after_commit` was told
+    is_sync: bool = False  # the job is a plain handler's
 
     def __getattr__(self, name: str) -> Any:
         """What only a worker's jobs have: streams, and steps within `complete`."""
         raise AttributeError(f"a job that resilient.testing made has no {name}: {_WORKER}")
 
-    def async_client(self) -> Any:
-        """The client that was given, or a plain one, which knows no base URL."""
-        if self.client is None:
+    def http_client(self) -> Any:
+        """The client of the test, or a plain one without a base URL."""
+        if self.client is None and self.is_sync:
+            self.client = httpx.Client(event_hooks={"request": [lambda one: _require_address(one, "httpx.Client")]})
+        elif self.client is None:
 
             async def check(request: httpx.Request) -> None:
                 _require_address(request, "httpx.AsyncClient")
@@ -58,52 +62,24 @@ class Bench:
             self.client = httpx.AsyncClient(event_hooks={"request": [check]})
         return self.client
 
-    def sync_client(self) -> Any:
-        """The same for a plain handler."""
-        if self.client is None:
-            self.client = httpx.Client(event_hooks={"request": [lambda one: _require_address(one, "httpx.Client")]})
-        return self.client
-
-    def async_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
+    def admitted_call(self, method: str, url: str, words: Mapping[str, Any]) -> FakeCall:
         """Admit and remember a foreign request."""
-        return self._call(method, url, words)
-
-    def sync_call(self, method: str, url: str, words: Mapping[str, Any]) -> Any:
-        """The same for a plain handler."""
-        return self._call(method, url, words)
-
-    async def through(self, resource_key: str) -> Through:
-        """The same client and calls, remembered as those of another resource."""
-        self.went_through.append(resource_key)
-        return Through(resource_key, self)
-
-    def through_sync(self, resource_key: str) -> SyncThrough:
-        """The same for a plain handler."""
-        self.went_through.append(resource_key)
-        return SyncThrough(resource_key, self)
-
-    def _call(self, method: str, url: str, words: Mapping[str, Any]) -> FakeCall:
         self.calls.append(FakeCall(method, url, dict(words)))
         return self.calls[-1]
 
+    async def through(self, resource_key: str) -> Bench:
+        """The same client and calls, remembered as those of another resource."""
+        self.went_through.append(resource_key)
+        return self
+
     @asynccontextmanager
     async def prepare(self) -> AsyncIterator[Any]:
-        """The session that was given."""
+        """The test's session."""
         yield _SESSION if self.session is None else self.session
 
     @asynccontextmanager
     async def complete(self) -> AsyncIterator[Any]:
-        """The session that was given; committing it is the test's business."""
-        yield _SESSION if self.session is None else self.session
-
-    @contextmanager
-    def prepare_sync(self) -> Iterator[Any]:
-        """The session that was given."""
-        yield _SESSION if self.session is None else self.session
-
-    @contextmanager
-    def complete_sync(self) -> Iterator[Any]:
-        """The session that was given; committing it is the test's business."""
+        """The test's session; the test commits it."""
         yield _SESSION if self.session is None else self.session
 
     def after_commit(self, fn: Callable[[], Any]) -> None:
@@ -118,12 +94,25 @@ class Bench:
         self.followed.append(Followed(name, payload, resource_key, dict(options)))
         return Enqueued(uuid7(), created=None)
 
+    @property
+    def work(self) -> None:
+        """Its transactions are the test's business."""
+
+    async def results_of(self, job_id: UUID, step: Any) -> list[Any]:
+        """The test's results; without any, those of its app."""
+        if self.results is not None:
+            return self._result_of(self.results, step)
+        return await results_of(Transactions(self.app.ground, here=self.is_sync), self.app.kinds, job_id, step)
+
+    def _result_of(self, results: Mapping[str, Any], step: Any) -> list[Any]:
+        name = step if isinstance(step, str) else getattr(step, "kind", None) or step.name
+        if name not in results:
+            raise NoResult(f"this job was given no result of {name!r}, as if that step had not succeeded")
+        result = results[name]
+        return list(result) if isinstance(result, list) else [result]
+
     async def progress(self, value: Any) -> None:
         """Remember what was saved."""
-        self.progress_saved.append(value)
-
-    def progress_sync(self, value: Any) -> None:
-        """The same for a plain handler."""
         self.progress_saved.append(value)
 
 
@@ -136,7 +125,7 @@ def _require_address(request: httpx.Request, client: str) -> None:
 
 
 class _Missing:
-    """What a job was made without; using it says so."""
+    """Stands for what a job was made without; any use of it raises an error that names it."""
 
     def __init__(self, word: str, needed: str) -> None:
         self._word, self._needed = word, needed
@@ -256,7 +245,7 @@ def sync_job(
             execution,
             tags,
             id,
-            Bench(_APP if app is None else app, deps, client=client, session=session, results=results),
+            Bench(_APP if app is None else app, deps, client=client, session=session, results=results, is_sync=True),
         )
     )
 
@@ -277,10 +266,10 @@ def _unheard(job: BaseJob[Any], error: BaseException | None, result: Any) -> Non
 
 def bench_of(job: BaseJob[Any]) -> Bench:
     """What stands behind a job made here."""
-    side = job._side  # noqa: SLF001 - its own other half
-    if not isinstance(side, Bench):
+    backend = backend_of(job)
+    if not isinstance(backend, Bench):
         raise TypeError(f"{job!r} was not made by resilient.testing")
-    return side
+    return backend
 
 
 def _fields(
@@ -296,5 +285,32 @@ def _fields(
     id_ = id_ or uuid7()
     return {
         "id": id_, "kind": kind, "payload": payload, "resource_key": resource_key, "attempt": attempt,
-        "execution": execution, "idempotency_key": str(id_), "tags": dict(tags or {}), "side": bench,
+        "execution": execution, "idempotency_key": str(id_), "tags": dict(tags or {}), "backend": bench,
     }  # fmt: skip
+
+
+# -- clock ------------------------------------------------------------------------------------------------------------
+#
+# A clock that moves only when told: ``Resilient(Database(url, clock=clock.now), ...)``, then ``clock.advance(60)``.
+
+START: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+class FakeClock:
+    """Tells a time you set."""
+
+    def __init__(self, start: datetime = START) -> None:
+        self.time = start
+
+    def now(self) -> datetime:
+        """The time, aware UTC."""
+        return self.time
+
+    def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> datetime:
+        """Move forward; returns the new time."""
+        self.time += timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
+        return self.time
+
+    def set(self, time: datetime) -> None:
+        """Jump."""
+        self.time = time

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from resilient.engine.app import Resilient
-    from resilient.testing.clock import FakeClock
+    from resilient.engine.app.app import Resilient
     from resilient.testing.fake import FakeProvider
+    from resilient.testing.jobs import FakeClock
 
 STEPS: Final = 10  # looks at what is due while the clock moves
 
@@ -36,7 +36,7 @@ STEPS: Final = 10  # looks at what is due while the clock moves
 @pytest.fixture
 def fake_clock() -> FakeClock:
     """A clock that moves when told."""
-    from resilient.testing.clock import FakeClock  # noqa: PLC0415 - nothing before it is used
+    from resilient.testing.jobs import FakeClock  # noqa: PLC0415 - nothing before it is used
 
     return FakeClock()
 
@@ -62,8 +62,8 @@ def fake_provider(fake_clock: FakeClock) -> Iterator[Callable[..., FakeProvider]
 @pytest.fixture(scope="session")
 def _resilient_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with the tables, to be copied."""
-    from resilient.store import schema  # noqa: PLC0415
-    from resilient.store.database import Database  # noqa: PLC0415
+    from resilient.store.db import schema  # noqa: PLC0415
+    from resilient.store.db.database import Database  # noqa: PLC0415
 
     path = tmp_path_factory.mktemp("resilient") / "template.db"
     database = Database(f"sqlite:///{path}")
@@ -82,8 +82,8 @@ def resilient_url(tmp_path: Path, _resilient_template: Path) -> str:
 @pytest.fixture
 def resilient_app(resilient_url: str, fake_clock: FakeClock) -> Iterator[Callable[..., Resilient]]:
     """``resilient_app(handlers=[...], providers=[...], ...)``: an app; ``url=`` for a database of your own."""
-    from resilient.engine.app import Resilient  # noqa: PLC0415
-    from resilient.store.secrets import new_key  # noqa: PLC0415
+    from resilient.engine.app.app import Resilient  # noqa: PLC0415
+    from resilient.store.accounts.secrets import new_key  # noqa: PLC0415
 
     made: list[Resilient] = []
 
@@ -120,7 +120,7 @@ def drain(fake_clock: FakeClock) -> Callable[..., Awaitable[int]]:
 
 @pytest.fixture
 def drain_sync(drain: Callable[..., Any]) -> Callable[..., int]:
-    """The same for tests without an event loop."""
+    """`drain` for tests without an event loop."""
 
     def run(app: Resilient, seconds: float = 0.0, **span: float) -> int:
         done: int = asyncio.run(drain(app, seconds, **span))

@@ -12,7 +12,7 @@ import requests
 
 from resilient.adapters import aiohttp as over_aiohttp
 from resilient.adapters import requests as over_requests
-from resilient.core import bounds
+from resilient.core.base import bounds
 from resilient.testing import job, sync_job
 
 MIB = 1024 * 1024

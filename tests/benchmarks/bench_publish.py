@@ -38,8 +38,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from resilient import Event, Resilient
-from resilient.store.schema import upgrade_sync
-from resilient.surface.bench.cpu import postmaster, server_cpu
+from resilient.store.db.schema import upgrade_sync
+from resilient.surface.bench.crew import postmaster, server_cpu
 from resilient.surface.scratch import scratch
 
 KEYS, BRANCHES = 10_000, 10

@@ -17,7 +17,7 @@ import time
 import psutil
 
 from resilient import Item
-from resilient.surface.bench.app import account, build, noop
+from resilient.surface.bench.crew import account, build, noop
 from resilient.surface.scratch import scratch
 
 BATCH = 5_000

@@ -24,7 +24,7 @@ from crew import main, run_worker, until, worker_process
 from resilient import Job, Limit, NextCursor, PageRequest, Provider, Resilient, Retry, Stream, handler
 
 STREAM = Stream(
-    "items", request=lambda: PageRequest("/items"), paginator=NextCursor(items="items", found="next", query="after")
+    "items", request=lambda: PageRequest("/items"), paginator=NextCursor(items="items", cursor="next", query="after")
 )  # fmt: skip
 LEASE = 2.0  # seconds until a killed worker's job goes on
 TICK = 0.002  # seconds

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from resilient.store.database import Database
-from resilient.store.schema import upgrade_sync
+from resilient.store.db.database import Database
+from resilient.store.db.schema import upgrade_sync
 from resilient.surface.scratch import scratch
 
 

@@ -133,7 +133,7 @@ def run(bench: str, database: str | None) -> dict[str, Any]:
 
 def _run(bench: str, database: str | None) -> dict[str, Any]:
     where = [] if database is None else ["--database", database]
-    command = [sys.executable, "-m", "resilient.surface.bench", *bench.split(), *where, "--json"]
+    command = [sys.executable, "-m", "resilient.surface.cli", "bench", *bench.split(), *where, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -16,7 +16,7 @@ import time
 import psycopg
 
 from resilient import Item
-from resilient.surface.bench.app import account, build, noop
+from resilient.surface.bench.crew import account, build, noop
 from resilient.surface.scratch import scratch
 
 WINDOW = 10.0

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import evil
 import history
 import mutants
+import refreshing
 from evil import log
 
 from resilient import (
@@ -36,10 +37,10 @@ from resilient import (
     SyncJob,
     handler,
 )
-from resilient.core.delays import Fixed
-from resilient.engine import sweeper
-from resilient.engine.services import exit_if_stuck
-from resilient.store.database import Database
+from resilient.core.jobs.backoff import Fixed
+from resilient.engine.run import sweeper
+from resilient.engine.run.worker import exit_if_stuck
+from resilient.store.db.database import Database
 
 parser = argparse.ArgumentParser()
 parser.add_argument("url")
@@ -57,6 +58,7 @@ parser.add_argument("--slow", type=float, default=0.0)
 parser.add_argument("--limit", default="", help="of requests, for each account")
 parser.add_argument("--cap", default="", help="KEY=JOBS")
 parser.add_argument("--first-open", type=float, default=15.0)
+parser.add_argument("--secret", default="", help="the key of the accounts of `refreshing`")
 parser.add_argument("--clock", type=float, default=0.0)
 parser.add_argument("--every", action="append", default=[], help="a schedule of `work` on this interval")
 options = parser.parse_args()
@@ -70,7 +72,7 @@ def point(function, phase):
     if function == WHERE and phase == PHASE:
         countdown[0] -= 1
         if countdown[0] <= 0:
-            history.note(options.log, event="kill", job="", execution=0, n=0, at=options.kill)
+            history.note(options.log, event="kill", job="", execution=0, n=os.getpid(), at=options.kill)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -125,6 +127,9 @@ async def once(self, fn, *args):
 
 Database.statement = once
 sweeper.HOUSEKEEPING = timedelta(seconds=1)  # the turns are looked at all the time
+if options.secret:
+    refreshing.hurry()
+    refreshing.set_points(point)
 if options.mutant:
     getattr(mutants, options.mutant)()
 if options.clock:
@@ -197,7 +202,8 @@ def app(url):
     return Resilient(
         Database(url, connections=options.pool_size),
         handlers=[work, ordered, thread, fails, step, undo, *evil.HANDLERS],
-        providers=[provider],
+        providers=[provider, *(refreshing.providers(options.provider) if options.secret else ())],
+        secrets=[options.secret] if options.secret else None,
         limits={"p/*": [Limit.parse(options.limit)]} if options.limit else None,
         concurrency={key: int(jobs)} if jobs else None,
         breakers={"p": breaker, "p/*": breaker},

@@ -12,7 +12,7 @@ import time
 import history
 
 from resilient import Job, Retry, SyncJob, handler
-from resilient.core.delays import Fixed
+from resilient.core.jobs.backoff import Fixed
 
 RETRY = Retry(max_attempts=1, delay=Fixed(0.05), max_rescues=3)
 LEAK = []

@@ -14,8 +14,9 @@ from uuid import uuid4
 
 import history
 
-from resilient.store import jobs, turns
-from resilient.store.database import Database
+from resilient.store.db.database import Database
+from resilient.store.gates import turns
+from resilient.store.jobs import insert as jobs
 from tests import nursery
 
 HERE = Path(__file__).parent
@@ -92,12 +93,21 @@ class Provider:
     def throttle(self, account, answers):
         self._control({"throttle": account, "answers": answers})
 
+    def connect(self, account):
+        """A person grants access: the first pair of tokens."""
+        return self._control({"connect": account})
+
     def _control(self, word):
         body = json.dumps(word).encode()
-        urllib.request.urlopen(f"{self.url}/control", body, timeout=10).close()  # noqa: S310 - our own
+        with urllib.request.urlopen(f"{self.url}/control", body, timeout=10) as answer:  # noqa: S310 - our own
+            return json.loads(answer.read())
 
     def arrivals(self):
         return history.read(self.log)
+
+    def exchanges(self):
+        """What its token endpoint was asked."""
+        return history.read(f"{self.log}-tokens")
 
     def close(self):
         self.process.stdin.close()

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from resilient.core.states import TERMINAL, JobState, permitted
-from resilient.store import turns
+from resilient.core.jobs.states import TERMINAL, JobState, permitted
+from resilient.store.gates import turns
 from tests import invariants
 
 _POSTGRESQL = """

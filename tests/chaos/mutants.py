@@ -6,25 +6,24 @@ Called in a worker process before anything runs.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import sys
 import time
 
-from resilient.core import admission
-from resilient.core.admission import Level
-from resilient.core.states import JobState
-from resilient.engine import gate
-from resilient.engine.executor import Executor
-from resilient.store import finishing, order
+from resilient.core.gates import admission
+from resilient.core.gates.admission import Level
+from resilient.core.jobs.states import JobState
+from resilient.engine.gates import gate
+from resilient.engine.run.executor import Executor
+from resilient.store.accounts import grants
+from resilient.store.jobs import finishing, order
 
 
 def no_fence():
     """Results are written whatever version the job has by now."""
-    code = finishing.succeed_if_held.__code__
-    changed = tuple(
-        c.replace("{job}.version = p.version AND ", "") if isinstance(c, str) else c for c in code.co_consts
-    )
-    assert changed != code.co_consts
-    finishing.succeed_if_held.__code__ = code.replace(co_consts=changed)
+    fenced = finishing._UNDER_FENCE
+    finishing._UNDER_FENCE = fenced.replace("{job}.version = p.version AND ", "")
+    assert fenced != finishing._UNDER_FENCE
     Executor.interrupt = lambda *_: None  # nor does it hear that its lease is lost
 
 
@@ -51,6 +50,38 @@ def failures_let_others_pass():
     assert changed != code.co_consts
     order.advance.__code__ = code.replace(co_consts=changed)
     finishing.TERMINAL = frozenset(JobState)
+
+
+def no_refresh_lease():
+    """Whoever wants to refresh a token does, whoever is at it."""
+    begin = grants.begin
+
+    @functools.wraps(begin)
+    def taken(c, d, id_, *args, **kwargs):
+        free = "UPDATE {grant} SET state = 'active', lease_until = NULL WHERE id = :id AND state = 'refreshing'"
+        d.run(c, free, {"id": d.id(id_)})
+        return begin(c, d, id_, *args, **kwargs)
+
+    grants.begin = taken
+
+
+def no_refresh_mark():
+    """That a refresh is under way is written with its end."""
+    begin, renew = grants.begin, grants.renew_if_held
+
+    @functools.wraps(begin)
+    def unmarked(c, d, id_, *args, **kwargs):
+        begun = begin(c, d, id_, *args, **kwargs)
+        if begun is not None and begun.may_send:
+            grants.write(c, d, id_, begun.now, state="active", sent_at=None)
+        return begun
+
+    @functools.wraps(renew)
+    def marked(c, d, held, fresh):
+        grants.write(c, d, held.id, d.now(c), state="refreshing", sent_at=d.now(c))
+        return renew(c, d, held, fresh)
+
+    grants.begin, grants.renew_if_held = unmarked, marked
 
 
 def wrong_clock(seconds):

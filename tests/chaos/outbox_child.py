@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import outbox_world
 
 from resilient import Destination, Retry
-from resilient.core.delays import Fixed
+from resilient.core.jobs.backoff import Fixed
 from resilient.wire.publishers.base import lost, refused
 
 URL, PORT, LEASE = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])

@@ -46,7 +46,7 @@ class Sink:
         self._started, self._loop = threading.Event(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
 
     def _run(self):
         asyncio.set_event_loop(self._loop)

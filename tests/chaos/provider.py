@@ -2,8 +2,9 @@
 
 ``POST /push/{account}`` stores one thing per Idempotency-Key and logs every arrival: ``t`` (epoch seconds), account,
 key, n, status and whether it was new. ``POST /control`` with ``{"down": account or "*", "seconds": s}`` makes an
-account answer 503, with ``{"throttle": account, "answers": n}`` its next n answers 429 (Retry-After 1 s). It ends when
-its standard input closes, which it does when the test dies.
+account answer 503, with ``{"throttle": account, "answers": n}`` its next n answers 429 (Retry-After 1 s). With
+``{"connect": account}`` an account has tokens from then on (`token_endpoint.py`; the answer holds the first pair), and
+its requests are refused without a good one. It ends when its standard input closes, which it does when the test dies.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+sys.path.insert(0, str(Path(__file__).parent))
+from token_endpoint import Accounts
+
 
 class Memory:
     def __init__(self, log):
         self.log = Path(log).open("a")  # noqa: SIM115 - as long as the process
         self.stored, self.down, self.throttled = {}, {}, {}
+        self.accounts = Accounts(f"{log}-tokens")
 
     async def push(self, request):
         account, key = request.path_params["account"], request.headers.get("idempotency-key")
-        now, n = time.time(), (await request.json())["n"]
+        now, n, authorization = time.time(), (await request.json())["n"], request.headers.get("authorization")
         status, new = 200, False
-        if now < max(self.down.get(account, 0), self.down.get("*", 0)):
+        if self.accounts.refuses(account, authorization):
+            status = 401
+        elif now < max(self.down.get(account, 0), self.down.get("*", 0)):
             status = 503
         elif self.throttled.get(account):
             status = 429
@@ -39,6 +46,8 @@ class Memory:
         elif key not in self.stored or key is None:
             status, new, self.stored[key] = 201, True, n
         line = {"t": now, "account": account, "key": key, "n": n, "status": status, "new": new}
+        if authorization:
+            line["token"] = authorization.removeprefix("Bearer ")
         self.log.write(json.dumps(line) + "\n")
         self.log.flush()
         headers = {"Retry-After": "1"} if status == 429 else None
@@ -46,6 +55,8 @@ class Memory:
 
     async def control(self, request):
         word = await request.json()
+        if "connect" in word:
+            return JSONResponse(self.accounts.connect(word["connect"]))
         if "throttle" in word:
             self.throttled[word["throttle"]] = word["answers"]
         else:
@@ -58,6 +69,7 @@ def main():
     app = Starlette(
         routes=[
             Route("/push/{account}", memory.push, methods=["POST"]),
+            Route("/token", memory.accounts.token, methods=["POST"]),
             Route("/control", memory.control, methods=["POST"]),
         ]
     )

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import threading
 
-COMMIT = b"COMMIT"
+COMMIT = b"COMMIT\x00"  # the whole statement: BEGIN may name READ COMMITTED
 COMMITTED = b"COMMIT\x00"  # the server's tag of a completed commit
 
 
@@ -59,7 +59,7 @@ class Proxy:
             line.abort()
 
     def _ask(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _close(self):
         self._server.close()

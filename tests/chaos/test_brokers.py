@@ -10,7 +10,7 @@ import pytest
 from sqlmodel import Session
 
 from resilient import BreakerPolicy, Event, Nats, RabbitMQ, Resilient, Retry
-from resilient.core.delays import Fixed
+from resilient.core.jobs.backoff import Fixed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers

@@ -18,10 +18,10 @@ from proxy import Proxy
 from sqlalchemy.exc import SQLAlchemyError
 
 from resilient import Job, Resilient, handler
-from resilient.core.errors import DatabaseUnreachable
-from resilient.engine import dispatcher
-from resilient.store import schema
-from resilient.store.database import Database
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.engine.run import dispatcher
+from resilient.store.db import schema
+from resilient.store.db.database import Database
 
 
 @handler("work")
@@ -180,7 +180,7 @@ async def test_a_finish_whose_answer_is_lost_is_recognised(behind_proxy, postgre
     proxy, app = behind_proxy
     ids = [(await app.enqueue(work, {}, resource_key="p/1")).id for _ in range(5)]
     worker = app.worker(lease=5)
-    proxy.lose("ELSE 'succeeded' END")
+    proxy.lose("SET state = 'succeeded'")
     running = asyncio.create_task(worker.run(signals=False))
     await finished(postgres, 5)
     await worker.completer.flushed()
@@ -195,7 +195,7 @@ async def test_what_a_finish_released_is_found_although_its_answer_is_lost(behin
     """The next of its lane: nobody else tells the worker, and it looks by itself only now and then."""
     monkeypatch.setattr(dispatcher, "POLL", 1000.0)
     proxy, app = behind_proxy
-    monkeypatch.setattr(app._waker, "poke", lambda: None)
+    monkeypatch.setattr(app.ground.waker, "poke", lambda: None)
     await app.enqueue_many(work, [{}, {}], resource_key="p/1", ordering_key="o")
     worker = app.worker(lease=5)
     proxy.lose("ELSE 'succeeded' END")

@@ -12,9 +12,9 @@ from pathlib import Path
 from sqlalchemy import event
 
 from resilient import Job, Resilient, handler
-from resilient.core.errors import DatabaseUnreachable
-from resilient.store import schema
-from resilient.store.database import Database
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.store.db import schema
+from resilient.store.db.database import Database
 
 TEXT = "x" * 4_000
 
@@ -67,7 +67,7 @@ CHILD = """
 import asyncio, json, resource, sqlite3, sys, tempfile
 sys.path[:0] = sys.argv[2:]
 from test_disks import *
-from resilient.core.errors import DatabaseUnreachable
+from resilient.core.base.errors import DatabaseUnreachable
 
 async def main():
     url = sys.argv[1]

@@ -16,12 +16,13 @@ from proxy import Proxy
 from sqlalchemy import text
 
 from resilient import Job, Provider, Resilient, Retry, SyncJob, handler
-from resilient.store import schema
-from resilient.store.database import Database
+from resilient.core.jobs import decide
+from resilient.store.db import schema
+from resilient.store.db.database import Database
 from tests.serving import serving
 
 ONCE = Retry(max_attempts=1)  # charged once, it is dead
-MARK, FINISH = "SET sent = ", "ELSE 'succeeded' END"
+MARK, FINISH = "SET sent = ", "cancel_requested = false"
 
 
 class Api:
@@ -82,6 +83,12 @@ async def enqueues(job: Job[dict]) -> None:
 
 
 HANDLERS = [plain, thread, progressing, complete, complete_thread, rows, enqueues]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """A job that met a database in trouble is tried again soon."""
+    monkeypatch.setattr(decide, "DATABASE_PAUSE", 0.5)
 
 
 @pytest.fixture(autouse=True)

@@ -79,7 +79,7 @@ def test_a_job_that_kills_its_process_dies_alone(postgres, crew):
     neighbours = put(postgres, *(new("neighbour", key=f"p/{n % 3}") for n in range(9)))
     deaths, began = 0, time.monotonic()
     while unfinished(postgres):
-        child = crew.start(postgres, "--lease", "0.5", "--concurrency", "6", "--until-idle")
+        child = crew.start(postgres, "--lease", "3", "--concurrency", "6", "--until-idle")
         code = child.wait(60)
         deaths += code == -signal.SIGKILL
         assert code in (0, -signal.SIGKILL), crew.said(child)

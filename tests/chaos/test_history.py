@@ -10,7 +10,7 @@ import history
 import pytest
 from harness import new, put
 
-from resilient.store import jobs
+from resilient.store.jobs import insert as jobs
 
 ID = "j"
 

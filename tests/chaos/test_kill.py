@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import history
 
-from resilient.store import jobs
+from resilient.store.jobs import insert as jobs
 from tests import nursery
 
 CHILD = Path(__file__).parent / "child.py"
@@ -140,13 +140,13 @@ def test_the_checker_catches_an_engine_without_a_fence(open_database, postgres_u
     log = tmp_path / "log"
     batch = [jobs.NewJob(uuid4(), "work", "p/0", f'{{"n": {i}}}', max_attempts=20) for i in range(4)]
     database.transaction_sync(jobs.insert, batch)
-    sleeper = start(database, log, "--lease", "0.5", "--slow", "1", "--mutant", "no_fence")
+    sleeper = start(database, log, "--lease", "0.5", "--slow", "4", "--mutant", "no_fence")
     _wait(lambda: len(history.read(log)) >= 4)
     stop_in_the_handlers(database, sleeper)
     other = start(database, log, "--slow", "30", "--lease", "5")
     _wait(lambda: any(line["execution"] == 2 for line in history.read(log)))  # the rescued run one after the other
     sleeper.send_signal(signal.SIGCONT)
-    _wait(lambda: history.rows(database, "SELECT 1 FROM resilient_job WHERE finished_at IS NOT NULL"), 20)
+    _wait(lambda: history.rows(database, "SELECT 1 FROM resilient_job WHERE finished_at IS NOT NULL"))
     for child in (sleeper, other):
         child.kill()
         child.wait(60)

@@ -24,10 +24,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from resilient import Kind
-from resilient.core.errors import DatabaseUnreachable
-from resilient.engine.app import Resilient
-from resilient.store import append, order
-from resilient.store.database import Database
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.engine.app.app import Resilient
+from resilient.store.db.database import Database
+from resilient.store.jobs import insert, order
 
 SECONDS = float(os.environ.get("RESILIENT_CHAOS_SECONDS", "8"))
 SEED = int(os.environ.get("RESILIENT_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
@@ -197,7 +197,7 @@ def test_the_checker_notices_followers_that_are_ready(database, crew, monkeypatc
         return {id_: place._replace(is_head=True) for id_, place in draw(c, d, newcomers).items()}
 
     monkeypatch.setattr(order, "draw", everybody)
-    monkeypatch.setattr(append, "fits", lambda *_: False)
+    monkeypatch.setattr(insert, "can_append", lambda *_: False)
     fill(database)
     crew.finish(database, "--slow", "0.05")
     assert {line[:2] for line in broken(database, crew.log)} == {"O2"}

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from resilient import Job, Resilient, handler
-from resilient.engine import heartbeat, outage
-from resilient.store import watch
+from resilient.engine import alerts
+from resilient.engine.run import heartbeat
+from resilient.store.db import pool
 from tests.serving import serving
 
 
@@ -24,8 +25,8 @@ async def nothing(job: Job[None]) -> None:
 
 
 def test_it_is_told_within_fifteen_seconds():
-    assert heartbeat.LONGEST_BEAT + outage.AWAY + heartbeat.TICK < 15
-    assert watch.SUSPECT + watch.TICK + watch.CONNECT + watch.ANSWER < 15
+    assert heartbeat.LONGEST_BEAT + alerts.AWAY + heartbeat.TICK < 15
+    assert pool.SUSPECT + pool.TICK + pool.CONNECT + pool.ANSWER < 15
 
 
 def go_silent(proxy):
@@ -50,8 +51,8 @@ async def until(condition):
 @pytest.mark.parametrize("when", ["at the start", "at work"])
 async def test_every_sink_hears_once_of_an_outage_and_of_its_end(address, fail, when, monkeypatch, caplog):
     proxy, url = address
-    monkeypatch.setattr(outage, "AWAY", 1.0)
-    monkeypatch.setattr(outage, "STEADY", 0.5)
+    monkeypatch.setattr(alerts, "AWAY", 1.0)
+    monkeypatch.setattr(alerts, "STEADY", 0.5)
     plain, coroutine, posted = [], [], []
     caplog.set_level(logging.INFO, "resilient.alerts")
 

@@ -13,11 +13,11 @@ import pytest
 from proxy import Proxy
 
 from resilient import Job, Kind, Resilient, handler
-from resilient.core.errors import DatabaseUnreachable
-from resilient.store import watch
-from resilient.store.address import connect_args
-from resilient.store.database import Database
-from resilient.store.direct import direct
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.store.db import pool
+from resilient.store.db.address import connect_args
+from resilient.store.db.database import Database
+from resilient.store.db.direct import direct
 
 
 @handler("nothing")
@@ -56,7 +56,7 @@ def stopped(processes):
 
 
 def test_all_of_it_is_less_than_fifteen_seconds():
-    assert watch.SUSPECT + watch.TICK + watch.CONNECT + watch.ANSWER < 15
+    assert pool.SUSPECT + pool.TICK + pool.CONNECT + pool.ANSWER < 15
 
 
 async def test_a_server_that_is_stopped_is_noticed_on_every_way_and_told(own_postgres, caplog):
@@ -249,13 +249,13 @@ async def test_after_an_outage_leases_are_not_taken_from_workers_that_come_back(
             " lease_until = clock_timestamp() - interval '5 seconds' RETURNING 1",
         ).all()
     )
-    worker.monotonic = lambda: 100.0
-    worker.is_cut_off = True
+    worker.link.monotonic = lambda: 100.0
+    worker.link.is_cut_off = True
     await worker.sweeper.rescue()
-    worker.is_cut_off, worker.back_at = False, 95.0
+    worker.link.is_cut_off, worker.link.back_at = False, 95.0
     await worker.sweeper.rescue()
     assert worker.sweeper.rescued == 0
-    worker.back_at = 80.0
+    worker.link.back_at = 80.0
     await worker.sweeper.rescue()
     assert worker.sweeper.rescued == 1
     await app.close()

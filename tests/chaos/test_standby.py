@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy.orm import Session
 
 from resilient import Callback, Event, Job, Resilient, handler
-from resilient.core.errors import DatabaseUnreachable
-from resilient.store import schema
-from resilient.store.database import Database
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.store.db import schema
+from resilient.store.db.database import Database
 from tests.conftest import PostgresServer
 from tests.invariants import broken
 

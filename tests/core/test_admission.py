@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.core.admission import (
+from resilient.core.gates.admission import (
     Level,
     ResourceFacts,
     Stop,
@@ -19,10 +19,9 @@ from resilient.core.admission import (
     releasable,
     stop_of,
 )
-from resilient.core.breaker import BreakerFacts
-from resilient.core.limit import Limit
-from resilient.core.policy import BreakerPolicy, Policy
-from resilient.core.rate_limit import LimitState
+from resilient.core.gates.breaker import BreakerFacts
+from resilient.core.gates.policy import BreakerPolicy, Policy
+from resilient.core.gates.rate_limit import Limit, LimitState
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 EPOCH = NOW.timestamp()

@@ -4,13 +4,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core import alert_groups, alerts
-from resilient.core.alert_groups import Size
-from resilient.core.alert_words import notice
-from resilient.core.alerts import AlertInfo, Alerting, Finding
-from resilient.core.cron import ticks
-from resilient.core.errors import InvalidInput
-from resilient.core.failure import FailureKind
+from resilient.core.alerts import rules as alerts
+from resilient.core.alerts import words
+from resilient.core.alerts.rules import AlertInfo, Alerting, Finding
+from resilient.core.alerts.words import Size, notice
+from resilient.core.base.errors import FailureKind, InvalidInput
+from resilient.core.schedules.cron import ticks
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -38,11 +37,21 @@ class TestAlerting:
             ({"periods": 0}, "failure_volume and periods are at least 1"),
             ({"off": {"noise"}}, "there is no alert 'noise' to switch off: backlog, "),
             ({"sinks": ["ftp://x"]}, "a sink of alerts is a function of one notice, or a URL"),
+            ({"sinks": ["https://discord.com/api/webhooks/1/s3cret"]}, "write /slack behind its URL"),
+            ({"sinks": ["https://ptb.discord.com/api/v10/webhooks/1/s3cret/"]}, "write /slack behind its URL"),
+            ({"sinks": ["https://discordapp.com/api/webhooks/1/s3cret/github"]}, "write /slack behind its URL"),
         ],
     )
     def test_mistakes(self, given, words):
         with pytest.raises(InvalidInput, match=words):
             Alerting(**given)
+
+    def test_a_webhook_of_discord_takes_notices_in_slacks_form(self):
+        good = ["https://discord.com/api/webhooks/1/s3cret/slack", "https://discord.example/api/webhooks/1/s3cret"]
+        assert list(Alerting(sinks=good).sinks) == good
+        with pytest.raises(InvalidInput) as refused:
+            Alerting(sinks=["https://discord.com/api/webhooks/1/s3cret"])
+        assert "s3cret" not in str(refused.value)
 
     def test_a_webhook_is_a_secret(self):
         assert "s3cret" not in repr(Alerting(sinks=["https://hooks.example.com/s3cret"]))
@@ -305,7 +314,7 @@ def accounts(count):
 class TestGroups:
     def told(self, alerts, *, new=True, **size):
         due = [(one, new) for one in alerts]
-        return alert_groups.begun(due, {one.cause: Size(**size) for one in alerts}, NOON)
+        return words.begun(due, {one.cause: Size(**size) for one in alerts}, NOON)
 
     def test_what_has_one_cause(self):
         causes = {f.cause for f in every_finding()}
@@ -326,20 +335,41 @@ class TestGroups:
         assert len(told[0].others) == 20
 
     def test_one_after_the_other_they_are_told_a_few_times(self):
-        told = [n for n in range(1000) if self.told(groups(f"github/{n}"), told=n)]
+        told = [n for n in range(1000) if self.told(groups(f"github/{n}"), announced=n)]
         assert told == [0, 1, 2, 3, 4, 5, 50, 500]
-        (sixth,) = self.told(groups("github/5"), told=5)
+        (sixth,) = self.told(groups("github/5"), announced=5)
         assert sixth.text.endswith("(and 5 others like it at github)")
 
     def test_what_goes_on_is_told_once_for_all(self):
-        (one,) = self.told(groups("github/3"), new=False, open=700, told=699)
+        (one,) = self.told(groups("github/3"), new=False, open=700, announced=699)
         assert one.state == "again"
         assert "(and 699 others like it at github)" in one.text
         assert len(self.told(groups(*accounts(5)), new=False, open=5)) == 5
 
     def test_the_end_is_told_when_all_are_over(self):
         over = groups(*accounts(3))
-        assert alert_groups.ended(over, {over[0].cause: Size(open=4, closed=3)}, NOON) == []
-        (last,) = alert_groups.ended(over, {over[0].cause: Size(closed=40)}, NOON)
+        assert words.ended(over, {over[0].cause: Size(open=4, closed=3)}, NOON) == []
+        (last,) = words.ended(over, {over[0].cause: Size(closed=40)}, NOON)
         assert last.text.startswith("resolved after 1 h: github/0: its circuit is closed (and 39 others")
-        assert len(alert_groups.ended(over, {over[0].cause: Size(open=2, closed=3)}, NOON)) == 3
+        assert len(words.ended(over, {over[0].cause: Size(open=2, closed=3)}, NOON)) == 3
+
+
+class TestChats:
+    @pytest.mark.parametrize(
+        ("text", "slack", "other"),
+        [
+            ("a/1: fails", "a/1: fails", "a/1: fails"),
+            ("<!channel> & <@U1>", "&lt;!channel&gt; &amp; &lt;@U1&gt;", "<\u200b!channel> & <\u200b@\u200bU1>"),
+            ("<https://evil|pay>", "&lt;https://evil|pay&gt;", "<\u200bhttps://evil|pay>"),
+            ("@everyone @all", "@everyone @all", "@\u200beveryone @\u200ball"),
+            ("[pay](https://evil)", "[pay](https://evil)", "[pay]\u200b(https://evil)"),
+            ("[pay][1] a[0] = 1", "[pay][1] a[0] = 1", "[pay]\u200b[1] a[0] = 1"),
+            ("<a href=x>", "&lt;a href=x&gt;", "<\u200ba href=x>"),
+            ("&lt;!here&gt;", "&amp;lt;!here&amp;gt;", "&lt;!here&gt;"),
+        ],
+    )
+    def test_markup_of_strangers_is_text(self, text, slack, other):
+        assert words.for_chat(text, "hooks.slack.com") == slack
+        for host in ("discord.com", "contoso.webhook.office.com", "chat.example", "?"):
+            assert words.for_chat(text, host) == other
+            assert words.for_chat(text, host).replace("\u200b", "") == text

@@ -2,9 +2,9 @@
 
 import pytest
 
-from resilient.core.auth import ApiKey, Basic, Bearer, OAuth2, Rotation
-from resilient.core.errors import InvalidInput
-from resilient.core.provider import Provider
+from resilient.core.base.errors import InvalidInput
+from resilient.core.provider.auth import ApiKey, Basic, Bearer, OAuth2, Rotation
+from resilient.core.provider.facts import Provider
 
 TOKEN = "https://auth.example.com/token"
 

@@ -9,8 +9,9 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.backoff import CONFLICT_DELAY, Retry
-from resilient.core.delays import (
+from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure
+from resilient.core.jobs.backoff import (
+    CONFLICT_DELAY,
     LONGEST,
     Decorrelated,
     EqualJitter,
@@ -19,10 +20,9 @@ from resilient.core.delays import (
     FullJitter,
     Linear,
     PlusMinus,
+    Retry,
     as_delay,
 )
-from resilient.core.errors import InvalidInput, JobFailure
-from resilient.core.failure import Failure, FailureKind
 
 HIGH = 0.9999999
 

@@ -1,7 +1,7 @@
 """What is believed from outside has a cap, on one page."""
 
-from resilient.core.bounds import Bound, bounds
-from resilient.wire.pool import PoolSettings
+from resilient.core.base.bounds import Bound, bounds
+from resilient.wire.requests.pool import PoolSettings
 
 
 def test_every_bound_has_a_name_of_its_own_a_value_and_says_what_happens_beyond_it():

@@ -9,21 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from resilient.core.breaker import (
+from resilient.core.base.errors import InvalidInput
+from resilient.core.gates.breaker import (
     BreakerFacts,
     Report,
     Window,
     elect,
     electable,
     growth,
+    ill_enough,
     isolate,
     ramp_allowance,
     report,
     reset,
 )
-from resilient.core.errors import InvalidInput
-from resilient.core.policy import BreakerPolicy
-from resilient.core.quorum import ill_enough
+from resilient.core.gates.policy import BreakerPolicy
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 P = BreakerPolicy()

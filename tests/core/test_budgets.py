@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.budgets import GENERIC, Budget, BudgetFields, Fields, budgets
-from resilient.core.instants import Word
+from resilient.core.base.budgets import GENERIC, Budget, BudgetFields, Fields, budgets
+from resilient.core.base.instants import Word
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 EPOCH = int(NOW.timestamp())

@@ -4,15 +4,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core.budgets import Budget, Fields
-from resilient.core.classify import Phase, classify, classify_error, message_of
-from resilient.core.exchange import AnswerFacts, RequestFacts
-from resilient.core.failure import FailureKind as K
-from resilient.core.failure import Scope
-from resilient.core.instants import Word
-from resilient.core.provider import GENERIC, Provider
-from resilient.core.retry_after import WaitDialect
-from resilient.core.rules import Errors, Rule, Wait
+from resilient.core.base.budgets import Budget, Fields
+from resilient.core.base.errors import FailureKind as K
+from resilient.core.base.errors import Scope
+from resilient.core.base.exchange import AnswerFacts, RequestFacts
+from resilient.core.base.instants import Word
+from resilient.core.gates.retry_after import WaitDialect
+from resilient.core.provider.classify import Phase, classify, classify_error, message_of
+from resilient.core.provider.facts import GENERIC, Provider
+from resilient.core.provider.rules import Errors, Rule, Wait
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 GET = RequestFacts("GET", "https://api.example.com/x", "api.example.com", "/x", key="api/acct")
@@ -440,3 +440,14 @@ def test_bodies_of_any_shape_are_no_trouble(body):
     for provider in (SLACK, GITHUB, STRIPE, GOOGLE, SHOPIFY, DISCORD, AWS, LINEAR, DROPBOX, HUBSPOT, MATRIX, ZOOM):
         for status in (200, 400, 403, 409, 429, 500):
             classify(answer(status, body=body), POST, provider, NOW)
+
+
+@pytest.mark.parametrize("hint", [{"retry-after": "1"}, {}])
+def test_overload_without_429_is_a_throttle_where_the_facts_say_so(hint):
+    """So it teaches a limit as a 429 does."""
+    rule = Rule(K.THROTTLED, status=503, header={"x-overload": "."})
+    provider = Provider(name="p", base_url="https://p.example", anonymous=True, errors=Errors(rules=(rule,)))
+    overload = classify(AnswerFacts(503, Fields.of({"x-overload": "1", **hint})), GET, provider, NOW)
+    assert overload.kind == K.THROTTLED
+    assert overload.retry_in == (1.0 if hint else None)
+    assert classify(AnswerFacts(503, Fields.of(hint)), GET, provider, NOW).kind == K.TRANSIENT

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient import Errors, Failure, FailureKind, OAuth2, Rule, Scope
-from resilient.core.client_refusal import Refusal, Verdict, is_explicit, judge
+from resilient.core.accounts.tokens import Refusal, Verdict, is_explicit, judge
 
 GRANT, OPEN, APPLICATION = Verdict.GRANT, Verdict.OPEN, Verdict.APPLICATION
 

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core.admission import ResourceFacts
-from resilient.core.cooldown import cooled
+from resilient.core.gates.admission import ResourceFacts
+from resilient.core.gates.retry_after import cooled
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.core.cron import Ticks, back, missed, next_after, ticks
-from resilient.core.errors import BadCron, InvalidInput, NaiveDatetime
+from resilient.core.base.errors import BadCron, InvalidInput, NaiveDatetime
+from resilient.core.schedules.cron import Ticks, back, missed, next_after, ticks
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)  # a Sunday
 

@@ -7,11 +7,11 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.backoff import Retry
-from resilient.core.decide import decide
-from resilient.core.delays import Decorrelated, Linear
-from resilient.core.failure import UNCHARGED, Failure, FailureKind, Scope
-from resilient.core.outcomes import (
+from resilient.core.base.errors import UNCHARGED, Failure, FailureKind, Scope
+from resilient.core.base.phrases import moment
+from resilient.core.jobs.backoff import Decorrelated, Linear, Retry
+from resilient.core.jobs.decide import decide
+from resilient.core.jobs.outcomes import (
     SUCCEEDED,
     CancelledByHandler,
     Deferred,
@@ -24,8 +24,7 @@ from resilient.core.outcomes import (
     Snoozed,
     Succeeded,
 )
-from resilient.core.phrases import moment
-from resilient.core.states import TERMINAL, JobState, permitted
+from resilient.core.jobs.states import TERMINAL, JobState, permitted
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 RETRY = Retry(max_attempts=5, delay=Linear(step=10))
@@ -389,7 +388,17 @@ def test_once_more():
     assert (t.state, t.decision, t.run_at, t.result) == (READY, "once_more", NOW, "1")
     assert (t.attempts, t.rescues, t.clear_sent, t.charged) == (0, 0, True, False)
     assert step(SUCCEEDED, once_more=True, cancel_requested=True).state is SUCCESS
-    assert step(fail("permanent"), once_more=True).state is DEAD
+    dead = step(fail("permanent"), once_more=True)
+    assert (dead.state, dead.decision, dead.run_at, dead.attempts) == (READY, "dead", NOW, 0)
+    assert step(fail("permanent"), once_more=True, cancel_requested=True).state is DEAD
+    assert step(fail("ambiguous"), once_more=True).state is DEAD
+    assert step(fail("permanent"), once_more=True, safe_until=in_(60)).state is DEAD  # a request is unanswered
+
+
+def test_a_policy_is_asked_once_for_each_decision():
+    calls = []
+    decide(JOB, fail("transient"), Retry(delay=lambda n: calls.append(n) or 5.0), NOW, 0.5)
+    assert len(calls) == 1
 
 
 # -- anything at all -------------------------------------------------------------------------------
@@ -452,7 +461,7 @@ ROLLS = st.floats(0, 1, exclude_max=True)
 def test_every_step_is_permitted_and_consistent(job, outcome, retry, roll):
     t = decide(job, outcome, retry, NOW, roll)
     assert permitted(JobState.RUNNING, t.state)
-    if t.decision != "once_more":
+    if not t.fresh_key:
         assert t.attempts == job.attempts + t.charged
         assert 0 <= t.rescues - job.rescues <= 1
     assert 0 <= t.deferrals - job.deferrals <= 1
@@ -462,7 +471,10 @@ def test_every_step_is_permitted_and_consistent(job, outcome, retry, roll):
     else:
         assert not job.cancel_requested
         assert (
-            job.expires_at is None or isinstance(outcome, Succeeded | Reconciled) or (t.run_at or NOW) < job.expires_at
+            job.expires_at is None
+            or isinstance(outcome, Succeeded | Reconciled)
+            or t.fresh_key
+            or (t.run_at or NOW) < job.expires_at
         )
     if t.state is SCHEDULED:
         assert t.run_at > NOW
@@ -471,6 +483,28 @@ def test_every_step_is_permitted_and_consistent(job, outcome, retry, roll):
         assert t.error
     if isinstance(outcome, Failed) and outcome.failure.kind in UNCHARGED and t.error_kind is not FailureKind.AMBIGUOUS:
         assert not t.charged
+
+
+def differing(step, instead):
+    """The fields that are written and differ."""
+    names = {name for name in step._fields if not name.startswith("if_")}
+    return {name for name in names if instead is not None and getattr(step, name) != getattr(instead, name)}
+
+
+@given(JOBS, OUTCOMES, RETRIES, ROLLS)
+def test_what_is_written_instead_is_what_had_been_decided_on_hearing_of_it(job, outcome, retry, roll):
+    job = job._replace(cancel_requested=False, once_more=False)
+    t = decide(job, outcome, retry, NOW, roll)
+    cancelled = decide(job._replace(cancel_requested=True), outcome, retry, NOW, roll)
+    again = decide(job._replace(once_more=True), outcome, retry, NOW, roll)
+    both = decide(job._replace(cancel_requested=True, once_more=True), outcome, retry, NOW, roll)
+    assert t.if_cancelled == (None if cancelled.state == t.state else cancelled)
+    assert t.if_once_more == (None if again.state == t.state else again._replace(if_cancelled=None))
+    assert both == cancelled
+    assert differing(t, t.if_cancelled).isdisjoint({"clear_error", "fresh_key", "result"})
+    assert differing(t, t.if_once_more) <= {"state", "decision", "run_at", "attempts", "rescues", "fresh_key"}
+    assert len({one.state for one in t.choices()}) == len(t.choices())  # so that the state says which was written
+    assert all(permitted(JobState.RUNNING, one.state) for one in t.choices())
 
 
 @given(JOBS, OUTCOMES, RETRIES, ROLLS)

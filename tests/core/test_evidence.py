@@ -2,9 +2,9 @@
 
 import pytest
 
-from resilient.core.evidence import child_of, judge, names, scoped
-from resilient.core.failure import Failure, FailureKind, Scope
-from resilient.core.tenancy import Tenancy, tenancy_of
+from resilient.core.base.errors import Failure, FailureKind, Scope
+from resilient.core.gates.breaker import child_of, judge, names, scoped
+from resilient.core.gates.policy import Tenancy, tenancy_of
 
 KEY = "github/acct/search"
 K = FailureKind

@@ -4,8 +4,7 @@ from datetime import date
 
 import pytest
 
-from resilient.core.facts_age import is_old, warning
-from resilient.core.provider import Provider
+from resilient.core.provider.facts import Provider, is_old, warning
 
 READ = date(2026, 11, 1)
 

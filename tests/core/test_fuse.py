@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient.core import fuse
+from resilient.core.accounts import fuse
 
 
 @pytest.mark.parametrize(

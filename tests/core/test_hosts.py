@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.errors import InvalidInput
-from resilient.core.hosts import address, origin_of, without_secrets
-from resilient.core.page_request import PageRequest, PagingError
-from resilient.core.paginators import links
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.hosts import address, origin_of, without_secrets
+from resilient.core.sync.paginators import links
+from resilient.core.sync.paging import PageRequest, PagingError
 
 REFUSED = [
     "http://evil\\@good.example/",

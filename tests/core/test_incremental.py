@@ -2,8 +2,8 @@
 
 import pytest
 
-from resilient.core.errors import InvalidInput
-from resilient.core.incremental import Incremental
+from resilient.core.base.errors import InvalidInput
+from resilient.core.sync.incremental import Incremental
 
 
 @pytest.mark.parametrize(
@@ -11,14 +11,14 @@ from resilient.core.incremental import Incremental
     [
         ({"style": "filter", "query": "since"}, "field="),
         ({"style": "key", "query": "after"}, "field="),
-        ({"style": "token", "query": "cursor"}, "found="),
-        ({"style": "link"}, "found="),
+        ({"style": "token", "query": "cursor"}, "cursor="),
+        ({"style": "link"}, "cursor="),
         ({"style": "filter", "query": "q", "field": "updated", "form": "updated > x"}, "cursor"),
-        ({"style": "token", "query": "q", "found": "next", "taken": "last_page", "deletions": "marked"}, "deleted="),
+        ({"style": "token", "query": "q", "cursor": "next", "source": "last_page", "deletions": "marked"}, "deleted="),
         ({"style": "filter", "field": "updated"}, "query="),
         ({"style": "filter", "field": "updated", "query": "q", "header": "h"}, "query and header"),
-        ({"style": "filter", "field": "updated", "query": "q", "taken": "last_page"}, "items"),
-        ({"style": "token", "query": "q", "found": "next"}, "last_page"),
+        ({"style": "filter", "field": "updated", "query": "q", "source": "last_page"}, "items"),
+        ({"style": "token", "query": "q", "cursor": "next"}, "last_page"),
         ({"style": "filter", "query": "q", "field": "updated", "deleted": "gone"}, "deletions='marked'"),
     ],
 )
@@ -28,4 +28,4 @@ def test_what_is_missing_is_named(facts, wanted):
 
 
 def test_conditional_requests_need_neither():
-    assert Incremental(style="conditional", header="If-None-Match").taken == "items"
+    assert Incremental(style="conditional", header="If-None-Match").source == "items"

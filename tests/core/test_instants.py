@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.instants import FAR, Word, add_seconds, duration, http_date, iso8601, number, read
+from resilient.core.base.instants import FAR, Word, add_seconds, duration, http_date, iso8601, number, read
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 EPOCH = int(NOW.timestamp())

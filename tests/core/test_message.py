@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from resilient.core.errors import InvalidInput
-from resilient.core.message import CONTENT_TYPE, Envelope, decode, numbered
+from resilient.core.base.errors import InvalidInput
+from resilient.core.events.message import CONTENT_TYPE, Envelope, decode, numbered
 
 WHEN = datetime(2030, 1, 1, 12, tzinfo=UTC)
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -112,7 +112,7 @@ DECLARED = [
     (Wait, {"fallback": 60}),
     (Idempotency, {}),
     (BatchEndpoint, {"path": "/batch"}),
-    (NextCursor, {"found": "next", "query": "cursor"}),
+    (NextCursor, {"cursor": "next", "query": "cursor"}),
     (LinkHeader, {}),
     (Signature, {"header": "x-signature"}),
     (Webhook, {"signatures": (Signature(header="x-signature"),)}),

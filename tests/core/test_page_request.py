@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.errors import InvalidInput
-from resilient.core.page_request import PageRequest, PagingError
+from resilient.core.base.errors import InvalidInput
+from resilient.core.sync.paging import PageRequest, PagingError
 
 HERE = PageRequest("https://api.example.com/v1/things?a=1&b=2")
 

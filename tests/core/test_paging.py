@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.budgets import Fields
-from resilient.core.exchange import AnswerFacts
-from resilient.core.page_request import PageRequest, PagingError
-from resilient.core.paginators import (
+from resilient.core.base.budgets import Fields
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.sync.paginators import (
     GraphQLPages,
     LastKey,
     LinkHeader,
@@ -18,7 +17,7 @@ from resilient.core.paginators import (
     PageNumber,
     links,
 )
-from resilient.core.paging import Loop, PageRead
+from resilient.core.sync.paging import Loop, PageRead, PageRequest, PagingError
 
 URL = "https://api.example.com/things"
 FIRST = PageRequest(URL)
@@ -84,7 +83,7 @@ def by_link(request):
         (Offset(items="items"), by_offset, None),
         (LastKey(items="data", query="after", more="has_more"), by_key, None),
         (LastKey(items="data", query="after", page=3), by_key, None),
-        (NextCursor(items="data", found="next", query="cursor", resume="sync"), by_cursor, "s"),
+        (NextCursor(items="data", cursor="next", query="cursor", resume="sync"), by_cursor, "s"),
         (LinkHeader(), by_link, None),
     ],
 )
@@ -126,7 +125,7 @@ def test_an_offset_within_a_query_language():
 
 
 def test_a_cursor_with_a_path_of_its_own_is_sent_alone():
-    paginator = NextCursor(items="e", found="c", body="cursor", more="m", path="/continue", alone=True)
+    paginator = NextCursor(items="e", cursor="c", body="cursor", more="m", path="/continue", alone=True)
     request = PageRequest(URL, "POST", {"path": "/x"})
     second = paginator.read(request, answer({"e": [1], "c": "c1", "m": True})).next
     assert second == PageRequest(URL + "/continue", "POST", {"cursor": "c1"})
@@ -135,12 +134,12 @@ def test_a_cursor_with_a_path_of_its_own_is_sent_alone():
 
 
 def test_a_cursor_alone_in_the_query():
-    paginator = NextCursor(items="e", found="c", query="cursor", alone=True)
+    paginator = NextCursor(items="e", cursor="c", query="cursor", alone=True)
     assert paginator.read(PageRequest(URL + "?a=1"), answer({"e": [1], "c": "x"})).next.url == URL + "?cursor=x"
 
 
 def test_the_size_is_asked_for_unless_the_caller_said_one():
-    paginator = NextCursor(items="d", found="n", body="start", size="page_size", most=100)
+    paginator = NextCursor(items="d", cursor="n", body="start", size="page_size", most=100)
     assert paginator.first(PageRequest(URL, "POST", {})).body == {"page_size": 100}
     assert paginator.first(PageRequest(URL, "POST", {"page_size": 5})).body == {"page_size": 5}
     assert LinkHeader(size="per_page", most=100).first(PageRequest(URL + "?per_page=5")).url == URL + "?per_page=5"
@@ -149,11 +148,11 @@ def test_the_size_is_asked_for_unless_the_caller_said_one():
 @pytest.mark.parametrize("cursor", [None, "", False])
 def test_no_cursor_is_the_end(cursor):
     body = {"d": []} | ({} if cursor is False else {"n": cursor})
-    assert NextCursor(items="d", found="n", query="c").read(FIRST, answer(body)) == PageRead([], None)
+    assert NextCursor(items="d", cursor="n", query="c").read(FIRST, answer(body)) == PageRead([], None)
 
 
 def test_a_cursor_may_be_a_number_but_zero_is_the_beginning_and_so_the_end():
-    paginator = NextCursor(items="d", found="n", query="c")
+    paginator = NextCursor(items="d", cursor="n", query="c")
     assert paginator.read(FIRST, answer({"d": [], "n": 17})).next.query("c") == "17"
     assert paginator.read(FIRST, answer({"d": [], "n": 0})).next is None
 
@@ -161,15 +160,15 @@ def test_a_cursor_may_be_a_number_but_zero_is_the_beginning_and_so_the_end():
 @pytest.mark.parametrize("cursor", [{"a": 1}, ["x"], True, 1.5, "x" * 9000])
 def test_what_is_no_cursor_is_an_error(cursor):
     with pytest.raises(PagingError, match="cursor should be"):
-        NextCursor(items="d", found="n", query="c").read(FIRST, answer({"d": [], "n": cursor}))
+        NextCursor(items="d", cursor="n", query="c").read(FIRST, answer({"d": [], "n": cursor}))
 
 
 @pytest.mark.parametrize(
     "paginator",
     [
-        NextCursor(items="d", found="n", query="c", more="more"),
-        NextUrl(items="d", found="n", more="more"),
-        NextUrl(items="d", found="n", done="more"),
+        NextCursor(items="d", cursor="n", query="c", more="more"),
+        NextUrl(items="d", url="n", more="more"),
+        NextUrl(items="d", url="n", done="more"),
     ],
 )
 def test_more_without_a_way_there_is_an_error_not_the_end(paginator):
@@ -178,14 +177,14 @@ def test_more_without_a_way_there_is_an_error_not_the_end(paginator):
 
 
 def test_the_flag_ends_it_whatever_else_is_there():
-    paginator = NextCursor(items="d", found="n", query="c", more="more", resume="n")
+    paginator = NextCursor(items="d", cursor="n", query="c", more="more", resume="n")
     assert paginator.read(FIRST, answer({"d": [1], "n": "x", "more": False})) == PageRead([1], None, "x")
-    done = NextCursor(items="d", found="n", query="c", done="end", resume="n")
+    done = NextCursor(items="d", cursor="n", query="c", done="end", resume="n")
     assert done.read(FIRST, answer({"d": [1], "n": "x", "end": True})) == PageRead([1], None, "x")
 
 
 def test_only_the_last_page_says_where_the_next_pass_begins():
-    paginator = NextUrl(items="d", found="n", resume="delta")
+    paginator = NextUrl(items="d", url="n", resume="delta")
     assert paginator.read(FIRST, answer({"d": [], "n": "?p=2", "delta": "x"})).resume is None
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from resilient.core.phrases import error_line
+from resilient.core.base.phrases import error_line
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from resilient.core.errors import InvalidInput
-from resilient.core.placeholders import fill_header, fill_url, names_in
-from resilient.core.provider import Provider
+from resilient.core.base.errors import InvalidInput
+from resilient.core.provider.facts import Provider
+from resilient.core.provider.placeholders import fill_header, fill_url, names_in
 
 SHOP = "https://{shop}.example.com/admin/{version}"
 

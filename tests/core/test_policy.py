@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from resilient.core.errors import BadResourceKey, InvalidInput
-from resilient.core.limit import Limit, seconds
-from resilient.core.policy import BreakerPolicy, Policies, Policy
+from resilient.core.base.errors import BadResourceKey, InvalidInput
+from resilient.core.gates.policy import BreakerPolicy, Policies, Policy
+from resilient.core.gates.rate_limit import Limit, seconds
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import pytest
 import providers.github
 import providers.gitlab
 import providers.hubspot
-from resilient.core.body import pick
-from resilient.core.errors import InvalidInput
-from resilient.core.hosts import without_secrets
-from resilient.core.limit import Limit
-from resilient.core.provider import GENERIC, Idempotency, Provider
+from resilient.core.base.body import hidden, pick
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.hosts import without_secrets
+from resilient.core.gates.rate_limit import Limit
+from resilient.core.provider.facts import GENERIC, Idempotency, Provider
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "git hub", "ü"])
@@ -131,6 +131,25 @@ def test_paths(path, found):
     assert pick(BODY, path) == found
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("a.*.token", {"a": {"x": {"token": ""}, "y": {"token": "", "id": 1}}, "list": [{"token": "T"}, 5]}),
+        ("a.*", {"a": {"x": "", "y": ""}, "list": [{"token": "T"}, 5]}),
+        ("*.y.token", {"a": {"x": {"token": "S"}, "y": {"token": "", "id": 1}}, "list": [{"token": "T"}, 5]}),
+        ("list[0].token", {"a": {"x": {"token": "S"}, "y": {"token": "S", "id": 1}}, "list": [{"token": ""}, 5]}),
+        ("list[].token", {"a": {"x": {"token": "S"}, "y": {"token": "S", "id": 1}}, "list": [{"token": ""}, 5]}),
+        ("list[1]", {"a": {"x": {"token": "S"}, "y": {"token": "S", "id": 1}}, "list": ["", ""]}),
+        ("['*']", {"a": "", "list": ""}),
+    ],
+)
+def test_what_a_path_finds_it_hides(path, shown):
+    body = {"a": {"x": {"token": "S"}, "y": {"token": "S", "id": 1}}, "list": [{"token": "T"}, 5]}
+    assert hidden(body, path) == shown
+    assert all(value == "" for value in pick(hidden(body, path), path))
+    assert pick(body, path)
+
+
 @pytest.mark.parametrize("path", ["a..b", "[x", "a[b]"])
 def test_bad_paths_are_named(path):
     with pytest.raises(InvalidInput, match="path into a body"):
@@ -153,7 +172,7 @@ def test_urls_for_people(url, shown):
 
 
 def test_nothing_secret_in_the_facts_repr():
-    from resilient.core.exchange import AnswerFacts, RequestFacts
+    from resilient.core.base.exchange import AnswerFacts, RequestFacts
 
     asked = RequestFacts("GET", "https://h/?k=canary", "h", "/", body=b"canary", headers={"a": "canary"})
     assert "canary" not in repr(asked)

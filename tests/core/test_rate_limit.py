@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.core.limit import Limit
-from resilient.core.rate_limit import (
+from resilient.core.gates.rate_limit import (
     FRESH,
+    Limit,
     LimitState,
     available,
     draw,
@@ -14,6 +14,7 @@ from resilient.core.rate_limit import (
     observe,
     pace,
     ready_at,
+    refund,
     take,
 )
 
@@ -82,6 +83,20 @@ def test_the_greediest_flow_keeps_the_promise_and_gets_most_of_the_rate(rate, pe
     assert len(times) >= 0.8 * 3 * max(1, rate)
 
 
+@pytest.mark.parametrize(
+    ("rate", "per", "of_many", "afterwards"), [(10, 1, 9.10, 9.05), (10, 60, 10.0, 10.0), (100, 60, 91.2, 90.75)]
+)
+def test_how_much_of_a_rate_is_used(rate, per, of_many, afterwards):
+    """On average of 20 windows: the first ones, where the burst counts, and those after the first."""
+    limit, state, at, times = Limit(rate, per), FRESH, NOW, []
+    while at < NOW + 21 * per:
+        (state,) = draw([(limit, state)], 1, at).states
+        times.append(at - NOW)
+        at = ready_at(limit, state, 1, at)
+    assert sum(time < 20 * per for time in times) / 20 == pytest.approx(of_many)
+    assert sum(time >= per for time in times) / 20 == pytest.approx(afterwards)
+
+
 def test_a_burst_then_one_at_a_time():
     limit = Limit(2, 1, burst=3)
     state = FRESH
@@ -127,30 +142,94 @@ def test_a_cost_above_the_burst_waits_for_a_longer_rest():
 def test_giving_back_undoes_a_draw():
     limit = Limit(10, 1, burst=10)
     state = LimitState(tat=NOW, remaining=5, reset_at=NOW + 60, observed_at=NOW)
-    after = give_back(limit, take(limit, state, 3, NOW), 3, NOW)
-    assert (after.tat, after.remaining) == (pytest.approx(state.tat, abs=1e-3), 5)
+    drawn = take(limit, state, 3, NOW)
+    for after in (give_back(limit, drawn, 3, NOW, drawn.tat), refund(limit, drawn, 3, NOW)):
+        assert (after.tat, after.remaining) == (pytest.approx(state.tat, abs=1e-3), 5)
+
+
+def test_a_place_with_others_behind_it_does_not_come_back():
+    limit, state, ends = Limit(4, 1), FRESH, []
+    for _ in range(3):
+        (state,) = draw([(limit, state)], 1, NOW, patience=2.0).states
+        ends.append(state.tat)
+    assert give_back(limit, state, 1, NOW, ends[1]) == state
+    after = give_back(limit, state, 1, NOW, ends[2])
+    assert after.tat == pytest.approx(ends[1], abs=1e-3)
+    assert give_back(limit, after, 1, NOW, ends[1]).tat == pytest.approx(ends[0], abs=1e-3)
+
+
+def test_an_answer_that_cost_less_takes_no_moment_from_those_who_wait():
+    one, ten = Limit(4, 1), Limit(100, 1)
+    for limit, back in ((one, 0), (ten, 9)):
+        (first,) = draw([(limit, FRESH)], 10, NOW).states
+        (then,) = draw([(limit, first)], 1, NOW, patience=60).states
+        after = refund(limit, then, 10, NOW, first.tat)
+        assert then.tat - after.tat == pytest.approx(back * limit.interval, abs=1e-3)
+
+
+def test_a_limit_counts_a_request_when_another_lets_it_go():
+    own, shared = Limit(4, 1), Limit(100, 1, burst=1)
+    found = draw([(shared, LimitState(tat=NOW + 1.5)), (own, FRESH)], 1, NOW, patience=2.0)
+    assert (found.wait, found.by) == (pytest.approx(1.5), 0)
+    assert found.states[1].tat == pytest.approx(NOW + 1.5 + own.interval, abs=1e-3)
+
+
+class Places:
+    """Draws from limits that several accounts share, of which some are never sent, in the order of time."""
+
+    def __init__(self, shared, *own):
+        self.limits, self.states = (shared, *own), [FRESH] * (1 + len(own))
+        self.at, self.sent, self.unsent = NOW, [], []  # (moment, account); (moment it is known, account, tats)
+
+    def draw(self, account, lead, back_after):
+        indices = (0, account)
+        limits = [(self.limits[i], self.states[i]) for i in indices]
+        found = draw(limits, 1.0, self.at + lead, patience=2.0)
+        if not found.granted:
+            return
+        for i, state in zip(indices, found.states, strict=True):
+            self.states[i] = state
+        if back_after is None:
+            self.sent.append((found.until, account))
+        else:
+            tats = [state.tat for state in found.states]
+            self.unsent.append((self.at + back_after * (found.until - self.at), account, tats))
+
+    def advance(self, gap):
+        self.at += gap
+        due = sorted(one for one in self.unsent if one[0] <= self.at)
+        self.unsent = [one for one in self.unsent if one[0] > self.at]
+        for at, account, tats in due:
+            for i, tat in zip((0, account), tats, strict=True):
+                self.states[i] = give_back(self.limits[i], self.states[i], 1.0, at, tat)
+
+    def excess(self):
+        """By how many the busiest window of each limit passes its rate."""
+        for i, limit in enumerate(self.limits):
+            passed = sorted((at, 1.0) for at, account in self.sent if i in (0, account))
+            yield most_in_any_window(passed, limit.per) - limit.rate
+
+
+steps = st.tuples(
+    st.sampled_from([0.0, 0.0, 0.05, 0.3, 2.0]),  # seconds since the step before
+    st.integers(1, 2),  # account
+    st.sampled_from([0.0, 0.0, 0.0, 0.4]),  # seconds that it is drawn ahead
+    st.sampled_from([None, None, 0.0, 0.5, 1.0, 1.1]),  # when it is given back, as a part of its wait
+)
 
 
 @given(
-    steps=st.lists(st.tuples(st.floats(0, 3), st.booleans(), st.integers(0, 5)), min_size=1, max_size=60),
-    rate=st.integers(1, 30),
+    steps=st.lists(steps, min_size=1, max_size=100),
+    rates=st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(1, 12)),
 )
-@settings(max_examples=300, deadline=None)
-def test_what_is_given_back_late_is_nobodys_excess(steps, rate):
-    """Some draws are never sent and given back, at once or after others have drawn: the rest keep the promise."""
-    limit, state, at, sent, unsent = Limit(rate, 1), FRESH, NOW, [], []
-    for gap, keeps, age in steps:
-        at += gap
-        if len(unsent) > age:
-            state = give_back(limit, state, 1.0, at, unsent.pop(0))
-        found = draw([(limit, state)], 1.0, at)
-        if found.granted:
-            (state,) = found.states
-            if keeps:
-                sent.append((at, 1.0))
-            else:
-                unsent.append(state.tat)
-    assert most_in_any_window(sent, 1) <= rate
+@settings(max_examples=600, deadline=None)
+def test_places_that_wait_and_places_that_come_back_are_nobodys_excess(steps, rates):
+    """Drawn in time or ahead, over two levels, sent or given back before, at and after their moments."""
+    places = Places(*(Limit(rate, 1) for rate in rates))
+    for gap, account, lead, back_after in steps:
+        places.advance(gap)
+        places.draw(account, lead, back_after)
+    assert max(places.excess()) <= 0
 
 
 # -- the server's word ---------------------------------------------------------------------------------------

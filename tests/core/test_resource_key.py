@@ -4,17 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.errors import BadResourceKey, InvalidInput
-from resilient.core.resource_key import (
-    ancestors,
-    check,
-    check_pattern,
-    depth,
-    is_below,
-    matches,
-    parent,
-    path,
-)
+from resilient.core.base.errors import BadResourceKey, InvalidInput
+from resilient.core.base.resource_key import ancestors, check, check_pattern, depth, is_below, matches, parent, path
 
 SEGMENT = st.text(alphabet="abcXYZ019._:@+-", min_size=1, max_size=6)
 KEY = st.lists(SEGMENT, min_size=1, max_size=4).map("/".join)

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from resilient.core.errors import InvalidInput
-from resilient.core.retention import Pruned, Retention
+from resilient.core.base.errors import InvalidInput
+from resilient.core.inspect.retention import Pruned, Retention
 
 
 def test_spans_in_every_notation():

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.budgets import BudgetFields
-from resilient.core.instants import FAR, Word
-from resilient.core.retry_after import WaitDialect, ahead, in_text, resume_at, when
+from resilient.core.base.budgets import BudgetFields
+from resilient.core.base.instants import FAR, Word
+from resilient.core.gates.retry_after import WaitDialect, ahead, in_text, resume_at, when
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 EPOCH = int(NOW.timestamp())

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core.cron import ticks
-from resilient.core.errors import InvalidInput
-from resilient.core.schedule import Spec, Template, check_name, serve, stamp, tags, unique_key
+from resilient.core.base.errors import InvalidInput
+from resilient.core.schedules.cron import ticks
+from resilient.core.schedules.schedule import Spec, Template, check_name, serve, stamp, tags, unique_key
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

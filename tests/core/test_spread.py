@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core import spread
-from resilient.core.cron import ticks
-from resilient.core.schedule import Spec, Template, unique_key
+from resilient.core.schedules import schedule
+from resilient.core.schedules.cron import ticks
+from resilient.core.schedules.schedule import Spec, Template, unique_key
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -18,17 +18,17 @@ def spec(spread_=None, *, every="1h", cron=None, **options):
 
 
 def serve(made, next_at, now, place):
-    return spread.window(made, next_at, now).serve(made, next_at, place)
+    return schedule.window(made, next_at, now).serve(made, next_at, place)
 
 
 def test_places_are_even_stable_and_differ_by_schedule():
-    places = [spread.place("s", f"github/{n}") for n in range(10_000)]
+    places = [schedule.place("s", f"github/{n}") for n in range(10_000)]
     counts = [sum(1 for p in places if n / 20 <= p < (n + 1) / 20) for n in range(20)]
     assert sum(counts) == 10_000
     assert min(counts) > 400
     assert max(counts) < 600
-    assert spread.place("s", "github/7") == places[7] == 0.7849251029736987
-    assert spread.place("t", "github/7") != places[7]
+    assert schedule.place("s", "github/7") == places[7] == 0.7849251029736987
+    assert schedule.place("t", "github/7") != places[7]
 
 
 def test_an_accounts_tick_lies_behind_the_schedules():
@@ -76,7 +76,7 @@ def test_walking_forward_brings_each_tick_once():
 
 
 def test_an_accounts_silence_is_whole_periods_long():
-    before = spread.silent_before(ticks(every="1h"), NOON + HOUR / 2, 3)
+    before = schedule.silent_before(ticks(every="1h"), NOON + HOUR / 2, 3)
     assert before == NOON - 4 * HOUR
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resilient.core.states import TERMINAL, TRANSITIONS, WAITING, JobState, mermaid, permitted
+from resilient.core.jobs.states import TERMINAL, TRANSITIONS, WAITING, JobState, mermaid, permitted
 
 RUNNING, READY = JobState.RUNNING, JobState.READY
 

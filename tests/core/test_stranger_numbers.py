@@ -9,20 +9,18 @@ from hypothesis import strategies as st
 
 from providers.microsoft_graph import GRAPH
 from providers.shopify import SHOPIFY
-from resilient.core.admission import Level, ResourceFacts, admit
-from resilient.core.bounds import TOLD_WAIT, believed_wait
-from resilient.core.budgets import Fields, budgets
-from resilient.core.classify import classify, cost_of
-from resilient.core.cooldown import cooled
-from resilient.core.exchange import AnswerFacts, RequestFacts
-from resilient.core.failure import FailureKind
-from resilient.core.limit import Limit
-from resilient.core.policy import Policy
-from resilient.core.provider import Provider
-from resilient.core.rate_limit import FRESH, available, draw, give_back, observe, ready_at
-from resilient.core.rules import Errors, Rule, Wait
-from resilient.core.tenancy import Tenancy
-from resilient.engine.budgets import Reach, spent, told_of
+from resilient.core.base.bounds import TOLD_WAIT, believed_wait
+from resilient.core.base.budgets import Fields, budgets
+from resilient.core.base.errors import FailureKind
+from resilient.core.base.exchange import AnswerFacts, RequestFacts
+from resilient.core.gates.admission import Level, ResourceFacts, admit
+from resilient.core.gates.policy import Policy, Tenancy
+from resilient.core.gates.rate_limit import FRESH, Limit, available, draw, give_back, observe, ready_at, refund
+from resilient.core.gates.retry_after import cooled
+from resilient.core.provider.classify import classify, cost_of
+from resilient.core.provider.facts import Provider
+from resilient.core.provider.rules import Errors, Rule, Wait
+from resilient.engine.gates.drawing import Reach, observation_of, spent
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = float(TOLD_WAIT.value)
@@ -74,7 +72,7 @@ def test_no_budget_binds_others_or_lasts(found, tenancy):
     declared = (("p", Limit(100, "1s", name="app")), ("p", Limit(7, "1s")), ("p/a", Limit(50, "1m", name="core")))
     reach = Reach.of(declared, "p/a", tenancy)
     for budget in budgets(Fields.of(found), NOW):
-        told = told_of(budget, reach, NOW, NOW)
+        told = observation_of(budget, reach, NOW, NOW)
         if told is not None:
             assert told.resource_key == "p/a" or (told.limit.name == budget.name and tenancy is not Tenancy.APART)
             assert NOW.timestamp() < told.reset_at <= NOW.timestamp() + DAY
@@ -91,7 +89,8 @@ def walk(told):
     assert now <= ready_at(limit, state, 1, now) <= now + DAY + limit.per
     drawn = draw([(limit, state)], 1, now, patience=2 * DAY)
     assert drawn.granted
-    json.dumps(give_back(limit, drawn.states[0], 1, now), allow_nan=False)
+    json.dumps(give_back(limit, drawn.states[0], 1, now, drawn.states[0].tat), allow_nan=False)
+    json.dumps(refund(limit, drawn.states[0], 1, now), allow_nan=False)
     level = Level(ResourceFacts("p/a"), Policy((limit,)), {limit.name: state})
     assert 0 <= admit([level], 5, NOW, "w").count <= 5
     assert available(limit, drawn.states[0], told.reset_at + limit.per) > 0

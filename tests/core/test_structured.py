@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.structured import Date, Item, parse_dictionary, parse_list
+from resilient.core.base.budgets import Date, Item, parse_dictionary, parse_list
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient import providers_by_name
-from resilient.core.budgets import Fields
-from resilient.core.exchange import AnswerFacts
-from resilient.core.incremental import Incremental
-from resilient.core.page_request import PageRequest, PagingError
-from resilient.core.paging import PageRead
-from resilient.core.positions import instant, later, shifted
-from resilient.core.sync import Cursor, Rules, asked_since, begin, refuse, restart, take, unchanged
+from resilient.core.base.budgets import Fields
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.sync.incremental import Incremental, instant, later, shifted
+from resilient.core.sync.paging import PageRead, PageRequest, PagingError
+from resilient.core.sync.stream import Cursor, Rules, asked_since, begin, refuse, restart, take, unchanged
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 FILTER = Rules(incremental=Incremental(style="filter", query="since", field="at", precision=60), overlap=60)
@@ -76,7 +74,7 @@ def test_full_passes_return_when_due_or_when_the_cursor_is_too_old():
     day = NOW + timedelta(days=1)
     assert not begin(cursor, day, FILTER).full
     assert begin(cursor, day, Rules(incremental=FILTER.incremental, full_every=3600)).full
-    short = Incremental(style="token", query="t", found="t", taken="last_page", life=3600)
+    short = Incremental(style="token", query="t", cursor="t", source="last_page", life=3600)
     assert begin(cursor, day, Rules(incremental=short)).full
 
 

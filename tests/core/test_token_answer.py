@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from resilient.core.auth import OAuth2, Rotation
-from resilient.core.budgets import Fields
-from resilient.core.exchange import AnswerFacts
-from resilient.core.failure import FailureKind as K
-from resilient.core.failure import Scope
-from resilient.core.rules import Errors, Rule
-from resilient.core.token_answer import classify_token, token_in
+from resilient.core.accounts.tokens import classify_token, token_in
+from resilient.core.base.budgets import Fields
+from resilient.core.base.errors import FailureKind as K
+from resilient.core.base.errors import Scope
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.provider.auth import OAuth2, Rotation
+from resilient.core.provider.rules import Errors, Rule
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 PLAIN = OAuth2(token_url="https://a/t")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient import Failure, FailureKind, OAuth2, Rotation, Scope
-from resilient.core import tokens
-from resilient.core.tokens import TRANSITIONS, Credentials, GrantEvent, GrantState, RefreshFailure
+from resilient.core.accounts import tokens
+from resilient.core.accounts.tokens import TRANSITIONS, Credentials, GrantEvent, GrantState, RefreshFailure
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 OLD = Credentials(token="canary-old", refresh_token="canary-refresh", version=4)
@@ -47,9 +47,9 @@ def seconds(at):
     ],
 )
 def test_when_a_token_ends_and_is_refreshed(facts, answer, ends, use):
-    made = tokens.merged(OLD, {"access_token": "canary", **answer}, oauth(**facts), NOW)
+    made = tokens.merge(OLD, {"access_token": "canary", **answer}, oauth(**facts), NOW)
     assert (seconds(made.expires_at), seconds(made.refresh_at)) == (ends, use)
-    assert not tokens.due(made, NOW)
+    assert not tokens.needs_refresh(made, NOW)
 
 
 NO_TOKENS = [None, [], "text", {}, {"access_token": None}, {"access_token": " "}, {"message": "slow"}]
@@ -57,12 +57,12 @@ NO_TOKENS = [None, [], "text", {}, {"access_token": None}, {"access_token": " "}
 
 @pytest.mark.parametrize("body", NO_TOKENS)
 def test_what_is_no_token_answer(body):
-    assert tokens.merged(OLD, body, oauth(), NOW) is None
+    assert tokens.merge(OLD, body, oauth(), NOW) is None
 
 
 @pytest.mark.parametrize("said", [{}, {"refresh_token": None}, {"refresh_token": ""}, {"refresh_token": 5}])
 def test_a_missing_refresh_token_keeps_the_old_one(said):
-    made = tokens.merged(OLD, {"access_token": "canary-new", **said}, oauth(), NOW)
+    made = tokens.merge(OLD, {"access_token": "canary-new", **said}, oauth(), NOW)
     assert (made.token, made.refresh_token, made.previous, made.version) == ("canary-new", "canary-refresh", "", 5)
 
 
@@ -76,7 +76,7 @@ def test_a_missing_refresh_token_keeps_the_old_one(said):
     ],
 )
 def test_the_previous_token_is_kept_where_it_can_be_replayed(facts, previous):
-    made = tokens.merged(OLD, {"access_token": "a", "refresh_token": "canary-2"}, oauth(**facts), NOW)
+    made = tokens.merge(OLD, {"access_token": "a", "refresh_token": "canary-2"}, oauth(**facts), NOW)
     assert (made.refresh_token, tokens.replay(made, NOW)) == ("canary-2", previous)
     if facts.get("grace"):
         assert tokens.replay(made, NOW + timedelta(seconds=601)) == ""
@@ -84,15 +84,15 @@ def test_the_previous_token_is_kept_where_it_can_be_replayed(facts, previous):
 
 def test_a_token_deeper_in_the_answer_brings_what_stands_beside_it():
     body = {"access_token": "bot", "authed_user": {"access_token": "user", "refresh_token": "r2", "expires_in": 100}}
-    made = tokens.merged(OLD, body, oauth(success=("authed_user.access_token", "access_token")), NOW)
+    made = tokens.merge(OLD, body, oauth(success=("authed_user.access_token", "access_token")), NOW)
     assert (made.token, made.refresh_token, seconds(made.expires_at)) == ("user", "r2", 100)
 
 
 def test_what_belongs_to_the_account_is_kept():
     facts = oauth(keep=("instance_url", "team.id"))
-    made = tokens.merged(OLD, {"access_token": "a", "instance_url": "https://x.example", "team": {"id": 7}}, facts, NOW)
+    made = tokens.merge(OLD, {"access_token": "a", "instance_url": "https://x.example", "team": {"id": 7}}, facts, NOW)
     assert made.values == {"instance_url": "https://x.example", "id": "7"}
-    again = tokens.merged(made, {"access_token": "b", "instance_url": None}, facts, NOW)
+    again = tokens.merge(made, {"access_token": "b", "instance_url": None}, facts, NOW)
     assert again.values == made.values
 
 
@@ -113,7 +113,7 @@ def test_no_secret_in_the_repr():
     ],
 )
 def test_the_classes_of_failure(failure, found):
-    assert tokens.failed(failure) is found
+    assert tokens.refresh_failure(failure) is found
 
 
 @given(st.integers(1, 100), st.floats(0, 0.999))

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core.errors import InvalidInput
-from resilient.core.instants import Word
-from resilient.core.webhook import Delivery, Signature, Webhook, verify
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.instants import Word
+from resilient.core.events.webhook import Delivery, Signature, Webhook, verify, without_token
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 BODY = b'{"id":"evt_1"}'
@@ -235,3 +235,21 @@ def test_facts_that_nobody_understands_are_refused(make, facts, known):
     with pytest.raises(InvalidInput) as caught:
         make(**{**usual, **facts})
     assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("events", "token", "body"),
+    [
+        ("value", "body:value[0].state", {"value": [{"state": "S", "id": 1}, {"state": "S", "id": 2}]}),
+        ("value", "body:value[].state", {"value": [{"state": "S", "id": 1}, {"state": "S", "id": 2}]}),
+        ("a.b", "body:a['b'][0].state", {"a": {"b": [{"state": "S", "id": 1}, {"state": "S", "id": 2}]}}),
+        ("", "body:[0].state", [{"state": "S", "id": 1}, {"state": "S", "id": 2}]),
+        ("value", "item:state", {"value": [{"state": "S", "id": 1}, {"state": "S", "id": 2}]}),
+    ],
+)
+def test_an_event_of_several_is_shown_without_the_token(events, token, body):
+    webhook = Webhook(token=token, events=events)
+    for n in (1, 2):
+        assert without_token(webhook, body, {"state": "S", "id": n}) == {"state": "", "id": n}
+    other = Webhook(token="body:state", events=events)
+    assert without_token(other, body, {"state": "mine"}) == {"state": "mine"}

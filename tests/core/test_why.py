@@ -8,16 +8,14 @@ from uuid import UUID
 
 import pytest
 
-from resilient.core import phrases
-from resilient.core.admission import Level, ResourceFacts
-from resilient.core.breaker import BreakerFacts
-from resilient.core.limit import Limit
-from resilient.core.policy import Policy
-from resilient.core.rate_limit import LimitState
-from resilient.core.reasons import LastError, Path, TurnSeen, WorkerSeen
-from resilient.core.records import Count, JobInfo
-from resilient.core.states import JobState
-from resilient.core.why import why_job, why_resource
+from resilient.core.base import phrases
+from resilient.core.gates.admission import Level, ResourceFacts
+from resilient.core.gates.breaker import BreakerFacts
+from resilient.core.gates.policy import Policy
+from resilient.core.gates.rate_limit import Limit, LimitState
+from resilient.core.inspect.why import LastError, Path, TurnSeen, WorkerSeen, why_job, why_resource
+from resilient.core.jobs.records import Count, JobInfo
+from resilient.core.jobs.states import JobState
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 PLAIN, CLOSED, ORDINARY = Policy(), BreakerFacts(), TurnSeen()
@@ -143,6 +141,41 @@ def test_a_used_up_limit_names_when_it_is_refilled():
     why = why_job(JOB, path(level(policy=Policy(limits=(limit,)), limits=full), level("github")), NOW)
     assert "Limit per-minute of github/a is used up until 12:00:07 UTC (in 7 s)." in texts(why)
     assert why.until == at(seconds=7)
+
+
+CORE = Limit.stated("core", 100, 60)
+RESERVE = Policy(reserve=((5, 0.2), (9, 0.1)))
+EVEN = Policy(pace="even", limits=(CORE,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "priority", "remaining", "running", "text"),
+    [
+        (RESERVE, 0, 25, 0, ": they are kept for jobs of priority 5 and above."),
+        (RESERVE, 5, 8, 0, ": they are kept for jobs of priority 9 and above."),
+        (RESERVE, 9, 25, 0, None),
+        (RESERVE, 0, 40, 0, None),
+        (PLAIN, 0, 25, 0, None),
+        (PLAIN, 9, 0, 0, "."),
+        (PLAIN, 0, 3, 3, ", and 3 jobs run: it goes on as those end."),
+        (EVEN, 0, 50, 0, ": they are spread evenly, and the next may go at 12:00:06 UTC (in 6 s)."),
+    ],
+)
+def test_what_the_provider_says_is_left_is_named(policy, priority, remaining, running, text):
+    state = LimitState(NOW.timestamp() + 12.0 if policy is EVEN else 0.0, remaining, NOW.timestamp() + 60)
+    own = Level(ResourceFacts("github/a"), policy, {CORE.name: state}, running, (CORE,))
+    why = why_job(replace(JOB, priority=priority), path(own, level("github")), NOW)
+    left = f"github/a has {remaining} of 100 requests left until 12:01:00 UTC (in 1 min), as its answers say (core)"
+    assert [r.text for r in why.reasons if r.code == "limit"] == ([] if text is None else [left + text])
+
+
+def test_a_declared_limit_is_kept_in_part_too():
+    limit = Limit(100, per=60, name="per-minute")
+    state = LimitState(0.0, 10.0, NOW.timestamp() + 60)
+    own = level(policy=replace(RESERVE, limits=(limit,)), limits={"per-minute": state})
+    (reason,) = [r for r in why_job(JOB, path(own, level("github")), NOW).reasons if r.code == "limit"]
+    assert reason.text.endswith("as its answers say (per-minute): they are kept for jobs of priority 5 and above.")
+    assert reason.until == at(seconds=60)
 
 
 def test_every_gate_of_the_path_is_named_and_the_last_one_to_end_decides():
@@ -272,8 +305,8 @@ def test_who_is_there_to_run_it(workers, code):
 
 
 def test_a_kind_this_program_does_not_declare():
-    assert "not_declared" in codes(why_job(JOB, path(), NOW, known=False))
-    assert "not_declared" not in codes(why_job(JOB, path(), NOW, known=True))
+    assert "not_declared" in codes(why_job(JOB, path(), NOW, is_declared=False))
+    assert "not_declared" not in codes(why_job(JOB, path(), NOW, is_declared=True))
 
 
 def test_a_missing_turn_and_a_parked_one():

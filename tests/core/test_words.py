@@ -38,7 +38,11 @@ from resilient import (
     Webhook,
     Word,
 )
-from resilient.core import auth, budgets, incremental, limit, paging, retry_after, rules, webhook
+from resilient.core.base import budgets
+from resilient.core.events import webhook
+from resilient.core.gates import rate_limit, retry_after
+from resilient.core.provider import auth, rules
+from resilient.core.sync import incremental, paging
 
 USUAL = {
     OAuth2: {"token_url": "https://acme.example/token"},
@@ -49,8 +53,8 @@ USUAL = {
     Incremental: {"style": "filter", "query": "since", "field": "at"},
     OnePage: {},
     LinkHeader: {},
-    NextUrl: {"found": "next"},
-    NextCursor: {"found": "next", "query": "cursor"},
+    NextUrl: {"url": "next"},
+    NextCursor: {"cursor": "next", "query": "cursor"},
     LastKey: {},
     PageNumber: {},
     Offset: {},
@@ -59,7 +63,7 @@ USUAL = {
     Webhook: {"token": "x-token"},
     Limit: {"rate": 1, "per": 1},
 }
-MODULES = (auth, budgets, incremental, limit, paging, retry_after, rules, webhook)
+MODULES = (auth, budgets, incremental, rate_limit, paging, retry_after, rules, webhook)
 NAMES = {name: value for module in MODULES for name, value in vars(module).items()} | {"FailureKind": FailureKind}
 
 
@@ -82,7 +86,7 @@ EVERY = [(cls, name, known) for cls in USUAL for name, known in words(cls)]
 def test_every_declaration_with_words_is_looked_at():
     assert {(cls.__name__, name) for cls, name, _ in EVERY} >= {
         ("OAuth2", "body"), ("OAuth2", "client_auth"), ("OAuth2", "pkce"), ("OAuth2", "rotation"), ("Wait", "period"),
-        ("OAuth2", "zero_lifetime"), ("Incremental", "style"), ("Incremental", "taken"), ("Incremental", "deletions"),
+        ("OAuth2", "zero_lifetime"), ("Incremental", "style"), ("Incremental", "source"), ("Incremental", "deletions"),
         ("NextCursor", "absent"), ("OnePage", "absent"), ("Signature", "scheme"), ("Signature", "key"),
         ("Wait", "word"),
         ("Signature", "encoding"), ("Signature", "word"), ("Webhook", "challenge"), ("Rule", "kind"), ("Rule", "scope"),
@@ -147,11 +151,11 @@ OAUTH = {"token_url": "https://acme.example/token"}
         (Errors, {"code": "error.code"}, "('error.code',)"),
         (Errors, {"code_text": "<Code>[^<]+</Code>"}, "0 groups"),
         (Errors, {"rules": (FailureKind.AUTH,)}, "Rule(...)"),
-        (NextCursor, {"found": "next"}, "query= or body="),
-        (NextCursor, {"found": "next", "query": "a", "body": "b"}, "query and body"),
-        (NextCursor, {"query": "a"}, "found= or header="),
-        (NextCursor, {"found": "a]", "query": "a"}, "no path"),
-        (NextUrl, {"found": ""}, "found="),
+        (NextCursor, {"cursor": "next"}, "query= or body="),
+        (NextCursor, {"cursor": "next", "query": "a", "body": "b"}, "query and body"),
+        (NextCursor, {"query": "a"}, "cursor= or header="),
+        (NextCursor, {"cursor": "a]", "query": "a"}, "no path"),
+        (NextUrl, {"url": ""}, "url="),
         (OnePage, {"items": "a]"}, "no path"),
         (OnePage, {"more": "a", "done": "b"}, "one flag"),
         (PageNumber, {"most": 0}, "from 1"),
@@ -163,6 +167,8 @@ OAUTH = {"token_url": "https://acme.example/token"}
         (Idempotency, {"methods": "POST"}, "lists texts"),
         (Idempotency, {"life": -1}, "above 0"),
         (Idempotency, {"made_up": "("}, "regular expression"),
+        (Idempotency, {"lives_with": "device"}, "'account', 'grant'"),
+        (Idempotency, {"in_path": True, "query": "key"}, "leave out query="),
         (BatchEndpoint, {"path": "$batch"}, "'/$batch'"),
         (BatchEndpoint, {"path": "/$batch", "most": 0}, "from 1"),
         (Provider, {"name": "p", "hosts": "api.example.com"}, "('api.example.com',)"),

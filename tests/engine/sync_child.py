@@ -19,8 +19,8 @@ URL, SHOP, KILL_AT, WHERE = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv
 STREAM = Stream(
     "items",
     request=lambda: PageRequest("/items"),
-    paginator=NextCursor(items="items", found="next", query="after"),
-    incremental=Incremental(style="token", query="since", found="sync", taken="last_page"),
+    paginator=NextCursor(items="items", cursor="next", query="after"),
+    incremental=Incremental(style="token", query="since", cursor="sync", source="last_page"),
 )
 
 

@@ -11,19 +11,24 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.core.admission import ResourceFacts
-from resilient.core.alerts import AlertInfo, Alerting, Notice
-from resilient.core.breaker import BreakerFacts
-from resilient.core.errors import InvalidInput, Permanent, Transient
-from resilient.core.failure import Failure, FailureKind
-from resilient.core.sync import Cursor
-from resilient.engine import sinks
-from resilient.engine.app import Resilient
-from resilient.engine.handler import handler
-from resilient.engine.schedule import Schedule
-from resilient.store import cursors, finishing, gates, resources
-from resilient.store.circuits import Change
-from resilient.wire import notify
+from resilient.core.alerts import rules
+from resilient.core.alerts.rules import AlertInfo, Alerting, Notice
+from resilient.core.base.errors import Failure, FailureKind, InvalidInput, Permanent, Transient
+from resilient.core.gates.admission import ResourceFacts
+from resilient.core.gates.breaker import BreakerFacts
+from resilient.core.sync.stream import Cursor
+from resilient.engine import alerts
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.schedules.declaration import Schedule
+from resilient.store import alerts as store
+from resilient.store import sync as cursors
+from resilient.store.gates import controls as gates
+from resilient.store.gates import resources
+from resilient.store.gates.circuits import Change
+from resilient.store.jobs import finishing
+from resilient.wire.publishers import notify
+from tests.helpers import hear
 
 SECRET = "T0SECRET"
 
@@ -59,6 +64,8 @@ async def make(database):
 
 async def told(app):
     """What was told since the last time: (state, name, subject)."""
+    if app.alerts._flushing is not None:  # a round that began by itself
+        await app.alerts._flushing
     await app.alerts._sinks.delivered()
     news = [(n.state, n.alert.name, n.alert.subject) for n in app.told]
     app.told.clear()
@@ -81,10 +88,10 @@ async def housekeep_texts(app, wanted):
         assert sum(part in text for text in texts) == 1, texts
 
 
-def ended(app, *, kind="sync", decision="retry", error_kind="transient", code=None, times=1):
+def ended(app, *, kind="sync", decision="retry", error_kind="transient", code=None, error="trouble", times=1):
     execution = SimpleNamespace(row=SimpleNamespace(kind=kind, resource_key="a/1"), id=uuid4())
     transition = SimpleNamespace(
-        decision=decision, error_kind=error_kind, error_code=code, error="trouble", resource_key=None
+        decision=decision, error_kind=error_kind, error_code=code, error=error, resource_key=None
     )
     for _ in range(times):
         app.alerts.noticed(execution, transition)
@@ -161,6 +168,23 @@ class TestNoticed:
         await app.alerts.flush()
         assert (await app.alerts.list())[0].count == 3
 
+    async def test_a_notice_of_another_transaction_survives_a_database_that_is_away(self, make, monkeypatch):
+        app, finding = make(), rules.repaired(1)
+        await app.database.transaction(
+            lambda c, d: store.record(c, d, [finding], d.now(c), lasting=finding.name in rules.CONDITIONS)
+        )
+        app.alerts.soon()
+
+        async def away(*_, **__):
+            raise ConnectionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(app.database, "transaction", away)
+            with pytest.raises(ConnectionError):
+                await app.alerts.flush()
+        await app.alerts.flush()
+        assert await told(app) == [("new", "invariant", finding.subject)]
+
     async def test_what_is_switched_off(self, make):
         app = make(off={"new_error"})
         ended(app)
@@ -208,12 +232,12 @@ class TestHousekeeping:
         app = make()
         failure = Failure(FailureKind.TRANSIENT, code="http_503")
         before, after = ResourceFacts("github"), ResourceFacts("github", BreakerFacts("open", 1, opened_at=clock.now()))
-        app.circuit_changed(Change(before, after, failure))
+        app.alerts.note_breaker(Change(before, after, failure))
         await app.alerts.flush()
         assert await told(app) == [("new", "circuit_open", "github")]
         (alert,) = await app.alerts.list()
         assert (alert.detail["error"], alert.detail["error_code"]) == ("http 503", "http_503")
-        app.circuit_changed(Change(after, before))
+        app.alerts.note_breaker(Change(after, before))
         await app.alerts.flush()
         assert await told(app) == []
 
@@ -457,8 +481,7 @@ class TestSinks:
     async def tell(self, database, *targets):
         app = Resilient(database, alerts=Alerting(sinks=targets))
         ended(app)
-        await app.alerts.flush()
-        await app.alerts._sinks.delivered()
+        await hear(app)
 
     async def test_a_webhook_gets_a_document(self, database, caplog):
         caplog.set_level(logging.DEBUG)
@@ -469,10 +492,21 @@ class TestSinks:
         assert body["alert"]["count"] == 1
         assert SECRET not in caplog.text
 
+    async def test_a_chat_sees_no_markup_of_a_stranger(self, database):
+        async with webhook(200) as (url, bodies):
+            plain = []
+            app = Resilient(database, alerts=Alerting(sinks=[url, plain.append]))
+            ended(app, error="<!channel> [pay here](https://evil.example) @all")
+            await hear(app)
+        (body,), (notice,) = bodies, plain
+        assert notice.text.endswith("<!channel> [pay here](https://evil.example) @all")
+        assert body["text"].endswith("<\u200b!channel> [pay here]\u200b(https://evil.example) @\u200ball")
+        assert body["alert"]["detail"]["error"] == notice.alert.detail["error"]
+
     @pytest.mark.parametrize("status", [500, 302, 429, 0])
     async def test_one_that_fails_is_tried_three_times(self, database, caplog, monkeypatch, status):
         caplog.set_level(logging.DEBUG)
-        monkeypatch.setattr(sinks, "PAUSES", (0, 0))
+        monkeypatch.setattr(alerts, "PAUSES", (0, 0))
         async with webhook(status, status, status) as (url, bodies):
             await self.tell(database, url)
         assert len(bodies) == 3
@@ -486,27 +520,27 @@ class TestSinks:
             paused.append(seconds)
 
         async def post(url, document):
-            raise sinks.notify.NotDelivered("away")
+            raise alerts.notify.NotDelivered("away")
 
-        monkeypatch.setattr(sinks, "sleep", sleep)
-        monkeypatch.setattr(sinks.notify, "post", post)
+        monkeypatch.setattr(alerts, "sleep", sleep)
+        monkeypatch.setattr(alerts.notify, "post", post)
         now = datetime.now(UTC)
         alert = AlertInfo(fingerprint="f", name="dead", subject="sync", detail={}, count=1, first_at=now, last_at=now)
         for roll in (0.0, 0.5):
-            fleet = sinks.Sinks(["http://127.0.0.1:1/"], lambda roll=roll: roll)
+            fleet = alerts.Sinks(["http://127.0.0.1:1/"], lambda roll=roll: roll)
             fleet.tell([Notice("new", alert, "text")])
             await fleet.delivered()
         assert paused == [1.0, 5.0, 1.25, 6.25]
 
     async def test_one_that_comes_back(self, database, caplog, monkeypatch):
-        monkeypatch.setattr(sinks, "PAUSES", (0, 0))
+        monkeypatch.setattr(alerts, "PAUSES", (0, 0))
         async with webhook(503, 200) as (url, bodies):
             await self.tell(database, url)
         assert len(bodies) == 2
         assert "did not reach" not in caplog.text
 
     async def test_nobody_is_there(self, database, caplog, monkeypatch):
-        monkeypatch.setattr(sinks, "PAUSES", (0, 0))
+        monkeypatch.setattr(alerts, "PAUSES", (0, 0))
         async with webhook() as (url, _):
             pass
         await self.tell(database, url)
@@ -526,7 +560,7 @@ class TestSinks:
         assert sorted(heard) == [("coroutine", "new"), ("object", "new"), ("plain", "new")]
 
     async def test_one_that_fails_or_hangs_stops_no_other(self, database, caplog, monkeypatch):
-        monkeypatch.setattr(sinks, "LONGEST", 0.2)
+        monkeypatch.setattr(alerts, "LONGEST", 0.2)
         heard = []
 
         def broken(_):
@@ -544,10 +578,10 @@ class TestSinks:
         assert SECRET not in caplog.text
 
     async def test_too_slow_for_more(self, database, caplog, monkeypatch):
-        monkeypatch.setattr(sinks, "MOST_WAITING", 1)
+        monkeypatch.setattr(alerts, "MOST_WAITING", 1)
         go = asyncio.Event()
         app = Resilient(database, alerts=lambda _: None)
-        app.alerts._sinks = sinks.Sinks([lambda _: go.wait()])
+        app.alerts._sinks = alerts.Sinks([lambda _: go.wait()])
         for kind in ("a", "b"):
             ended(app, kind=kind)
             await app.alerts.flush()

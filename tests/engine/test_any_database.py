@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from resilient import Item, Job, Limit, Provider, Resilient, Retry, Schedule, SyncJob, handler
-from resilient.core.delays import Fixed
-from resilient.store import schema as schemas
-from resilient.store.database import Database
+from resilient.core.jobs.backoff import Fixed
+from resilient.store.db import schema as schemas
+from resilient.store.db.database import Database
 from resilient.surface.cli import main
 
 SCHEMA = "ours"

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from resilient.core.delays import spread_upwards
-from resilient.engine.away import LONGEST_INSIDE, retry_pause
+from resilient.core.jobs.backoff import retry_pause, spread_upwards
+from resilient.engine.run.execution import LONGEST_INSIDE
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -27,7 +26,8 @@ from resilient import (
     handler,
     testing,
 )
-from resilient.engine import executor
+from resilient.engine.run import executor, pipeline
+from tests.helpers import drain, until, use_up
 
 SEEN: list = []
 ONCE = Retry(max_attempts=1)
@@ -77,10 +77,6 @@ async def make(database):
 @pytest.fixture
 def app(make):
     return make()
-
-
-async def drain(app, **options):
-    return await app.worker(**{"concurrency": 4, **options}).drain(timeout=20)
 
 
 async def states(app, kind):
@@ -296,22 +292,15 @@ async def running(app, **options):
     task = asyncio.create_task(worker.run(signals=False))
     yield worker
     worker.stop()
-    await asyncio.wait_for(task, 20)
-
-
-async def until(condition, *, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not (found := await condition()):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-    return found
+    await asyncio.wait_for(task, 60)
 
 
 async def test_a_timeout_is_for_what_is_not_settled(make):
-    @handler("hangs", batch=10, timeout=0.1, retry=ONCE)
+    @handler("hangs", batch=10, timeout=600, retry=ONCE)
     async def hangs(jobs: Batch[int]) -> None:
         jobs.succeed(jobs[0])
-        await asyncio.sleep(30)
+        use_up(jobs[1])
+        await asyncio.Event().wait()
 
     app = make(hangs)
     await app.enqueue_many(hangs, range(3), resource_key="p/1")
@@ -324,17 +313,22 @@ async def test_a_timeout_is_for_what_is_not_settled(make):
 async def test_a_thread_that_runs_too_long_is_given_up(make, monkeypatch):
     go_on = threading.Event()
 
-    @handler("hangs", batch=10, timeout=0.1, retry=ONCE)
+    @handler("hangs", batch=10, timeout=600, retry=ONCE)
     def hangs(jobs: SyncBatch[int]) -> None:
         jobs.succeed(jobs[0])
-        go_on.wait(20)
+        use_up(jobs[1])
+        go_on.wait(60)
         jobs.succeed(jobs[1])  # too late
 
     app = make(hangs)
     await app.enqueue_many(hangs, range(3), resource_key="p/1")
     monkeypatch.setattr(executor, "CANCEL_PATIENCE", 0.2)
     async with running(app, patience=0.2):
-        await until(lambda: app.jobs.count(kind="hangs", state="dead"))
+
+        async def both_are_over():
+            return await app.jobs.count(kind="hangs", state="dead") == 2
+
+        await until(both_are_over)
         go_on.set()
     assert await states(app, "hangs") == {0: "succeeded", 1: "dead", 2: "dead"}
 
@@ -353,6 +347,38 @@ async def test_a_stopping_worker_hands_back_what_is_not_settled(make):
     async with running(app, grace=0.0):
         await asyncio.wait_for(started.wait(), 20)
     assert await states(app, "hangs") == {0: "succeeded", 1: "ready", 2: "ready"}
+
+
+@pytest.mark.parametrize("reason", ["stop", "timeout", "cancel"])
+async def test_a_batch_that_ends_before_its_call_leaves_no_job_without_an_outcome(make, monkeypatch, reason):
+    """It waits for its database, or for what says where its account lives; its slot goes on after that."""
+    waiting = asyncio.Event()
+
+    admitted = pipeline.admit_late
+
+    async def admit_late(execution, wire):
+        if waiting.is_set():  # what was stopped is claimed again, by the same worker
+            return await admitted(execution, wire)
+        waiting.set()
+        return await asyncio.Event().wait()
+
+    app = make()
+    await app.enqueue_many(many, range(3), resource_key="p/1")
+    worker = app.worker(concurrency=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "admit_late", admit_late)
+        running = asyncio.create_task(worker.run(signals=False))
+        await until(waiting.is_set)
+        first = list(worker.executor.running.values())
+        for one in first:
+            worker.executor.interrupt(one, reason)
+        await until(lambda: not any(one is other for one in worker.executor.running.values() for other in first))
+    await app.enqueue(single, 7, resource_key="p/2")
+    await until(lambda: 7 in SEEN)
+    worker.stop()
+    await running
+    ends = {"stop": {"ready", "succeeded"}, "timeout": {"scheduled"}, "cancel": {"cancelled"}}[reason]
+    assert set((await states(app, "many")).values()) <= ends
 
 
 async def test_the_cancel_of_one_job_leaves_the_others_alone(make):
@@ -455,7 +481,7 @@ async def test_the_slots_are_counted_right_after_batches(make):
         await app.enqueue_many(many, range(20), resource_key=f"p/{round_}")
         await app.enqueue_many(plain, range(7), resource_key=f"q/{round_}")
     assert await worker.drain(timeout=30) == 135
-    assert (worker.executor.taken, worker.executor._shared, worker.executor._started) == (0, 0, 0)
+    assert (worker.executor.slots_in_use, worker.executor._shared, worker.executor._started) == (0, 0, 0)
     assert not worker.executor._gathering
     assert worker.ended - worker.executor.beside == len([s for s in SEEN if isinstance(s, tuple)])
 

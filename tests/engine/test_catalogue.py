@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from resilient import Provider, providers_by_name
-from resilient.core.errors import SetupError
-from resilient.engine.catalogue import also_installed_by, provider_named
-from resilient.engine.checks import check_names
+from resilient.core.base.errors import SetupError
+from resilient.engine.ground import providers
+from resilient.engine.ground.providers import also_installed_by, provider_named
+from resilient.engine.inspect.doctor import check_names
 
 OURS = sorted(path.stem for path in (Path(__file__).parents[2] / "providers").glob("[a-z]*.py"))
 
@@ -77,8 +78,8 @@ def test_a_package_of_the_same_name_is_named(tmp_path, shape):
     (tmp_path / shape).touch()
     program = (
         "import asyncio, resilient\n"
-        "from resilient.engine import doctor\n"
-        "from resilient.store.database import Database\n"
+        "from resilient.engine.inspect import doctor\n"
+        "from resilient.store.db.database import Database\n"
         "try:\n    resilient.providers_by_name()\n"
         "except resilient.SetupError as error:\n    print(error)\n"
         "for one in asyncio.run(doctor.examine(Database('sqlite:///app.db'))):\n"
@@ -101,4 +102,19 @@ def test_another_distribution_of_the_same_name_is_told():
     assert (finding.name, finding.level) == ("providers", "warn")
     assert "acme-tools installs a package `providers` into the same place" in finding.message
     assert check_names("", []) == []
-    assert also_installed_by() == []
+    assert also_installed_by() == ()
+
+
+def test_what_is_installed_is_read_once(monkeypatch):
+    """It takes a third of a second, in which a dashboard answers nobody."""
+    asked = []
+
+    def distributions():
+        asked.append(1)
+        return {"providers": ["resilient-engine", "b", "a", "b"]}
+
+    also_installed_by.cache_clear()
+    monkeypatch.setattr(providers, "packages_distributions", distributions)
+    assert [also_installed_by(), also_installed_by()] == [("a", "b")] * 2
+    assert len(asked) == 1
+    also_installed_by.cache_clear()

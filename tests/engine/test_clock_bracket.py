@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.engine.clock_bracket import ClockBracket
+from resilient.engine.gates.drawing import ClockBracket
 
 ways = st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 0.5), st.floats(0, 30)), min_size=1, max_size=30)
 

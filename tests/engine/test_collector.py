@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from resilient.engine import collector
+from resilient.engine.ground import garbage as collector
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -25,11 +27,12 @@ from resilient import (
     SetupError,
     handler,
 )
-from resilient.engine import access
-from resilient.engine import grants as engine_grants
-from resilient.engine.job import Job, SyncJob
-from resilient.store import grants
-from resilient.store.secrets import new_key
+from resilient.engine.accounts import access
+from resilient.engine.accounts import grants as engine_grants
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.accounts import grants
+from resilient.store.accounts.secrets import new_key
+from tests.helpers import until
 
 KEY = new_key()
 A = "idp/acct-1"
@@ -89,6 +92,20 @@ async def connect(app, idp, key=A, *, expired=False, lasts=3600.0):
     access, refresh = idp.issue()
     at = datetime.now(UTC) + timedelta(seconds=-5 if expired else lasts)
     return await app.connections.import_(key, access_token=access, refresh_token=refresh, expires_at=at)
+
+
+def in_daemon(fn):
+    """A call in a daemon thread: one that hangs does not hold up the end of the tests."""
+    future = Future()
+
+    def call():
+        try:
+            future.set_result(fn())
+        except Exception as error:  # noqa: BLE001 - the test's own
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return asyncio.wrap_future(future)
 
 
 async def states(app, **wanted):
@@ -154,7 +171,7 @@ async def test_null_fields_wipe_nothing(app, idp):
     await connect(app, idp, expired=True)
     idp.rotation = "none"
     assert (await app.credentials(A)).token == "canary-access-2"
-    held = await app.grants.accounts.held(A)
+    held = await app.grants.accounts.load_usable(A)
     assert held.credentials.refresh_token == "canary-refresh-1"
     assert held.credentials.expires_at is None
 
@@ -219,9 +236,9 @@ async def test_an_application_that_proves_itself_by_a_key(make, idp):
 
 async def overtaken(app, idp):
     """A worker takes the lease, asks, and dies before it commits; its lease ends."""
-    held = await app.grants.accounts.held(A)
+    held = await app.grants.accounts.load_usable(A)
     begun = await app.database.transaction(grants.begin, held.bound.grant.id, 1, 60, refused=True)
-    assert begun.mine
+    assert begun.may_send
     answer = await app.grants.client.refresh(held.oauth, held.credentials.refresh_token, begun.now)
     assert answer.failure is None
     over = "UPDATE {grant} SET lease_until = :until"
@@ -230,7 +247,8 @@ async def overtaken(app, idp):
     return begun.grant
 
 
-async def test_killed_before_the_commit_with_a_grace_the_grant_survives(make, idp):
+async def test_killed_before_the_commit_with_a_grace_the_grant_survives(make, idp, monkeypatch):
+    monkeypatch.setattr(grants, "LAST_CALL", 0.3)
     idp.rotation = "grace"
     app = make(idp.provider(rotation=Rotation.GRACE, grace=1800))
     await connect(app, idp)
@@ -239,7 +257,8 @@ async def test_killed_before_the_commit_with_a_grace_the_grant_survives(make, id
     assert (await app.connections.get(A)).state is GrantState.ACTIVE
 
 
-async def test_killed_before_the_commit_without_a_grace_is_one_try_then_needs_reauth(make, idp):
+async def test_killed_before_the_commit_without_a_grace_is_one_try_then_needs_reauth(make, idp, monkeypatch):
+    monkeypatch.setattr(grants, "LAST_CALL", 0.3)
     app = make()
     await connect(app, idp)
     await overtaken(app, idp)
@@ -566,6 +585,68 @@ async def test_threads_share_the_credentials_and_refresh_them_once(make, idp, ow
     assert [t.name for t in threading.enumerate()].count("resilient-sync") == 2
 
 
+class Standstill(Plain):
+    """Its `load` does not return before it may."""
+
+    def __init__(self):
+        super().__init__(Credentials(token="canary-own", version=1))
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def load(self, resource_key):
+        self.begun.set()
+        self.may_end.wait(60)
+        return super().load(resource_key)
+
+
+async def test_a_thread_that_waits_hears_that_the_app_is_closed(make):
+    table = Standstill()
+    app = make(credentials=table, secrets=[])
+    asked = in_daemon(partial(app.sync.credentials, A))
+    assert await asyncio.to_thread(table.begun.wait, 60)
+    await asyncio.to_thread(app.sync.close)
+    with pytest.raises(SetupError, match="the app was closed while a thread waited for credentials"):
+        await asyncio.wait_for(asked, 60)
+    table.may_end.set()
+    assert (await asyncio.to_thread(app.sync.credentials, A)).token == "canary-own"
+
+
+async def test_a_thread_whose_refresh_is_under_way_gets_it_though_the_app_is_closed(make, idp):
+    app = make()
+    await connect(app, idp, expired=True)
+    idp.hold.clear()
+    asked = in_daemon(partial(app.sync.credentials, A))
+    await until(lambda: idp.asked)
+    closed = in_daemon(app.sync.close)
+    idp.hold.set()
+    assert (await asyncio.wait_for(asked, 60)).token == "canary-access-2"
+    await asyncio.wait_for(closed, 60)
+
+
+class ClosingLock:
+    """Whoever releases it for the first time finds the app closed right after."""
+
+    def __init__(self, close):
+        self._lock, self._close = threading.Lock(), [close]
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+        if self._close:
+            self._close.pop()()
+
+
+async def test_a_call_in_the_moment_of_the_close_hears_of_it_too(make):
+    table = Standstill()
+    app = make(credentials=table, secrets=[])
+    side = app.sync.close.__self__
+    side._lock = ClosingLock(side.close)
+    with pytest.raises(SetupError, match="the app was closed while a thread waited for credentials"):
+        await asyncio.wait_for(in_daemon(partial(app.sync.credentials, A)), 60)
+    table.may_end.set()
+
+
 def test_a_program_without_a_loop(database_url, idp):
     app = Resilient(database_url, handlers=HANDLERS, providers=[idp.provider()], secrets=[KEY])
     access, refresh = idp.issue()
@@ -650,7 +731,7 @@ async def test_accounts_that_are_remembered_are_bounded(app, idp, monkeypatch):
     for n in range(10):
         await connect(app, idp, f"idp/acct-{n}")
         assert (await app.credentials(f"idp/acct-{n}")).token == f"canary-access-{n + 1}"
-        assert len(app.grants.accounts._known) <= 3
+        assert len(app.grants.accounts._accounts) <= 3
 
 
 async def test_without_a_key_it_says_how_to_make_one(make, idp):
@@ -680,7 +761,7 @@ async def test_no_secret_shows_anywhere(app, idp, caplog, read_all, capsys):
     await app.enqueue(me, resource_key=A)
     await app.worker().drain()
     await app.database.transaction(lambda c, d: d.run(c, "UPDATE {grant} SET retry_at = NULL"))
-    held = await app.grants.accounts.held(A)
+    held = await app.grants.accounts.load_usable(A)
     texts = [caplog.text, *capsys.readouterr(), repr(held), repr(held.access), repr(app.grants.accounts.ring), KEY[9:]]
     shown = [repr(await app.connections.get(A)), str((await app.connections.get(A)).to_json())]
     tables = ("job", "attempt", "resource", "grant", "connection", "alert")

@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from resilient import GrantState, Kind, Resilient, ResourceStopped, Rotation
-from resilient.store.secrets import new_key
+from resilient.store.accounts import grants
+from resilient.store.accounts.secrets import new_key
 from tests import nursery
 
 KEY, A = new_key(), "idp/acct-1"
@@ -18,7 +19,7 @@ PROCESSES, WORKERS, JOBS = 5, 10, 1000  # ten workers in each process: fifty, of
 CHILD = """
 import asyncio, os, signal, sys
 from resilient import Bearer, Errors, FailureKind, OAuth2, Provider, Resilient, Rotation, Rule, Scope, handler
-from resilient.store import grants
+from resilient.store.accounts import grants
 
 @handler("me", timeout=None)
 async def me(job):
@@ -52,6 +53,12 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """Nobody waits long for a process that is dead."""
+    monkeypatch.setattr(grants, "LAST_CALL", 0.3)
 
 
 @pytest.fixture

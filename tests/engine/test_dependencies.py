@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import random
 import threading
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from resilient.core.errors import InvalidInput, Permanent
-from resilient.engine.app import Resilient
-from resilient.engine.enqueue import Item
-from resilient.engine.handler import handler
-from resilient.engine.job import Job
-from resilient.store import finishing, followers
+from resilient.core.base.errors import InvalidInput, Permanent
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.ground.encoder import Item
+from resilient.engine.run.job import Job
+from resilient.store.jobs import dependencies, finishing
+from tests.helpers import settle
 
 RAN: list[object] = []
 
@@ -47,11 +47,8 @@ def edges(app):
 
 
 async def drain(app):
-    """Run everything that can run; housekeeping finds nothing to repair."""
-    worker = app.worker(rng=random.Random(1))
-    await worker.drain(timeout=60)
-    await worker.sweeper.chores()
-    assert worker.sweeper.repaired == 0
+    """Run everything that can run; the payloads that ran."""
+    await settle(app)
     return list(RAN)
 
 
@@ -401,8 +398,8 @@ class TestRaces:
         with pg.database.sync_engine.begin() as c:
             pg.enqueue_sync(step, 2, resource_key="p/1", after=a, session=c)
         one, two = Connected(pg), Connected(pg)
-        assert followers.resolve_dependencies(one.c, one.d, one.d.now(one.c)) == 1
-        assert followers.resolve_dependencies(two.c, two.d, two.d.now(two.c)) == 0
+        assert dependencies.resolve_dependencies(one.c, one.d, one.d.now(one.c)) == 1
+        assert dependencies.resolve_dependencies(two.c, two.d, two.d.now(two.c)) == 0
         one.commit()
         two.commit()
 
@@ -419,14 +416,14 @@ class TestRaces:
         two = Connected(pg)
         thread = in_thread(lambda: (two.succeed(a), two.commit()))
         waits_for_lock(pg, thread)
-        followers.release_followers(one.c, one.d, [child], [], one.d.now(one.c))
+        dependencies.release_followers(one.c, one.d, [child], [], one.d.now(one.c))
         one.commit()
         thread.join(30)
         assert (states(pg, a, child), edges(pg)) == ("succeeded cancelled", 0)
 
 
 def _stage(c, d):
-    return followers.resolve_dependencies(c, d, d.now(c))
+    return dependencies.resolve_dependencies(c, d, d.now(c))
 
 
 class TestRepair:

@@ -8,11 +8,12 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from resilient.core.provider import Provider
-from resilient.engine import checks, doctor
-from resilient.store import health, schema, workers
-from resilient.store.address import for_listening
-from resilient.store.health import Contents, Server, Session, WorkerSeen
+from resilient.core.provider.facts import Provider
+from resilient.engine.inspect import doctor
+from resilient.store.db import schema
+from resilient.store.db.address import for_listening
+from resilient.store.inspect import health, workers
+from resilient.store.inspect.health import Contents, Server, Session, WorkerSeen
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SERVER = Server((17, 2), NOW, {"autovacuum": "on", "fsync": "on", "synchronous_commit": "on", "max_connections": "100"})
@@ -26,7 +27,7 @@ async def findings(database, **options):
 
 
 def judged(contents=CONTENTS, *, server=SERVER, skew=(0.0, 0.0)):
-    found = [*checks.check_server(server, skew, sqlite=False), *checks.check_contents(contents)]
+    found = [*doctor.check_server(server, skew, sqlite=False), *doctor.check_contents(contents)]
     return {finding.name: finding for finding in found if finding.level != "ok"}
 
 
@@ -272,14 +273,14 @@ tmpfs /srv/local\\040x tmpfs rw 0 0
     [("/app.db", "ext4"), ("/srv/app.db", "nfs4"), ("/srv/local/a/app.db", "xfs"), ("/srvx/a", "ext4")],
 )
 def test_filesystems(path, kind):
-    assert checks.filesystem_of(Path(path), MOUNTS) == kind
-    assert checks.filesystem_of(Path(path), "") == ""
+    assert doctor.filesystem_of(Path(path), MOUNTS) == kind
+    assert doctor.filesystem_of(Path(path), "") == ""
 
 
 def test_disk():
     def found(**changes):
         facts = {"filesystem": "ext4", "free": 2**40, "log": 0} | changes
-        return {f.name: f.level for f in checks.check_disk(Path("/srv/app.db"), **facts)}
+        return {f.name: f.level for f in doctor.check_disk(Path("/srv/app.db"), **facts)}
 
     assert found() == {"disk": "ok"}
     assert found(free=10 * 2**20) == {"disk": "fail"}

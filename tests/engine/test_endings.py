@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -11,22 +12,31 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from resilient.core.backoff import Retry
-from resilient.core.bounds import RESULT
-from resilient.core.delays import Fixed
-from resilient.core.errors import Cancel, Permanent, ResourceStopped, Snooze, Throttled, Transient
-from resilient.core.failure import Failure, FailureKind
-from resilient.engine import executor
-from resilient.engine.app import Resilient
-from resilient.engine.completer import Completer
-from resilient.engine.endings import text_of
-from resilient.engine.handler import handler
-from resilient.engine.heartbeat import Heartbeat
-from resilient.engine.job import Job, SyncJob
-from resilient.store import resources
-from resilient.store.dialect import ID
-from resilient.store.finishing import Finish
-from resilient.wire.failures import failed_answer
+from resilient.core.base.bounds import RESULT
+from resilient.core.base.errors import (
+    Cancel,
+    Failure,
+    FailureKind,
+    Permanent,
+    ResourceStopped,
+    Snooze,
+    Throttled,
+    Transient,
+)
+from resilient.core.jobs.backoff import Fixed, Retry
+from resilient.core.jobs.outcomes import Transition
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.run import completer as completer_module
+from resilient.engine.run import executor
+from resilient.engine.run.completer import Completer
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.db.dialect import ID
+from resilient.store.gates import resources
+from resilient.store.jobs.finishing import Finish
+from resilient.wire.requests.answer import failed_answer
+from resilient.wire.requests.redact import text_of
+from tests.helpers import drain
 
 ONCE = Retry(max_attempts=1)
 STARTED, GO_ON = threading.Event(), threading.Event()
@@ -35,6 +45,13 @@ SEEN: list = []
 
 class Textless(Exception):
     """An exception whose text cannot be had."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Speechless:
+    """A value whose text cannot be had."""
 
     def __str__(self):
         raise RuntimeError("no text")
@@ -92,6 +109,18 @@ async def odd_result(job: Job[str]) -> object:
         "wide": "é" * (RESULT.value // 2),
         "largest": "x" * (RESULT.value - 2),
     }[job.payload]
+
+
+@handler("says.no")
+async def says_no(job: Job[str]) -> object:
+    if job.payload == "returned":
+        return Cancel(Speechless())
+    raise Cancel(Speechless())
+
+
+@handler("enqueues.once", retry=ONCE)
+async def enqueues_once(job: Job[None]) -> None:
+    job.then(ok, unique_key="one", on_conflict="raise")
 
 
 @handler("meets.a.gate")
@@ -171,6 +200,8 @@ HANDLERS = [
     meets_a_gate,
     grouped,
     stopped,
+    says_no,
+    enqueues_once,
     returns_early,
     finishes,
     swallows,
@@ -187,21 +218,17 @@ async def app(database_url):
     await app.close()
 
 
-async def drain(app, **options):
-    return await app.worker(concurrency=2, **options).drain(timeout=10)
-
-
 async def started(app, **options):
     worker = app.worker(**{"concurrency": 2, **options})
     running = asyncio.create_task(worker.run(signals=False))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not STARTED.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return worker, running
 
 
 async def until(app, id_, state):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (job := await app.jobs.get(id_)).state != state:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return job
@@ -314,6 +341,27 @@ async def test_what_a_task_group_wraps_is_found(app, what, state):
     assert (job.state, job.attempts) == (state, int(state == "dead"))
 
 
+@pytest.mark.parametrize("how", ["returned", "raised"])
+async def test_a_reason_without_a_text_cancels_all_the_same(app, how):
+    done = await app.enqueue(says_no, how, resource_key="p/1")
+    await drain(app)
+    job, (attempt,) = await app.jobs.get(done.id), await app.jobs.attempts(done.id)
+    assert (job.state, attempt.decision) == ("cancelled", "cancelled")
+    assert attempt.message == "(its text cannot be had: RuntimeError)"
+
+
+async def test_an_end_that_cannot_be_written_counts_once(app):
+    """Its success was decided, and taken back: what was to follow it must not be enqueued."""
+    holder = await app.enqueue(ok, resource_key="p/2", unique_key="one", delay=3600)
+    done = await app.enqueue(enqueues_once, resource_key="p/1")
+    worker = app.worker()
+    await worker.drain(timeout=60)
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.last_error_code) == ("dead", "DuplicateJob")
+    assert (worker.outcomes, worker.ended) == ({"dead": 1}, 1)
+    assert (await app.jobs.get(holder.id)).state == "scheduled"
+
+
 async def test_a_failure_raised_over_a_refusal_counts(app):
     done = await app.enqueue(stopped, resource_key="p/1")
     await drain(app)
@@ -380,7 +428,7 @@ async def test_a_cancel_that_comes_before_the_handler_fails_is_not_forgotten(app
     worker, running = await started(app)
     assert (await app.jobs.cancel(done.id)).requested == 1
     app.deps.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while worker.completer.written < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     worker.stop()
@@ -466,7 +514,7 @@ async def test_what_a_heartbeat_says_of_an_older_execution_is_not_meant_for_a_ne
     done = await app.enqueue(sleeps, resource_key="p/1")
     worker, running = await started(app)
     execution = worker.executor.running[done.id.int]
-    beat = Heartbeat(worker)
+    beat = worker.heartbeat
     beat._tell({(done.id, execution.fence - 1): "lost"})
     await asyncio.sleep(0.05)
     assert execution.reason is None
@@ -484,19 +532,19 @@ async def test_a_result_no_database_takes_holds_up_no_other(app, caplog):
     )
     written = []
     completer = Completer(
-        app.database, lambda _: (), lambda ids, _: written.extend(ids), lambda *_: None, app.poke, roll=lambda: 0.0
+        app.database, lambda _: (), lambda ids, *_: written.extend(ids), lambda *_: None, app.poke, roll=lambda: 0.0
     )
     for n, row in enumerate(sorted(running)):
         if n == 7:
             completer.finish(
-                Finish(row.id, row.version, "dead", "dead", error="e", error_kind="bug", result="not JSON"),
+                Finish(row.id, row.version, Transition("dead", "dead", error="e", error_kind="bug", result="not JSON")),
                 row.resource_key,
             )
         else:
             completer.succeed(row.id, row.version, "not JSON" if n == 4 else str(n), row.resource_key)
-    completer.close()
+    await completer.start()
     async with asyncio.timeout(20):
-        await completer.run()
+        await completer.close()
     assert sorted(written) == sorted(ids)
     found = [await app.jobs.get(id_) for id_ in sorted(ids)]
     assert [(j.state, j.result) for j in found] == [
@@ -505,6 +553,34 @@ async def test_a_result_no_database_takes_holds_up_no_other(app, caplog):
     assert found[7].last_error == "(its error cannot be stored)"
     assert "cannot save" in caplog.text
     assert '"result":' not in caplog.text  # PostgreSQL quotes what it refuses; that may be anybody's data
+
+
+async def test_results_that_wait_for_the_database_are_a_line_where_that_begins_and_one_where_it_ends(
+    app, caplog, monkeypatch
+):
+    await app.enqueue(ok, resource_key="p/1")
+    (row,) = await app.database.transaction(
+        lambda c, d: d.run(c, "UPDATE {job} SET state = 'running' RETURNING id, version, resource_key", id=ID).all()
+    )
+    completer = Completer(app.database, lambda _: (), lambda *_: None, lambda *_: None, app.poke, roll=lambda: 0.0)
+    real, failures = app.database.transaction, []
+
+    async def away(*args, **options):
+        if len(failures) < 4:
+            failures.append(1)
+            raise OSError("the database is away")
+        return await real(*args, **options)
+
+    for name in ("transaction", "statement"):
+        monkeypatch.setattr(app.database, name, away)
+    monkeypatch.setattr(completer_module, "retry_pause", lambda *_: 0.0)
+    completer.succeed(row.id, row.version, "1", row.resource_key)
+    await completer.start()
+    async with asyncio.timeout(60):
+        await completer.close()
+    assert (completer.written, len(failures)) == (1, 4)
+    lines = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert [line.partition(" (")[0] for line in lines] == ["cannot save 1 results", "results can be saved again"]
 
 
 def test_of_an_answer_what_its_kind_and_code_tell_is_not_said_twice():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlmodel import Session as ModelSession
 
-from resilient.core.errors import (
+from resilient.core.base.errors import (
     BadPayload,
     BadResourceKey,
     DuplicateJob,
@@ -24,11 +25,12 @@ from resilient.core.errors import (
     Transient,
     UnknownKind,
 )
-from resilient.core.provider import Provider
-from resilient.engine.app import Resilient
-from resilient.engine.enqueue import Item
-from resilient.engine.handler import Kind, handler
-from resilient.engine.job import Job
+from resilient.core.provider.facts import Provider
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.ground.encoder import Encoder, Item, JobOptions, StepOptions
+from resilient.engine.ground.kinds import Kind
+from resilient.engine.run.job import Job
 
 
 class Mail(BaseModel):
@@ -72,7 +74,7 @@ class TestExpiry:
     @pytest.mark.parametrize("way", ["own", "session", "few", "copied", "replaced"])
     async def test_expires_in_counts_from_the_clock_that_decides(self, app, monkeypatch, way, options):
         """PostgreSQL's on PostgreSQL, however wrong that of the program's machine is."""
-        for module in ("engine.app", "store.dialect"):
+        for module in ("engine.ground.ground", "store.db.dialect"):
             monkeypatch.setattr(f"resilient.{module}.datetime", AnHourFast)
         words = {"resource_key": "a", "expires_in": 60, **options}
         if way == "session":
@@ -532,3 +534,10 @@ class TestForesight:
         app = make(**listed, providers=[])
         await app.enqueue(Kind("page", Page), Page(url="a"), resource_key="hubspott/a")
         assert self.warnings(caplog) == []
+
+
+def test_type_checkers_know_the_options_there_are():
+    """`JobOptions` is what editors complete, `Encoder.encode` what is checked at run time."""
+    parameters = inspect.signature(Encoder.encode).parameters.values()
+    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == set(JobOptions.__annotations__)
+    assert set(StepOptions.__annotations__) < set(JobOptions.__annotations__)

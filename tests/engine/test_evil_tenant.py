@@ -16,7 +16,9 @@ import sys
 from datetime import timedelta
 from functools import partial
 
+import psycopg
 import pytest
+from uuid_utils.compat import uuid7
 
 from resilient import (
     Bearer,
@@ -32,15 +34,20 @@ from resilient import (
     Wait,
     handler,
 )
-from resilient.engine.job import Job
-from resilient.store.secrets import new_key
+from resilient.core.inspect.retention import Pruned
+from resilient.engine.inspect.retention import Walk
+from resilient.engine.run.job import Job
+from resilient.store.accounts.secrets import new_key
+from resilient.store.jobs import insert
+from resilient.wire.requests.pool import Pool, PoolSettings
+from tests.helpers import until
 
 GOOD, EVIL, STEPS, STEP = 20, 8, 5, 30.0
 PACE = 0.9
 ABSURD = "9" * 300
 
 
-@handler("ask", retry=Retry(max_attempts=None), timeout=60)
+@handler("ask", retry=Retry(max_attempts=None), timeout=600)
 async def ask(job: Job[None]) -> None:
     (await job.client.get("/x")).raise_for_status()
 
@@ -258,23 +265,111 @@ async def test_the_log(hosts, make_one, caplog):
     assert not any("\n" in record.getMessage() for record in lines)
 
 
+SLOTS = 50
+
+
+def patient(worker):
+    """No request is given up and repeated while the test looks."""
+    worker.wire.pool = Pool(PoolSettings(read=600))
+    return worker
+
+
+class Slow(Host):
+    """Answers nobody before `open` is set, and counts whose requests it holds at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.hangs = asyncio.Event(), asyncio.Event()
+        self.holds = {"good": 0, "evil": 0}
+        self.most = {"good": 0, "evil": 0}
+
+    async def __call__(self, scope, receive, send):
+        who = "good" if b"good" in dict(scope["headers"])[b"authorization"] else "evil"
+        self.holds[who] += 1
+        self.most[who] = max(self.most[who], self.holds[who])
+        if who == "good":
+            await self.open.wait()
+        await super().__call__(scope, receive, send)
+        self.holds[who] -= 1
+
+
+@pytest.fixture
+async def slow(serve, make):
+    """A host that holds requests, an app, and what connects its accounts and starts a worker of `SLOTS` slots."""
+    host = Slow()
+    world = make(shared(serve(host)))
+    worker = patient(world.app.worker(concurrency=SLOTS))
+    running = []
+
+    async def start():
+        await world.connect("", "")
+        running.append(asyncio.create_task(worker.run(signals=False)))
+
+    yield host, world, start
+    worker.stop()
+    host.open.set()
+    host.hangs.set()
+    await asyncio.gather(*running)
+
+
+async def finished(world, count):
+    async with asyncio.timeout(60):
+        while await world.done() < count:  # noqa: ASYNC110 - written in batches
+            await asyncio.sleep(0.05)
+
+
+async def test_requests_that_hang_among_others(slow):
+    """All have more work than there are slots: what hangs holds a tenth of them at most, without any cap."""
+    host, world, start = slow
+    await world.app.enqueue_many(ask, [None] * 4 * SLOTS, resource_key=world.evil[0])
+    for key in world.good:
+        await world.app.enqueue_many(ask, [None] * 2 * STEPS, resource_key=key)
+    await start()
+    await until(lambda: host.holds["good"] >= PACE * SLOTS)
+    host.open.set()
+    await finished(world, 2 * GOOD * STEPS)
+    sys.stdout.write(f"slots: the good hold {host.most['good']} of {SLOTS} at once, what hangs {host.most['evil']}\n")
+    assert PACE * SLOTS <= host.most["good"] <= SLOTS
+    assert 0 < host.most["evil"] <= SLOTS - PACE * SLOTS
+
+
+async def test_requests_that_hang_before_the_others_come(slow):
+    """Alone at work, it fills half of the slots and no more; the others have the rest."""
+    host, world, start = slow
+    await world.app.enqueue_many(ask, [None] * 4 * SLOTS, resource_key=world.evil[0])
+    await start()
+    await until(lambda: host.holds["evil"] == SLOTS // 2)
+    for key in world.good:
+        await world.app.enqueue_many(ask, [None] * STEPS, resource_key=key)
+    await until(lambda: host.holds["good"] == SLOTS // 2)
+    host.open.set()
+    await finished(world, GOOD * STEPS)
+    assert host.most["evil"] == SLOTS // 2
+
+
+async def test_an_account_that_a_database_has_alone_uses_all_slots(slow):
+    host, world, start = slow
+    world.good, world.evil = world.good[:1], []
+    await world.app.enqueue_many(ask, [None] * 2 * SLOTS, resource_key=world.good[0])
+    await start()
+    await until(lambda: host.holds["good"] == SLOTS)
+    host.open.set()
+    await finished(world, 2 * SLOTS)
+
+
 async def test_slots_and_connections(hosts, make):
-    """His requests hang, and each account has a cap: the others' jobs find slots and connections."""
+    """All his accounts hang, and each has a cap: the others' jobs find slots and connections."""
     world = make(shared(hosts[0].url), concurrency={"api/*": 1})
     await world.connect("", "")
     hosts[0].hangs = asyncio.Event()
     for key in world.evil:
         await world.app.enqueue_many(ask, [None] * 50, resource_key=key)
-    worker = world.app.worker(concurrency=EVIL + 4)
+    worker = patient(world.app.worker(concurrency=EVIL + 4))
     running = asyncio.create_task(worker.run(signals=False))
-    async with asyncio.timeout(60):
-        while hosts[0].served["evil"] < EVIL:  # noqa: ASYNC110 - the server is in another thread
-            await asyncio.sleep(0.01)
+    await until(lambda: hosts[0].served["evil"] >= EVIL)
     for key in world.good:
         await world.app.enqueue_many(ask, [None] * STEPS, resource_key=key)
-    async with asyncio.timeout(60):
-        while await world.done() < GOOD * STEPS:  # noqa: ASYNC110 - written in batches
-            await asyncio.sleep(0.05)
+    await finished(world, GOOD * STEPS)
     sys.stdout.write(f"slots: {await world.done()} jobs of good accounts beside {hosts[0].served['evil']} that hang\n")
     assert hosts[0].served["evil"] == EVIL
     hosts[0].hangs.set()
@@ -291,3 +386,69 @@ async def test_backlog_and_history(hosts, make, clock):
         await world.app.enqueue_many(ask, [None] * 400, resource_key=key)
     await compare(world, "locks and the backlog")
     assert hosts[0].served["evil"] <= 4 * EVIL
+
+
+HISTORY, BATCH, KEPT = 3_000, 100, timedelta(hours=1)
+
+
+def finish(c, d, keys, number, state, at):
+    """So many jobs of these accounts that were over at that time."""
+    made = [
+        insert.NewJob(id=uuid7(), kind="ask", resource_key=keys[n % len(keys)], payload="null") for n in range(number)
+    ]
+    for first in range(0, number, 500):
+        insert.insert(c, d, made[first : first + 500])
+    d.run(c, "DELETE FROM {turn}")
+    d.run(
+        c, "UPDATE {job} SET state = :state, finished_at = :at_at WHERE state = 'ready'", {"state": state, "at_at": at}
+    )
+
+
+async def test_a_long_history_delays_nobodys_pruning_or_claims(hosts, make, clock):
+    """He has most of what is over, and the oldest of it: each transaction of pruning is as short as without him, what
+    others have of another sort goes meanwhile, and between any two of them their jobs run.
+    """
+    world = make(shared(hosts[0].url), retention=Retention(succeeded=KEPT, cancelled=KEPT, dead=KEPT, batch=BATCH))
+    await world.connect("", "")
+    run, now = world.app.database.transaction, clock.now()
+    await run(finish, world.evil, HISTORY, "succeeded", now - 3 * KEPT)
+    await run(finish, world.good, GOOD, "cancelled", now - 2 * KEPT)
+    await run(finish, world.good, GOOD, "dead", now - 2 * KEPT)
+    walk, statements = Walk.by_age(world.app.retention), []
+    for served in range(2 * len(Pruned.__slots__)):
+        before = await world.app.jobs.count()
+        await run(walk.step)
+        statements.append(before - await world.app.jobs.count())
+        await world.app.enqueue(ask, None, resource_key=world.good[served % GOOD])
+        await world.app.worker(concurrency=8).drain(timeout=60)
+        assert await world.done() == served + 1
+    assert max(statements) <= BATCH
+    assert walk.tally["cancelled"] == walk.tally["dead"] == GOOD
+    assert 0 < walk.tally["succeeded"] < HISTORY / 2
+
+
+async def test_rows_of_his_that_are_held_delay_nobody(hosts, worlds, postgres_database, clock):
+    """Somebody's transaction holds all of his jobs, old and new: others' are pruned and claimed past them."""
+    world = worlds(postgres_database, shared(hosts[0].url), retention=Retention(succeeded=KEPT, batch=BATCH))
+    await world.connect("", "")
+    run, now = world.app.database.transaction, clock.now()
+    await run(finish, world.evil, 5 * BATCH, "succeeded", now - 3 * KEPT)
+    await run(finish, world.good, GOOD, "succeeded", now - 2 * KEPT)
+    for key in world.evil:
+        await world.app.enqueue_many(ask, [None] * 10, resource_key=key)
+    with psycopg.connect(postgres_database.url.render_as_string(hide_password=False)) as held:
+        held.execute("SET lock_timeout = '5s'")
+        held.execute("SELECT 1 FROM resilient_job WHERE resource_key LIKE 'api/evil-%' FOR UPDATE").fetchall()
+        async with asyncio.timeout(30):
+            pruned = await world.app.prune()
+        for key in world.good:
+            await world.app.enqueue(ask, None, resource_key=key)
+        worker = world.app.worker(concurrency=8)
+        running = asyncio.create_task(worker.run(signals=False))
+        async with asyncio.timeout(30):
+            while await world.done() < GOOD:  # noqa: ASYNC110 - written in batches
+                await asyncio.sleep(0.05)
+        assert hosts[0].served["evil"] == 0
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert pruned.succeeded == GOOD

@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 
 from resilient import Batch, Job, Resilient, SyncJob, handler
-from resilient.core.errors import JobFailure
-from resilient.core.failure import Failure, FailureKind
+from resilient.core.base.errors import Failure, FailureKind, JobFailure
 
 RAN = []
 

@@ -9,18 +9,16 @@ from datetime import UTC, datetime
 import pytest
 from sqlmodel import Session
 
-from resilient.core.alerts import AlertInfo, Notice
-from resilient.core.backoff import Retry
-from resilient.core.delays import Custom
-from resilient.core.errors import Transient
-from resilient.engine import per_account
-from resilient.engine.app import Resilient
-from resilient.engine.batch import Batch, SyncBatch
-from resilient.engine.event import Event
-from resilient.engine.foreign import Escaped, called
-from resilient.engine.handler import handler
-from resilient.engine.job import Job, SyncJob
-from resilient.engine.sinks import Sinks
+from resilient.core.alerts.rules import AlertInfo, Notice
+from resilient.core.base.errors import Transient
+from resilient.core.jobs.backoff import Custom, Retry
+from resilient.engine.alerts import Sinks
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.events.outbox import Event
+from resilient.engine.ground.foreign import Escaped, called
+from resilient.engine.run.job import Batch, Job, SyncBatch, SyncJob
+from resilient.engine.schedules import schedules
 
 ONCE = Retry(max_attempts=1)
 
@@ -249,14 +247,13 @@ async def test_accounts_that_cannot_be_told_are_an_error_of_the_schedule(sort, w
 
     source = {"plain": plain, "generator": generator, "coroutine": coroutine, "async generator": async_generator}[sort]
     with pytest.raises(Exception):  # noqa: B017 - `serve` catches any
-        await within(20, anext(aiter(per_account._keys(Nothing(), source))))
+        await within(20, anext(aiter(schedules._keys(Nothing(), source))))
 
 
 class Nothing:
-    """An app that is not asked."""
+    """A database that is not asked."""
 
-    class database:  # noqa: N801
-        transaction = None
+    transaction = None
 
 
 @every

@@ -11,11 +11,14 @@ import pytest
 from uuid_utils.compat import uuid7
 
 from resilient import GrantState, NeedsReauth, Resilient, ResourceStopped, handler
-from resilient.engine import writing
-from resilient.engine.job import Job
-from resilient.store import fuse, gates, grants
-from resilient.store.secrets import new_key
+from resilient.engine import alerts
+from resilient.engine.jobs import queue
+from resilient.engine.run.job import Job
+from resilient.store.accounts import fuse, grants
+from resilient.store.accounts.secrets import new_key
+from resilient.store.gates import controls as gates
 from tests import nursery
+from tests.helpers import hear
 
 KEY = new_key()
 SIX = 6
@@ -54,7 +57,8 @@ def told():
 
 
 @pytest.fixture
-def app(make, told):
+def app(make, told, monkeypatch):
+    monkeypatch.setattr(alerts, "FLUSH_EVERY", 3600.0)  # a real second is soon over: `hear` says when
     return make(alerts=told.append)
 
 
@@ -89,13 +93,6 @@ async def states(app):
 
 async def auths(app, names):
     return [(await app.resources.get(key)).auth for key in names]
-
-
-async def hear(app):
-    if app.alerts._flushing is not None:
-        await app.alerts._flushing
-    await app.alerts.flush()
-    await app.alerts._sinks.delivered()
 
 
 async def a_minute_later(app):
@@ -156,13 +153,14 @@ async def test_a_mark_and_who_is_told_of_it_are_one_transaction(app, idp, monkey
     def broken(*_):
         raise RuntimeError("the disk is full")
 
-    monkeypatch.setattr(writing, "write", broken)
+    monkeypatch.setattr(queue, "write", broken)
     with pytest.raises(RuntimeError):
         await app.credentials(key)
     assert await states(app) == ["refreshing"]
     assert await auths(app, [key]) == ["ok"]
     assert await app.alerts.list() == []
     monkeypatch.undo()
+    monkeypatch.setattr(grants, "LAST_CALL", 0.3)
     over = "UPDATE {grant} SET lease_until = :over_at"
     await app.database.transaction(lambda c, d: d.run(c, over, {"over_at": d.now(c)}))
     app.grants.accounts.forget()
@@ -298,9 +296,9 @@ def test_the_sixth_sees_a_fifth_that_is_not_committed_yet(postgres_database):
     database, inside, go = postgres_database, threading.Event(), threading.Event()
 
     class Slow(Silent):
-        def tell(self, c, d, dead):  # noqa: ARG002 - a Voice
+        def tell(self, c, d, dead):  # noqa: ARG002 - a DeathListener
             inside.set()
-            assert go.wait(10)
+            assert go.wait(60)
 
     def prepare(c, d):
         insert(c, d, 4, state="needs_reauth", died_at=d.now(c))
@@ -314,7 +312,7 @@ def test_the_sixth_sees_a_fifth_that_is_not_committed_yet(postgres_database):
 
     threads = [threading.Thread(target=die, args=(fifth, Slow())), threading.Thread(target=die, args=(sixth, Silent()))]
     threads[0].start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     threads[1].start()
     threads[1].join(0.3)
     assert not deaths

@@ -8,18 +8,17 @@ import pytest
 from sqlmodel import Session
 
 from resilient import Batch, Item, Job, Resilient, SyncJob, Throttled, handler
-from resilient.core.admission import Level, admit
-from resilient.core.budgets import Budget
-from resilient.core.errors import DatabaseUnreachable, ResourceStopped
-from resilient.core.exchange import AnswerFacts
-from resilient.core.failure import Failure, FailureKind, Scope
-from resilient.core.limit import Limit
-from resilient.core.outcomes import SUCCEEDED, Deferred, Failed, HandedBack
-from resilient.core.policy import BreakerPolicy, Policies, Policy
-from resilient.core.tenancy import Tenancy
-from resilient.engine import execution
-from resilient.engine.gate import Gate
-from resilient.store import circuits, gates, resources
+from resilient.core.base.budgets import Budget
+from resilient.core.base.errors import DatabaseUnreachable, Failure, FailureKind, ResourceStopped, Scope
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.gates.admission import Level, admit
+from resilient.core.gates.policy import BreakerPolicy, Policies, Policy, Tenancy
+from resilient.core.gates.rate_limit import Limit
+from resilient.core.jobs.outcomes import SUCCEEDED, Deferred, Failed, HandedBack
+from resilient.engine.gates.gate import Gate
+from resilient.engine.run import execution
+from resilient.store.gates import circuits, resources
+from resilient.store.gates import controls as gates
 
 POLICIES = Policies(limits={"q/*": [Limit(100, 1, burst=100, name="core")]}, concurrency={"p": 5})
 OK = AnswerFacts(200)
@@ -87,7 +86,8 @@ def elect(database, key, owner="w1"):
         old = [Level(found[k], Policy(), {}) for k in path]
         verdict = admit(old, 1, d.now(c), owner)
         resources.write_levels(c, d, old, verdict.levels, d.now(c))
-        return verdict.probes, {x.facts.key: x.facts for x in verdict.levels}, d.now(c)
+        after = {x.facts.key: x.facts for x in verdict.levels}
+        return tuple((key, after[key].breaker.generation) for key in verdict.probes), after, d.now(c)
 
     return database.transaction_sync(fn)
 
@@ -350,13 +350,30 @@ async def open_and_elect(clock, database, gate, key="p/a"):
 
 async def test_only_the_probe_goes_through(clock, database, gate, make):
     probes = await open_and_elect(clock, database, gate)
-    assert probes == ("p/a", "p")
+    assert [level for level, _ in probes] == ["p/a", "p"]
     assert gate.stop("p/a", probes=probes) is None
     assert gate.stop("p/a").code == "probing"
     assert gate.stop("p/b").resource == "p"
     other = await make("w2")
     with pytest.raises(ResourceStopped):
         await other.admit("p/a", probes=probes)  # somebody else's probe
+
+
+async def test_a_probe_whose_lease_ended_before_it_sent_anything_is_none(clock, database, gate):
+    """Another job of this worker has been elected since; whichever it is, one request goes through."""
+    first = await open_and_elect(clock, database, gate)
+    clock.advance(Policy().breaker.probe_lease + 1)
+    second, found, now = elect(database, "p/a")
+    gate.learn(found, now)
+    with pytest.raises(ResourceStopped) as stopped:
+        await gate.admit("p/a", probes=first)
+    assert (stopped.value.resource, stopped.value.gate) == ("p/a", "breaker")
+    ticket = await gate.admit("p/a", probes=second)
+    assert ticket.probing == ("p/a", "p")
+    ticket.fresh_until = 0.0  # it waits for its connection
+    assert gate.is_late(ticket)
+    await gate.again(ticket)
+    assert ticket.probing == ("p/a", "p")
 
 
 async def test_the_first_answer_decides(clock, database, gate):

@@ -1,18 +1,22 @@
 """Request limits as the gate draws them: waits, leases, reservations, over several gates."""
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 import pytest
 
-from resilient.core.budgets import Budget
-from resilient.core.errors import ResourceStopped
-from resilient.core.exchange import AnswerFacts
-from resilient.core.limit import Limit
-from resilient.core.policy import Policies
-from resilient.core.tenancy import Tenancy
-from resilient.engine.gate import Gate
-from resilient.store import circuits, gates, limits
+from resilient.core.base.budgets import Budget
+from resilient.core.base.errors import ResourceStopped
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.gates.policy import Policies, Tenancy
+from resilient.core.gates.rate_limit import Limit
+from resilient.core.jobs.backoff import retry_pause
+from resilient.engine.gates import drawing
+from resilient.engine.gates.gate import Gate
+from resilient.store.gates import circuits, limits
+from resilient.store.gates import controls as gates
+from tests.helpers import LIMIT, until
 
 
 @pytest.fixture
@@ -42,6 +46,25 @@ def draws(database, monkeypatch):
 
     monkeypatch.setattr(database, "transaction", transaction)
     return seen
+
+
+@pytest.fixture
+def away(database, monkeypatch):
+    """``with away():`` no draw reaches the database."""
+    real = database.transaction
+
+    async def transaction(fn, *args, **kwargs):
+        if fn is limits.draw:
+            raise OSError("gone")
+        return await real(fn, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def away():
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "transaction", transaction)
+            yield
+
+    return away
 
 
 def tat(database, key="p/a", name="r"):
@@ -269,19 +292,65 @@ async def test_an_override_changes_the_limit_without_a_restart(clock, database, 
     await gate.admit("p/a")
 
 
-async def test_a_database_that_is_away_makes_jobs_wait(clock, database, make, monkeypatch):
+async def test_a_database_that_is_away_makes_jobs_wait(clock, database, make, away):
     gate = await make(Limit(1, 1, name="r"))
     await gate.check("p/a")
-    real = database.transaction
-
-    async def away(fn, *args, **kwargs):
-        if fn is limits.draw:
-            raise OSError("gone")
-        return await real(fn, *args, **kwargs)
-
-    monkeypatch.setattr(database, "transaction", away)
-    with pytest.raises(ResourceStopped) as stopped:
+    with away(), pytest.raises(ResourceStopped) as stopped:
         await gate.admit("p/a")
     assert stopped.value.gate == "database"
-    monkeypatch.setattr(database, "transaction", real)
     await gate.admit("p/a")
+
+
+async def test_a_settlement_waits_longer_and_longer_for_a_database_that_is_away(
+    clock, database, make, away, monkeypatch, caplog
+):
+    gate, pauses = await make(Limit(100, 1, burst=100, name="r")), []
+    ticket = await gate.admit("p/a", 10)
+    drawn = tat(database)
+
+    def at_once(tries, roll):
+        pauses.append(retry_pause(tries, roll))
+        return 0.0
+
+    monkeypatch.setattr(drawing, "retry_pause", at_once, raising=False)
+    with away():
+        await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
+        await until(lambda: len(pauses) == 5)
+    await until(lambda: tat(database) != drawn)
+    assert tat(database) == pytest.approx(drawn + 0.3, abs=1e-3)
+    for n, pause in enumerate(pauses):
+        assert 0.1 * 2**n <= pause <= 0.15 * 2**n
+    assert caplog.text.count("cannot draw request limits") == 1
+
+
+async def test_saving_and_closing_end_while_the_database_is_away(clock, database, make, away):
+    gate = await make(Limit(100, 1, burst=100, name="r"))
+    ticket = await gate.admit("p/a", 10)
+    drawn = tat(database)
+    async with asyncio.timeout(LIMIT):
+        with away():
+            await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
+            await gate.flush()
+        ticket = await gate.admit("p/a", 10)  # does not wait for the pause, and takes the settlement along
+        assert tat(database) > drawn + 0.39  # 0.3, 0.1, and perhaps a few in advance
+        assert gate._drawing._pause is None
+        with away():
+            await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
+            await gate.close()
+            assert gate._drawing._pause is None
+            assert gate._drawing._task.done()
+
+
+async def test_who_is_cancelled_as_the_database_goes_away_ends_as_cancelled(clock, database, make, monkeypatch):
+    gate = await make(Limit(1, 1, name="r"))
+    await gate.check("p/a")
+    loop = asyncio.get_running_loop()
+
+    async def away(*_):
+        loop.call_soon(waiting.cancel)  # runs after the refusal is set, before the waiting one goes on
+        raise OSError("gone")
+
+    monkeypatch.setattr(gate._drawing, "_transaction", away)
+    waiting = asyncio.ensure_future(gate.admit("p/a"))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

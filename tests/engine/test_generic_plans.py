@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilient import Job, Resilient, handler
-from resilient.engine.schedule import Schedule
+from resilient.engine.schedules.declaration import Schedule
 
 
 @handler("work")

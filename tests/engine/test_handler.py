@@ -7,10 +7,9 @@ from typing import Annotated, Any, Protocol, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from resilient.core.errors import SetupError
-from resilient.engine.batch import Batch, SyncBatch
-from resilient.engine.handler import handler
-from resilient.engine.job import BaseJob, Job, SyncJob
+from resilient.core.base.errors import SetupError
+from resilient.engine.app.handler import handler
+from resilient.engine.run.job import BaseJob, Batch, Job, SyncBatch, SyncJob
 
 
 class Mail(BaseModel):
@@ -56,8 +55,8 @@ def several(jobs: SyncBatch[Mail]) -> None: ...
         (text, {}, "str", "Job[str]"),
         (a_dict, {}, "dict[str, typing.Any]", "Job[dict[str, typing.Any]]"),
         (a_list, {}, "list[tests.engine.test_handler.Mail]", "Job[list[tests.engine.test_handler.Mail]]"),
-        (one, {"batch": 3}, "resilient.engine.job.Job[tests.engine.test_handler.Mail]", "Batch[...]"),
-        (several, {}, "resilient.engine.batch.SyncBatch[tests.engine.test_handler.Mail]", "SyncJob[...]"),
+        (one, {"batch": 3}, "resilient.engine.run.job.Job[tests.engine.test_handler.Mail]", "Batch[...]"),
+        (several, {}, "resilient.engine.run.job.SyncBatch[tests.engine.test_handler.Mail]", "SyncJob[...]"),
     ],
 )
 def test_the_payloads_type_in_the_jobs_place_is_an_error_that_says_what_to_write(fn, options, said, wanted):

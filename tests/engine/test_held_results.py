@@ -9,7 +9,9 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from resilient import Fixed, Item, Job, Resilient, Retry, handler
-from resilient.store import patience
+from resilient.engine.run import completer
+from resilient.store.jobs import finishing
+from tests.helpers import until
 
 GATE: dict = {}
 RAN = []
@@ -32,8 +34,9 @@ async def work(job: Job[int]) -> None:
 
 @pytest.fixture
 async def app(postgres_url, monkeypatch):
-    monkeypatch.setattr(patience, "PATIENCE", "50ms")
-    monkeypatch.setattr(patience, "SHORT", "20ms")
+    for module in (completer, finishing):
+        monkeypatch.setattr(module, "LOCK_WAIT", "50ms")
+        monkeypatch.setattr(module, "SHORT_LOCK_WAIT", "20ms")
     GATE.update(started=asyncio.Event(), go=asyncio.Event())
     RAN.clear()
     app = Resilient(postgres_url, handlers=[held, work])
@@ -54,12 +57,6 @@ def next_of_lane(app, _id):
     c.begin()
     app.sync.enqueue(work, -2, resource_key="p/held", ordering_key="o", session=c)
     return c
-
-
-async def until(said):
-    async with asyncio.timeout(20):
-        while not await said():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 async def is_(app, id_, state):
@@ -87,7 +84,7 @@ async def test_the_others_are_written(app, holds, ends, state):
     await app.enqueue_many(work, [Item(n, f"p/{n % 5}") for n in range(20)])
     await until(succeeded(app, 20))
     assert (await app.jobs.get(id_)).state == "running"
-    assert (id_, 2) in worker.held()  # and its lease is still looked after
+    assert (id_, 2) in worker.fences()  # and its lease is still looked after
     await asyncio.to_thread(holding.commit)
     holding.close()
     # What follows it comes too, and the one whose turn it is then.
@@ -146,7 +143,7 @@ async def test_a_job_that_is_let_go_goes_to_its_living_worker(app, seconds):
     id_ = (await app.enqueue(work, 1, resource_key="p/1")).id
     worker = app.worker(lease=60)
     now = [time.monotonic()]
-    worker.monotonic = lambda: now[0]
+    worker.link.monotonic = lambda: now[0]
     await app.database.transaction(lease_over, id_, seconds)
     await worker.sweeper.rescue()
     assert worker.sweeper.rescued == (seconds < 0)

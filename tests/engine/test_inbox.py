@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import Session
 
 from resilient import Arrival, InvalidInput, Resilient, Retention
-from resilient.store import inbox
+from resilient.store.events import inbox
 
 DAY = timedelta(days=1)
 
@@ -149,7 +149,7 @@ class TestArrived:
 
     def test_of_a_known_key_too(self, postgres_database, monkeypatch):
         """Its row is there: the second must not decide by what the first, which has just looked, is about to change."""
-        app, seen = Resilient(postgres_database), inbox.seen
+        app, seen = Resilient(postgres_database), inbox.has_taken
         waiting, found = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", []
         with Session(postgres_database.sync_engine) as one, Session(postgres_database.sync_engine) as two:
             assert self.take(app, one, 1) is Arrival.FIRST
@@ -165,7 +165,7 @@ class TestArrived:
                             break
                 return seen(*args)
 
-            monkeypatch.setattr(inbox, "seen", between)
+            monkeypatch.setattr(inbox, "has_taken", between)
             assert self.take(app, one, 3) is Arrival.FIRST
             one.commit()
             second.join(30)

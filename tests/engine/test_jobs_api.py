@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlmodel import Session as SqlModelSession
 
-from resilient.core.changed import Cancelled, Deleted, Discarded, Edited, Retried
-from resilient.core.errors import (
+from resilient.core.base.errors import (
     BadPayload,
     InvalidInput,
     JobNotFound,
@@ -22,13 +21,15 @@ from resilient.core.errors import (
     PayloadTooLarge,
     UnknownKind,
 )
-from resilient.core.states import JobState
-from resilient.engine.app import Resilient
-from resilient.engine.handler import Kind, handler
-from resilient.engine.job import Job
-from resilient.store import turns
-from resilient.store.changes import BATCH
-from resilient.store.filters import JOB, JobFilter
+from resilient.core.jobs.records import Cancelled, Deleted, Discarded, Edited, Retried
+from resilient.core.jobs.states import JobState
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.ground.kinds import Kind
+from resilient.engine.run.job import Job
+from resilient.store.gates import turns
+from resilient.store.jobs.changes import BATCH
+from resilient.store.jobs.filters import JOB, JobFilter
 
 
 class Mail(BaseModel):
@@ -152,7 +153,7 @@ async def test_everything_must_be_said(app):
 
 @pytest.mark.parametrize(("rate", "seconds"), [(10, 0.1), ("10/s", 0.1), ("30/min", 2.0), (None, None)])
 async def test_a_rate_is_a_distance(rate, seconds):
-    from resilient.engine.bulk import spacing_of
+    from resilient.engine.jobs.api import spacing_of
 
     assert spacing_of(rate) == (None if seconds is None else timedelta(seconds=seconds))
 
@@ -296,7 +297,7 @@ async def test_what_is_no_session_is_named(app):
 
 async def test_workers_are_woken_only_by_what_was_committed(app, database, monkeypatch):
     pokes = []
-    monkeypatch.setattr(app, "poke", lambda: pokes.append(1))
+    monkeypatch.setattr(app.ground.waker, "poke", lambda: pokes.append(1))
     (job,) = await some(app)
     pokes.clear()
     await app.jobs.list()
@@ -349,7 +350,7 @@ async def test_why_a_ready_job_waits(app, database):
     assert why.reasons[1].text.endswith("2 jobs wait there.")
     assert (why.waiting, why.until) == (2, None)
     assert (await app.jobs.why(first)).reasons[2].code == "first"
-    database.transaction_sync(turns.take, turns.Wanted(10))
+    database.transaction_sync(turns.take, turns.Selection(10))
     assert "no_turn" in [r.code for r in (await app.jobs.why(first)).reasons]
 
 
@@ -365,7 +366,7 @@ async def test_the_line_goes_by_priority_time_and_id(app):
 
 async def test_why_knows_what_this_program_cannot_run(app):
     (job,) = await some(app, kind=SYNC)
-    from resilient.store import workers
+    from resilient.store.inspect import workers
 
     def beat(c, d):
         workers.beat(c, d, workers.Beat("w1", "h", 1, ["issues.sync"], 5, 0, "1", stopping=False), d.now(c))

@@ -9,12 +9,12 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from resilient.core.changed import Cancelled
-from resilient.engine.app import Resilient
-from resilient.engine.handler import handler
-from resilient.engine.job import Job
-from resilient.store import turns
-from resilient.store.filters import JOB
+from resilient.core.jobs.records import Cancelled
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.run.job import Job
+from resilient.store.gates import turns
+from resilient.store.jobs.filters import JOB
 
 ACCOUNTS, EACH, SECONDS = 12, 40, 2.0
 
@@ -91,11 +91,11 @@ async def test_a_change_that_loses_a_deadlock_is_made_again(postgres_url):
     first, second = sorted(e.id for e in await app.enqueue_many(noop, [1, 2], resource_key="github/a"))
     lock = sa.select(JOB.c.id).with_for_update()
     with app.database.sync_engine.connect() as c:
+        c.exec_driver_sql("SET LOCAL deadlock_timeout = '1min'")  # the change looks first, whoever gets the processor
         c.execute(lock.where(JOB.c.id == second))
         change = asyncio.create_task(app.jobs.cancel([first, second]))
         while not c.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        # Whose wait began first looks for deadlocks first, after a second: the change.
         await asyncio.to_thread(c.execute, lock.where(JOB.c.id == first))
         c.commit()
     assert await change == Cancelled(cancelled=2)

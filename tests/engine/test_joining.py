@@ -9,7 +9,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlmodel import Field, Session, SQLModel
 
 from resilient import Event, InvalidInput, Resilient, handler
-from resilient.engine import joining
+from resilient.engine.jobs import queue
 
 
 class Moved(Event, type="stock.moved"):
@@ -187,9 +187,9 @@ def test_after_the_commit_it_is_too_late_and_said(app, database, numbers):
 
 def test_two_apps_in_two_schemas_share_a_transaction(postgres_url, monkeypatch):
     """Each writes into its own tables, in everybody's order: two such transactions wait for each other in no circle."""
-    written, write = [], joining.write
+    written, write = [], queue.write
     monkeypatch.setattr(
-        joining, "write", lambda c, d, *rest, **words: [written.append(d.schema), *write(c, d, *rest, **words)]
+        queue, "write", lambda c, d, *rest, **words: [written.append(d.schema), *write(c, d, *rest, **words)]
     )
     words = {"destinations": {"a": null}, "routes": {Moved: ["a"]}}
     one, two = Resilient(postgres_url, **words), Resilient(postgres_url, schema="other", upgrade=True, **words)

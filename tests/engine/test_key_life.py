@@ -10,9 +10,10 @@ from datetime import timedelta
 import pytest
 
 from resilient import Idempotency, Provider, Resilient, Retry, handler
-from resilient.core.delays import Fixed
-from resilient.engine.job import Job, SyncJob
-from resilient.store.dialect import JSON
+from resilient.core.jobs.backoff import Fixed
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.db.dialect import JSON
+from tests.helpers import drain
 
 LIFE = 3600.0
 
@@ -74,10 +75,6 @@ def charging(delay=60.0, **options):
 async def sent(app):
     (row,) = await app.database.transaction(lambda c, d: d.run(c, "SELECT sent FROM {job}", sent=JSON).all())
     return row[0]
-
-
-async def drain(app):
-    await app.worker().drain(timeout=30)
 
 
 async def test_key_and_time_are_committed_before_the_first_sending(make, api, clock):

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from resilient import Event, Fixed, Job, Resilient, Retry, handler
-from resilient.engine import completer
-from resilient.store import finishing, followers
-from resilient.store.finishing import Finish
+from resilient.core.jobs.outcomes import Transition
+from resilient.engine.run import completer
+from resilient.store.jobs import dependencies, finishing
+from resilient.store.jobs.finishing import Finish
 
 LANE, WORKFLOW = "resilient_order WHERE resource_key = 'p/1'", "resilient_workflow"
 TRIES = []
@@ -113,7 +114,7 @@ def drain(app):
 def end(app, done, dead=(), follow_ups=None):
     """A worker's results, in one batch."""
     running(app, [*done, *dead])
-    finishes = [Finish(id_, 2, "dead", "dead") for id_ in dead]
+    finishes = [Finish(id_, 2, Transition("dead", "dead")) for id_ in dead]
     return lambda: app.database.transaction(
         completer.write, [(id_, 2, None) for id_ in done], finishes, {}, follow_ups=follow_ups
     )
@@ -131,14 +132,14 @@ async def test_only_lanes_of_jobs_that_have_one_are_looked_for(anywhere):
     """SQLite's RETURNING once said of every job that it has a key."""
     ids = [(await anywhere.enqueue(last, resource_key="p/1", ordering_key=key)).id for key in (None, "a", None, "b")]
     running(anywhere, ids)
-    ends = followers.Ends()
+    ends = dependencies.Ends()
 
     def write(c, d):
         finishing.succeed_if_held(c, d, [(id_, 2, None) for id_ in ids[:2]], d.now(c), ends)
-        finishing.finish_if_held(c, d, [Finish(id_, 2, "dead", "dead") for id_ in ids[2:]], d.now(c), ends)
+        finishing.finish_if_held(c, d, [Finish(id_, 2, Transition("dead", "dead")) for id_ in ids[2:]], d.now(c), ends)
 
     await anywhere.database.transaction(write)
-    assert ends.in_lanes == {ids[1], ids[3]}
+    assert ends.in_order == {ids[1], ids[3]}
 
 
 @pytest.mark.parametrize("kind", [publishes, followed], ids=lambda kind: kind.kind)
@@ -174,8 +175,8 @@ async def test_jobs_without_a_key_are_in_no_lane(anywhere, read_all):
     await app.worker().drain(timeout=30)
     one, two = await app.enqueue(last, resource_key="q/1"), await app.enqueue(followed, resource_key="q/1")
     await app.enqueue(last, resource_key="q/1", after=[one.id])
-    await app.database.transaction(followers.resolve_dependencies, datetime.now(UTC))
-    new = app._encoder.encode(last, None, "q/2", ordering_key="o")
+    await app.database.transaction(dependencies.resolve_dependencies, datetime.now(UTC))
+    new = app.ground.encoder.encode(last, None, "q/2", ordering_key="o")
     await end(app, [two.id], [one.id], follow_ups={two.id: [new]})()
     lanes = [(r["resource_key"], r["ordering_key"]) for r in read_all("SELECT * FROM {order} ORDER BY 1")]
     assert lanes == [("outbox/a", "k"), ("q/2", "o")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from datetime import timedelta
 
@@ -12,13 +11,14 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from resilient.core.errors import InvalidInput, Permanent, Snooze, Transient
-from resilient.core.retention import Retention
-from resilient.engine.app import Resilient
-from resilient.engine.enqueue import Item
-from resilient.engine.handler import handler
-from resilient.engine.job import Job, SyncJob
-from resilient.store import finishing, order
+from resilient.core.base.errors import InvalidInput, Permanent, Snooze, Transient
+from resilient.core.inspect.retention import Retention
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.ground.encoder import Item
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.jobs import finishing, order
+from tests.helpers import settle
 
 RAN: list[tuple[str, int | None, object]] = []
 
@@ -57,11 +57,8 @@ def states(app, ids):
 
 
 async def drain(app):
-    """Run everything that can run; housekeeping finds nothing to repair."""
-    worker = app.worker(rng=random.Random(1))
-    await worker.drain(timeout=60)
-    await worker.sweeper.chores()
-    assert worker.sweeper.repaired == 0
+    """Run everything that can run; the payloads that ran."""
+    await settle(app)
     return [payload for _, _, payload in RAN]
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 
 from resilient import Alerting, Job, Resilient, handler
-from resilient.core.errors import DatabaseUnreachable
-from resilient.engine import heartbeat
-from resilient.engine.heartbeat import Heartbeat
-from resilient.engine.outage import AWAY, STEADY
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.engine.alerts import AWAY, STEADY
+from resilient.engine.ground.counts import Counts
+from resilient.engine.run import heartbeat
+from resilient.engine.run.heartbeat import DatabaseLink, Heartbeat
 
 
 @handler("nothing")
@@ -102,12 +102,12 @@ async def test_two_workers_of_a_process_are_one_voice(app, outage):
 
 async def test_a_worker_that_ends_tells_the_end_only_if_it_saw_it(app, outage):
     outage.unanswered("a", AWAY)
-    outage.left("a", reached=False)
+    outage.leave("a", reached=False)
     assert await news(app) == [BEGUN]
     outage.answered("its successor", 0.0)
     assert await news(app) == [OVER]
     outage.unanswered("a", AWAY)
-    outage.left("a", reached=True)
+    outage.leave("a", reached=True)
     assert await news(app) == [BEGUN, OVER]
 
 
@@ -137,10 +137,9 @@ async def test_what_is_told_reaches_its_sinks_although_the_process_ends_without_
 
 
 def beating(app, outage):
-    worker = SimpleNamespace(
-        app=app, id="w", is_cut_off=False, lease=timedelta(seconds=60), monotonic=lambda: 1000.0, executor=None
-    )
-    return worker, Heartbeat(worker)
+    link = DatabaseLink()
+    link.monotonic = lambda: 1000.0
+    return link, Heartbeat(app.database, "w", timedelta(seconds=60), link, None, None, outage, Counts())
 
 
 async def test_a_process_that_stood_still_accuses_nobody(app, outage):
@@ -155,17 +154,17 @@ async def test_a_process_that_stood_still_accuses_nobody(app, outage):
 
 async def test_a_worker_that_ends_in_a_silence_does_not_take_it_for_an_answer(app, outage):
     """The beat has not failed yet: it waits."""
-    worker, beats = beating(app, outage)
+    link, beats = beating(app, outage)
     beats._unanswered_since = 1000.0 - AWAY
     assert not beats.is_answered
     beats._unanswered_since = 999.9
     assert beats.is_answered
-    worker.is_cut_off = True
+    link.is_cut_off = True
     assert not beats.is_answered
 
 
 async def test_a_beat_under_way_is_no_news(app, outage):
-    worker, beats = beating(app, outage)
+    link, beats = beating(app, outage)
     outage.unanswered("w", AWAY)
     outage.answered("w", 1000.0)
     beats._unanswered_since = 1000.0 + STEADY - 0.1
@@ -173,4 +172,4 @@ async def test_a_beat_under_way_is_no_news(app, outage):
     beats._unanswered_since = None
     beats._report(1000.0 + STEADY + 0.2, heartbeat.TICK)
     assert await news(app) == [BEGUN, OVER]
-    assert not worker.is_cut_off
+    assert not link.is_cut_off

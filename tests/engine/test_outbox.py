@@ -297,7 +297,7 @@ class TestPublish:
         with session() as s:
             app.outbox.publish(s, OrderPlaced(number=1))
             s.commit()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not sink.seen:  # noqa: ASYNC110 - the worker is another task
                 await asyncio.sleep(0.005)
         worker.stop()
@@ -393,7 +393,7 @@ class TestRelay:
             if not first:
                 first.append(message)
                 return
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await app.jobs.get(first[0].delivery)).state != "succeeded":  # noqa: ASYNC110 - it is written
                     await asyncio.sleep(0.01)
 
@@ -453,7 +453,7 @@ class TestRelay:
 
     async def test_what_another_worker_has_by_now_is_not_published_too(self, database, session, monkeypatch):
         """A worker that stood still goes on with its batch: what is left of it is somebody else's."""
-        monkeypatch.setattr("resilient.engine.relay.IN_FLIGHT", 1)
+        monkeypatch.setattr("resilient.engine.run.relay.IN_FLIGHT", 1)
         seen, steal = [], "UPDATE {job} SET version = version + 1, locked_by = 'other' WHERE id <> :id"
 
         async def sink(message):

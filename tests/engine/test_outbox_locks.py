@@ -52,12 +52,12 @@ def test_500_keys_in_reversed_orders_never_deadlock(postgres_url, open_database,
 
 
 def test_the_short_way_and_the_general_one_write_the_same(postgres_url, open_database, read_all_of, monkeypatch):
-    """One event goes by a statement of its own (`store/append.py`)."""
+    """One event goes by a statement of its own (``store/jobs/insert.py: append``)."""
 
     def written(append):
         database = open_database(postgres_url)
         app = Resilient(database, destinations={"a": null}, routes={Moved: ["a"]})
-        monkeypatch.setattr("resilient.store.append.fits", append)
+        monkeypatch.setattr("resilient.store.jobs.insert.can_append", append)
         for _ in range(3):
             with Session(database.sync_engine) as s:
                 app.outbox.publish(s, Moved(number=1), key="k")
@@ -70,9 +70,9 @@ def test_the_short_way_and_the_general_one_write_the_same(postgres_url, open_dat
         plain = [{k: v for k, v in row.items() if k not in own} for row in (*rows, *lane)]
         return plain, [row["order_no"] for row in rows], turns
 
-    from resilient.store import append
+    from resilient.store.jobs import insert
 
-    fits = append.fits
+    fits = insert.can_append
     assert written(fits) == written(lambda _d, _j: False)
 
 

@@ -9,7 +9,7 @@ import pytest
 from sqlmodel import Session
 
 from resilient import Event, InvalidInput, Nats, Permanent, Resilient, Transient
-from resilient.store import order
+from resilient.store.jobs import order
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers
@@ -110,7 +110,7 @@ async def test_a_dry_run_and_a_limit(app, history, seen, monkeypatch):
     }  # fmt: skip
     cut = app.sync.outbox.replay(since=9 * HOUR, dry_run=True, limit=3)
     assert (cut.events, cut.more, sum(cut.by_destination.values())) == (3, True, 3)
-    monkeypatch.setattr("resilient.engine.outbox._BATCH", 2)
+    monkeypatch.setattr("resilient.engine.events.outbox._BATCH", 2)
     assert (await again(app, seen, since=9 * HOUR, limit=3))[0].by_destination == cut.by_destination
     for limit in (0, -1):
         with pytest.raises(InvalidInput, match="at least 1"):
@@ -129,7 +129,7 @@ async def test_only_to_destinations_that_are_declared(app, history, seen, databa
 
 async def test_in_batches_nothing_is_left_out_and_nothing_comes_twice(database, clock, monkeypatch):
     """What was enqueued first may have been published last, and what is published meanwhile is not replayed."""
-    monkeypatch.setattr("resilient.engine.outbox._BATCH", 1)
+    monkeypatch.setattr("resilient.engine.events.outbox._BATCH", 1)
     errors = [Transient("later", retry_after=3600)]
 
     async def sink(_message):

@@ -10,12 +10,13 @@ import asyncio
 import pytest
 
 from resilient import Bearer, Errors, Idempotency, Provider, Resilient, Retry, Rule, Wait, handler
-from resilient.core.delays import Fixed
-from resilient.core.failure import FailureKind as K
-from resilient.engine.job import Job, SyncJob
-from resilient.store import circuits
-from resilient.store.secrets import new_key
-from resilient.wire.pool import Pool, PoolSettings
+from resilient.core.base.errors import FailureKind as K
+from resilient.core.jobs.backoff import Fixed
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.accounts.secrets import new_key
+from resilient.store.gates import circuits
+from resilient.wire.requests.pool import Pool, PoolSettings
+from tests.helpers import use_up
 
 DELAY = 100.0
 KEY = "api/acct"
@@ -91,7 +92,7 @@ async def once(api, database, clock):
         done = await app.enqueue(declared, resource_key=KEY)
         worker = app.worker(concurrency=2)
         worker.wire.pool = pool or Pool(PoolSettings(tries=1, read=0.5))
-        await worker.drain(timeout=20)
+        await worker.drain(timeout=60)
         return Outcome(await app.jobs.get(done.id), await app.jobs.attempts(done.id), facts_of(database), clock.now())
 
     yield once
@@ -313,11 +314,12 @@ async def test_an_exception_of_the_program(once):
 async def test_the_last_error_is_of_one_piece(api, once):
     """A failure without a code leaves none of the one before."""
 
-    @handler("send", timeout=1.0, retry=Retry(max_attempts=2, delay=Fixed(0)))
+    @handler("send", timeout=600, retry=Retry(max_attempts=2, delay=Fixed(0)))
     async def send(job: Job[None]) -> None:
         if job.attempt == 1:
             (await job.client.get("/x")).raise_for_status()
-        await asyncio.sleep(30)
+        use_up(job)
+        await asyncio.Event().wait()
 
     api.status = 503
     found = await once(send)

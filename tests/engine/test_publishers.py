@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from resilient import Destination, Message
-from resilient.engine.publishers import Publishers
+from resilient.engine.events.publishers import Publishers
 from resilient.wire.publishers.base import ConnectionLost, lost, refused
 
 MESSAGE = Message("e-1", "order.placed", b"{}")

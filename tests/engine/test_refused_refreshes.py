@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from resilient import Errors, FailureKind, GrantState, Resilient, ResourceStopped, Rule, handler
-from resilient.core import tokens
-from resilient.engine.job import Job
-from resilient.store.secrets import new_key
+from resilient.core.accounts import tokens
+from resilient.engine.run import backend
+from resilient.engine.run.job import Job
+from resilient.store.accounts.secrets import new_key
 
 KEY = new_key()
 EVIL, GOOD = "idp/evil", "idp/good"
@@ -197,7 +198,10 @@ async def test_a_grant_refused_without_a_reason_for_an_hour_is_dead(make, idp, c
     assert (await app.credentials(GOOD)).version == 2
 
 
-async def test_jobs_of_such_a_grant_wait_parked(make, idp):
+async def test_jobs_of_such_a_grant_wait_parked(make, idp, monkeypatch):
+    monkeypatch.setattr(
+        backend, "patience_of", lambda _: 30.0
+    )  # a slow machine's refresh parks nobody before its answer
     app = make()
     idp.says[await connect(app, idp, EVIL)] = (403, {"errcode": "M_FORBIDDEN"})
     for _ in range(5):
@@ -245,10 +249,10 @@ async def test_a_key_that_worked_is_known_to_have(make, bearer):
     await app.connections.add(GOOD, token="canary-good")
     await app.enqueue(me, resource_key=GOOD)
     await app.worker().drain()
-    held = await app.grants.accounts.held(GOOD)
+    held = await app.grants.accounts.load_usable(GOOD)
     assert held.bound.grant.has_worked
     await app.connections.add(GOOD, token="canary-another")
-    assert not (await app.grants.accounts.held(GOOD)).bound.grant.has_worked
+    assert not (await app.grants.accounts.load_usable(GOOD)).bound.grant.has_worked
 
 
 async def test_the_fuse_of_keys_ends_by_itself_and_who_is_refused_again_is_believed(make, bearer):

@@ -10,15 +10,14 @@ from datetime import timedelta
 
 import pytest
 
-from resilient.core.backoff import Retry
-from resilient.core.delays import Fixed
-from resilient.core.provider import Provider
-from resilient.engine import execution as executions
-from resilient.engine import pauses
-from resilient.engine.app import Resilient
-from resilient.engine.handler import handler
-from resilient.engine.job import Job, SyncJob
-from resilient.store.dialect import JSON
+from resilient.core.jobs.backoff import Fixed, Retry
+from resilient.core.provider.facts import Provider
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.run import backend
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.db.dialect import JSON
+from tests.helpers import until, use_up
 
 SOON = Retry(max_attempts=3, delay=Fixed(0))
 STARTED, GO_ON = threading.Event(), threading.Event()
@@ -89,12 +88,6 @@ async def marks(app):
     return sorted(name.split()[1] for row in rows for name in row.sent or ())
 
 
-async def until(condition, seconds=30.0):
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - another thread's or connection's state
-            await asyncio.sleep(0.02)
-
-
 async def run(app, **options):
     worker = app.worker(**{"concurrency": 2, "grace": 0.2, **options})
     return worker, asyncio.create_task(worker.run(signals=False))
@@ -153,7 +146,7 @@ async def test_a_request_in_doubt_is_looked_up_and_never_repeated_blindly(make, 
 
     app = make(charge)
     done = await app.enqueue(charge, resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=60)
     job = await app.jobs.get(done.id)
     assert (job.state, len(api.seen), len(looks)) == (state, sent, again)
     if state == "dead":
@@ -190,7 +183,7 @@ async def test_a_job_whose_worker_was_lost_in_a_request_is_looked_up_first(make,
     await running  # it hears that its lease is lost; what it still says changes nothing
     assert await marks(other) == ["/hold"]
     api.go.set()
-    await other.worker().drain(timeout=20)
+    await other.worker().drain(timeout=60)
     job = await other.jobs.get(done.id)
     assert (job.state, job.rescues, len(api.seen)) == ("succeeded", 1, 1 if took_effect else 2)
 
@@ -202,7 +195,7 @@ async def test_without_a_look_up_it_is_dead_at_once(make, api):
 
     app = make(charge)
     done = await app.enqueue(charge, resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=60)
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_kind, api.seen) == ("dead", "ambiguous", ["/lost"])
 
@@ -210,9 +203,12 @@ async def test_without_a_look_up_it_is_dead_at_once(make, api):
 async def test_a_mark_whose_write_was_cut_off_is_gone_with_the_execution(make, api, monkeypatch):
     """It was committed, but nobody heard of it, and the request was never sent: nothing is in doubt."""
 
-    @handler("charge", retry=SOON, timeout=0.3)
+    jobs = []
+
+    @handler("charge", retry=SOON, timeout=600)
     async def charge(job: Job[None]) -> None:
         if job.attempt == 1:
+            jobs.append(job)
             await job.client.post("/charge")
 
     app = make(charge)
@@ -220,14 +216,14 @@ async def test_a_mark_whose_write_was_cut_off_is_gone_with_the_execution(make, a
 
     async def transaction(fn, *args, **kwargs):
         result = await real(fn, *args, **kwargs)
-        if fn is executions._mark:
-            await asyncio.sleep(30)
+        if fn is backend._mark:
+            use_up(jobs[0])
+            await asyncio.Event().wait()
         return result
 
     monkeypatch.setattr(app.database, "transaction", transaction)
-    monkeypatch.setattr(pauses, "LEAST", 0.3)  # seconds by which waits inside the engine may prolong a call
     done = await app.enqueue(charge, resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=60)
     job = await app.jobs.get(done.id)
     assert (job.state, job.attempts, api.seen, await marks(app)) == ("succeeded", 1, [], [])
     assert [a.kind for a in await app.jobs.attempts(done.id)] == ["timeout"]
@@ -241,11 +237,12 @@ async def test_however_it_ends_while_a_request_is_unanswered_it_is_not_repeated_
     async def look(job: Job[None]) -> bool:
         return True
 
-    @handler("charge", retry=SOON, timeout=0.5 if end == "timeout" else None, reconcile=look if known else None)
+    @handler("charge", retry=SOON, timeout=600 if end == "timeout" else None, reconcile=look if known else None)
     async def charge(job: Job[None]) -> None:
+        jobs.append(job)
         await job.client.post("/hold")
 
-    app = make(charge)
+    app, jobs = make(charge), []
     done = await app.enqueue(charge, resource_key="api/1")
     worker, running = await run(app, lease=2)
 
@@ -257,14 +254,16 @@ async def test_however_it_ends_while_a_request_is_unanswered_it_is_not_repeated_
         await app.jobs.cancel(done.id)
     if end == "stop":
         await stop(worker, running)
+    if end == "timeout":
+        use_up(jobs[0])
 
     async def ended():
         return (await app.jobs.get(done.id)).state != "running"
 
-    await until(ended, 30)
+    await until(ended)
     if end != "stop":
         await stop(worker, running)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=60)
     job = await app.jobs.get(done.id)
     assert api.seen == ["/hold"]
     if known and end != "cancel":
@@ -281,7 +280,7 @@ async def test_a_gateway_that_gave_up_on_a_post_says_nothing_of_what_happened(ma
 
     app = make(charge)
     done = await app.enqueue(charge, resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=60)
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_kind, len(api.seen)) == ("dead", "ambiguous", 1)
 
@@ -340,11 +339,12 @@ async def test_a_worker_that_lost_the_lease_sends_nothing_more(make, api, kind):
 
 
 async def test_a_thread_past_its_timeout_sends_nothing_more(make, api):
-    @handler("late", retry=SOON, timeout=0.2)
+    @handler("late", retry=SOON, timeout=600)
     def late(job: SyncJob[None]) -> None:
         if job.attempt == 1:
-            STARTED.set()
-            GO_ON.wait(10)
+            use_up(job)
+            while not job.cancel_requested:
+                time.sleep(0.01)
             job.client.post("/late")
 
     app = make(late)
@@ -355,9 +355,7 @@ async def test_a_thread_past_its_timeout_sends_nothing_more(make, api):
         return (await app.jobs.get(done.id)).state == "succeeded"
 
     await until(again)
-    GO_ON.set()
     await stop(worker, running)
-    await asyncio.sleep(0.1)
     assert api.seen == []
 
 
@@ -382,7 +380,7 @@ async def test_what_cannot_be_read_is_dead_and_the_others_go_on(make):
     old = await app.enqueue(moved, 1, resource_key="api/1")
     await query(app, "UPDATE {job} SET payload_version = 1 WHERE kind = 'moved' RETURNING id")
     good = await app.enqueue(typed, 7, resource_key="api/1")
-    await app.worker().drain(timeout=10)
+    await app.worker().drain(timeout=60)
     job = await app.jobs.get(bad.id)
     assert (job.state, job.last_error_kind) == ("dead", "undecodable")
     assert "does not fit the model of 'typed'" in job.last_error
@@ -402,7 +400,7 @@ async def test_a_payload_newer_than_the_program_waits_for_a_newer_one(make):
     newer = await app.enqueue(typed, 1, resource_key="api/1")
     await query(app, "UPDATE {job} SET payload_version = 2 RETURNING id")
     good = await app.enqueue(typed, 7, resource_key="api/1")
-    await app.worker().drain(timeout=10)
+    await app.worker().drain(timeout=60)
     job = await app.jobs.get(newer.id)
     assert (job.state, job.attempts) == ("scheduled", 0)
     (attempt,) = await app.jobs.attempts(newer.id)

@@ -10,20 +10,20 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from resilient.core.admission import stop_of
-from resilient.core.breaker import Report
-from resilient.core.changed import Changed
-from resilient.core.errors import BadResourceKey, InvalidInput, NaiveDatetime
-from resilient.core.failure import Failure, FailureKind
-from resilient.core.limit import Limit
-from resilient.core.policy import BreakerPolicy, Policies
-from resilient.core.records import Count
-from resilient.engine.app import Resilient
-from resilient.engine.handler import Kind
-from resilient.store import circuits, gates, resource_queries, resources, turns
-from resilient.store.resource_queries import RESOURCE
-from resilient.store.turns import Parking
-from resilient.surface.cli.views import resource_row
+from resilient.core.base.errors import BadResourceKey, Failure, FailureKind, InvalidInput, NaiveDatetime
+from resilient.core.gates.admission import stop_of
+from resilient.core.gates.breaker import Report
+from resilient.core.gates.policy import BreakerPolicy, Policies
+from resilient.core.gates.rate_limit import Limit
+from resilient.core.jobs.records import Changed, Count
+from resilient.engine.app.app import Resilient
+from resilient.engine.ground.kinds import Kind
+from resilient.store.gates import circuits, resources, turns
+from resilient.store.gates import controls as gates
+from resilient.store.gates.turns import Parking
+from resilient.store.inspect import resources as resource_queries
+from resilient.store.inspect.resources import RESOURCE
+from resilient.surface.cli.output import resource_row
 
 KIND = Kind("mail.send")
 
@@ -64,7 +64,7 @@ def park(app):
             far = d.now(c) + timedelta(hours=1)
             facts = resources.read(c, d, [on])
             judged = {on: facts[on].revision}
-            turns.take(c, d, turns.Wanted(1000))
+            turns.take(c, d, turns.Selection(1000))
             turns.park(c, d, [Parking(key, 0, on, far, far) for key in keys], judged)
 
         app.database.transaction_sync(run)
@@ -73,7 +73,7 @@ def park(app):
 
 
 def taken(app):
-    return {t.resource_key for t in app.database.transaction_sync(turns.take, turns.Wanted(1000))}
+    return {t.resource_key for t in app.database.transaction_sync(turns.take, turns.Selection(1000))}
 
 
 def stop(app, key):
@@ -317,7 +317,7 @@ async def test_a_rate_spreads_the_changes_and_what_changed_meanwhile_is_left_alo
     await app.resources.open("github/*")
     rests = []
     clock = SimpleNamespace(monotonic=lambda: 100.0 + sum(rests))
-    monkeypatch.setattr("resilient.engine.resources_api.time", clock)
+    monkeypatch.setattr("resilient.engine.gates.api.time", clock)
 
     async def sleep(seconds):
         rests.append(seconds)
@@ -326,7 +326,7 @@ async def test_a_rate_spreads_the_changes_and_what_changed_meanwhile_is_left_alo
             app.sync.resources.close("github/b")
             app.sync.resources.pause("github/b")  # not what a close would be for
 
-    monkeypatch.setattr("resilient.engine.sessions.asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("resilient.engine.ground.sessions.asyncio", SimpleNamespace(sleep=sleep))
     assert await app.resources.close("github/*", rate="30/min") == Changed(("github/a", "github/c"))
     assert rests == pytest.approx([2.0, 2.0])
     assert stop(app, "github/b") == "pause"
@@ -336,7 +336,7 @@ def test_a_rate_in_a_synchronous_program(app, monkeypatch):
     for key in "abc":
         app.sync.resources.pause(f"github/{key}")
     rests = []
-    monkeypatch.setattr("resilient.engine.sessions.time", SimpleNamespace(sleep=rests.append))
+    monkeypatch.setattr("resilient.engine.ground.sessions.time", SimpleNamespace(sleep=rests.append))
     assert len(app.sync.resources.resume("github/*", rate=1)) == 3
     assert len(rests) == 2
     assert 0.5 < rests[0] <= 1

@@ -1,17 +1,22 @@
 """Pruning through the app: by policy, by hand, dry, and as housekeeping does it."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
-from resilient.core.errors import InvalidInput
-from resilient.core.retention import Pruned, Retention
-from resilient.engine import retention
-from resilient.engine.app import Resilient
-from resilient.engine.handler import handler
-from resilient.store import finishing, jobs, resources
-from resilient.store.finishing import Finish
+from resilient.core.base.errors import InvalidInput
+from resilient.core.inspect.retention import Pruned, Retention
+from resilient.core.jobs.outcomes import Transition
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.inspect import retention
+from resilient.engine.run import sweeper
+from resilient.store.gates import resources
+from resilient.store.jobs import finishing
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs.finishing import Finish
 
 DAY = timedelta(days=1)
 
@@ -37,7 +42,7 @@ def finished(database, clock):
                 jobs.insert(c, d, [jobs.NewJob(id=id_, kind="k", resource_key=key, payload="1")])
                 params = {"state": state, "at_at": at, "id": d.id(id_)}
                 d.run(c, "UPDATE {job} SET state = :state, finished_at = :at_at WHERE id = :id", params)
-                finishing.record_attempts(c, d, [Finish(id_, 1, state, "dead", execution=1)], at)
+                finishing.record_attempts(c, d, [Finish(id_, 1, Transition(state, "dead"), execution=1)], at)
             d.run(c, "DELETE FROM {turn}")
 
         database.transaction_sync(write)
@@ -173,14 +178,14 @@ class TestEvents:
             return real(c, d, before, **options)
 
         monkeypatch.setattr(retention.store, "prune_succeeded", counting)
-        assert (await retention.keep(app)).total == 16
+        assert (await retention.keep(app.database, app.retention, app.pruned_to)).total == 16
         assert kept() == {"outbox": 9, "a": 1, "outbox0": 1}
         first = len(asked)
         clock.advance(days=7)
-        assert (await retention.keep(app)).total == 2
+        assert (await retention.keep(app.database, app.retention, app.pruned_to)).total == 2
         assert len(asked) - first < first
         clock.advance(days=16)
-        assert await retention.keep(app) == Pruned(events=8)
+        assert await retention.keep(app.database, app.retention, app.pruned_to) == Pruned(events=8)
         assert kept() == {"outbox": 1}
 
 
@@ -194,23 +199,45 @@ class TestHousekeeping:
         finished("succeeded", *[30] * 9)
         finished("dead", 99, 99, 99)
         ticking = iter(range(1000))
-        gone = await retention.keep(app, monotonic=lambda: next(ticking) / 100, seconds=0.1)
+        gone = await retention.keep(
+            app.database, app.retention, app.pruned_to, monotonic=lambda: next(ticking) / 100, seconds=0.1
+        )
         assert 0 < gone.total < 12
         assert gone.dead  # every sort gets its share
-        while (await retention.keep(app)).total:
+        while (await retention.keep(app.database, app.retention, app.pruned_to)).total:
             pass
         assert left() == {}
 
+    async def test_where_much_is_left_a_third_of_all_time_goes_into_it(self, app, finished, left, monkeypatch):
+        """With a sixth, a table in which jobs end quickly grew without an end."""
+        finished("succeeded", *[30] * 40)
+        time, step = [0.0], retention.Walk.step
+
+        def slow(walk, c, d):
+            time[0] += 1.0
+            return step(walk, c, d)
+
+        async def rest(seconds):
+            time[0] += seconds
+
+        monkeypatch.setattr(retention.Walk, "step", slow)
+        monkeypatch.setattr(retention, "asyncio", SimpleNamespace(sleep=rest))
+        parts = Retention(batch=1, dead=None, cancelled=None, attempts=None, inbox=None, resources=None)
+        gone = await retention.keep(app.database, parts, {}, monotonic=lambda: time[0])
+        assert time[0] < sweeper.HOUSEKEEPING.total_seconds()
+        assert gone.succeeded >= sweeper.HOUSEKEEPING.total_seconds() / 3
+        assert left() == {"succeeded": 40 - gone.succeeded}
+
     async def test_resources_once_an_hour(self, app, database, clock):
         database.transaction_sync(resources.ensure, ["a"])
-        assert (await retention.keep(app)).resources == 0
+        assert (await retention.keep(app.database, app.retention, app.pruned_to)).resources == 0
         clock.advance(days=31)
-        assert (await retention.keep(app)).resources == 1
+        assert (await retention.keep(app.database, app.retention, app.pruned_to)).resources == 1
         database.transaction_sync(resources.ensure, ["b"])
         clock.advance(minutes=59)
         database.transaction_sync(
             lambda c, d: d.run(c, "UPDATE {resource} SET updated_at = :since", {"since": clock.now() - 40 * DAY})
         )
-        assert (await retention.keep(app)).resources == 0
+        assert (await retention.keep(app.database, app.retention, app.pruned_to)).resources == 0
         clock.advance(minutes=1)
-        assert (await retention.keep(app)).resources == 1
+        assert (await retention.keep(app.database, app.retention, app.pruned_to)).resources == 1

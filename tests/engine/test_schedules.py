@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core.errors import BadCron, BadPayload, BadResourceKey, InvalidInput, SetupError, UnknownKind
-from resilient.engine.app import Resilient
-from resilient.engine.handler import Kind, handler
-from resilient.engine.schedule import Schedule
+from resilient.core.base.errors import BadCron, BadPayload, BadResourceKey, InvalidInput, SetupError, UnknownKind
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.ground.kinds import Kind
+from resilient.engine.schedules.declaration import Schedule
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -73,6 +74,7 @@ class TestDeclaration:
             ({"jitter": -1}, InvalidInput, "schedule 's': a span of time must be positive"),
             ({"tags": {"tick": "x"}}, InvalidInput, "schedule 's': the tag 'tick' is written"),
             ({"resource_key": "a b"}, BadResourceKey, "'a b' is not a resource key"),
+            ({"resource_key": ""}, BadResourceKey, "schedule 's': say which account .*resource_key=.*for_each="),
             ({"name": "engine:s"}, InvalidInput, "cannot name a schedule"),
         ],
     )
@@ -164,7 +166,7 @@ class TestTick:
             raise RuntimeError("the process died here")
 
         with monkeypatch.context() as patch:
-            patch.setattr("resilient.store.schedules.move_on", fail)
+            patch.setattr("resilient.store.schedules.ticks.move_on", fail)
             assert await app.schedules.tick() == 0
         assert jobs_of(app) == []
         assert await make(hourly()).schedules.tick() == 1
@@ -185,7 +187,7 @@ class TestTick:
         await app.schedules.tick()
         clock.advance(hours=1)
         with monkeypatch.context() as patch:
-            patch.setattr("resilient.engine.schedules.job_of", None)  # a trouble that passes
+            patch.setattr("resilient.engine.schedules.schedules.job_of", None)  # a trouble that passes
             assert await app.schedules.tick() == 0
         assert await app.schedules.tick() == 0
         monkeypatch.setattr(app.schedules, "_broken", {"s": time.monotonic() - 1})

@@ -10,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from resilient import Bearer, Provider
-from resilient.core.errors import BadResourceKey, InvalidInput, SetupError
-from resilient.core.tokens import Credentials
-from resilient.engine import per_account
-from resilient.engine.app import Resilient
-from resilient.engine.handler import handler
-from resilient.engine.schedule import Schedule
-from resilient.store import schedule_accounts
+from resilient.core.accounts.tokens import Credentials
+from resilient.core.base.errors import BadResourceKey, InvalidInput, SetupError
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.schedules import per_account
+from resilient.engine.schedules.declaration import Schedule
+from resilient.store.schedules import accounts as schedule_accounts
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -34,7 +34,7 @@ def hourly(**over):
 
 @pytest.fixture
 def make(database_url, open_database, clock):
-    from resilient.store.secrets import new_key
+    from resilient.store.accounts.secrets import new_key
 
     key = new_key()
 

@@ -8,11 +8,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from resilient import Bearer, ConsentRefused, InvalidInput, Provider, Resilient, handler
-from resilient.core.errors import SecretsUnreadable
-from resilient.engine import seals
-from resilient.engine.job import Job
-from resilient.store import connections, grants
-from resilient.store.secrets import new_key
+from resilient.core.base.errors import SecretsUnreadable
+from resilient.engine.accounts import seals
+from resilient.engine.run.job import Job
+from resilient.store.accounts import connections, grants
+from resilient.store.accounts.secrets import new_key
+from tests.helpers import hear
 
 KEY = new_key()
 A, B = "shop/a", "shop/b"
@@ -86,8 +87,8 @@ async def as_older_code(app, *keys):
     def strip(c, d):
         for key in keys:
             bound = connections.find(c, d, key)
-            old = replace(app.grants.accounts.opened(bound.grant), values={})
-            new = app.grants.accounts.sealed(bound.grant.id, old)
+            old = replace(app.grants.accounts.decrypt(bound.grant), values={})
+            new = app.grants.accounts.encrypt(bound.grant.id, old)
             grants.reseal(c, d, bound.grant.id, new.secrets, new.key_id)
             connections.set_seal(c, d, key, None)
 
@@ -110,8 +111,7 @@ async def test_a_connection_that_was_changed_in_the_database_sends_nothing_and_i
     assert (found.state.value, found.attempts) == ("ready", 0)
     assert (await app.resources.get(A)).auth == "unreadable"
     assert "resilient connect shop shop/a" in (await app.jobs.why(job.id)).text
-    await app.alerts.flush()
-    await app.alerts._sinks.delivered()
+    await hear(app)
     assert [(n.alert.name, n.alert.subject) for n in told] == [("needs_reauth", A)]
     await app.enqueue(me, resource_key=B)
     await app.worker().drain(timeout=20)
@@ -201,11 +201,11 @@ async def test_a_refresh_that_ends_after_the_rotation_keeps_the_note(make):
     await connected(app)
     await as_older_code(app, A)
     before = await app.database.transaction(connections.find, A)
-    old = app.grants.accounts.opened(before.grant)
+    old = app.grants.accounts.decrypt(before.grant)
     await app.connections.rotate_secrets()
     now = await app.database.transaction(connections.find, A)
-    made = app.grants.accounts.renewed(now.grant, old)
-    assert seals.is_noted(app.grants.accounts.opened(replace(now.grant, secrets=made.secrets)))
+    made = app.grants.accounts.encrypt_renewed(now.grant, old)
+    assert seals.is_noted(app.grants.accounts.decrypt(replace(now.grant, secrets=made.secrets)))
 
 
 async def test_a_consent_on_its_way_cannot_be_made_another_accounts(database_url, idp):

@@ -9,7 +9,7 @@ import traceback
 import pytest
 
 from resilient import ApiKey, Basic, Bearer, BreakerPolicy, Job, Provider, Resilient, SyncJob, handler
-from resilient.store.secrets import new_key
+from resilient.store.accounts.secrets import new_key
 
 RAISED: list = []
 

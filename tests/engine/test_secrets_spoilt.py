@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import text
 
 from resilient import Job, Resilient, handler
-from resilient.core.errors import SecretsUnreadable
-from resilient.store.secrets import KeyRing, key_id_of, new_key
+from resilient.core.base.errors import SecretsUnreadable
+from resilient.store.accounts.secrets import KeyRing, key_id_of, new_key
 
 KEY = new_key()
 A, B = "idp/acct-1", "idp/acct-2"

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core.admission import ResourceFacts
-from resilient.engine import snapshot
-from resilient.engine.snapshot import Snapshot
+from resilient.core.gates.admission import ResourceFacts
+from resilient.engine.gates import snapshot
+from resilient.engine.gates.snapshot import Snapshot
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -29,6 +29,24 @@ def facts(revision, key="a"):
     return {key: ResourceFacts(key, revision=revision)}
 
 
+async def test_an_outage_is_one_line_and_its_end_another(sqlite_database, known, time, caplog):
+    def rename(before, after):
+        sqlite_database.transaction_sync(lambda c, _d: c.exec_driver_sql(f"ALTER TABLE {before} RENAME TO {after}"))
+
+    await known.refresh(["a"])
+    for _ in range(2):
+        rename("resilient_resource", "away")
+        for _ in range(3):
+            time.at += 1
+            await known.refresh(["a"])
+        rename("away", "resilient_resource")
+        for _ in range(2):
+            time.at += 1
+            await known.refresh(["a"])
+    said = [record.getMessage().partition(" (")[0] for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["cannot read resources", "resources can be read again"] * 2
+
+
 def test_an_older_revision_is_not_believed_for_a_while(known, time):
     known.learn(facts(5), NOW)
     known.learn(facts(4), NOW)
@@ -37,6 +55,17 @@ def test_an_older_revision_is_not_believed_for_a_while(known, time):
     assert known.known["a"].revision == 6
     time.at += 6
     known.learn(facts(0), NOW)  # the row was pruned and made anew
+    assert known.known["a"].revision == 0
+
+
+def test_a_key_that_is_read_all_the_time_believes_a_row_made_anew_after_the_same_while(known, time):
+    known.learn(facts(5), NOW)
+    for _ in range(4):
+        time.at += 1
+        known.learn(facts(0), NOW)
+        assert known.known["a"].revision == 5
+    time.at += 1.5
+    known.learn(facts(0), NOW)
     assert known.known["a"].revision == 0
 
 

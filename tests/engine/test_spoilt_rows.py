@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from resilient import Job, Resilient, handler
-from resilient.store.database import Database
+from resilient.store.db.database import Database
 from resilient.surface.cli import main
 
 

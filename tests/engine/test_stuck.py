@@ -13,14 +13,13 @@ from collections import Counter
 import pytest
 
 from resilient.adapters import requests as adapter
-from resilient.core.backoff import Retry
-from resilient.core.delays import Fixed
-from resilient.core.provider import Provider
-from resilient.engine import executor
-from resilient.engine.app import Resilient
-from resilient.engine.batch import SyncBatch
-from resilient.engine.handler import handler
-from resilient.engine.job import Job, SyncJob
+from resilient.core.jobs.backoff import Fixed, Retry
+from resilient.core.provider.facts import Provider
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.run import executor
+from resilient.engine.run.job import Job, SyncBatch, SyncJob
+from tests.helpers import until
 
 OFTEN = Retry(max_attempts=5, delay=Fixed(0))
 GO_ON = threading.Event()
@@ -203,15 +202,6 @@ def time_is_over():
         object.__setattr__(which, "timeout", timeout)
 
 
-async def until(true, seconds=30):
-    async with asyncio.timeout(seconds):
-        while not (found := true()) and not asyncio.iscoroutine(found):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        while asyncio.iscoroutine(found) and not await found:
-            await asyncio.sleep(0.02)
-            found = true()
-
-
 async def states(app, ids):
     return Counter([(await app.jobs.get(one)).state.value for one in ids])
 
@@ -331,7 +321,7 @@ async def test_it_is_told_and_why_says_so(make, kind):
 
 
 async def overview(app):
-    from resilient.store.overview import overview
+    from resilient.store.inspect.why import overview
 
     return await app.database.transaction(overview)
 
@@ -377,7 +367,7 @@ async def test_after_the_workers_patience_the_job_goes_on_without_it(make, kind)
     async with working(app, patience=0.5) as worker:
         await until(lambda: done(app, [job.id]))
         assert len(worker.executor.stuck) == 1
-        assert worker.executor.taken == 0
+        assert worker.executor.slots_in_use == 0
     found = await app.jobs.get(job.id)
     assert (found.state.value, found.last_error_kind, found.attempts) == ("dead", "timeout", 1)
     assert "did not end within 0.5 s after that" in found.last_error
@@ -409,3 +399,65 @@ async def test_beyond_the_bound_slots_are_taken_and_what_waits_goes_elsewhere(ma
         assert (
             len({thread.name for thread in threading.enumerate() if thread.name.startswith("resilient-handler")}) <= 6
         )
+
+
+@stuck_kinds
+async def test_what_waits_behind_a_suspect_that_does_not_end_is_run_by_the_slots_there_are(make, monkeypatch, kind):
+    """It ran alone, and no slot is opened in its place: those that sleep beside it are woken."""
+    monkeypatch.setattr(executor, "SOLO_PATIENCE", 0.0)  # it starts before what came with it
+    app = make()
+    await app.enqueue(kind, resource_key="bad/1")
+    good = [(await app.enqueue(ok, resource_key="good/1")).id for _ in range(3)]
+    async with working(app) as worker:
+        worker.executor.most_stuck = 0
+        submit = worker.executor.submit
+
+        def as_suspect(execution):
+            if execution.row.kind == kind.kind:
+                execution.row = execution.row._replace(rescues=1)
+            submit(execution)
+
+        monkeypatch.setattr(worker.executor, "submit", as_suspect)
+        await until(lambda: worker.executor.stuck)
+        assert not worker.executor.wants_quiet
+        await until(lambda: done(app, good))
+        assert STARTS[0] not in good
+
+
+@pytest.mark.parametrize("callback", ["_on_stuck", "_on_done"])
+async def test_timeouts_go_on_after_the_engine_failed_over_one(make, monkeypatch, caplog, callback):
+    app = make()
+    for n in range(2):
+        await app.enqueue(hangs, resource_key=f"bad/{n}")
+    async with working(app, patience=0.1) as worker:
+        real, failed = getattr(worker.executor, callback), []
+
+        def fail_once(execution, *outcome):
+            if not failed:
+                failed.append(execution.id)
+                raise LookupError("a mistake")
+            real(execution, *outcome)
+
+        monkeypatch.setattr(worker.executor, callback, fail_once)
+        await until(lambda: len(worker.executor.stuck) == 2 and not worker.executor.aside)
+    assert f"the engine failed over the timeout of job {failed[0]} (hangs)" in caplog.text
+
+
+async def test_a_slot_goes_on_after_the_engine_failed_over_the_end_of_a_job(make, monkeypatch, caplog):
+    """The job whose end nobody writes is held by nobody: its lease runs out."""
+    app = make()
+    for n in range(2):
+        await app.enqueue(ok, resource_key=f"good/{n}")
+    async with working(app, concurrency=1) as worker:
+        real, failed = worker.finisher._count, []
+
+        def fail_once(*counted):
+            if not failed:
+                failed.append(counted)
+                raise LookupError("a mistake")
+            real(*counted)
+
+        monkeypatch.setattr(worker.finisher, "_count", fail_once)
+        await until(lambda: app.jobs.count(kind="ok", state="succeeded"))
+        await until(lambda: not worker.finisher.unwritten)
+    assert "the engine failed over the end of job" in caplog.text

@@ -7,7 +7,10 @@ from datetime import timedelta
 from uuid import uuid4
 
 from resilient import Job, Limit, Resilient, Retry, handler
-from resilient.store import claim, gates, jobs, resources, turns
+from resilient.store.gates import controls as gates
+from resilient.store.gates import resources, turns
+from resilient.store.jobs import claim
+from resilient.store.jobs import insert as jobs
 
 
 @handler("work", retry=Retry(max_rescues=1))
@@ -43,9 +46,9 @@ async def test_a_rescued_job_frees_its_slot_for_whoever_waits(database):
     worker = app.worker()
     ask = claim.Ask("gone", 10, ["work"], timedelta(seconds=-1), app.policies.for_key, lambda: 0.5)
     assert len((await database.transaction(claim.claim, ask)).jobs) == 1
-    assert await database.transaction(turns.take, turns.Wanted(10)) == []
+    assert await database.transaction(turns.take, turns.Selection(10)) == []
     await worker.sweeper.rescue()
-    assert [turn.resource_key for turn in await database.transaction(turns.take, turns.Wanted(10))] == ["p/b"]
+    assert [turn.resource_key for turn in await database.transaction(turns.take, turns.Selection(10))] == ["p/b"]
 
 
 async def test_a_probe_that_was_lost_with_its_worker_is_replaced_at_once(database):
@@ -56,12 +59,12 @@ async def test_a_probe_that_was_lost_with_its_worker_is_replaced_at_once(databas
     await database.transaction(_isolate, "p/a", now)
     ask = claim.Ask("gone", 10, ["work"], timedelta(seconds=-1), app.policies.for_key, lambda: 0.5)
     claimed = await database.transaction(claim.claim, ask)
-    assert list(claimed.probes.values()) == [("p/a",)]
-    assert await database.transaction(turns.take, turns.Wanted(10)) == []  # the other job waits for the probe
+    assert [key for ((key, _),) in claimed.probes.values()] == ["p/a"]
+    assert await database.transaction(turns.take, turns.Selection(10)) == []  # the other job waits for the probe
     await app.worker().sweeper.rescue()
     again = await database.transaction(claim.claim, claim.Ask(
         "next", 10, ["work"], timedelta(seconds=60), app.policies.for_key, lambda: 0.5))  # fmt: skip
-    assert list(again.probes.values()) == [("p/a",)]
+    assert [key for ((key, _),) in again.probes.values()] == ["p/a"]
 
 
 async def test_a_probe_of_a_living_worker_is_left_alone(database):
@@ -74,7 +77,7 @@ async def test_a_probe_of_a_living_worker_is_left_alone(database):
     put(database, "p/c")
     alive = claim.Ask("alive", 10, ["work"], timedelta(seconds=60), app.policies.for_key, lambda: 0.5)
     probing = (await database.transaction(claim.claim, alive)).probes
-    assert list(probing.values()) == [("p",)]
+    assert [key for ((key, _),) in probing.values()] == ["p"]
     await app.worker().sweeper.rescue()
     assert (await database.transaction(resources.read, ["p"]))["p"].breaker.probe_owner == "alive"
     assert (await database.transaction(claim.claim, alive)).jobs == []

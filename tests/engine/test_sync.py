@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from resilient import (
     SyncJob,
     handler,
 )
+from resilient.engine.run.execution import Pausable
 from tests import nursery
 from tests.serving import Server
 
@@ -88,9 +90,9 @@ def shop():
 STREAM = Stream(
     "items",
     request=lambda: PageRequest("/items"),
-    paginator=NextCursor(items="items", found="next", query="after"),
+    paginator=NextCursor(items="items", cursor="next", query="after"),
     incremental=Incremental(
-        style="token", query="since", found="sync", taken="last_page", deletions="marked", deleted="gone"
+        style="token", query="since", cursor="sync", source="last_page", deletions="marked", deleted="gone"
     ),
     model=Item,
 )
@@ -335,6 +337,24 @@ async def test_a_checkpoint_starts_the_handlers_time_anew(slow_app):
     await app.worker().drain(timeout=30)
     assert SEEN == [(1, [1, 2, 3]), (1, [4, 5, 6]), (1, [7, 8, 9]), (1, [10])]
     assert (await app.jobs.get(done.id)).state == "succeeded"
+
+
+@pytest.mark.parametrize("kind", ["items", "plain"])
+async def test_a_handlers_time_changes_on_the_loop_alone(app, shop, monkeypatch, kind):
+    shop.put(1)
+    changes = []
+
+    def note(one, name, value):
+        object.__setattr__(one, name, value)
+        if name == "started" or name in vars(Pausable):
+            changes.append((name, threading.current_thread()))
+
+    monkeypatch.setattr(Pausable, "__setattr__", note, raising=False)
+    assert (await run(app, kind)).state == "succeeded"
+    names = [name for name, _ in changes]
+    assert names.count("started") > 1
+    assert {"waits", "waits_since", "waited_before"} <= set(names)
+    assert {thread for _, thread in changes} == {threading.current_thread()}
 
 
 async def test_a_used_up_slice_is_charged_nothing_and_goes_to_the_back_of_the_line(slow_app):

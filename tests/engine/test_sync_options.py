@@ -26,9 +26,9 @@ from resilient import (
     SyncJob,
     handler,
 )
-from resilient.core.errors import SetupError
-from resilient.core.paginators import NextCursor, NextUrl, OnePage
-from resilient.store.database import Database
+from resilient.core.base.errors import SetupError
+from resilient.core.sync.paginators import NextCursor, NextUrl, OnePage
+from resilient.store.db.database import Database
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -107,7 +107,7 @@ class Box:
         return 200, {}, {"items": page, "deltaLink": f"/delta?token={self.history}"}
 
 
-PAGED = NextCursor(items="items", found="next", query="after")
+PAGED = NextCursor(items="items", cursor="next", query="after")
 FILTER = Incremental(style="filter", query="since", field="at", precision=0.0)
 STREAMS = {
     "filtered": Stream(
@@ -123,7 +123,7 @@ STREAMS = {
         before=lambda: PageRequest("/profile"),
         changes=lambda since: PageRequest(f"/changed?start={since}"),
         incremental=Incremental(
-            style="token", query="start", found="historyId", taken="before_pass", deletions="marked", deleted="gone"
+            style="token", query="start", cursor="historyId", source="before_pass", deletions="marked", deleted="gone"
         ),
     ),
     "tagged": Stream(
@@ -141,15 +141,15 @@ STREAMS = {
     "delta": Stream(
         "delta",
         request=lambda: PageRequest("/delta"),
-        paginator=NextUrl(items="items", found="nextLink", resume="deltaLink"),
-        incremental=Incremental(style="link", found="deltaLink", taken="last_page"),
+        paginator=NextUrl(items="items", url="nextLink", resume="deltaLink"),
+        incremental=Incremental(style="link", cursor="deltaLink", source="last_page"),
         full_every="1d",
     ),
     "mortal": Stream(
         "mortal",
         request=lambda: PageRequest("/delta"),
-        paginator=NextUrl(items="items", found="nextLink", resume="deltaLink"),
-        incremental=Incremental(style="link", found="deltaLink", taken="last_page", life=7200.0),
+        paginator=NextUrl(items="items", url="nextLink", resume="deltaLink"),
+        incremental=Incremental(style="link", cursor="deltaLink", source="last_page", life=7200.0),
     ),
     "plain": Stream("plain", request=lambda: PageRequest("/messages"), paginator=PAGED, model=Item),
 }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from resilient import Job, PageRequest, Provider, Resilient, Retry, Stream, handler
-from resilient.core.paginators import (
+from resilient.core.sync.paginators import (
     GraphQLPages,
     LastKey,
     LinkHeader,
@@ -103,12 +103,12 @@ GRAPHQL = {"query": "query($after: String) { viewer { issues(after: $after) { ed
 STYLES = {
     "whole": (PageRequest("/whole"), OnePage()),
     "link": (PageRequest("/link"), LinkHeader()),
-    "nexturl": (PageRequest("/nexturl"), NextUrl(items="value", found="@odata.nextLink")),
-    "cursor": (PageRequest("/cursor"), NextCursor(items="items", found="meta.next", query="cursor")),
+    "nexturl": (PageRequest("/nexturl"), NextUrl(items="value", url="@odata.nextLink")),
+    "cursor": (PageRequest("/cursor"), NextCursor(items="items", cursor="meta.next", query="cursor")),
     "header": (PageRequest("/header"), NextCursor(header="x-next-cursor", query="cursor")),
     "continued": (
         PageRequest("/continued", "POST", {"path": "/"}),
-        NextCursor(items="entries", found="cursor", body="cursor", path="/continue", alone=True, more="has_more"),
+        NextCursor(items="entries", cursor="cursor", body="cursor", path="/continue", alone=True, more="has_more"),
     ),
     "lastkey": (PageRequest("/lastkey"), LastKey(items="data", more="has_more")),
     "number": (PageRequest("/number"), PageNumber(items="items", page=SIZE)),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from resilient.core.failure import Failure, FailureKind
-from resilient.engine.tally import PROMPT, QUIET, SOON, Tally
+from resilient.core.base.errors import Failure, FailureKind
+from resilient.engine.gates.reporter import PROMPT, QUIET, SOON, Tally
 
 DOWN = Failure(FailureKind.TRANSIENT)
 

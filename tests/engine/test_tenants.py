@@ -19,8 +19,8 @@ from resilient import (
     ResourceStopped,
     handler,
 )
-from resilient.engine.job import Job, SyncJob
-from resilient.store.secrets import new_key
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.accounts.secrets import new_key
 
 KEY = new_key()
 
@@ -317,7 +317,7 @@ async def test_no_number_in_an_answer_loses_the_new_refresh_token(make, idp, mon
     access, refresh = idp.issue()
     await app.connections.import_("idp/a", access_token=access, refresh_token=refresh, expires_at=ended())
     assert (await app.credentials("idp/a")).version == 2
-    held = await app.grants.accounts.held("idp/a")
+    held = await app.grants.accounts.load_usable("idp/a")
     assert held.credentials.refresh_token == "canary-refresh-2"
 
 

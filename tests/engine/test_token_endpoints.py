@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from resilient import Resilient, ResourceStopped, SetupError, handler
-from resilient.engine.job import Job
-from resilient.store.secrets import new_key
+from resilient.engine.run.job import Job
+from resilient.store.accounts.secrets import new_key
 
 KEY = new_key()
 TOKEN = "idp:token"

@@ -7,11 +7,13 @@ import asyncio
 import pytest
 
 from resilient import ConnectionNotFound, Credentials, Provider, Resilient, SetupError, handler
-from resilient.engine import doctor
-from resilient.engine import grants as engine_grants
-from resilient.engine.job import Job, SyncJob
-from resilient.store.secrets import new_key
+from resilient.engine import alerts
+from resilient.engine.accounts import grants as engine_grants
+from resilient.engine.inspect import doctor
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.accounts.secrets import new_key
 from resilient.testing import FakeProvider
+from tests.helpers import hear
 
 KEY = new_key()
 A = "idp/acct-1"
@@ -64,8 +66,9 @@ async def states(app):
 
 
 @pytest.mark.parametrize("kind", [me, plain, call])
-async def test_an_account_that_was_never_connected_sends_nothing_and_goes_on_when_it_is(make, idp, kind):
+async def test_an_account_that_was_never_connected_sends_nothing_and_goes_on_when_it_is(make, idp, kind, monkeypatch):
     told = []
+    monkeypatch.setattr(alerts, "FLUSH_EVERY", 3600.0)  # a real second is soon over: the test says when
     app = make(alerts=told.append)
     for _ in range(20):
         job = await app.enqueue(kind, resource_key=A)
@@ -74,8 +77,7 @@ async def test_an_account_that_was_never_connected_sends_nothing_and_goes_on_whe
     assert await states(app) == {("ready", 0)}
     assert (await app.resources.get(A)).auth == "not_connected"
     assert f"resilient connect idp {A}" in (await app.jobs.why(job.id)).text
-    await app.alerts.flush()
-    await app.alerts._sinks.delivered()
+    await hear(app)
     assert [(n.alert.name, n.alert.subject) for n in told] == [("needs_reauth", A)]
     assert "never connected" in told[0].text
     idp.access.add("canary")

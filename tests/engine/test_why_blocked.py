@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from resilient.core.errors import Permanent
-from resilient.engine.app import Resilient
-from resilient.engine.handler import handler
-from resilient.engine.job import Job
+from resilient.core.base.errors import Permanent
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.run.job import Job
 
 
 @handler("step")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import Counter
 from datetime import timedelta
 
 import pytest
 
-from resilient.core.backoff import Retry
-from resilient.core.delays import Fixed
-from resilient.core.errors import Cancel, Permanent, SetupError, Snooze, Transient, UnknownKind
-from resilient.engine.app import Resilient
-from resilient.engine.handler import handler
-from resilient.engine.job import Job, SyncJob
+from resilient.core.base.errors import Cancel, LostLease, Permanent, SetupError, Snooze, Transient, UnknownKind
+from resilient.core.jobs.backoff import Fixed, Retry
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.run.execution import WorkerLoop
+from resilient.engine.run.job import Job, SyncJob
+from tests.helpers import drain
 
 SEEN: list = []
 
@@ -97,10 +99,6 @@ async def app(database):
     app = Resilient(database, handlers=HANDLERS, upgrade=False)
     yield app
     await app.close()
-
-
-async def drain(app, **options):
-    return await app.worker(concurrency=4, **options).drain(timeout=20)
 
 
 async def row(app, id_):
@@ -209,6 +207,28 @@ async def test_a_worker_leaves_kinds_it_does_not_know(app):
     assert await drain(app) == 1
 
 
+async def test_a_worker_takes_every_kind_but_some(app):
+    await app.enqueue("ok", {}, resource_key="a/1")
+    left = await app.enqueue("permanent", None, resource_key="a/1")
+    assert await drain(app, except_kinds=["permanent"]) == 1
+    assert (await app.jobs.get(left.id)).state == "ready"
+    assert app.worker(kinds=["ok", "bug"], except_kinds=["bug"]).kinds == ("ok",)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kinds": ["permanant"]}, "no handler is declared for 'permanant'; did you mean 'permanent'?"),
+        ({"except_kinds": ["permanant"]}, "no handler is declared for 'permanant'; did you mean 'permanent'?"),
+        ({"except_kinds": "ok"}, "kinds and except_kinds are lists of kinds"),
+        ({"kinds": ["ok"], "except_kinds": ["ok"]}, "this worker would run no kind at all"),
+    ],
+)
+async def test_kinds_that_no_worker_can_take(app, options, words):
+    with pytest.raises(SetupError, match=re.escape(words)):
+        app.worker(**options)
+
+
 async def test_expired_jobs_die_with_a_reason(app, clock):
     done = await app.enqueue(ok, {}, resource_key="p/1", expires_at=clock.now() + timedelta(seconds=5))
     clock.advance(6)
@@ -247,7 +267,7 @@ async def test_cancel_reaches_a_running_job(app, database):
     running = asyncio.create_task(worker.run(signals=False))
     await started.wait()
     assert (await own.jobs.cancel(done.id)).requested == 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await own.jobs.get(done.id)).state != "cancelled":  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(0.02)
     worker.stop()
@@ -288,3 +308,35 @@ async def test_keys_with_much_work_are_claimed_many_jobs_at_a_time(app, keys, le
     counts = Counter(row.resource_key for row in claimed.jobs)
     assert least <= min(counts.values()) <= max(counts.values()) <= most
     assert len(claimed.jobs) == 256
+
+
+class StaleLoop(asyncio.SelectorEventLoop):
+    """Once, it answers what was true a moment ago: that it is not closed."""
+
+    is_stale = False
+
+    def is_closed(self):
+        is_stale, self.is_stale = self.is_stale, False
+        return not is_stale and super().is_closed()
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_a_thread_that_outlives_its_loop_hears_of_a_lost_lease(is_stale):
+    """Whenever the loop was closed: nothing is raised where nobody waits, and `LostLease` where somebody does."""
+    calls, loop, worker_loop = [], StaleLoop(), WorkerLoop("w")
+
+    async def call():
+        calls.append("a coroutine")
+
+    loop.call_soon(worker_loop.attach)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    loop.is_stale = is_stale
+    worker_loop.call_soon(calls.append, "a function")
+    loop.is_stale = is_stale
+    worker_loop.send(call())
+    loop.is_stale = is_stale
+    with pytest.raises(LostLease, match="worker w has stopped"):
+        worker_loop.run(call())
+    loop.is_stale = False
+    assert calls == []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from resilient.core.backoff import Retry
-from resilient.core.errors import (
+from resilient.core.base.errors import (
     Ambiguous,
     Cancel,
     InvalidInput,
@@ -20,11 +18,13 @@ from resilient.core.errors import (
     WorkflowNotFound,
     WorkflowOver,
 )
-from resilient.core.states import JobState
-from resilient.core.workflow import StepFacts, WorkflowState, plan, stands_still
-from resilient.engine.app import Resilient
-from resilient.engine.handler import handler
-from resilient.engine.job import Job, SyncJob
+from resilient.core.jobs.backoff import Retry
+from resilient.core.jobs.states import JobState
+from resilient.core.jobs.workflow import StepFacts, WorkflowState, plan, stands_still
+from resilient.engine.app.app import Resilient
+from resilient.engine.app.handler import handler
+from resilient.engine.run.job import Job, SyncJob
+from tests.helpers import settle, use_up
 
 LOG: list[object] = []
 BROKEN: dict[str, Exception] = {}
@@ -107,13 +107,6 @@ async def begin(app, **options):
     return wf.id
 
 
-async def drain(app):
-    worker = app.worker(rng=random.Random(1))
-    await worker.drain(timeout=60)
-    await worker.sweeper.chores()
-    assert worker.sweeper.repaired == 0
-
-
 def states(info):
     return {s.name: str(s.state) for s in info.steps}
 
@@ -124,7 +117,7 @@ class TestForward:
         assert states(await app.workflows.get(id_)) == {
             "charge": "ready", "reserve": "ready", "ship": "blocked", "notify": "blocked",
         }  # fmt: skip
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(id_)
         assert (info.state, info.name, info.reason) == ("succeeded", "order", None)
         assert set(states(info).values()) == {"succeeded"}
@@ -160,7 +153,7 @@ class TestForward:
             await begin(app, session=session)
             if commit:
                 session.commit()
-        await drain(app)
+        await settle(app)
         found = await app.workflows.list()
         assert [w.state for w in found] == (["succeeded"] if commit else [])
         assert await app.jobs.count() == (4 if commit else 0)
@@ -171,7 +164,7 @@ class TestForward:
             parts = [wf.step(reserve, Order(id=n)) for n in range(1, 6)]
             wf.step(ship, Order(id=9), after=[*parts, wf.steps[0]])
         assert [s.name for s in wf.steps[1:6]] == ["reserve", *(f"reserve-{n}" for n in range(2, 6))]
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(wf.id)
         assert (info.state, info.step("ship").result) == ("succeeded", "ch_1 995 [2, 4, 6, 8, 10]")
 
@@ -181,11 +174,11 @@ class TestForward:
         app = Resilient(database, handlers=HANDLERS, upgrade=False)
         BROKEN["charge"] = Transient("later")
         id_ = await begin(app)
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.get(id_)).state == "running"
         BROKEN.clear()
         clock.advance(hours=1)
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.get(id_)).state == "succeeded"
         await app.close()
 
@@ -196,11 +189,11 @@ class TestForward:
         async with app.workflow("slow", resource_key="shop/1") as wf:
             a = wf.step(charge, Order(id=1))
             wf.step(reserve, Order(id=1), after=a, delay=86400 * 30)
-        await drain(app)
+        await settle(app)
         clock.advance(days=20)
         assert (await app.prune(older_than="1d")).succeeded == 0
         clock.advance(days=20)
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.get(wf.id)).state == "succeeded"
         clock.advance(days=400)
         await app.prune(older_than="1d")
@@ -214,7 +207,7 @@ class TestBack:
     async def test_a_dead_step_undoes_the_others_in_reverse(self, app):
         BROKEN["ship"] = Permanent("no such street")
         id_ = await begin(app)
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(id_)
         assert (info.state, info.reason) == ("undone", "step ship is dead")
         assert LOG[2:] == ["ship", "release", "refund ch_7"]
@@ -226,7 +219,7 @@ class TestBack:
         async with app.workflow("order", resource_key="shop/1") as wf:
             paid = wf.step(charge, Order(id=7), undo=refund)
             wf.step(reserve, Order(id=7), after=paid, undo=release)
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(wf.id)
         assert (info.state, states(info)) == ("undone", {"charge": "dead", "reserve": "cancelled"})
         assert LOG == ["charge", "refund whatever was charged"]
@@ -236,7 +229,7 @@ class TestBack:
         async with app.workflow("order", resource_key="shop/1") as wf:
             paid = wf.step(charge, Order(id=7), undo=refund)
             wf.step(reserve, Order(id=7), after=paid, undo=release)
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.get(wf.id)).state == "failed"
         assert LOG == ["charge"]
 
@@ -244,9 +237,9 @@ class TestBack:
         async with app.workflow("order", resource_key="shop/1") as wf:
             paid = wf.step(charge, Order(id=7), undo=refund)
             wf.step(reserve, Order(id=7), after=paid, delay=3600)
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.cancel(wf.id)).state == "undoing"
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(wf.id)
         assert (info.state, info.reason, LOG) == ("undone", "it was cancelled", ["charge", "refund ch_7"])
         assert (await app.workflows.cancel(wf.id)).state == "undone"
@@ -255,9 +248,9 @@ class TestBack:
         async with app.workflow("order", resource_key="shop/1") as wf:
             paid = wf.step(charge, Order(id=7), undo=refund)
             held = wf.step(reserve, Order(id=7), after=paid, delay=3600)
-        await drain(app)
+        await settle(app)
         await app.jobs.cancel(held.id)
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.get(wf.id)).reason == "step reserve was cancelled"
         assert LOG == ["charge", "refund ch_7"]
 
@@ -294,7 +287,7 @@ class TestBack:
         assert (await own.jobs.get(wf.steps[0].id)).cancel_requested
         go.set()
         await run
-        await drain(own)
+        await settle(own)
         info = await own.workflows.get(wf.id)
         assert (info.state, info.step("slow").state, LOG) == ("undone", "succeeded", ["charge", "unslow"])
 
@@ -303,10 +296,12 @@ class TestBack:
         """Its request was answered; nobody was told."""
         charged = asyncio.Event()
 
-        @handler("charge", timeout=0.2 if why == "timeout" else 300, retry=Retry(max_attempts=1))
-        async def charge(_job: Job[Order]) -> Receipt:
+        @handler("charge", timeout=300, retry=Retry(max_attempts=1))
+        async def charge(job: Job[Order]) -> Receipt:
             did("charge")
             charged.set()
+            if why == "timeout":
+                use_up(job)
             try:
                 await asyncio.sleep(30)
             except asyncio.CancelledError:
@@ -331,7 +326,7 @@ class TestBack:
     async def test_steps_cannot_be_retried_any_more(self, app):
         BROKEN["ship"] = Permanent("no")
         id_ = await begin(app)
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(id_)
         done = await app.jobs.retry([s.job_id for s in info.steps])
         assert (done.retried, done.undone) == (0, 4)
@@ -339,10 +334,10 @@ class TestBack:
 
     async def test_a_step_of_one_that_succeeded_may_be_replayed(self, app):
         id_ = await begin(app)
-        await drain(app)
+        await settle(app)
         before = await app.workflows.get(id_)
         assert (await app.jobs.retry(before.step("ship").job_id)).retried == 1
-        await drain(app)
+        await settle(app)
         after = await app.workflows.get(id_)
         assert (after.state, after.finished_at) == ("succeeded", before.finished_at)
         assert LOG.count("ship") == 2
@@ -352,7 +347,7 @@ class TestBack:
         id_ = await begin(app)
         worker = app.worker()
         told = []
-        app.alerts.found = told.append
+        app.alerts.add = told.append
         await worker.drain(timeout=60)
         info = await app.workflows.get(id_)
         assert (info.state, info.step("reserve").undo_state, info.step("charge").undo_job_id) == ("stuck", "dead", None)
@@ -367,23 +362,23 @@ class TestBack:
         assert [f.name for f in told if f.name == "stuck_workflow"] == ["stuck_workflow"]
         BROKEN.pop("release")
         assert (await app.jobs.retry(info.step("reserve").undo_job_id)).retried == 1
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.get(id_)).state == "undone"
         assert LOG[-2:] == ["release", "refund ch_7"]
 
     async def test_a_dead_undo_is_given_up(self, app):
         BROKEN.update({"ship": Permanent("no"), "release": Permanent("stock system is gone")})
         id_ = await begin(app)
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(id_)
         await app.jobs.discard(info.step("reserve").undo_job_id)
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.get(id_)).state == "undone"
         assert LOG[-1] == "refund ch_7"
 
 
 def _attend(c, d):
-    from resilient.engine import workflows
+    from resilient.engine.jobs import workflows
 
     return workflows.attend(c, d)
 
@@ -392,7 +387,7 @@ class TestRepair:
     async def test_one_that_stands_still_is_found(self, app):
         """What no code does: the last step ends, and nobody asks for a look at its workflow."""
         id_ = await begin(app)
-        await drain(app)
+        await settle(app)
         other = await begin(app)  # goes on as it should
         lost = "UPDATE {workflow} SET state = 'running', finished_at = NULL WHERE finished_at IS NOT NULL"
         app.database.transaction_sync(lambda c, d: d.run(c, lost))
@@ -405,7 +400,7 @@ class TestRepair:
     async def test_one_without_steps_is_over(self, app):
         async with app.workflow("empty") as wf:
             pass
-        await drain(app)
+        await settle(app)
         assert (await app.workflows.get(wf.id)).state == "succeeded"
 
 
@@ -426,7 +421,7 @@ class TestResults:
             wf.step(curious, "x")
             wf.step(charge, Order(id=1), delay=3600)
         await own.enqueue(curious, "alone", resource_key="shop/2")
-        await drain(own)
+        await settle(own)
         assert sorted(text[:30] for text in found) == sorted(
             [f"step charge of workflow {wf.id}"[:30], f"workflow {wf.id} (w) has no step 'ship'"[:30]]
             + [f"job {(await own.jobs.list(resource='shop/2'))[0].id} is not"[:30]] * 2
@@ -447,7 +442,7 @@ class TestResults:
         async with own.workflow("w", resource_key="shop/1") as wf:
             parts = [wf.step(reserve, Order(id=n)) for n in (1, 2)]
             wf.step(join, None, after=parts)
-        await drain(own)
+        await settle(own)
         assert caught == ["2 steps are 'reserve': ask for results_of, or by the name of one"]
         assert (await own.workflows.get(wf.id)).step("join").result == 6
 
@@ -472,9 +467,9 @@ class TestMoreSteps:
         app = Resilient(database, handlers=[*HANDLERS, split, total], upgrade=False)
         async with app.workflow("dynamic", resource_key="shop/1") as wf:
             wf.step(split, 4)
-        await drain(app)
+        await settle(app)
         clock.advance(hours=1)
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(wf.id)
         assert (info.state, len(info.steps), info.step("total").result) == ("succeeded", 6, 12)
         assert await app.jobs.count() == 6
@@ -502,10 +497,10 @@ class TestMoreSteps:
         app = Resilient(database, handlers=[*HANDLERS, split, total], upgrade=False)
         async with app.workflow("dynamic", resource_key="shop/1") as wf:
             wf.step(split, 4, after=wf.step(charge, Order(id=3)))
-        await drain(app)
+        await settle(app)
         assert len((await app.workflows.get(wf.id)).steps) == 2
         clock.advance(hours=1)
-        await drain(app)
+        await settle(app)
         info = await app.workflows.get(wf.id)
         assert (info.state, len(info.steps), info.step("total").result) == ("succeeded", 7, 12)
         assert LOG[1] == [Receipt(charge="ch_3", cents=995)]
@@ -562,6 +557,29 @@ class TestMoreSteps:
         assert cancelled
         await app.close()
 
+    async def test_steps_of_a_block_that_was_undone_do_not_refuse_the_commit(self, postgres_database):
+        """The block is undone and its error caught: nothing was added, so the workflow may turn around."""
+
+        @handler("tries", mode="atomic")
+        async def tries(job: Job[None]) -> str:
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block itself raises
+                async with job.prepare():
+                    async with job.workflow() as more:
+                        more.step(tries, None, name="more")
+                    raise ZeroDivisionError
+            await job.app.workflows.cancel(wf.id)
+            async with job.complete():
+                return "done"
+
+        app = Resilient(postgres_database, handlers=[tries], upgrade=False)
+        async with app.workflow("w", resource_key="shop/1") as wf:
+            step = wf.step(tries, None)
+        await app.worker().drain(timeout=30)
+        job = await app.jobs.get(step.id)
+        assert (job.state, job.result) == ("succeeded", "done")
+        assert len((await app.workflows.get(wf.id)).steps) == 1
+        await app.close()
+
     async def test_an_ordinary_job_begins_one(self, app):
         @handler("start")
         async def start(job: Job[int]) -> None:
@@ -570,7 +588,7 @@ class TestMoreSteps:
 
         own = Resilient(app.database, handlers=[*HANDLERS, start], upgrade=False)
         await own.enqueue(start, 3, resource_key="shop/9")
-        await drain(own)
+        await settle(own)
         (found,) = await own.workflows.list(name="started")
         assert (found.state, found.steps[0].resource_key) == ("succeeded", "shop/9")
 
@@ -589,7 +607,7 @@ class TestMoreSteps:
         own = Resilient(app.database, handlers=[*HANDLERS, late], upgrade=False)
         async with own.workflow("w", resource_key="shop/1") as wf:
             wf.step(late)
-        await drain(own)
+        await settle(own)
         assert caught == [f"workflow {wf.id} (w) is undoing: it takes no more steps"]
 
 
@@ -675,3 +693,15 @@ S = JobState
 def test_stands_still(state, steps, expected):
     facts = [StepFacts(f"s{n}", n, *step) for n, step in enumerate(steps)]
     assert stands_still(WorkflowState(state), facts) is expected
+
+
+async def test_a_step_with_an_ordering_key_is_followed(app):
+    """On PostgreSQL the one job of a lane that a transaction writes goes a way of its own: it says this, too."""
+    async with app.workflow("order", resource_key="shop/1") as wf:
+        wf.step(charge, Order(id=7), ordering_key="order-7")
+    rows = await app.database.transaction(
+        lambda c, d: d.run(c, "SELECT followed FROM {job} WHERE ordering_key IS NOT NULL").all()
+    )
+    assert [bool(row[0]) for row in rows] == [True]
+    await settle(app)
+    assert (await app.workflows.get(wf.id)).state is WorkflowState.SUCCEEDED

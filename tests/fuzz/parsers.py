@@ -18,40 +18,46 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 
 import providers
-from resilient.core import resource_key, sync
-from resilient.core.addresses import denied, is_private
-from resilient.core.auth import OAuth2
-from resilient.core.body import hidden, pick
-from resilient.core.budgets import Fields, budgets
-from resilient.core.classify import classify, cost_of, message_of
-from resilient.core.cron import Ticks, back, next_after, ticks
-from resilient.core.errors import InvalidInput, SetupError
-from resilient.core.exchange import AnswerFacts, RequestFacts
-from resilient.core.hosts import address, host_pattern, origin_of, without_params, without_secrets
-from resilient.core.instants import Word, duration, http_date, iso8601, read
-from resilient.core.limit import Limit
-from resilient.core.message import decode
-from resilient.core.page_request import PageRequest, PagingError
-from resilient.core.paginators import links
-from resilient.core.placeholders import fill_url
-from resilient.core.plain_text import fits_header, in_json, one_line, plain
-from resilient.core.policy import Policy
-from resilient.core.positions import instant, later, shifted
-from resilient.core.provider import GENERIC, Provider
-from resilient.core.retry_after import in_text, when
-from resilient.core.structured import parse_dictionary, parse_list
-from resilient.core.token_answer import classify_token
-from resilient.core.tokens import Credentials, merged
-from resilient.core.webhook import Delivery, challenge, happened, identity, items_of, prove, repeat_key
-from resilient.engine.webhooks import _decoded as delivered
-from resilient.store.address import checked as database_address
-from resilient.surface.cli.filters import moment, span, tags_of
-from resilient.wire import redact
-from resilient.wire.answer import Answer
-from resilient.wire.decoding import Decoder
-from resilient.wire.oauth import _decoded as token_body
-from resilient.wire.oauth import callback_error
-from resilient.wire.pool import PoolSettings
+from resilient.core.accounts.tokens import Credentials, classify_token, merge
+from resilient.core.base import resource_key
+from resilient.core.base.body import hidden, pick
+from resilient.core.base.budgets import Fields, budgets, parse_dictionary, parse_list
+from resilient.core.base.errors import InvalidInput, SetupError
+from resilient.core.base.exchange import AnswerFacts, RequestFacts
+from resilient.core.base.hosts import (
+    address,
+    denied,
+    host_pattern,
+    is_private,
+    origin_of,
+    without_params,
+    without_secrets,
+)
+from resilient.core.base.instants import Word, duration, http_date, iso8601, read
+from resilient.core.base.loggers import urls
+from resilient.core.base.phrases import fits_header, in_json, one_line, plain
+from resilient.core.events.message import decode
+from resilient.core.events.webhook import Delivery, challenge, event_name, identity, items_of, prove, repeat_key
+from resilient.core.gates.policy import Policy
+from resilient.core.gates.rate_limit import Limit
+from resilient.core.gates.retry_after import in_text, when
+from resilient.core.provider.auth import OAuth2
+from resilient.core.provider.classify import classify, cost_of, message_of
+from resilient.core.provider.facts import GENERIC, Provider
+from resilient.core.provider.placeholders import fill_url
+from resilient.core.schedules.cron import Ticks, back, next_after, ticks
+from resilient.core.sync import stream as sync
+from resilient.core.sync.incremental import instant, later, shifted
+from resilient.core.sync.paginators import links
+from resilient.core.sync.paging import PageRequest, PagingError
+from resilient.engine.events.webhooks import _decoded as delivered
+from resilient.store.db.address import checked as database_address
+from resilient.surface.cli.jobs import moment, span, tags_of
+from resilient.wire.oauth.endpoints import _decoded as token_body
+from resilient.wire.oauth.endpoints import callback_error
+from resilient.wire.requests import redact
+from resilient.wire.requests.answer import Answer, Decoder
+from resilient.wire.requests.pool import PoolSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +130,7 @@ def a_token_answer(text):
     body = token_body(parts(text)[2])
     for oauth in OAUTH:
         classify_token(AnswerFacts(facts.status, facts.headers, body=body, text=facts.text), oauth, NOW)
-        fresh = merged(Credentials(token="t", refresh_token="r"), body, oauth, NOW)
+        fresh = merge(Credentials(token="t", refresh_token="r"), body, oauth, NOW)
         assert fresh is None or fresh.token
 
 
@@ -139,7 +145,7 @@ def a_delivery(text):
         challenge(hook, fields, decoded, url, [SECRET])
         for item in items_of(hook, decoded) or [None]:
             identity(hook, fields, decoded, url, item)
-            happened(hook, fields, decoded, url, item)
+            event_name(hook, fields, decoded, url, item)
             repeat_key(hook, proof, delivery, decoded, "a", item)
 
 
@@ -175,7 +181,7 @@ def a_sync(text):
 
 
 def paginators():
-    from resilient.core.paginators import (
+    from resilient.core.sync.paginators import (
         GraphQLPages,
         LastKey,
         LinkHeader,
@@ -188,17 +194,17 @@ def paginators():
 
     declared = {repr(way): way for one in FACTS for way in one.pagination.values()}
     return [
-        *declared.values(), OnePage(), LinkHeader(), NextUrl(items="data", found="next"), GraphQLPages(),
-        NextCursor(items="data", found="next", query="cursor", resume="sync"), LastKey(items="data", query="after"),
+        *declared.values(), OnePage(), LinkHeader(), NextUrl(items="data", url="next"), GraphQLPages(),
+        NextCursor(items="data", cursor="next", query="cursor", resume="sync"), LastKey(items="data", query="after"),
         PageNumber(items="data", pages="pages"), Offset(items="data", total="total"),
     ]  # fmt: skip
 
 
 def all_rules():
-    from resilient.core.incremental import Incremental
+    from resilient.core.sync.incremental import Incremental
 
     by_time = Incremental(style="filter", query="since", field="updated_at", precision=1.0)
-    token = Incremental(style="token", query="token", found="sync", taken="last_page")
+    token = Incremental(style="token", query="token", cursor="sync", source="last_page")
     marked = Incremental(
         style="filter", query="since", field="at", deletions="marked", deleted="deleted", deleted_key="items[].id"
     )
@@ -364,9 +370,7 @@ PARSERS = {
         lambda t: callback_error(dict(httpx.QueryParams(t))), ("error=", "&", "%", "+", "state=", "a", "\x00")
     ),
     "plain_text": Parser(lambda t: (plain(t), one_line(t), in_json(t), fits_header(t)), WORDS),
-    "scrubbed": Parser(
-        lambda t: (redact.scrub(t, ["s3cr3t-value"]), redact.urls(t)), (*WORDS, "s3cr3t-value"), micros=20
-    ),
+    "scrubbed": Parser(lambda t: (redact.scrub(t, ["s3cr3t-value"]), urls(t)), (*WORDS, "s3cr3t-value"), micros=20),
     "cron": Parser(
         a_cron,
         (

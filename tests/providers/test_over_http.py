@@ -10,10 +10,10 @@ import pytest
 import respx
 
 from resilient import providers_by_name
-from resilient.wire.client import build_async_client
-from resilient.wire.conduct import Permit
-from resilient.wire.pool import Pool, PoolSettings
-from resilient.wire.trail import Trail
+from resilient.wire.requests.client import build_async_client
+from resilient.wire.requests.hooks import Permit
+from resilient.wire.requests.pool import Pool, PoolSettings
+from resilient.wire.requests.request_log import RequestLog
 
 TABLES = Path(__file__).with_name("dialects")
 NAMES = sorted(path.stem for path in TABLES.glob("*.py"))
@@ -69,8 +69,8 @@ async def test_each_sample_over_http(name):
     dialect = runpy.run_path(str(TABLES / f"{name}.py"))["DIALECT"]
     pool = Pool(PoolSettings(tries=1))
     for sample in dialect.answers():
-        conduct = Recorder(name)
-        client = build_async_client(Trail(conduct, provider), pool, str(origin))
+        hooks = Recorder(name)
+        client = build_async_client(RequestLog(hooks, provider), pool, str(origin))
         method, _, target = sample.on.partition(" ")
         plain = isinstance(sample.body, str)
         content = sample.body if plain else "" if sample.body is None else json.dumps(sample.body)
@@ -78,13 +78,13 @@ async def test_each_sample_over_http(name):
         route = respx.route(method=method).mock(httpx.Response(sample.status, content=content, headers=headers))
         response = await client.request(method, target, json=sample.sent)
         assert route.calls.last.request.headers["Authorization"] == "Bearer canary"
-        (failure,) = conduct.told
+        (failure,) = hooks.told
         assert (failure and failure.kind) is sample.kind, sample.about
         if sample.kind is not None:
             with pytest.raises(httpx.HTTPStatusError):
                 response.raise_for_status()
         if sample.key:
-            assert conduct.keys == [f"{name}/acme/{sample.key}"]
+            assert hooks.keys == [f"{name}/acme/{sample.key}"]
         respx.clear()
     await pool.aclose()
 
@@ -94,8 +94,8 @@ async def test_each_sample_over_http(name):
 async def test_credentials_stay_at_home(name):
     """Neither another account's host nor a look-alike gets a token."""
     provider = of_account(name)
-    conduct, pool = Recorder(name), Pool(PoolSettings(tries=1))
-    client = build_async_client(Trail(conduct, provider, provider.base_url), pool, provider.base_url)
+    hooks, pool = Recorder(name), Pool(PoolSettings(tries=1))
+    client = build_async_client(RequestLog(hooks, provider, provider.base_url), pool, provider.base_url)
     route = respx.route().mock(httpx.Response(200, json={}))
     host = httpx.URL(provider.base_url).host
     for stranger in (f"{host}.evil.test", f"evil{host}", host.replace("acme", "other") if "acme" in host else "e.test"):

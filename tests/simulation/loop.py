@@ -114,6 +114,7 @@ class Loop(base_events.BaseEventLoop):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             gc.collect()
+            gc.freeze()  # what caches keep of a run is not looked through again after each of the next thousand
         logging.disable(logging.NOTSET)
         sys.unraisablehook = hook
 

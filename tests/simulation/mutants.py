@@ -6,15 +6,18 @@ Called once in a process that simulates. Each asserts that what it breaks is the
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import uuid
 
-from resilient.core import admission, cooldown
-from resilient.engine import grants, sweeper, wiring
-from resilient.engine.execution import Execution
-from resilient.engine.gate import Gate
-from resilient.store import gates, jobs, limits, order, turns, workflows
-from resilient.wire import trail
+from resilient.core.gates import admission, rate_limit, retry_after
+from resilient.engine.gates.gate import Gate
+from resilient.engine.run import backend, sweeper
+from resilient.engine.run.execution import Execution
+from resilient.store.gates import controls as gates
+from resilient.store.gates import limits, turns
+from resilient.store.jobs import order, ready, workflows
+from resilient.wire.requests import request_log
 from tests.chaos import mutants as chaos
 
 
@@ -32,8 +35,8 @@ def every(count, original, otherwise):
 def turn_not_inserted():
     """Some jobs become ready without a turn."""
     missing = types.SimpleNamespace(**{**vars(turns), "insert": every(5, turns.insert, lambda *_: None)})
-    assert jobs.turns is turns
-    jobs.turns = missing
+    assert ready.turns is turns
+    ready.turns = missing
 
 
 def head_lost():
@@ -47,25 +50,32 @@ def mark_never_made():
     async def mark(self, permit):
         permit.fresh = True
 
-    assert wiring.JobConduct.mark
-    wiring.JobConduct.mark = mark
+    assert backend.JobHooks.mark
+    backend.JobHooks.mark = mark
 
 
 def mark_cleared_early():
     """The mark leaves the row before the answer came."""
     original = Execution.mark
 
-    async def mark(self, name, mark):
-        await original(self, name, mark)
-        await original(self, name, None)
+    async def mark(self, name, mark, commit):
+        await original(self, name, mark, commit)
+        self._set_mark(name, None)
+        assert await commit(json.dumps({**self._effects, **self._marks}))
 
     Execution.mark = mark
 
 
 def rescue_is_blind():
-    """A rescued job runs again whatever it had sent."""
-    marks = sweeper.marks
+    """A rescued job runs again whatever it had sent: neither the rescue nor its next execution looks at its marks."""
+    marks, begin = sweeper.marks, Execution.__init__
     sweeper.marks = types.SimpleNamespace(**{**vars(marks), "in_doubt": lambda *_: False})
+
+    def begin_anew(self, context, row, handler, probes):
+        begin(self, context, row, handler, probes)
+        self._marks = {}
+
+    Execution.__init__ = begin_anew
 
 
 def workflow_unasked():
@@ -78,7 +88,7 @@ def workflow_unasked():
 def cooldown_ignored():
     """A throttle makes nobody wait."""
     nothing = lambda *_, **__: None  # noqa: E731
-    assert gates.cooled is cooldown.cooled
+    assert gates.cooled is retry_after.cooled
     gates.cooled = nothing
     Gate._rest = lambda *_: False
 
@@ -103,14 +113,26 @@ def cap_ignored():
 
 def keys_not_stable():
     """Each try has an idempotency key of its own."""
-    assert trail.derive
-    trail.derive = lambda *_: uuid.uuid4().hex
+    assert request_log.derive
+    request_log.derive = lambda *_: uuid.uuid4().hex
 
 
 def refresh_waited_for():
     """Jobs wait in their slots for a refresh that somebody else began, however long."""
-    assert grants.AT_ONCE
-    grants.AT_ONCE = 60.0
+    assert backend.patience_of
+    backend.patience_of = lambda _: 60.0
+
+
+def places_taken_twice():
+    """A place in a limit's queue that is not used comes back also while others wait behind it."""
+    assert rate_limit.give_back
+    rate_limit.give_back = lambda limit, state, units, now, _until: rate_limit.refund(limit, state, units, now)
+
+
+def levels_count_early():
+    """A limit counts a request when it is drawn, although another level's makes it wait."""
+    original = rate_limit.take
+    rate_limit.take = lambda limit, state, cost, now, at=None: original(limit, state, cost, now)  # noqa: ARG005 - so
 
 
 MUTANTS = {
@@ -125,6 +147,8 @@ MUTANTS = {
     "workflow not looked at": workflow_unasked,
     "cooldown ignored": cooldown_ignored,
     "draws forgotten": draws_forgotten,
+    "places taken twice": places_taken_twice,
+    "levels count early": levels_count_early,
     "cap ignored": cap_ignored,
     "slots wait for a refresh": refresh_waited_for,
     "idempotency keys not stable": keys_not_stable,

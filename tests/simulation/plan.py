@@ -6,7 +6,7 @@ Times are seconds since the beginning.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 ACCOUNTS = 3
 LASTS = 5.0  # seconds within which work arrives and faults begin
@@ -64,6 +64,16 @@ class Plan:
         kept = [b for b in self.batches if b.end != "rollback"]
         return sum(len(b.jobs) + 3 * len(b.workflows) + len(b.events) for b in kept)
 
+    def to_json(self):
+        """As `from_json` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, doc):
+        """What was kept of a run that failed once."""
+        batches = [Batch(**{k: _tuples(v) for k, v in one.items()}) for one in doc["batches"]]
+        return cls(doc["seed"], tuple(batches), tuple(Fault(**one) for one in doc["faults"]))
+
     def without(self, batches=(), faults=()):
         """The same run without some of it."""
         return replace(
@@ -71,6 +81,10 @@ class Plan:
             batches=tuple(b for b in self.batches if b not in batches),
             faults=tuple(f for f in self.faults if f not in faults),
         )
+
+
+def _tuples(value):
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 FAULTS = {

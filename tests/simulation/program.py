@@ -44,7 +44,11 @@ async def written(job: Job[dict]) -> None:
 async def fetched(job: Job[dict]) -> None:
     """Through an account whose tokens last for a moment; nothing ever goes wrong there but workers."""
     job.deps.note(job, "start")
-    (await job.client.get(f"/things/{job.payload['n']}")).raise_for_status()
+    began = job.deps.t()
+    try:
+        (await job.client.get(f"/things/{job.payload['n']}")).raise_for_status()
+    finally:
+        job.deps.stays.append(job.deps.t() - began)
     job.deps.note(job, "end")
 
 

@@ -1,5 +1,6 @@
 """Simulate: ``python -m tests.simulation.run --seeds 0:1000``. A failing seed prints its history, shrunk.
 
+``--keep NAME`` writes the shrunk run into `kept`, whose runs are regressions: `test_what_failed_once_holds`.
 It starts itself anew with a fixed PYTHONHASHSEED: the order of a set must not differ between two runs of a seed.
 """
 
@@ -20,16 +21,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import resilient.testing  # noqa: F401 - everything that a run may import is there before it begins
-from resilient.store import schema
-from resilient.store.database import Database
+from resilient.store.db import schema
+from resilient.store.db.database import Database
 from tests.simulation.judge import judge, setup
 from tests.simulation.loop import Stuck
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.plan import drawn
+from tests.simulation.plan import Plan, drawn
 from tests.simulation.system import System
 from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
+KEPT = Path(__file__).parent / "kept"
 MEMORY = ["/dev/shm"]  # noqa: S108 - files in memory, where there are such
 
 
@@ -123,12 +125,20 @@ def quiet():
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
-def report(plan, folder, seconds):
-    """The history of a failing run, made smaller first."""
+def report(plan, folder, seconds, keep):
+    """The history of a failing run, made smaller first, and kept under a name."""
     plan = shrunk(plan, folder, time.time() + seconds) if seconds else plan
     run = simulate(plan, folder)
+    if keep:
+        KEPT.mkdir(exist_ok=True)
+        (KEPT / f"{keep}.json").write_text(json.dumps(plan.to_json(), indent=1) + "\n")
     parts = [*plan.batches, *plan.faults]
     return "\n".join(["what it does:", *map(str, parts), "what happened:", *run.notes, "broken:", *run.broken])
+
+
+def kept():
+    """Runs that failed once, by name."""
+    return [(path.stem, Plan.from_json(json.loads(path.read_text()))) for path in sorted(KEPT.glob("*.json"))]
 
 
 def main():
@@ -137,6 +147,8 @@ def main():
     parser.add_argument("--mutant", default="", help="break the engine on purpose: see mutants.py")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds for making the first failing run smaller")
+    parser.add_argument("--keep", default="", help="a name for the first failing run, made smaller")
+    parser.add_argument("--kept", action="store_true", help="run those that failed once, instead of seeds")
     parser.add_argument("--digests", action="store_true", help="print what identifies each run")
     options = parser.parse_args()
     repeatable()
@@ -144,23 +156,23 @@ def main():
     begin, _, end = options.seeds.partition(":")
     if options.mutant:
         MUTANTS[options.mutant]()
-    runs, began = {}, time.time()
+    runs, plans, began = {}, [], time.time()
     with tempfile.TemporaryDirectory(dir=next(filter(os.path.isdir, MEMORY), None)) as place:
         folder = Path(place)
         template(folder)
         gc.freeze()
-        for seed in range(int(begin), int(end or int(begin) + 1)):
-            plan = drawn(seed)
+        seeds = range(int(begin), int(end or int(begin) + 1))
+        for seed, plan in kept() if options.kept else ((seed, drawn(seed)) for seed in seeds):
+            plans.append(plan)
             run = runs[seed] = simulate(plan, folder)
             if options.digests:
                 say(f"{seed} {run.digest}")
             if run.broken:
                 say(f"seed {seed}: {run.broken[0]}")
                 if sum(bool(other.broken) for other in runs.values()) == 1 and options.shrink:
-                    say(report(plan, folder, options.shrink))
+                    say(report(plan, folder, options.shrink, options.keep))
                 if options.first:
                     break
-    plans = [drawn(seed) for seed in runs]
     say(
         json.dumps(
             {

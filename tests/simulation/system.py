@@ -24,9 +24,13 @@ from functools import cache
 import aiosqlite.core
 import uuid_utils
 
-from resilient.core.errors import DatabaseUnreachable
-from resilient.engine import grants, heartbeat, retention, services
-from resilient.store.database import Database
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.engine.accounts import grants
+from resilient.engine.inspect import retention
+from resilient.engine.run import heartbeat, services, worker
+from resilient.store.db import database
+from resilient.store.db.database import Database
+from resilient.store.db.direct import is_direct
 from tests.simulation.loop import PROCESS, Crashed, Loop, Process
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
@@ -95,6 +99,7 @@ class System:
                     self._strike(process, deed, f"in {name}")
                 return result
 
+            inside.direct = is_direct(fn)
             result = original(database, inside, *args, **kwargs)
             if point == "after":
                 self._strike(process, deed, f"after the commit of {name}")
@@ -149,9 +154,10 @@ class System:
             (aiosqlite.core, "SimpleQueue", lambda: Queue(self)),
             (aiosqlite.core, "Thread", NoThread),
             (Database, "transaction_sync", self.transaction_sync(Database.transaction_sync)),
+            (database, "_sqlite_engine", _like_the_first(database._sqlite_engine)),
             (retention.keep, "__defaults__", (loop.time, *retention.keep.__defaults__[1:])),
             (grants, "LEASE", 3.0),
-            (services, "Heartbeat", Heartbeat),
+            (worker, "Heartbeat", Heartbeat),
             (services, "Listener", Listener),
             *((module, "uuid7", self.uuid7) for module in _with_ids()),
             (uuid_utils, "uuid7", self.uuid7),
@@ -176,6 +182,21 @@ class System:
             return process, self.loop.create_task(coroutine_function(*args), name=name)
         finally:
             PROCESS.reset(token)
+
+
+_ENGINES = []
+
+
+def _like_the_first(original):
+    """Engines that share what SQLAlchemy has compiled: there are some for each process of each run."""
+
+    def make(url):
+        engine = original(url)
+        _ENGINES.append(engine) if not _ENGINES else None
+        engine.dialect, engine._compiled_cache = _ENGINES[0].dialect, _ENGINES[0]._compiled_cache
+        return engine
+
+    return make
 
 
 @cache

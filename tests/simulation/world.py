@@ -20,14 +20,15 @@ from resilient import (
     Resilient,
     Rotation,
 )
-from resilient.store.database import Database
+from resilient.store.db.database import Database
 from resilient.wire.publishers.base import lost, refused
 from tests.simulation.accounts import LIFETIME, Accounts
 from tests.simulation.loop import PROCESS
 from tests.simulation.plan import LASTS, WORKERS
 from tests.simulation.program import HANDLERS
 
-MOST, PER = 4, 1.0  # requests of an account
+MOST, ALL, PER = 4, 9, 1.0  # requests of an account, of all accounts
+ROAD = 0.06  # seconds that a request may take to arrive
 CAP = 3  # jobs of p/0 at once
 LEASE = 2.0
 END = 900.0  # seconds by which everything must be over
@@ -55,6 +56,7 @@ class World:
         self.committed, self.rolled_back, self.events, self.workflows = [], [], [], []
         self.workers, self.modes, self.stored = {}, [], {}
         self.flows_committed = []
+        self.stays = []  # seconds for which a job of q/0 had its slot
         self.started = 0
         self.errors = []
         self.accounts = Accounts(self.t)
@@ -82,7 +84,7 @@ class World:
         n, who = json.loads(await request.aread())["n"], int(account)
         if self.mode("refuses connections", who):
             raise httpx.ConnectError("simulated", request=request)
-        await asyncio.sleep(dice.uniform(0.005, 0.06))
+        await asyncio.sleep(dice.uniform(0.005, ROAD))
         key = request.headers.get("idempotency-key") or f"none-{loop.time()}"
         line = {"t": self.t(), "account": account, "key": key, "n": n, "status": 200, "new": False, "action": action}
         self.arrivals.append(line)
@@ -144,7 +146,7 @@ class World:
             deps=self,
             providers=[provider, ACCOUNTS],
             secrets=[SECRET],
-            limits={"p/*": [Limit(MOST, per=f"{PER:g}s")]},
+            limits={"p": [Limit(ALL, per=PER)], "p/*": [Limit(MOST, per=PER)]},
             concurrency={"p/0": CAP},
             breakers={"p": breaker, "p/*": breaker},
             destinations={"sink": self.publish},
@@ -156,7 +158,7 @@ class World:
 
     async def work(self):
         app = self.app()
-        app._ready = True
+        app.ground.tables.are_ready = True
         worker = app.worker(concurrency=6, lease=LEASE, grace=2)
         worker.wire.pool._async = Remote(self)
         app.grants.client._loop = asyncio.get_running_loop()
@@ -172,7 +174,7 @@ class World:
 
     async def produce(self):
         app = self.app()
-        app._ready = True
+        app.ground.tables.are_ready = True
         loop, first = asyncio.get_running_loop(), self.accounts.made()
         until = self.system.now() + timedelta(seconds=LIFETIME)
         await app.connections.import_(

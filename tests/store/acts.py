@@ -13,46 +13,37 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from resilient.core import alerts as alert_words
-from resilient.core.breaker import Report
-from resilient.core.failure import Failure, FailureKind
-from resilient.core.limit import Limit
-from resilient.core.policy import BreakerPolicy, Policies
-from resilient.core.tokens import Credentials, GrantEvent
-from resilient.engine import completer, heartbeat, resources_api, seals, sweeper, writing
-from resilient.engine import connections as engine_connections
-from resilient.engine import fuse as engine_fuse
-from resilient.engine import schedules as ticking
-from resilient.engine import workflows as attending
-from resilient.engine.enqueue import Ordered
-from resilient.engine.schedule_jobs import job_of
-from resilient.store import (
-    alerts,
-    changes,
-    circuits,
-    claim,
-    connections,
-    cursors,
-    dependencies,
-    due,
-    edits,
-    finishing,
-    fuse,
-    gates,
-    grants,
-    inbox,
-    lacking,
-    leases,
-    limits,
-    resources,
-    retention,
-    retries,
-    schedule_records,
-    schedules,
-    workers,
-)
-from resilient.store.filters import JobFilter
-from resilient.store.secrets import KeyRing, new_key
+from resilient.core.accounts.tokens import Credentials, GrantEvent
+from resilient.core.alerts import rules as alert_words
+from resilient.core.base.errors import Failure, FailureKind
+from resilient.core.gates.breaker import Report
+from resilient.core.gates.learnt import Answers, Refusal
+from resilient.core.gates.policy import BreakerPolicy, Policies
+from resilient.core.gates.rate_limit import Limit
+from resilient.core.jobs.outcomes import Transition
+from resilient.core.jobs.states import JobState
+from resilient.engine.accounts import connections as engine_connections
+from resilient.engine.accounts import fuse as engine_fuse
+from resilient.engine.accounts import seals
+from resilient.engine.gates import api as resources_api
+from resilient.engine.ground.encoder import JobRequest
+from resilient.engine.jobs import queue
+from resilient.engine.jobs import workflows as attending
+from resilient.engine.run import completer, heartbeat, sweeper
+from resilient.engine.schedules import schedules as ticking
+from resilient.engine.schedules.declaration import job_of
+from resilient.store import alerts
+from resilient.store import sync as cursors
+from resilient.store.accounts import connections, fuse, grants
+from resilient.store.accounts.secrets import KeyRing, new_key
+from resilient.store.events import inbox
+from resilient.store.gates import circuits, limits, resources
+from resilient.store.gates import controls as gates
+from resilient.store.inspect import erasure, retention, workers
+from resilient.store.inspect.throughput import Series
+from resilient.store.jobs import changes, claim, dependencies, finishing, leases, ready
+from resilient.store.jobs.filters import JobFilter
+from resilient.store.schedules import ticks as schedules
 from tests.store.registry import ACTS, Act, Refused, act, nothing
 from tests.store.world import AHEAD, HOURLY, NOW, fresh, id_of, new
 
@@ -73,12 +64,12 @@ def _ask(**over: Any) -> claim.Ask:
     return claim.Ask("w2", 12, ["k"], MINUTE, POLICIES.for_key, lambda: 0.5, take=50, per_key=4, **over)
 
 
-@act("dispatcher: claim.claim", again=lambda c, d: claim.claim(c, d, _ask(careful=True)))
+@act("run.dispatcher: claim.claim", again=lambda c, d: claim.claim(c, d, _ask(careful=True)))
 def claims(c, d):
     return claim.claim(c, d, _ask())
 
 
-@act("dispatcher: claim.claim")
+@act("run.dispatcher: claim.claim")
 def claims_carefully(c, d):
     return claim.claim(c, d, _ask(careful=True))
 
@@ -88,65 +79,79 @@ def _done(*names: str) -> list[Any]:
 
 
 def _finish(name: str, state: str, **over: Any) -> finishing.Finish:
-    return finishing.Finish(id_of(name), 2, state, state, attempts=1, charged=True, error="no", error_kind="bug",
-                            execution=1, worker_id="w", started_at=NOW, resource_key="p/1", **over)  # fmt: skip
+    """As decided, with what is written instead if somebody cancels it or asks for it once more."""
+    step = Transition(JobState(state), state, charged=True, attempts=1, error="no", error_kind="bug",
+                      resource_key="p/1", **over)  # type: ignore[arg-type]  # fmt: skip
+    if state == JobState.DEAD:
+        step = step._replace(if_once_more=step._replace(state=JobState.READY, attempts=0, run_at=NOW, fresh_key=True))
+    else:
+        step = step._replace(if_cancelled=step._replace(state=JobState.CANCELLED, run_at=None))
+    return finishing.Finish(id_of(name), 2, step, execution=1, worker_id="w", started_at=NOW)
 
 
-@act("completer: write")
+@act("run.completer: write")
 def finishes(c, d):
     done = _done("run1", "lane1.run", "flow1.a", "flow2.a", "flow3.b", "unique2")
     return completer.write(c, d, done, [_finish("run2", "dead")], {"p": 2}, how_long="1s")
 
 
-@act("completer: write")
+@act("run.completer: write")
 def finishes_others(c, d):
     """Other steps of the same workflows, another event, one that is tried again."""
     ends = [_finish("run4", "scheduled", run_at=AHEAD), _finish("flow1.b", "dead"), _finish("flow2.b", "dead")]
     return completer.write(c, d, _done("lane4.run", "run3"), ends, {"p": 1}, how_long="1s")
 
 
-@act("completer: write")
+@act("run.completer: write")
 def finishes_and_goes_on(c, d):
     """What a job's end enqueues, in lanes too."""
-    follow = {id_of("run3"): [_in_lane("lane2", "q/1"), Ordered(fresh("p/2"))]}
+    follow = {id_of("run3"): [_in_lane("lane2", "q/1"), JobRequest(fresh("p/2"))]}
     return completer.write(c, d, _done("run3", "late2"), [_finish("flow2.a", "dead")], {}, follow_ups=follow)
 
 
-@act("completer: patience.held")
+@act("run.completer: write")
+def finishes_alone(c, d):
+    """In one round trip: what others wait for is left."""
+    done = _done("run1", "run3", "lane1.run", "flow1.a", "unique2")
+    if d.is_postgresql:
+        completer.write(c, d, [*done, *((id_, 2, "7") for id_, _, _ in _done("run2"))], [], {}, alone=True)
+
+
+@act("run.completer: locked_jobs")
 def asks_who_is_held(c, d):
-    from resilient.store import patience
+    from resilient.store.jobs.queries import locked_jobs
 
-    return patience.held(c, d, [id_of(name) for name in ("run1", "run2", "flow1.a")])
+    return locked_jobs(c, d, [id_of(name) for name in ("run1", "run2", "flow1.a")])
 
 
-@act("heartbeat: beat")
+@act("run.heartbeat: beat")
 def beats(c, d):
     row = workers.Beat("w", "host", 1, ["k"], 4, 4, "1", stopping=False)
     held = [(id_of(name), 2) for name in ("run1", "run2", "run3", "lane1.run", "flow1.a", "flow1.b")]
-    return heartbeat.beat(c, d, row, sorted(held), MINUTE, lambda: 0.0)
+    return heartbeat.beat(c, d, row, sorted(held), MINUTE, lambda: 0.0, {Series("k", "p", "succeeded"): 3})
 
 
-@act("heartbeat: workers.remove")
+@act("run.heartbeat: sign_off")
 def signs_off(c, d):
-    workers.remove(c, d, "w")
+    heartbeat.sign_off(c, d, "w", {Series("k", "p", "succeeded"): 1, Series("k", "p", "retry"): 1})
 
 
-@act("execution: _mark")
+@act("run.backend: _mark")
 def marks(c, d):
     return leases.mark_sent_if_held(c, d, id_of("run1"), 2, '{"a": {}}', d.now(c))
 
 
-@act("worker: leases.note_stuck_if_held")
+@act("run.worker: leases.note_stuck_if_held")
 def notes_that_one_is_stuck(c, d):
     return leases.note_stuck_if_held(c, d, id_of("run1"), 2, "it should have ended")
 
 
-@act("execution: _progress")
+@act("run.backend: _progress")
 def says_its_progress(c, d):
     return leases.set_progress_if_held(c, d, id_of("run2"), 2, "7", d.now(c))
 
 
-@act("dispatcher: resources.ensure", "snapshot: resources.ensure")
+@act("run.dispatcher: resources.ensure", "gates.snapshot: resources.ensure")
 def makes_rows(c, d):
     resources.ensure(c, d, ["z/1", "z", "p", "p/3"])
 
@@ -154,206 +159,224 @@ def makes_rows(c, d):
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-@act("sweeper: attend", "sweeper: due.look")
+@act("run.sweeper: attend", "run.sweeper: ready.read_due")
 def stages(c, d):
-    due.look(c, d)
+    ready.read_due(c, d)
     return sweeper.attend(c, d, POLICIES.for_key, 0.5)
 
 
-@act("sweeper: workflows.attend", "sweeper: fn", again=lambda c, d: attending.attend(c, d, careful=True))
+@act("run.sweeper: workflows.attend", "run.sweeper: fn", again=lambda c, d: attending.attend(c, d, careful=True))
 def attends(c, d):
     return attending.attend(c, d)
 
 
-@act("sweeper: workflows.attend")
+@act("run.sweeper: workflows.attend")
 def attends_carefully(c, d):
     return attending.attend(c, d, careful=True)
 
 
-_WORKER = SimpleNamespace(
-    app=SimpleNamespace(policies=POLICIES, kinds={}),
-    rng=random.Random(1),
-    sweeper=SimpleNamespace(spares=lambda _row: False),
-)
+_RULES = sweeper.RescueRules({}, POLICIES, random.Random(1).random, lambda _row: False)
 
 
-@act("sweeper: rescue", "sweeper: _overdue")
+@act("run.sweeper: rescue", "run.sweeper: _overdue")
 def rescues(c, d):
     sweeper._overdue(c, d)
-    return sweeper.rescue(c, d, _WORKER)
+    return sweeper.rescue(c, d, _RULES)
 
 
-@act("sweeper: _expire", again=lambda c, d: sweeper._expire(c, d, careful=True))
+@act("run.sweeper: _expire", again=lambda c, d: sweeper._expire(c, d, careful=True))
 def expires(c, d):
     return sweeper._expire(c, d)
 
 
-@act("sweeper: _repair", check=nothing)
+@act("run.sweeper: _repair", check=nothing)
 def repairs_turns(c, d):
     return sweeper._repair(c, d)
 
 
-@act("sweeper: _repair_waiting", check=nothing)
+@act("run.sweeper: _repair_waiting", check=nothing)
 def repairs_jobs(c, d):
     return sweeper._repair_waiting(c, d, dependencies.Walk())
 
 
-@act("sweeper: _repair_lanes", check=nothing)
+@act("run.sweeper: _repair_lanes", check=nothing)
 def repairs_lanes(c, d):
     return sweeper._repair_lanes(c, d)
 
 
-@act("sweeper: _repair_workflows", check=nothing)
+@act("run.sweeper: _repair_workflows", check=nothing)
 def repairs_workflows(c, d):
     return sweeper._repair_workflows(c, d, "")
 
 
-@act("sweeper: _forget")
+@act("run.sweeper: _forget")
 def forgets_workers(c, d):
     return sweeper._forget(c, d)
 
 
-@act("schedules: _serve", "schedules: store.due")
+@act("schedules.schedules: _serve", "schedules.schedules: store.due")
 def ticks(c, d):
     return ticking._serve(c, d, "hourly", 0.5)
 
 
-@act("schedules: store.declare")
+@act("schedules.schedules: store.declare")
 def declares(c, d):
     schedules.declare(c, d, {"hourly": ("k", HOURLY), "third": ("k", HOURLY)}, ["k"])
 
 
-@act("schedules: self._set_paused")
+@act("schedules.schedules: self._set_paused")
 def pauses_a_schedule(c, d):
     row = schedules.lock(c, d, "hourly")
     schedules.set_paused(c, d, row, paused=not row.paused)
 
 
-@act("alerts: self._look")
+@act("engine.alerts: self._look")
 def notes_successes(c, d):
     schedules.look_since(c, d, "engine:alerts")
-    schedule_records.note_successes(c, d)
+    schedules.note_successes(c, d)
 
 
-@act("sweeper: schedules.elect", "retention: schedules.elect")
+@act("run.sweeper: schedules.elect", "inspect.retention: schedules.elect")
 def is_elected(c, d):
     return schedules.elect(c, d, "engine:housekeeping", MINUTE)
 
 
-@act("retention: w.step", "retention: walk.step")
+@act("inspect.exporter: ticks.lead")
+def leads(c, d):
+    return schedules.lead(c, d, "engine:housekeeping", None, MINUTE)
+
+
+@act("inspect.retention: w.step", "inspect.retention: walk.step")
 def prunes_dead(c, d):
     return retention.prune_finished(c, d, "dead", NOW - timedelta(days=1), limit=100)
 
 
-@act("retention: w.step")
+@act("inspect.retention: w.step")
 def prunes_succeeded(c, d):
     return retention.prune_succeeded(c, d, NOW - timedelta(days=1), events=False, limit=100, most=100)
 
 
-@act("retention: w.step")
+@act("inspect.retention: w.step")
 def forgets_idle(c, d):
     return retention.forget_idle(c, d, NOW - timedelta(days=1), "")
 
 
-@act("retention: w.step")
+@act("inspect.retention: w.step")
 def forgets_notes(c, d):
     retention.prune_attempts(c, d, NOW - timedelta(days=1), 10)
     inbox.prune(c, d, NOW - timedelta(days=1), 10)
     return retention.forget_notes(c, d, NOW - timedelta(days=1))
 
 
+@act("inspect.erasure: store.stop", "inspect.erasure: controls.resume")
+def stops(c, d):
+    return erasure.stop(c, d, "p/1")
+
+
+@act("inspect.erasure: store.jobs", "inspect.erasure: visit")
+def erases_jobs(c, d):
+    for visit in (erasure.jobs, erasure.attempts, erasure.steps):
+        visit(c, d, "p/1", erasure.Place(), dry_run=False)
+
+
+@act("inspect.erasure: store.others")
+def erases_others(c, d):
+    for table in erasure.OTHERS:
+        erasure.others(c, d, "q/1", table, dry_run=False)
+
+
 # -- programs and people -----------------------------------------------------------------------------------------------
 
 
-def _in_lane(lane: str, key: str) -> Ordered:
-    return Ordered(fresh(key, ordering_key=lane, ordering_policy="block"))
+def _in_lane(lane: str, key: str) -> JobRequest:
+    return JobRequest(fresh(key, ordering_key=lane, ordering_policy="block"))
 
 
-@act("app: writing.write_many")
+@act("jobs.queue: write_many")
 def enqueues(c, d):
     after = tuple(map(id_of, ("run1", "run3")))
-    return writing.write_many(
+    return queue.write_many(
         c, d,
         [
-            Ordered(fresh("p/1")), Ordered(fresh("p/2", delay=60.0)),
+            JobRequest(fresh("p/1")), JobRequest(fresh("p/2", delay=60.0)),
             _in_lane("lane1", "p/1"), _in_lane("lane2", "q/1"), _in_lane("lane9", "p/1"),
-            Ordered(fresh("p/1", unique_key="x"), on_conflict="replace"),
-            Ordered(fresh("p/1", unique_key="y"), while_running="once_more"),
-            Ordered(fresh("p/1", waits=2, followed=True), after=after),
+            JobRequest(fresh("p/1", unique_key="x"), on_conflict="replace"),
+            JobRequest(fresh("p/1", unique_key="y"), while_running="once_more"),
+            JobRequest(fresh("p/1", waits=2, followed=True), after=after),
         ],
     )  # fmt: skip
 
 
-@act("app: writing.write_many")
+@act("jobs.queue: write_many")
 def enqueues_in_another_order(c, d):
-    return writing.write_many(
+    return queue.write_many(
         c, d, [_in_lane("lane2", "q/1"), _in_lane("lane1", "p/1"), _in_lane("lane9", "p/1"),
-               Ordered(fresh("p/1", unique_key="y")), Ordered(fresh("p/1", unique_key="x"))],
+               JobRequest(fresh("p/1", unique_key="y")), JobRequest(fresh("p/1", unique_key="x"))],
     )  # fmt: skip
 
 
-@act("app: writing.write_many")
+@act("jobs.queue: write_many")
 def publishes(c, d):
-    return writing.write(c, d, [_in_lane("lane4", "outbox/orders")])
+    return queue.write(c, d, [_in_lane("lane4", "outbox/orders")])
 
 
 def _sweep(change: Any, *names: str) -> Callable[[Any, Any], Any]:
     return lambda c, d: changes.Sweep(change, JobFilter(ids=tuple(map(id_of, names)))).step(c, d)
 
 
-@act("jobs_api: step")
+@act("jobs.api: step")
 def cancels(c, d):
     names = ("ready1", "run1", "lane1.next", "lane2.ready", "child1", "flow1.c", "flow3.b", "due1", "unique1")
     return _sweep(changes.Cancel(), *names)(c, d)
 
 
-@act("jobs_api: step", replays=True)
+@act("jobs.api: step", replays=True)
 def retries_them(c, d):
-    return _sweep(retries.Retry(), "dead1", "dead2", "lane3.dead", "flow3.a", "flow4.a.undo", "done1")(c, d)
+    return _sweep(changes.Retry(), "dead1", "dead2", "lane3.dead", "flow3.a", "flow4.a.undo", "done1")(c, d)
 
 
-@act("jobs_api: step", replays=True)
+@act("jobs.api: step", replays=True)
 def retries_slowly(c, d):
-    return _sweep(retries.Retry(spacing=MINUTE), "dead1", "dead2", "lane3.dead", "flow4.a.undo")(c, d)
+    return _sweep(changes.Retry(spacing=MINUTE), "dead1", "dead2", "lane3.dead", "flow4.a.undo")(c, d)
 
 
-@act("jobs_api: step")
+@act("jobs.api: step")
 def edits_them(c, d):
-    return _sweep(edits.Edit(priority=7, run_at=NOW), "ready1", "ahead", "lane1.next", "due1", "child1")(c, d)
+    return _sweep(changes.Edit(priority=7, run_at=NOW), "ready1", "ahead", "lane1.next", "due1", "child1")(c, d)
 
 
-@act("jobs_api: step")
+@act("jobs.api: step")
 def puts_off(c, d):
-    return _sweep(edits.Edit(run_at=AHEAD), "ready1", "ready3", "lane2.ready", "due1", "unique1")(c, d)
+    return _sweep(changes.Edit(run_at=AHEAD), "ready1", "ready3", "lane2.ready", "due1", "unique1")(c, d)
 
 
-@act("jobs_api: step")
+@act("jobs.api: step")
 def discards(c, d):
     return _sweep(changes.Discard(), "dead1", "lane3.dead", "flow4.a.undo")(c, d)
 
 
-@act("jobs_api: step")
+@act("jobs.api: step")
 def deletes(c, d):
     return _sweep(changes.Delete(), "old1", "done1", "dead2", "lane3.dead", "olddead")(c, d)
 
 
-@act("workflows: _cancel")
+@act("jobs.workflows: _cancel")
 def turns_a_workflow_around(c, d):
     return attending._cancel(c, d, id_of("flow1"))
 
 
-@act("steps: self._write_all")
+@act("jobs.workflows: self._write_all")
 def adds_a_step(c, d):
     """As `job.workflow()` within a step does."""
-    from resilient.core.errors import WorkflowOver
-    from resilient.engine.steps import require_going
-    from resilient.store import workflows
+    from resilient.core.base.errors import WorkflowOver
+    from resilient.engine.jobs.workflows import require_going
+    from resilient.store.jobs import workflows
 
     try:
         _, first = require_going(c, d, id_of("flow1"), lock=False)
         step = workflows.NewStep("d", first, id_of("flow1.d"), "k", "flow")
         if workflows.insert_steps(c, d, id_of("flow1"), [step]):
-            writing.write(c, d, [Ordered(new("flow1.d", "flow", followed=True))])
+            queue.write(c, d, [JobRequest(new("flow1.d", "flow", followed=True))])
         require_going(c, d, id_of("flow1"), lock=True)
     except WorkflowOver:
         raise Refused from None
@@ -367,25 +390,49 @@ def _report(key: str, **over: Any) -> circuits.Evidence:
     return circuits.Evidence(key, Report(**{"generation": 0, **over}), failure)
 
 
-@act("reporter: circuits.report_if_current")
+@act("gates.reporter: circuits.report_if_current")
 def reports_failures(c, d):
     bad = {"failed": 6, "trailing": 6}
     evidence = [_report("p/1", **bad), _report("p", **bad), _report("p/2", ok=2), _report("q/1", **bad)]
     return circuits.report_if_current(c, d, evidence, POLICIES, lambda: 0.5)
 
 
-@act("probing: circuits.elect_for_request")
+@act("gates.reporter: circuits.elect_for_request")
 def elects_a_probe(c, d):
     return circuits.elect_for_request(c, d, ["c/1", "c"], "w3", POLICIES)
 
 
-@act("gate: gates.cool_down")
+@act("gates.gate: gates.cool_down")
 def cools_down(c, d):
     return gates.cool_down(c, d, "p/1", AHEAD, "429", 0.5)
 
 
+@act("gates.gate: gates.cool_down")
+def learns_of_a_throttle(c, d):
+    return gates.cool_down(c, d, "p/2", AHEAD, "429", 0.5, refusal=Refusal(0, 1.0, 5, 0.2, 3))
+
+
+@act("gates.lessons: gates.take_in")
+def counts_answers(c, d):
+    gates.cool_down(c, d, "p/2", AHEAD, "429", 0.5, refusal=Refusal(0, 1.0, 5, 0.2, 3))
+    return gates.take_in(c, d, [gates.Report("p/2", Answers(0, 40)), gates.Report("p", Answers(0, 3))], POLICIES)
+
+
+@act("gates.lessons: gates.slow_down")
+def slows_down(c, d):
+    gates.slow_down(c, d, "p/2", Refusal(0, None, 20, 2.0, 4), 2.5)
+
+
+@act("gates.lessons: gates.forget_burst")
+def forgets_a_burst(c, d):
+    gates.cool_down(c, d, "p/2", AHEAD, "429", 0.5, refusal=Refusal(0, 1.0, 5, 0.2, 3))
+    gates.forget_burst(c, d, ["p", "p/2"], d.now(c) - timedelta(minutes=1))
+
+
 def _changes_a_gate(fn: Callable[..., Any], key: str, **options: Any) -> Callable[[Any, Any], Any]:
-    return partial(resources_api._if_meant, meant=resources_api._Meant([key]), key=key, fn=fn, options=options)
+    return partial(
+        resources_api._if_selected, selection=resources_api._Selection([key]), key=key, fn=fn, options=options
+    )
 
 
 for _name, _fn, _key, _options in (
@@ -395,22 +442,27 @@ for _name, _fn, _key, _options in (
     ("opens", resources_api._open, "p/2", {"until": None, "reason": "x"}),
     ("closes", gates.close, "c/1", {}),
     ("resets", resources_api._reset, "c/2", {}),
-    ("limits", resources_api._set_policy, "p", {"policies": POLICIES, "change": {"concurrency": 3}, "dropped": ()}),
+    (
+        "limits",
+        resources_api._set_policy,
+        "p",
+        {"policies": POLICIES, "change": {"concurrency": 3}, "dropped": (), "forget": True},
+    ),
 ):
     _run = _changes_a_gate(_fn, _key, **_options)
-    ACTS[_name] = Act(_name, ("resources_api: _if_meant",), _run, _run, lambda _: None)
+    ACTS[_name] = Act(_name, ("gates.api: _if_selected",), _run, _run, lambda _: None)
 
 
-@act("drawing: limits.draw")
+@act("gates.drawing: limits.draw")
 def draws(c, d):
     asks = [limits.Ask((("p/1", LIMIT), ("p/2", LIMIT)), more=2), limits.Ask((("q/1", LIMIT),))]
     return limits.draw(c, d, asks)
 
 
-@act("drawing: limits.observe")
+@act("gates.drawing: limits.observe")
 def observes(c, d):
     now = NOW.timestamp()
-    return limits.observe(c, d, [limits.Seen(key, LIMIT, 3.0, now + 60, now) for key in ("q/1", "p/2")])
+    return limits.observe(c, d, [limits.Observation(key, LIMIT, 3.0, now + 60, now) for key in ("q/1", "p/2")])
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
@@ -431,72 +483,77 @@ def _held(c, d, name: str) -> Any:
 _FRESH = grants.NewSecrets("s", "k", AHEAD, AHEAD)
 
 
-@act("grants: grants.begin")
+@act("accounts.grants: grants.begin")
 def begins_a_refresh(c, d):
     return grants.begin(c, d, id_of("grant1"), 1, 60.0, refused=False)
 
 
-@act("grants: grants.begin")
+@act("accounts.grants: grants.begin")
 def takes_over_a_refresh(c, d):
     return grants.begin(c, d, id_of("grant2"), 1, 60.0, refused=True)
 
 
-@act("grants: grants.renew_if_held")
+@act("accounts.grants: grants.renew_if_held")
 def renews_a_grant(c, d):
     return grants.renew_if_held(c, d, _held(c, d, "grant2"), _FRESH)
 
 
-@act("grants: grants.settle_if_held", "grants: grants.let_go")
+@act("accounts.grants: grants.settle_if_held", "accounts.grants: grants.let_go")
 def gives_a_refresh_up(c, d):
     return grants.settle_if_held(c, d, _held(c, d, "grant2"), GrantEvent.REFUSED, "no", AHEAD)
 
 
-@act("grants: grants.keep_up")
+@act("accounts.grants: grants.keep_up")
 def keeps_a_refresh_up(c, d):
     return grants.keep_up(c, d, _held(c, d, "grant2"), 60.0)
 
 
-@act("grants: grants.park")
+@act("accounts.grants: grants.park")
 def parks_accounts(c, d):
     return grants.park(c, d, id_of("grant2")), grants.park(c, d, id_of("grant1"))
 
 
-@act("grants: grants.note_worked")
+@act("accounts.grants: grants.note_worked")
 def notes_that_it_worked(c, d):
     return grants.note_worked(c, d, id_of("grant1"), 1), grants.note_worked(c, d, id_of("grant2"), 1)
 
 
-@act("consent: fuse.client_taken", "grants: fuse.client_taken")
+@act("accounts.consent: fuse.client_taken", "accounts.grants: fuse.client_taken")
 def is_taken_again(c, d):
     return fuse.client_taken(c, d, "p")
 
 
-@act("grants: grants.let_go")
+@act("accounts.grants: grants.let_go")
 def lets_a_refresh_go(c, d):
     return grants.let_go(c, d, _held(c, d, "grant2"))
 
 
-@act("fuse: store.die_if_held")
+@act("accounts.fuse: store.die_if_held")
 def finds_a_grant_dead(c, d):
     return fuse.die_if_held(c, d, _held(c, d, "grant2"), "no", _Quiet())
 
 
-@act("fuse: store.die_if_version")
+@act("accounts.fuse: store.die_if_version")
 def finds_another_dead(c, d):
     return fuse.die_if_version(c, d, _held(c, d, "grant1"), "no", _Quiet())
 
 
-@act("connections: fuse.release", "connections: fuse.confirm")
+@act(
+    "accounts.connections: fuse.release",
+    "accounts.connections: fuse.confirm",
+    "accounts.fuse: store.release",
+    "accounts.fuse: store.confirm",
+)
 def decides_about_suspects(c, d):
     return fuse.confirm(c, d, "p", _Quiet()), fuse.release(c, d, "q")
 
 
-@act("connections: grants.authorise")
+@act("accounts.connections: grants.authorise")
 def authorises(c, d):
     return grants.authorise(c, d, id_of("grant2"), _FRESH, kind="oauth2", flow=None)
 
 
-@act("connections: grants.give_up")
+@act("accounts.connections: grants.give_up")
 def gives_an_account_up(c, d):
     return grants.give_up(c, d, id_of("grant1"))
 
@@ -506,7 +563,7 @@ def gives_an_account_up(c, d):
 PLACE = ("p/1", "issues", "")
 
 
-@act("sync: step.fn")
+@act("run.stream_reader: fn")
 def checkpoints(c, d):
     cursor, now = cursors.read(c, d, PLACE)
     if not leases.checkpoint_if_held(c, d, id_of("run1"), 2, "1", now):
@@ -515,23 +572,23 @@ def checkpoints(c, d):
         raise Refused
 
 
-@act("streams_api: _reset")
+@act("engine.sync: _reset")
 def resets_a_stream(c, d):
     return cursors.reset(c, d, [PLACE], "asked for")
 
 
-@act("streams_api: _forget")
+@act("engine.sync: _forget")
 def forgets_a_stream(c, d):
     return cursors.forget(c, d, [PLACE])
 
 
-@act("inbox: _arrived", "inbox: _first", "webhooks: _store")
+@act("events.inbox: _arrived", "events.inbox: _first", "events.webhooks: _store")
 def takes_a_message(c, d):
     first = inbox.first_seen(c, d, "me", "m1", NOW)
     return first, inbox.arrived(c, d, "me", "m2", "k", 1, NOW, gapless=True)
 
 
-@act("alerts: self._write")
+@act("engine.alerts: self._write")
 def raises_alerts(c, d):
     """What was found is written, told, and closed when it is over."""
     now = d.now(c)
@@ -541,56 +598,56 @@ def raises_alerts(c, d):
     return told, alerts.resolve(c, d, ["dead"], now, now)
 
 
-@act("schedules: self._run")
+@act("schedules.schedules: self._run")
 def runs_a_schedule_now(c, d):
     row, now = schedules.lock(c, d, "hourly"), d.now(c)
-    (done,) = writing.write(c, d, [job_of(row, None, 0.0)])
+    (done,) = queue.write(c, d, [job_of(row, None, 0.0)])
     schedules.move_on(c, d, "hourly", now, next_at=row.next_at, last_at=row.last_at, job=done.id)
 
 
-@act("outbox: self._replay")
+@act("events.outbox: self._replay")
 def replays_an_event(c, d):
     row = fresh("outbox/orders", ordering_key="lane4", ordering_policy="block", order_no=1)
-    writing.write_back(c, d, [row])
+    queue.write_back(c, d, [row])
 
 
-@act("connections: _put", "connections: adopt", "access: adopt")
+@act("accounts.connections: _put", "accounts.connections: adopt", "accounts.access: adopt")
 def connects(c, d):
     if connections.find(c, d, "p/3") is None:
         grants.insert_if_new(c, d, grants.new(id_of("grant3"), "p/3", "bearer", NOW), "k")
         connections.bind_if_new(c, d, "p/3", id_of("grant3"), {})
 
 
-@act("grants: lacking.shut_unconnected", "grants: lacking.shut_unreadable")
+@act("accounts.grants: connections.shut_unconnected", "accounts.grants: connections.shut_unreadable")
 def shuts_accounts_out(c, d):
-    lacking.shut_unreadable(c, d, "p/1", id_of("grant1"), 1, tell=True)
-    return lacking.shut_unconnected(c, d, "p/3", tell=True)
+    connections.shut_unreadable(c, d, "p/1", id_of("grant1"), 1, tell=True)
+    return connections.shut_unconnected(c, d, "p/3", tell=True)
 
 
-@act("connections: lacking.open_if_shut", "grants: lacking.open_if_shut")
+@act("accounts.connections: connections.open_if_shut", "accounts.grants: connections.open_if_shut")
 def lets_an_account_in(c, d):
-    return lacking.open_if_shut(c, d, "p/3", "not_connected")
+    return connections.open_if_shut(c, d, "p/3", "not_connected")
 
 
-@act("connections: _share")
+@act("accounts.connections: _share")
 def shares_a_grant(c, d):
     engine_connections._share(c, d, "p/2", "q/1", {}, SimpleNamespace(ring=RING, opened=lambda _: Credentials()))
 
 
-@act("connections: _reseal")
+@act("accounts.connections: _reseal")
 def reseals(c, d):
     for grant in grants.with_secrets(c, d, None, 10, waits=True):
         seals.seal_all(c, d, RING, grant.id, noted_before=False)
         grants.reseal(c, d, grant.id, "s", "k9")
 
 
-@act("consent: _expect", "consent: connections.arrived")
+@act("accounts.consent: _expect", "accounts.consent: connections.arrived")
 def goes_through_a_consent_page(c, d):
     connections.expect(c, d, "state", "p/1", "s", AHEAD)
     return connections.arrived(c, d, "state")
 
 
-@act("fuse: _shut", "fuse: _turn")
+@act("accounts.fuse: _shut", "accounts.fuse: _turn")
 def shuts_a_provider(c, d):
     engine_fuse._shut(c, d, "p", "app_refused")
     facts = resources.read(c, d, ["p"])["p"]

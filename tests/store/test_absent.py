@@ -48,5 +48,5 @@ def test_of_two_at_once_one_is_new(open_database, postgres_url):
             thread.start()
             thread.join(0.2)
             assert thread.is_alive()
-        thread.join(5)
+        thread.join(60)
     assert found == [False]

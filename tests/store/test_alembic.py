@@ -10,9 +10,9 @@ from alembic import command
 from alembic.config import Config
 
 import resilient.alembic
-from resilient.core.errors import SetupError
-from resilient.store import schema
-from resilient.store.database import Database
+from resilient.core.base.errors import SetupError
+from resilient.store.db import schema
+from resilient.store.db.database import Database
 
 ENV = """
     from alembic import context

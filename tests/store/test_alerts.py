@@ -6,9 +6,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from resilient.core.alerts import Finding
-from resilient.store import alerts, finishing, jobs, resources, schema, symptoms, turns
-from resilient.store.finishing import Finish
+from resilient.core.alerts.rules import Finding
+from resilient.core.jobs.outcomes import Transition
+from resilient.store import alerts
+from resilient.store.db import schema
+from resilient.store.gates import resources, turns
+from resilient.store.jobs import finishing
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs.finishing import Finish
 
 HOUR = timedelta(hours=1)
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -172,7 +177,7 @@ class TestSymptoms:
                         {"state": state, "now": clock.now(), "id": d.id(id_), "kind": error_kind},
                     )
                     if state != "succeeded":
-                        history = Finish(id_, 1, state, "dead", charged=charged, execution=1)
+                        history = Finish(id_, 1, Transition(state, "dead", charged=charged), execution=1)
                         finishing.record_attempts(c, d, [history], clock.now())
 
             database.transaction_sync(write)
@@ -181,7 +186,7 @@ class TestSymptoms:
 
     def executions(self, database, clock, volume=1):
         since = clock.now() - timedelta(minutes=10)
-        return database.transaction_sync(symptoms.executions, since, volume)
+        return database.transaction_sync(alerts.executions, since, volume)
 
     def test_executions_of_the_window(self, database, clock, ended):
         ended("succeeded", "old/1")
@@ -194,7 +199,7 @@ class TestSymptoms:
         assert self.executions(database, clock, volume=2) == ([], [])
 
     def test_both_samples_cover_the_same_time(self, database, clock, ended, monkeypatch):
-        monkeypatch.setattr(symptoms, "EXECUTIONS", 4)
+        monkeypatch.setattr(alerts, "EXECUTIONS", 4)
         ended("dead", "early/1", "early/2")
         clock.advance(60)
         ended("succeeded", *["late/1"] * 4)
@@ -213,9 +218,9 @@ class TestSymptoms:
         ended("dead", "a/1", kind="mail", error_kind="lost_worker")
         ended("dead", "a/1", error_kind="permanent")
         clock.advance(30)
-        found = database.transaction_sync(symptoms.swept, looked_at, clock.now())
+        found = database.transaction_sync(alerts.swept, looked_at, clock.now())
         assert [row[:3] for row in found] == [("mail", "lost_worker", 1), ("sync", "expired", 2)]
-        assert [row[2] for row in database.transaction_sync(symptoms.swept, start, looked_at)] == [1]
+        assert [row[2] for row in database.transaction_sync(alerts.swept, start, looked_at)] == [1]
         (job,) = _read(database, "SELECT id, kind FROM {job} WHERE kind = 'mail'")
         assert str(UUID(str(job["id"]))) == found[0][3]
 
@@ -230,7 +235,7 @@ class TestSymptoms:
             d.run(c, "UPDATE {resource} SET blocked_until = :until WHERE key = 'e'", {"until": NOON + HOUR})
 
         database.transaction_sync(stop)
-        rows = database.transaction_sync(symptoms.stopped, NOON + 24 * HOUR)
+        rows = database.transaction_sync(alerts.stopped, NOON + 24 * HOUR)
         assert [row["key"] for row in rows] == ["a", "b", "d"]
         assert (rows[0]["opened_at"], rows[2]["blocked_until"]) == (NOON, NOON + 48 * HOUR)
 
@@ -246,7 +251,7 @@ class TestSymptoms:
 
         database.transaction_sync(put)
         clock.advance(hours=2)
-        assert database.transaction_sync(symptoms.waiting) == [("a/1", str(waits), NOON)]
+        assert database.transaction_sync(alerts.waiting) == [("a/1", str(waits), NOON)]
 
 
 def _read(database, sql):

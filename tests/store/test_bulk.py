@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
-from resilient.store import bulk, jobs
-from resilient.store.direct import direct
-from resilient.store.jobs import NewJob
+from resilient.store.db.direct import direct
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs.insert import NewJob
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 HOSTILE = [
@@ -78,11 +78,11 @@ def empty(c, d):
 
 def test_copied_jobs_are_as_inserted_ones(postgres_database, monkeypatch):
     given = some()
-    assert len(given) >= bulk.LEAST
+    assert len(given) >= jobs.COPY_LEAST
     postgres_database.transaction_sync(jobs.insert, given)
     copied = postgres_database.transaction_sync(stored)
     postgres_database.transaction_sync(empty)
-    monkeypatch.setattr(bulk, "LEAST", 10_000)
+    monkeypatch.setattr(jobs, "COPY_LEAST", 10_000)
     postgres_database.transaction_sync(jobs.insert, given)
     inserted = postgres_database.transaction_sync(stored)
     assert set(copied[0]) == {job.id for job in given}
@@ -93,15 +93,15 @@ def test_copied_jobs_are_as_inserted_ones(postgres_database, monkeypatch):
 
 def test_it_is_used_where_it_fits(postgres_database, monkeypatch):
     seen = []
-    monkeypatch.setattr(bulk, "copy", lambda _c, _d, given: seen.append(len(given)))
-    plain = [new(n, "1", {}) for n in range(bulk.LEAST)]
+    monkeypatch.setattr(jobs, "_copy", lambda _c, _d, given: seen.append(len(given)))
+    plain = [new(n, "1", {}) for n in range(jobs.COPY_LEAST)]
     postgres_database.transaction_sync(jobs.insert, plain)
     postgres_database.transaction_sync(jobs.insert, plain)
-    assert seen == [bulk.LEAST] * 2
+    assert seen == [jobs.COPY_LEAST] * 2
     postgres_database.transaction_sync(jobs.insert, plain[1:])
     unique = [*plain[:-1], plain[-1]._replace(unique_key="u")]
     postgres_database.transaction_sync(jobs.insert_unique, [one._replace(id=uuid7()) for one in unique])
-    assert seen == [bulk.LEAST] * 2
+    assert seen == [jobs.COPY_LEAST] * 2
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

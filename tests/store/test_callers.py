@@ -12,8 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from resilient import Event, Job, Resilient, handler
-from resilient.store import direct
-from resilient.store.callers import Callers, shortest
+from resilient.store.db import direct
+from resilient.store.db.dialect import Dialect
+from resilient.store.db.direct import BorrowedConnection, through_driver
 
 
 class Moved(Event, type="stock.moved"):
@@ -65,8 +66,8 @@ def in_database(url):
 def went(monkeypatch):
     """How many statements passed SQLAlchemy by."""
     seen = []
-    send = Callers._send
-    monkeypatch.setattr(Callers, "_send", lambda self, *said: seen.append(said[0]) or send(self, *said))
+    send = BorrowedConnection._send
+    monkeypatch.setattr(BorrowedConnection, "_send", lambda self, *said: seen.append(said[0]) or send(self, *said))
     return seen
 
 
@@ -168,7 +169,7 @@ async def test_cancelled_while_it_waits_for_its_key(app, url, in_database):
             publish(app, second)
             committing = asyncio.create_task(second.commit())
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'WITH lane%'"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while in_database(waiting) != [1]:  # noqa: ASYNC110 - the database tells nobody
                     await asyncio.sleep(0.01)
             committing.cancel()
@@ -194,7 +195,7 @@ async def test_many_jobs_cut_off_in_the_middle_are_not_committed_in_silence(app,
         yield "never sent whole"
 
     def many(session):
-        direct.copy(shortest(session.connection()), "COPY resilient_turn (resource_key) FROM STDIN", lines())
+        direct.copy(through_driver(session.connection()), "COPY resilient_turn (resource_key) FROM STDIN", lines())
 
     async def go_on():
         async with AsyncSession(engine) as s:
@@ -222,14 +223,15 @@ def test_the_encoding_may_change_meanwhile(postgres_url, engine, in_database):
 
 def test_rows_come_with_names(engine):
     with engine.begin() as c:
-        short = shortest(c)
-        assert short.run("SELECT 1 AS one, 'a' AS name", None, {}).one().name == "a"
+        short = through_driver(c)
+        d = Dialect("postgresql")
+        assert d.run(short, "SELECT 1 AS one, 'a' AS name").one().name == "a"
         with pytest.raises(DBAPIError, match="division"):
-            short.run("SELECT 1 / %(n)s", {"n": 0}, {})
+            d.run(short, "SELECT 1 / :n", {"n": 0})
 
 
 def test_another_driver_goes_through_sqlalchemy(sqlite_url):
     engine = create_engine(sqlite_url)
     with engine.begin() as c:
-        assert shortest(c) is c
+        assert through_driver(c) is c
     engine.dispose()

@@ -4,11 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from resilient.core.breaker import Report
-from resilient.core.failure import Failure, FailureKind
-from resilient.core.policy import BreakerPolicy, Policies
-from resilient.store import circuits, gates, resources, turns
-from resilient.store.circuits import Evidence
+from resilient.core.base.errors import Failure, FailureKind
+from resilient.core.gates.breaker import Report
+from resilient.core.gates.policy import BreakerPolicy, Policies
+from resilient.store.gates import circuits, resources, turns
+from resilient.store.gates import controls as gates
+from resilient.store.gates.circuits import Evidence
 
 POLICIES = Policies(breakers={"q/*": BreakerPolicy(streak=2)})
 DOWN = Failure(FailureKind.TRANSIENT, status=503, code="http_503", provider_wide=True)
@@ -40,7 +41,7 @@ def facts(database, key="p/a"):
 
 def elect(database, key="p/a", owner="w"):
     """A probe, as the claim elects it."""
-    from resilient.core import breaker
+    from resilient.core.gates import breaker
 
     def fn(c, d):
         b = breaker.elect(circuits.lock(c, d, [key])[key].breaker, owner, BreakerPolicy(), d.now(c))

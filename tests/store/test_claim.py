@@ -9,17 +9,20 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.core.breaker import Report
-from resilient.core.limit import Limit
-from resilient.core.policy import Policies
-from resilient.engine.completer import write
-from resilient.engine.heartbeat import beat
-from resilient.engine.sweeper import recheck
-from resilient.store import circuits, claim, gates, jobs, resources, turns, workers
-from resilient.store.changes import Sweep
-from resilient.store.circuits import Evidence
-from resilient.store.edits import Edit
-from resilient.store.filters import JobFilter
+from resilient.core.gates.breaker import Report
+from resilient.core.gates.policy import Policies
+from resilient.core.gates.rate_limit import Limit
+from resilient.engine.run.completer import write
+from resilient.engine.run.heartbeat import beat
+from resilient.engine.run.sweeper import recheck
+from resilient.store.gates import circuits, resources, turns
+from resilient.store.gates import controls as gates
+from resilient.store.gates.circuits import Evidence
+from resilient.store.inspect import workers
+from resilient.store.jobs import claim
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs.changes import Edit, Sweep
+from resilient.store.jobs.filters import JobFilter
 
 NONE = Policies()
 
@@ -58,6 +61,10 @@ def take(database, policies=NONE, **over):
 
 def keys(claimed):
     return [row.resource_key for row in claimed.jobs]
+
+
+def probed(claimed):
+    return [key for ((key, _),) in claimed.probes.values()]
 
 
 def ordinary(database):
@@ -140,14 +147,12 @@ class TestTaking:
     def test_a_claim_needs_the_version_it_read(self, database):
         (id_,) = put(database, new())
         seen = take(database)
-        again = database.transaction_sync(
-            claim.start_if_ready,
-            seen.jobs,
-            "w2",
-            database.dialect.now(None) if database.dialect.clock else seen.now,
-            seen.now + timedelta(seconds=60),
-        )
-        assert again == set()
+        now = database.dialect.now(None) if database.dialect.clock else seen.now
+
+        def again(c, d):
+            return claim.start_if_ready(c, d, seen.jobs, "w2", now, seen.now + timedelta(seconds=60)).all()
+
+        assert [tuple(one) for one in database.transaction_sync(again)] == [(id_, False)]
         assert [row.id for row in seen.jobs] == [id_]
 
 
@@ -209,7 +214,8 @@ class TestGates:
         assert database.transaction_sync(recheck, NONE.for_key, 0.5) == 1
         claimed = take(database)
         assert len(claimed.jobs) == 1
-        assert claimed.probes == {claimed.jobs[0].id: ("a/1",)}
+        generation = database.transaction_sync(resources.read, ["a/1"])["a/1"].breaker.generation
+        assert claimed.probes == {claimed.jobs[0].id: (("a/1", generation),)}
         assert parked(database) == {"a/1": "a/1"}  # the others wait for the verdict
         assert lost(database) == []
 
@@ -224,7 +230,7 @@ class TestGates:
         for _ in range(4):
             assert database.transaction_sync(recheck, NONE.for_key, 0.5) == 1
             claimed = take(database)
-            assert list(claimed.probes.values()) == [("a",)]
+            assert probed(claimed) == ["a"]
             tried += keys(claimed)
             generation = database.transaction_sync(resources.read, ["a"])["a"].breaker.generation
             silence = [Evidence("a", Report(generation, probe=True))]
@@ -344,7 +350,7 @@ class TestRaces:
                 first = claim.claim(one, database.dialect, ask(take=1, worker_id="w1"))
                 second = other.submit(take, database, worker_id="w2")
                 wait([second], timeout=0.5)
-            assert list(first.probes.values()) == [("a",)]
+            assert probed(first) == ["a"]
             assert (second.result(20).jobs, second.result(20).probes) == ([], {})
         breaker = database.transaction_sync(resources.read, ["a"])["a"].breaker
         assert (breaker.state, breaker.probe_owner, breaker.generation) == ("half_open", "w1", before + 1)
@@ -392,7 +398,7 @@ class TestRaces:
         breaker = database.transaction_sync(resources.read, [due])[due].breaker
         assert (breaker.state, breaker.probe_owner) == ("isolated", None)
         again = take(database)
-        assert list(again.probes.values()) == [(due,)]
+        assert probed(again) == [due]
         assert lost(database) == []
 
     def test_a_gate_that_opens_between_judging_and_parking_strands_nobody(self, database):
@@ -432,7 +438,7 @@ class TestRaces:
                 finisher.start()
                 finisher.join(0.3)
                 assert finisher.is_alive()  # it waits for the lock on the capped resource
-            finisher.join(5)
+            finisher.join(60)
         assert parked(database) == {}
         assert len(take(database, policies).jobs) == 1
 
@@ -447,9 +453,9 @@ def test_keys_that_come_when_all_slots_are_promised_keep_their_turns_and_are_cou
 def test_the_number_of_a_turn_is_never_used_again(database):
     """Workers remember how far all smaller ones were gone."""
     put(database, new("a/1"), new("a/2"))
-    first = [t.id for t in database.transaction_sync(turns.take, turns.Wanted(10))]
+    first = [t.id for t in database.transaction_sync(turns.take, turns.Selection(10))]
     database.transaction_sync(turns.insert, [("a/1", 0), ("a/2", 0)])
-    assert min(t.id for t in database.transaction_sync(turns.take, turns.Wanted(10))) > max(first)
+    assert min(t.id for t in database.transaction_sync(turns.take, turns.Selection(10))) > max(first)
 
 
 def test_a_process_that_stops_in_the_middle_keeps_no_row_locked_for_ever(open_database, postgres_url):
@@ -470,3 +476,63 @@ def test_a_process_that_stops_in_the_middle_keeps_no_row_locked_for_ever(open_da
     assert after(beat, row, [(id_, 1)], timedelta(seconds=60), lambda: 0.0) == "10s"
     assert after(write, [(id_, 1, None)], [], {}) == "10s"
     assert after(jobs.insert, [new("a/1")]) == "0"
+
+
+def test_a_claim_waits_for_no_job(postgres_database):
+    """It has its resources in hand: whoever holds the job may wait for one of them, or for somebody who does."""
+    held, free, edited = put(postgres_database, new("a/1"), new("a/1"), new("b/1"))
+    postgres_database.transaction_sync(resources.ensure, ["a", "a/1", "b", "b/1"])
+    with postgres_database.sync_engine.begin() as other:
+        other.exec_driver_sql(f"UPDATE resilient_job SET priority = 1 WHERE id IN ('{held}', '{edited}')")
+        claimed = postgres_database.transaction_sync(claim.claim, ask())
+        assert [row.id for row in claimed.jobs] == [free]
+        assert (claimed.lost, sorted(claimed.conflicts)) == (2, ["a/1", "b/1"])
+        assert ordinary(postgres_database) == ["a/1", "b/1"]
+    assert {row.id for row in take(postgres_database).jobs} == {held, edited}
+
+
+# -- shares of a worker's slots --------------------------------------------------------------------------------------
+
+
+def test_the_accounts_that_have_work_are_asked_about(database):
+    put(database, *[new(key) for key in ("a/1", "a/1/x", "a/2", "b/1")])
+    calls = []
+    take(database, rooms=lambda names: calls.append(names) or {})
+    assert calls == [{"a/1", "a/2", "b/1"}]
+
+
+def test_an_account_gets_no_more_than_its_room(database):
+    """All of its keys together; what it may not have keeps its turn, and costs nobody else a slot."""
+    put(database, *[new("a/1") for _ in range(3)], *[new("a/1/x") for _ in range(3)], *[new("a/2") for _ in range(3)])
+    claimed = take(database, rooms=lambda _: {"a/1": 4, "a/2": 9})
+    assert sorted(keys(claimed)) == ["a/1"] * 3 + ["a/1/x"] + ["a/2"] * 3
+    assert (claimed.full, ordinary(database)) == ([], ["a/1/x"])
+    claimed = take(database, rooms=lambda _: {"a/1": 0, "a/2": 9})
+    assert (keys(claimed), claimed.full, ordinary(database)) == ([], ["a/1/x"], ["a/1/x"])
+    claimed = take(database, rooms=lambda _: {"a/1": 1})
+    assert (keys(claimed), claimed.full, ordinary(database)) == (["a/1/x"], [], ["a/1/x"])
+
+
+def test_an_accounts_room_goes_to_its_keys_in_turn(database):
+    """Whoever got nothing stands before whoever got a job: one key of an account never waits for the end of another."""
+    put(database, *[new(key) for key in ("a/1", "a/1/x", "a/1/y") for _ in range(3)])
+    rounds = [keys(take(database, rooms=lambda _: {"a/1": 1})) for _ in range(6)]
+    assert rounds == [["a/1"], ["a/1/x"], ["a/1/y"]] * 2
+
+
+def test_a_batch_takes_one_slot_of_an_accounts_room(database):
+    put(database, *[new("a/1", kind="b") for _ in range(4)], *[new("a/1/x", kind="b") for _ in range(4)])
+    claimed = take(database, kinds=["b"], batches={"b": 10}, rooms=lambda _: {"a/1": 1})
+    assert (len(claimed.jobs), claimed.slots, len(claimed.full), len(ordinary(database))) == (4, 1, 1, 1)
+
+
+def test_whether_there_are_other_accounts(database):
+    def are_there():
+        return database.transaction_sync(resources.has_accounts)
+
+    assert not are_there()
+    for made in (["a", "a/1"], ["a/1/x", "a/1/y"], ["b"]):
+        database.transaction_sync(resources.ensure, made)
+        assert not are_there()
+    database.transaction_sync(resources.ensure, ["a/2"])
+    assert are_there()

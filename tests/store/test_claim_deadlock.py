@@ -12,8 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from uuid import uuid4
 
-from resilient.core.policy import Policies
-from resilient.store import circuits, claim, gates, jobs, resources
+from resilient.core.gates.policy import Policies
+from resilient.store.gates import circuits, resources
+from resilient.store.gates import controls as gates
+from resilient.store.jobs import claim
+from resilient.store.jobs import insert as jobs
 
 CAPPED = Policies(concurrency={"p": 50, "q": 50, "p/a": 50})
 
@@ -38,7 +41,7 @@ def meeting(barrier):
     def policy(key, override):
         if not met:
             met.append(key)
-            barrier.wait(10)
+            barrier.wait(60)
         return CAPPED.for_key(key, override)
 
     return policy
@@ -95,7 +98,7 @@ def test_parking_on_a_resource_that_somebody_writes(postgres_database):
         circuits.lock(c, database.dialect, ["o"])
         barrier = threading.Barrier(2)
         running = pool.submit(database.transaction_sync, claim.claim, ask(1, meeting(barrier)))
-        barrier.wait(10)
+        barrier.wait(60)
         _until_waiting_or_done(database, running)
         circuits.lock(c, database.dialect, ["p"])
         c.rollback()

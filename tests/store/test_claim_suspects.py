@@ -7,8 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.core.policy import Policies
-from resilient.store import claim, jobs, resources
+from resilient.core.gates.policy import Policies
+from resilient.store.gates import resources
+from resilient.store.jobs import claim
+from resilient.store.jobs import insert as jobs
 
 POLICIES = Policies()
 

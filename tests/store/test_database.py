@@ -14,12 +14,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from resilient import Kind, Resilient
-from resilient.core.errors import DatabaseUnreachable, MissingExtra, SetupError
-from resilient.store import due, schema
-from resilient.store.address import for_listening
-from resilient.store.database import Database
-from resilient.store.dialect import Dialect
-from resilient.store.wake import Listener
+from resilient.core.base.errors import DatabaseUnreachable, MissingExtra, SetupError
+from resilient.store.db import schema
+from resilient.store.db.address import for_listening
+from resilient.store.db.database import Database
+from resilient.store.db.dialect import Dialect
+from resilient.store.db.wake import Listener
+from resilient.store.jobs import ready
 
 SECRET = "canary-p4ssword"
 
@@ -114,7 +115,7 @@ async def test_texts_are_texts_however_the_database_stores_them(postgres_server,
 async def test_times_that_the_driver_cannot_read(postgres_url, open_database):
     with psycopg.connect(postgres_url, autocommit=True) as c:
         c.execute(f"ALTER DATABASE {c.info.dbname} SET DateStyle = 'German'")
-    for run in (lambda d: d.statement(due.look), lambda d: d.transaction(lambda c, own: Dialect.now(own, c))):
+    for run in (lambda d: d.statement(ready.read_due), lambda d: d.transaction(lambda c, own: Dialect.now(own, c))):
         with pytest.raises(SetupError, match=r"DateStyle 'German, DMY'.* add \?options=-cDateStyle=ISO"):
             await run(open_database(postgres_url, clock=None))
         await run(open_database(f"{postgres_url}&options=-cDateStyle=ISO", clock=None))

@@ -6,8 +6,8 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from resilient.store import schema
-from resilient.store.dialect import ID, TIME, Dialect
+from resilient.store.db import schema
+from resilient.store.db.dialect import ID, TIME, Dialect
 
 IDS = [UUID(int=n) for n in (1, 2**127, 3)]
 
@@ -90,7 +90,7 @@ def test_the_clock_tells_the_time_it_is_asked(database):
 
 
 async def test_expressions_go_to_the_schema(postgres_server, open_database):
-    from resilient.store import tables
+    from resilient.store.db import tables
 
     name = postgres_server.create()
     database = open_database(postgres_server.url(name), schema="jobs")

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
-from resilient.core.errors import DatabaseBusy, DatabaseUnreachable
-from resilient.store.database import Database
-from resilient.store.dialect import TIME
-from resilient.store.direct import Direct, direct
+from resilient.core.base.errors import DatabaseBusy, DatabaseUnreachable
+from resilient.store.db.database import Database
+from resilient.store.db.dialect import TIME
+from resilient.store.db.direct import Direct, direct
 
 
 @pytest.fixture
@@ -200,22 +200,22 @@ async def test_nothing_is_compiled_and_the_setting_ends_with_the_transaction(pos
 async def test_a_table_altered_under_a_kept_plan_costs_one_call(quick, statement, postgres_url):
     """Else each connection that keeps such a plan fails for ever."""
 
-    def kinds(c, d):
-        return d.run(c, "SELECT kind FROM {job} WHERE resource_key = :key", {"key": "a"}).all()
+    def codes(c, d):
+        return d.run(c, "SELECT last_error_code FROM {job} WHERE resource_key = :key", {"key": "a"}).all()
 
     for _ in range(3):
         with pytest.raises(DBAPIError):
             await quick(lambda c, d: d.run(c, "SELECT 1 / 0"))
-        assert await quick(kinds) == []
-        assert await statement(kinds) == []
+        assert await quick(codes) == []
+        assert await statement(codes) == []
     with psycopg.connect(postgres_url, autocommit=True) as c:
-        c.execute("ALTER TABLE resilient_job ALTER COLUMN kind TYPE varchar(300)")
+        c.execute("ALTER TABLE resilient_job ALTER COLUMN last_error_code TYPE varchar(300)")
     with pytest.raises(DBAPIError, match="cached plan"):
-        await statement(kinds)
-    assert await statement(kinds) == []
+        await statement(codes)
+    assert await statement(codes) == []
     with contextlib.suppress(DBAPIError):  # the first call was made by the others' pool
-        await quick(kinds)
-    assert await quick(kinds) == []
+        await quick(codes)
+    assert await quick(codes) == []
 
 
 async def test_what_went_wrong_is_told_although_the_rollback_fails_too(quick):
@@ -312,16 +312,24 @@ async def test_a_cancelled_statement_leaves_a_usable_pool(postgres_database, pos
 
 
 async def test_every_connection_in_use_is_said(postgres_url, monkeypatch):
-    monkeypatch.setattr(Database.new_async_engine, "__kwdefaults__", {"patience": 0.05})
+    monkeypatch.setattr(Database.new_async_engine, "__kwdefaults__", {"timeout": 0.05})
     database = Database(postgres_url, connections=1)
+    begun = asyncio.Event()
+
+    def wait_for_the_lock(c, d):
+        begun.set()
+        d.run(c, "SELECT pg_advisory_xact_lock(7)")
+
     try:
-        held = asyncio.create_task(
-            database.statement(lambda c, d: d.run(c, "SELECT pg_sleep(:seconds)", {"seconds": 0.5}))
-        )
-        await asyncio.sleep(0.1)
-        with pytest.raises(DatabaseBusy, match=r"is in use: shorten transactions, or raise Resilient\(connections="):
-            await database.transaction(keys)
-        await held
+        async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+            await other.execute("SELECT pg_advisory_xact_lock(7)")
+            waiting = asyncio.create_task(database.statement(wait_for_the_lock))
+            await begun.wait()
+            with pytest.raises(
+                DatabaseBusy, match=r"is in use: shorten transactions, or raise Resilient\(connections="
+            ):
+                await database.transaction(keys)
+        await waiting
         assert await database.transaction(keys) == []
     finally:
         await database.close()

@@ -3,7 +3,8 @@
 from datetime import timedelta
 from uuid import uuid4
 
-from resilient.store import due, jobs
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs import ready
 
 
 def put(database, **options):
@@ -11,11 +12,11 @@ def put(database, **options):
 
 
 async def look(database):
-    return await database.statement(due.look)
+    return await database.statement(ready.read_due)
 
 
 async def test_nothing_is_due_in_an_empty_database(database, clock):
-    assert await look(database) == due.Due(clock.now(), None, None, edges=False, workflows=False)
+    assert await look(database) == ready.Due(clock.now(), None, None, edges=False, workflows=False)
     assert not (await look(database)).anything
 
 

@@ -4,11 +4,14 @@ from datetime import timedelta
 
 import pytest
 
-from resilient.core.admission import stop_of
-from resilient.core.breaker import Report
-from resilient.core.policy import Policies
-from resilient.store import circuits, gates, resources, turns
-from resilient.store.circuits import Evidence
+from resilient.core.accounts.tokens import REFRESHING
+from resilient.core.gates.admission import stop_of
+from resilient.core.gates.breaker import Report
+from resilient.core.gates.policy import Policies
+from resilient.store.db.dialect import TIME
+from resilient.store.gates import circuits, resources, turns
+from resilient.store.gates import controls as gates
+from resilient.store.gates.circuits import Evidence
 
 KEY = "p/a"
 
@@ -45,6 +48,25 @@ def test_a_told_cooldown(clock, do, facts):
     assert (found.blocked_until, found.blocked_since, found.revision) == (ahead(clock, 61), clock.now(), 1)
     assert facts() == found
     assert stop_of(facts(), clock.now()).code == "http_429"
+
+
+def test_a_rest_for_a_refresh_takes_the_place_of_nothing_told(clock, do, facts):
+    """It ends with the refresh, and would end the other with it."""
+    do(gates.cool_down, KEY, ahead(clock, 10), "http_429", 0.0)
+    assert not do(gates.cool_down, KEY, ahead(clock, 25), REFRESHING, 0.0, exact=True)[1]
+    do(gates.warm_up_from, KEY, REFRESHING)
+    assert (facts().blocked_until, facts().blocked_code) == (ahead(clock, 11), "http_429")
+    clock.advance(12)
+    assert do(gates.cool_down, KEY, ahead(clock, 25), REFRESHING, 0.0, exact=True)[1]
+
+
+def test_a_rest_for_a_refresh_gives_way_to_what_is_told(clock, do, facts, park):
+    do(gates.cool_down, KEY, ahead(clock, 25), REFRESHING, 0.0, exact=True)
+    park(1)
+    assert do(gates.cool_down, KEY, ahead(clock, 10), "http_429", 0.0)[1]
+    do(gates.warm_up_from, KEY, REFRESHING)
+    assert (facts().blocked_until, facts().blocked_code) == (ahead(clock, 11), "http_429")
+    assert do(lambda c, d: d.run(c, "SELECT recheck_at FROM {turn}", recheck_at=TIME).scalar()) <= ahead(clock, 11)
 
 
 def test_many_throttles_are_one(clock, do, facts):
@@ -85,9 +107,10 @@ def test_an_exact_cooldown_adds_nothing(clock, do):
 def test_warming_up_releases(clock, do, facts, park, read_all):
     do(gates.cool_down, KEY, ahead(clock, 60), "x", 0.0)
     park(3)
-    assert do(gates.warm_up, KEY) == 3
-    assert facts().calm
-    assert read_all("SELECT 1 AS x FROM {turn} WHERE parked_on IS NOT NULL") == []
+    assert do(gates.warm_up, KEY) == 1
+    assert stop_of(facts(), clock.now()) is None
+    assert len(read_all("SELECT 1 AS x FROM {turn} WHERE parked_on IS NOT NULL")) == 2, "they follow step by step"
+    assert do(gates.warm_up, "p/b") == 0, "it did not rest"
 
 
 def test_pause_and_resume(clock, do, facts, park):
@@ -100,8 +123,8 @@ def test_pause_and_resume(clock, do, facts, park):
     assert (found.paused_at, found.paused_until, found.paused_reason) == (started, ahead(clock, 60), "soon")
     assert stop_of(found, ahead(clock, 61)) is None
     park(2)
-    assert do(gates.resume, KEY) == 2
-    assert facts().calm
+    assert do(gates.resume, KEY) == 1
+    assert stop_of(facts(), clock.now()) is None
 
 
 def test_a_timed_pause_arms_a_parked_turn(clock, do, park, read_all):
@@ -150,8 +173,8 @@ def test_credentials(clock, do, facts, park):
     do(gates.set_auth, KEY, "needs_reauth")
     assert facts().revision == revision
     park(2)
-    assert do(gates.set_auth, KEY, "ok") == 2
-    assert facts().calm
+    assert do(gates.set_auth, KEY, "ok") == 1
+    assert stop_of(facts(), clock.now()) is None
 
 
 def test_policy_override(do, facts, park):

@@ -6,9 +6,10 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.engine import writing
-from resilient.engine.enqueue import Ordered
-from resilient.store import jobs, workflows
+from resilient.engine.ground.encoder import JobRequest
+from resilient.engine.jobs import queue
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs import workflows
 from tests import invariants
 from tests.filling import SIZES, fill
 
@@ -17,13 +18,13 @@ LATER = "'2030-01-01 00:00:00.000000'"
 
 
 def job(id_, **over):
-    return Ordered(jobs.NewJob(id_, "k", "a/1", "null", **over))
+    return JobRequest(jobs.NewJob(id_, "k", "a/1", "null", **over))
 
 
 @pytest.fixture
 def lane(database):
     ordered = [job(id_, ordering_key="o", ordering_policy="block") for id_ in (ONE, TWO)]
-    database.transaction_sync(writing.write, ordered)
+    database.transaction_sync(queue.write, ordered)
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def pair(database):
     """A job, and one that waits for it."""
 
     waiting = job(TWO, waits=1, followed=True)._replace(after=(ONE,))
-    database.transaction_sync(writing.write, [job(ONE), waiting])
+    database.transaction_sync(queue.write, [job(ONE), waiting])
 
 
 RULES = list(invariants.RULES)
@@ -108,7 +109,7 @@ def test_a_workflow(database, clock, statement, rule):
         workflows.insert(c, d, id_, "w", clock.now())
         steps = [workflows.NewStep(f"s{n}", n, job_id, "k", "a/1") for n, job_id in enumerate((ONE, TWO))]
         workflows.insert_steps(c, d, id_, steps)
-        writing.write(c, d, [job(one, followed=True) for one in (ONE, TWO)])
+        queue.write(c, d, [job(one, followed=True) for one in (ONE, TWO)])
 
     database.transaction_sync(begin)
     assert invariants.broken(database) == []
@@ -120,7 +121,7 @@ def test_lives(database):
     with database.sync_engine.begin() as c:
         driver = c.connection.driver_connection
         invariants.install(driver)
-    database.transaction_sync(writing.write, [job(ONE), job(TWO)])
+    database.transaction_sync(queue.write, [job(ONE), job(TWO)])
     assert invariants.lives(database) == []
     for state, version in (("running", 2), ("succeeded", 3), ("ready", 4), ("running", 5), ("dead", 6)):
         breaks(database, f"UPDATE {{job}} SET state = '{state}', version = {version} WHERE id = :one")

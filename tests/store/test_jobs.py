@@ -1,4 +1,4 @@
-"""Every statement of store/jobs.py and store/turns.py, on both databases."""
+"""Every statement of store/jobs/insert.py and store/gates/turns.py, on both databases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.store import due, finishing, jobs, leases, turns
+from resilient.core.jobs.outcomes import Transition
+from resilient.store.gates import turns
+from resilient.store.jobs import finishing, leases, ready
+from resilient.store.jobs import insert as jobs
 
 LEASE = timedelta(seconds=60)
 
@@ -54,7 +57,7 @@ class TestInsert:
 
     def test_a_delay_counts_from_the_databases_now(self, database):
         put(database, new(delay=3600))
-        found = database.transaction_sync(due.look)
+        found = database.transaction_sync(ready.read_due)
         assert timedelta(minutes=59) < found.job_at - found.now <= timedelta(hours=1)
 
     def test_every_column_arrives(self, database, clock):
@@ -94,7 +97,7 @@ class TestStage:
     def test_due_jobs_become_ready_with_a_turn(self, database, clock):
         put(database, new(delay=10), new(delay=99))
         clock.advance(11)
-        assert database.transaction_sync(jobs.stage, clock.now()) == 1
+        assert database.transaction_sync(ready.stage, clock.now()) == 1
         assert rows(database, "SELECT state, version FROM {job} ORDER BY run_at") == [
             ("ready", 2),
             ("scheduled", 1),
@@ -136,15 +139,17 @@ class TestFinish:
         finish = finishing.Finish(
             a.id,
             1,
-            "scheduled",
-            "retry",
-            charged=True,
-            run_at=clock.now() + timedelta(seconds=5),
-            attempts=1,
-            error="boom",
-            error_kind="transient",
-            error_code="http_503",
-            status=503,
+            Transition(
+                "scheduled",
+                "retry",
+                charged=True,
+                run_at=clock.now() + timedelta(seconds=5),
+                attempts=1,
+                error="boom",
+                error_kind="transient",
+                error_code="http_503",
+                status=503,
+            ),
             execution=1,
             started_at=clock.now() - timedelta(seconds=2),
             worker_id="w",
@@ -162,7 +167,7 @@ class TestFinish:
         rows_before = len(rows(database, "SELECT 1 FROM {turn}"))
         database.transaction_sync(
             finishing.finish_if_held,
-            [finishing.Finish(a.id, 1, "ready", "defer", deferrals=1, waiting_for="a")],
+            [finishing.Finish(a.id, 1, Transition("ready", "defer", deferrals=1, waiting_for="a"))],
             clock.now(),
         )
         assert rows(database, "SELECT run_at FROM {job}") == before
@@ -176,13 +181,13 @@ def test_a_due_job_that_somebody_holds_keeps_no_other_waiting(open_database, pos
     put(database, held, free)
     with database.sync_engine.connect() as other, other.begin(), ThreadPoolExecutor(1) as staging:
         other.exec_driver_sql(f"SELECT 1 FROM resilient_job WHERE id = '{held.id}' FOR UPDATE")
-        staged = staging.submit(database.transaction_sync, lambda c, d: jobs.stage(c, d, d.now(c)))
+        staged = staging.submit(database.transaction_sync, lambda c, d: ready.stage(c, d, d.now(c)))
         wait([staged], timeout=5)
         in_time = staged.done()
         other.rollback()
     assert in_time
     assert staged.result() == 1
-    assert database.transaction_sync(lambda c, d: jobs.stage(c, d, d.now(c))) == 1
+    assert database.transaction_sync(lambda c, d: ready.stage(c, d, d.now(c))) == 1
 
 
 class TestLeases:
@@ -234,21 +239,21 @@ class TestTurns:
     def test_taking_a_key_deletes_all_its_turns_best_priority_first(self, database):
         for key, priority in (("a", 0), ("b", 5), ("a", 1), ("c", 0)):
             database.transaction_sync(turns.insert, [(key, priority)])
-        taken = database.transaction_sync(turns.take, turns.Wanted(2))
+        taken = database.transaction_sync(turns.take, turns.Selection(2))
         assert [(t.resource_key, t.priority) for t in taken] == [("b", 5), ("a", 1)]
         assert rows(database, "SELECT resource_key FROM {turn}") == [("c",)]
 
     def test_oldest_first(self, database):
         for key, priority in (("a", 0), ("b", 5)):
             database.transaction_sync(turns.insert, [(key, priority)])
-        assert [t.resource_key for t in database.transaction_sync(turns.take, turns.Wanted(1, oldest_first=True))] == [
-            "a"
-        ]
+        assert [
+            t.resource_key for t in database.transaction_sync(turns.take, turns.Selection(1, oldest_first=True))
+        ] == ["a"]
 
     def test_bounds_and_skips(self, database):
         database.transaction_sync(turns.insert, [("a", 0), ("b", 0), ("null", 0), ("c", 1)])
         (low,) = rows(database, "SELECT id FROM {turn} WHERE resource_key = 'b'")
-        taken = database.transaction_sync(turns.take, turns.Wanted(9, priority=0, low=low[0], skip=["null"]))
+        taken = database.transaction_sync(turns.take, turns.Selection(9, priority=0, low=low[0], skip=["null"]))
         assert [t.resource_key for t in taken] == ["b"]
 
     def test_park_and_release(self, database, clock):

@@ -1,10 +1,12 @@
 """Request limits on both databases."""
 
+from itertools import pairwise
+
 import pytest
 
-from resilient.core.limit import Limit
-from resilient.store import limits
-from resilient.store.limits import Ask, Seen
+from resilient.core.gates.rate_limit import Limit
+from resilient.store.gates import limits
+from resilient.store.gates.limits import Ask, Observation
 
 FAST, SLOW = Limit(10, 1, burst=5, name="fast"), Limit(1, 10, burst=2, name="slow")
 
@@ -59,14 +61,38 @@ def test_settling(clock, database):
     assert not draw(database, Ask((("p/a", FAST),)))[0].draw.granted
 
 
+def test_a_place_in_the_middle_of_a_queue_is_given_to_nobody_else(clock, database):
+    """Three wait for their moments; the first of them is not sent, and the last keeps its own."""
+    limit = Limit(4, 1)
+    now, ask = clock.now().timestamp(), Ask((("p/a", limit),), patience=2.0)
+    _, first, *_, last = draw(database, *[ask] * 4)
+    unsent = [limits.Settled("p/a", limit, -1.0, first.tats[0], unsent=True)]
+    (later,) = draw(database, ask, settled=unsent)
+    assert later.draw.until == pytest.approx(last.draw.until + limit.interval, abs=1e-3)
+    both = [limits.Settled("p/a", limit, -1.0, one.tats[0], unsent=True) for one in (last, later)]
+    (again,) = draw(database, ask, settled=both)
+    assert again.draw.until == pytest.approx(last.draw.until, abs=1e-3)
+    assert again.draw.until == pytest.approx(now + 3 * limit.interval, abs=1e-3)
+
+
+def test_one_level_counts_when_another_lets_it_go(clock, database):
+    """The provider's limit makes three wait for two seconds; the account's own still spaces them."""
+    shared, own = Limit(100, 1, burst=1, name="app"), Limit(4, 1, name="own")
+    draw(database, settled=[limits.Settled("p", shared, 190.0)])
+    found = draw(database, *[Ask((("p", shared), ("p/a", own)), patience=9.0) for _ in range(3)])
+    times = [one.draw.until for one in found]
+    assert times[0] == pytest.approx(clock.now().timestamp() + 1.9, abs=1e-3)
+    assert [b - a for a, b in pairwise(times)] == [pytest.approx(own.interval, abs=1e-3)] * 2
+
+
 def test_what_the_server_says_holds_for_the_next_draw(clock, database):
     now = clock.now().timestamp()
     wide = Limit(1000, 60, burst=1000, name="wide")
-    database.transaction_sync(limits.observe, [Seen("p/a", wide, 1, now + 30, now)])
+    database.transaction_sync(limits.observe, [Observation("p/a", wide, 1, now + 30, now)])
     assert draw(database, Ask((("p/a", wide),)))[0].draw.granted
     refused = draw(database, Ask((("p/a", wide),)))[0].draw
     assert (refused.granted, refused.until) == (False, pytest.approx(now + 30, abs=1e-3))
-    late = Seen("p/a", wide, 900, now + 30, now - 1)
+    late = Observation("p/a", wide, 900, now + 30, now - 1)
     database.transaction_sync(limits.observe, [late])
     assert not draw(database, Ask((("p/a", wide),)))[0].draw.granted
     clock.advance(30)

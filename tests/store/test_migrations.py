@@ -11,8 +11,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 import resilient.alembic
-from resilient.core.errors import DatabaseUnreachable, SchemaOutdated, SchemaTooNew, SetupError
-from resilient.store import schema, tables
+from resilient.core.base.errors import DatabaseUnreachable, SchemaOutdated, SchemaTooNew, SetupError
+from resilient.store.db import schema, tables
 
 ALL = [script.revision for script in schema._scripts().walk_revisions()][::-1]
 HEAD = ALL[-1]

@@ -1,23 +1,25 @@
-"""Every two transactions side by side: nothing is lost, stranded or doubled, and nobody waits in a circle (`pairs.py`).
+"""Every two transactions side by side, and some threes: nothing is lost, stranded or doubled, nobody waits in a circle.
 
-Here the acts that hold rows others want meet each other once, the first with all its locks in hand, with the plans of
-a large database. RESILIENT_PAIRS=all (`make proof`) has every act meet every other in both orders, before each of its
-statements, with the plans of an empty, a small and a large database.
+Here the acts that hold rows others want meet each other once, the first with all its locks in hand, and those that hold
+most of them meet by threes, the first two in their middle, with the plans of a large database (`pairs.py`).
+RESILIENT_PAIRS=all (`make proof`) has every act meet every other in both orders, before each of its statements, and the
+threes likewise, with the plans of an empty, a small and a large database.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+from itertools import combinations, permutations, product
 from pathlib import Path
 
 import pytest
 
 import tests.store.acts  # noqa: F401 - it registers them
-from resilient.store import workflows
+from resilient.store.jobs import workflows
 from tests import invariants
-from tests.store.pairs import COMMIT, PLANS, Arena, names, writes
-from tests.store.registry import ACTS, NOT_PAIRED, covered
+from tests.store.pairs import COMMIT, PLANS, WAITED, Arena, names, writes
+from tests.store.registry import ACTS, LONGEST, NOT_PAIRED, Act, covered
 from tests.store.world import build
 
 ALL = os.environ.get("RESILIENT_PAIRS") == "all"
@@ -76,9 +78,59 @@ def meetings(arena, first, *, everywhere):
 def test_it_meets_the_others(arena, name, plans):
     place = arena(plans)
     found = list(meetings(place, ACTS[name], everywhere=ALL))
-    wrong = [line for other, k in found for line in place.meet(ACTS[name], other, k)]
+    wrong = [line for other, k in found for line in place.meet(ACTS[name], other, stops=[k]).wrong]
     print(f"{name}: {len(found)} meetings, plans of a database that is {plans}")  # noqa: T201 - the figure
     assert wrong == []
+
+
+def places(arena, act):
+    """Where an act may stand: before each statement once it holds something; here in the middle, with some of it."""
+    count = len(arena.statements_of(act))
+    return [*range(2, count + 1), COMMIT] if ALL else [count // 2 + 1]
+
+
+def threes(first, *, everywhere):
+    """Whom one of the longest meets, two at a time: all, or those behind it in the list."""
+    ahead = LONGEST if everywhere else LONGEST[LONGEST.index(first) + 1 :]
+    two = product(ahead, repeat=2) if everywhere else combinations(ahead, 2)
+    return [tuple(ACTS[name] for name in (first, *names)) for names in two]
+
+
+def three_meetings(arena, acts):
+    """What is wrong after each, with the first two at any place; a second that waits comes to no later one."""
+    for first in places(arena, acts[0]):
+        for second in places(arena, acts[1]):
+            meeting = arena.meet(*acts, stops=[first, second])
+            yield meeting
+            if meeting.places[1] == WAITED:
+                break
+
+
+@pytest.mark.parametrize("plans", list(PLANS) if ALL else ["large"])
+@pytest.mark.parametrize("name", LONGEST if ALL else LONGEST[:-2])
+def test_three_meet(arena, name, plans):
+    """Two that wait for one another through a third, which no two of them would."""
+    meetings = [one for acts in threes(name, everywhere=ALL) for one in three_meetings(arena(plans), acts)]
+    print(f"{name}: {len(meetings)} meetings of three, plans of a database that is {plans}")  # noqa: T201
+    assert [line for meeting in meetings for line in meeting.wrong] == []
+
+
+def test_a_circle_of_three_is_found(arena):
+    """Each takes one row, and then that of the next."""
+
+    def takes(*keys):
+        def run(c, d):
+            for key in keys:
+                d.run(c, "SELECT 1 FROM {resource} WHERE key = :key FOR UPDATE", {"key": key})
+
+        return Act(" and ".join(keys), (), run, run, lambda _: None)
+
+    circle = [takes("p", "q"), takes("q", "c"), takes("c", "p")]
+    place = arena("large")
+    for first, second in permutations(circle, 2):
+        assert place.meet(first, second, stops=[2]).wrong == []
+    (wrong,) = place.meet(*circle, stops=[2, 2]).wrong
+    assert "deadlock detected" in wrong
 
 
 def test_a_statement_that_leaves_rows_out_is_found(arena, monkeypatch):
@@ -95,7 +147,7 @@ def test_a_statement_that_leaves_rows_out_is_found(arena, monkeypatch):
         )
 
     monkeypatch.setattr(workflows, "ask", ask)
-    wrong = arena("large").meet(ACTS["attends"], ACTS["finishes others"], COMMIT)
+    wrong = arena("large").meet(ACTS["attends"], ACTS["finishes others"], stops=[COMMIT]).wrong
     assert any("a workflow stands still, and nobody was asked to look at it" in line for line in wrong)
     assert any("housekeeping had to repair workflows" in line for line in wrong)
 
@@ -128,7 +180,7 @@ _FACES = {"write": 1, "read": 1}  # of `sessions.Transactions`, as `_db` or `db`
 
 
 def transactions():
-    """What the engine runs in transactions of its own, as "module: function"."""
+    """What the engine runs in transactions of its own, as "room.module: function"."""
     root = Path(__file__).parents[2] / "resilient"
     found = set()
     for path in [*(root / "engine").rglob("*.py"), *(root / "adapters").rglob("*.py")]:
@@ -136,7 +188,8 @@ def transactions():
             if isinstance(node, ast.Call) and (at := _place(node.func)) is not None and len(node.args) > at:
                 if at and ast.unparse(node.func) == "partial" and not ast.unparse(node.args[0]).endswith(_RUNS):
                     continue
-                found.add(f"{path.stem}: {ast.unparse(node.args[at])}")
+                where = path.stem if path.parent == root / "adapters" else f"{path.parent.name}.{path.stem}"
+                found.add(f"{where}: {ast.unparse(node.args[at])}")
     return found
 
 

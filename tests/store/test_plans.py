@@ -8,12 +8,15 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import event
 
-from resilient.core.limit import Limit
-from resilient.core.policy import Policies
-from resilient.engine import writing
-from resilient.engine.completer import write
-from resilient.engine.enqueue import Ordered
-from resilient.store import claim, gates, jobs, resources
+from resilient.core.gates.policy import Policies
+from resilient.core.gates.rate_limit import Limit
+from resilient.engine.ground.encoder import JobRequest
+from resilient.engine.jobs import queue
+from resilient.engine.run.completer import write
+from resilient.store.gates import controls as gates
+from resilient.store.gates import resources
+from resilient.store.jobs import claim, ready
+from resilient.store.jobs import insert as jobs
 
 POLICIES = Policies(limits={"a/*": [Limit(1e6, per=60, burst=1e6, counts="jobs", name="m")]})
 BACKLOG = (
@@ -95,7 +98,7 @@ def test_staging_reads_only_what_is_due(database):
     )
     database.transaction_sync(jobs.insert, [jobs.NewJob(uuid4(), "k", "a/1", "null", delay=0.0) for _ in range(10)])
     meter = Meter(database.sync_engine)
-    assert database.transaction_sync(lambda c, d: jobs.stage(c, d, d.steer(c))) == 10
+    assert database.transaction_sync(lambda c, d: ready.stage(c, d, d.steer(c))) == 10
     meter.close()
     assert meter.rows < 100
 
@@ -125,12 +128,12 @@ def test_the_cost_of_a_claim_does_not_depend_on_the_followers_of_a_head(database
     database.transaction_sync(resources.ensure, keys)
     for _ in range(6):
         ordered = [
-            Ordered(
+            JobRequest(
                 jobs.NewJob(uuid4(), "k", f"a/{n}", "null", ordering_key="o", ordering_policy="block", followed=True)
             )
             for n in range(20)
         ]
-        database.transaction_sync(writing.write, ordered)
+        database.transaction_sync(queue.write, ordered)
     lanes(database, 1)
     few = lanes(database, 2)
     add = {"name": "o", "first": 7, "last": 50_006}

@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from resilient.core.errors import InvalidInput, JobNotFound
-from resilient.core.records import Count
-from resilient.core.states import JobState
-from resilient.store import queries
-from resilient.store.filters import JOB, JobFilter
-from resilient.store.queries import ATTEMPT
+from resilient.core.base.errors import InvalidInput, JobNotFound
+from resilient.core.jobs.records import Count
+from resilient.core.jobs.states import JobState
+from resilient.store.jobs import queries
+from resilient.store.jobs.filters import JOB, JobFilter
+from resilient.store.jobs.queries import ATTEMPT
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 ALL = JobFilter()

@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy as sa
 import uuid_utils.compat as uuid
 
-from resilient.core.errors import InvalidInput
-from resilient.core.states import TERMINAL, JobState
-from resilient.store import changes, jobs, queries, turns
-from resilient.store.changes import Cancel, Delete, Discard, Sweep
-from resilient.store.edits import Edit
-from resilient.store.filters import JOB, JobFilter
-from resilient.store.retries import Retry
+from resilient.core.base.errors import InvalidInput
+from resilient.core.jobs.states import TERMINAL, JobState
+from resilient.store.gates import turns
+from resilient.store.jobs import changes, queries
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs.changes import Cancel, Delete, Discard, Edit, Retry, Sweep
+from resilient.store.jobs.filters import JOB, JobFilter
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -183,7 +183,7 @@ def test_retry_gives_a_fresh_budget_and_a_turn(add, sweep, job, clear_turns, dat
         assert (after.state, after.attempts, after.rescues, after.finished_at) == (JobState.READY, 0, 0, None)
         assert (after.executions, after.last_error, after.cancel_requested) == (12, "boom", False)
     assert job(waiting).attempts == 4
-    assert [t.resource_key for t in database.transaction_sync(turns.take, turns.Wanted(9))] == ["github/a"]
+    assert [t.resource_key for t in database.transaction_sync(turns.take, turns.Selection(9))] == ["github/a"]
 
 
 @pytest.mark.parametrize("mark", [{"sent": {"name": "charge"}}, {"last_error_kind": "ambiguous"}])
@@ -284,7 +284,7 @@ def test_a_better_priority_brings_a_turn_of_that_priority(add, sweep, clear_turn
     id_ = add()
     add(resource_key="github/b")
     sweep(Edit(priority=7), ids=[id_])
-    assert [(t.resource_key, t.priority) for t in database.transaction_sync(turns.take, turns.Wanted(1))] == [
+    assert [(t.resource_key, t.priority) for t in database.transaction_sync(turns.take, turns.Selection(1))] == [
         ("github/a", 7)
     ]
 
@@ -303,7 +303,7 @@ def test_edit_of_the_time_moves_between_ready_and_scheduled(clock, add, sweep, j
         JobState.BLOCKED: JobState.BLOCKED, JobState.SCHEDULED: JobState.READY, JobState.READY: JobState.READY
     }  # fmt: skip
     assert job(ids[JobState.BLOCKED]).run_at == sooner
-    assert len(database.transaction_sync(turns.take, turns.Wanted(9))) == 1
+    assert len(database.transaction_sync(turns.take, turns.Selection(9))) == 1
 
 
 # -- against a worker ------------------------------------------------------------------------------------------------
@@ -338,11 +338,11 @@ def test_a_job_that_was_claimed_between_the_look_and_the_lock(open_database, pos
     def worker(c, d):
         assert claim(c, d, id_, 1)
         held.set()
-        claimed.wait(5)
+        assert claimed.wait(60)
 
     thread = threading.Thread(target=lambda: theirs.transaction_sync(worker))
     thread.start()
-    held.wait(5)
+    assert held.wait(60)
     sweeps = [Sweep(Cancel(), JobFilter.of({"state": "ready"})), Sweep(Cancel(), JobFilter.of({"kind": "k"}))]
     threading.Timer(0.2, claimed.set).start()
     for s in sweeps:
@@ -369,11 +369,11 @@ def test_retries_that_race_an_enqueue_for_a_unique_key_fail_only_for_that_job(op
     def enqueue(c, d):
         jobs.insert_unique(c, d, [jobs.NewJob(uuid.uuid7(), "k", "github/a", "null", unique_key="u0")])
         inserted.set()
-        go.wait(5)
+        assert go.wait(60)
 
     thread = threading.Thread(target=lambda: theirs.transaction_sync(enqueue))
     thread.start()
-    inserted.wait(5)
+    assert inserted.wait(60)
     threading.Timer(0.2, go.set).start()
     sweep = Sweep(Retry(), JobFilter.of({"state": "dead"}))
     mine.transaction_sync(sweep.step)

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core import resource_key
-from resilient.core.errors import BadResourceKey, InvalidInput, NaiveDatetime
-from resilient.store import queries
-from resilient.store.filters import JOB, JobFilter
+from resilient.core.base import resource_key
+from resilient.core.base.errors import BadResourceKey, InvalidInput, NaiveDatetime
+from resilient.store.jobs import queries
+from resilient.store.jobs.filters import JOB, JobFilter
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -76,6 +76,19 @@ def test_by_kind_unique_key_worker_and_id(database):
     assert found(database, worker="w1") == [3]
     assert found(database, ids=[number(1), str(number(3)), number(99)]) == [1, 3]
     assert found(database, ids=[]) == []
+
+
+def test_none_means_jobs_without_an_error_kind_or_code(database):
+    put(
+        database,
+        {"last_error_kind": "bug", "last_error_code": "none"},
+        {"last_error_kind": "bug"},
+        {"last_error_code": "x"},
+    )
+    assert found(database, error_code=[None]) == [2]
+    assert found(database, error_kind=[None]) == [3]
+    assert found(database, error_code=[None, "none"]) == [1, 2]
+    assert found(database, error_kind=["bug"], error_code=[None]) == [2]
 
 
 def test_by_error_kind_code_and_text(database):
@@ -176,8 +189,8 @@ def test_several_patterns_and_a_subtree(database):
 
 @pytest.fixture(scope="module")
 def match_in_sqlite():
-    from resilient.store.dialect import Dialect
-    from resilient.store.filters import matches
+    from resilient.store.db.dialect import Dialect
+    from resilient.store.jobs.filters import matches
 
     d, c = Dialect("sqlite"), sa.create_engine("sqlite://").connect()
     yield lambda key, pattern: bool(c.execute(sa.select(matches(sa.literal(key), pattern, d))).scalar_one())

@@ -8,9 +8,11 @@ from uuid import UUID
 import pytest
 from sqlalchemy import event
 
-from resilient.core.records import Count
-from resilient.store import queries, resource_queries, situation
-from resilient.store.filters import JobFilter
+from resilient.core.jobs.records import Count
+from resilient.store.inspect import resources as resource_queries
+from resilient.store.inspect import why
+from resilient.store.jobs import queries
+from resilient.store.jobs.filters import JobFilter
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 JOBS = 30_000
@@ -106,6 +108,6 @@ def test_what_waits_and_what_is_ahead_use_the_line(plan, full):
     text = plan(resource_queries.waiting, ["github/acct-9", "github"])
     assert "resilient_job_ready" in text
     job = full.transaction_sync(queries.page, JobFilter.of({"state": "ready"}), limit=1)[0]
-    text = plan(situation.ahead_of, job)
+    text = plan(why.ahead_of, job)
     assert "resilient_job_ready" in text
-    assert full.transaction_sync(situation.ahead_of, job) == Count(29)
+    assert full.transaction_sync(why.ahead_of, job) == Count(29)

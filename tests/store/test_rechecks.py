@@ -17,26 +17,17 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from resilient.core import cron
-from resilient.core.limit import Limit
-from resilient.core.rate_limit import FRESH
-from resilient.core.schedule import Spec, Template
-from resilient.engine import writing
-from resilient.engine.enqueue import Ordered
-from resilient.store import (
-    circuits,
-    dependencies,
-    finishing,
-    jobs,
-    leases,
-    limits,
-    order,
-    resources,
-    schedule_records,
-    schedules,
-    workflows,
-)
-from resilient.store.finishing import Finish
+from resilient.core.gates.rate_limit import FRESH, Limit
+from resilient.core.jobs.outcomes import Transition
+from resilient.core.schedules import cron
+from resilient.core.schedules.schedule import Spec, Template
+from resilient.engine.ground.encoder import JobRequest
+from resilient.engine.jobs import queue
+from resilient.store.gates import circuits, limits, resources
+from resilient.store.jobs import dependencies, finishing, leases, order, ready, workflows
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs.finishing import Finish
+from resilient.store.schedules import ticks as schedules
 from tests.filling import SIZES, fill
 from tests.interleaving import until_it_waits
 
@@ -171,12 +162,12 @@ def lanes(database, n=MANY, each=3):
     """Lanes with a few jobs; ids in their order, by lane."""
     new = [
         [
-            Ordered(jobs.NewJob(uuid4(), "k", f"a/{i}", "null", ordering_key="o", ordering_policy="block"))
+            JobRequest(jobs.NewJob(uuid4(), "k", f"a/{i}", "null", ordering_key="o", ordering_policy="block"))
             for _ in range(each)
         ]
         for i in range(n)
     ]
-    database.transaction_sync(writing.write, [one for lane in new for one in lane])
+    database.transaction_sync(queue.write, [one for lane in new for one in lane])
     return [[one.row.id for one in lane] for lane in new]
 
 
@@ -229,7 +220,9 @@ def test_each_job_succeeds(database, meet, result):
 def test_each_job_is_finished(database, meet):
     ids = made(database)
     running(database, ids)
-    assert meet(TOUCH, finishing.finish_if_held, [Finish(i, 2, "dead", "dead") for i in ids], NOW) == set(ids)
+    assert meet(TOUCH, finishing.finish_if_held, [Finish(i, 2, Transition("dead", "dead")) for i in ids], NOW) == set(
+        ids
+    )
 
 
 def test_only_those_whose_fence_still_holds_are_finished(database, meet):
@@ -239,14 +232,30 @@ def test_only_those_whose_fence_still_holds_are_finished(database, meet):
     assert meet(hold, finishing.succeed_if_held, [(i, 2, None) for i in ids], NOW) == set(ids[1:])
 
 
+@pytest.mark.parametrize("result", [None, "1"])
+def test_what_became_somebodys_affair_meanwhile_is_left_by_the_short_way(database, meet, read_all, result):
+    ids = made(database)
+    running(database, ids)
+    hold = [
+        TOUCH,
+        f"UPDATE resilient_job SET version = 3 WHERE id = '{ids[0]}'",
+        f"UPDATE resilient_job SET once_more = true WHERE id = '{ids[1]}'",
+        f"UPDATE resilient_job SET followed = true WHERE id = '{ids[2]}'",
+    ]
+    assert meet(hold, finishing.succeed_alone, [(i, 2, result) for i in ids], "30s") == set(ids[3:])
+    assert {row["id"] for row in read_all("SELECT id FROM {job} WHERE state = 'succeeded' AND kind = 'k'")} == set(
+        ids[3:]
+    )
+
+
 def test_each_job_that_waits_for_nothing_more_becomes_ready(database, meet):
     ids = made(database, waits=1)
-    assert meet(TOUCH, jobs.unblock, dict.fromkeys(ids, 1), NOW) == set(ids)
+    assert meet(TOUCH, ready.unblock, dict.fromkeys(ids, 1), NOW) == set(ids)
 
 
 def test_each_job_is_made_ready(database, meet):
     ids = made(database, delay=60)
-    assert set(meet(TOUCH, jobs.make_ready_if_version, dict.fromkeys(ids, 1), NOW)) == set(ids)
+    assert set(meet(TOUCH, ready.make_ready_if_version, dict.fromkeys(ids, 1), NOW)) == set(ids)
 
 
 def test_each_waiting_job_is_released(database, meet, read_all):
@@ -330,7 +339,7 @@ def test_a_success_that_was_noted_is_not_forgotten_with_the_next_tick(database, 
         ticking.execute(
             f"UPDATE resilient_schedule SET last_job = '{ids[1]}', succeeded_at = '{NOW}' WHERE name = 's'".encode()
         )
-        future = pool.submit(database.transaction_sync, schedule_records.note_successes)
+        future = pool.submit(database.transaction_sync, schedules.note_successes)
         until_it_waits(watch, future)
         ticking.commit()
         future.result(30)

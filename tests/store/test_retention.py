@@ -5,9 +5,14 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.core.errors import InvalidInput
-from resilient.store import finishing, jobs, limits, resources, retention, turns
-from resilient.store.finishing import Finish
+from resilient.core.base.errors import InvalidInput
+from resilient.core.gates.rate_limit import LimitState
+from resilient.core.jobs.outcomes import Transition
+from resilient.store.gates import limits, resources, turns
+from resilient.store.inspect import retention
+from resilient.store.jobs import finishing
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs.finishing import Finish
 
 DAY = timedelta(days=1)
 
@@ -28,7 +33,7 @@ def finished(database, clock):
                 f" WHERE id IN (SELECT value FROM {d.array('ids', 'uuid')})",
                 {"state": state, "at_at": at, "ids": d.pack_ids(ids)},
             )
-            history = [Finish(i, 1, state, "dead", execution=1, error="x") for i in ids]
+            history = [Finish(i, 1, Transition(state, "dead", error="x"), execution=1) for i in ids]
             finishing.record_attempts(c, d, history, at)
             d.run(c, "DELETE FROM {turn}")
 
@@ -216,6 +221,47 @@ class TestIdle:
             found, after = database.transaction_sync(retention.forget_idle, before, after)
             gone.append(found)
         assert gone == [3, 3, 1]
+
+    def test_limits_that_nobody_declared_and_nobody_uses_any_more(self, database, clock, monkeypatch, read_all):
+        database.transaction_sync(resources.ensure, ["a", "b", "c"])
+        now = clock.now().timestamp()
+        old, young = now - 3601, now - 3599
+        states = {
+            ("a", "~100/core"): LimitState(0.0, 3.0, old, old),
+            ("a", "~100/more"): LimitState(0.0, 3.0, young, old),
+            ("a", "~100/sent"): LimitState(0.0, 3.0, old, young),
+            ("a", "~learnt"): LimitState(old),
+            ("b", "~learnt"): LimitState(young),
+            ("b", "~5/x"): LimitState(0.0, None, None, None),
+            ("c", "declared"): LimitState(0.0, 3.0, old, old),
+            ("gone", "~5/x"): LimitState(0.0, 3.0, old, old),
+        }
+        database.transaction_sync(limits.insert, list(states))
+        database.transaction_sync(limits.write, [(*id_, state) for id_, state in states.items()])
+        monkeypatch.setattr(retention, "WINDOW", 2)
+        places, after = [], ""
+        while after is not None:
+            count, after = database.transaction_sync(retention.forget_idle, clock.now() - DAY, after)
+            assert count == 0
+            places.append(after)
+        rows = read_all("SELECT resource_key, name FROM {rate_limit} ORDER BY resource_key, name")
+        assert [(r["resource_key"], r["name"]) for r in rows] == [
+            ("a", "~100/more"), ("a", "~100/sent"), ("b", "~learnt"), ("c", "declared"),
+        ]  # fmt: skip
+        assert places == ["", "b", None], "the first two go, then the rest, as often as there are some"
+
+    def test_a_limit_that_is_being_drawn_is_passed_over(self, postgres_database, clock):
+        postgres = postgres_database
+        postgres.transaction_sync(resources.ensure, ["a"])
+        postgres.transaction_sync(limits.insert, [("a", "~5/x"), ("a", "~6/y")])
+
+        def drawing(c, d):
+            d.run(c, "SELECT 1 FROM {rate_limit} WHERE name = '~5/x' FOR NO KEY UPDATE")
+            postgres.transaction_sync(retention.forget_idle, clock.now() - DAY, "")
+
+        postgres.transaction_sync(drawing)
+        names = postgres.transaction_sync(lambda c, d: list(d.run(c, "SELECT name FROM {rate_limit}").scalars()))
+        assert names == ["~5/x"]
 
     def test_a_forgotten_resource_comes_back_when_it_is_used(self, database, forget):
         database.transaction_sync(resources.ensure, ["a"])

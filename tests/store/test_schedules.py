@@ -5,9 +5,9 @@ from threading import Barrier, Thread
 
 import pytest
 
-from resilient.core.cron import ticks
-from resilient.core.schedule import Spec, Template
-from resilient.store import schedule_records, schedules
+from resilient.core.schedules.cron import ticks
+from resilient.core.schedules.schedule import Spec, Template
+from resilient.store.schedules import ticks as schedules
 
 HOUR = timedelta(hours=1)
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -25,7 +25,7 @@ def declare(database, clock):
 
 @pytest.fixture
 def row(database, clock):
-    return lambda name: database.transaction_sync(schedule_records.get, name)
+    return lambda name: database.transaction_sync(schedules.get, name)
 
 
 class TestChores:
@@ -123,7 +123,7 @@ class TestDeclare:
         [t.start() for t in threads]
         [t.join() for t in threads]
         assert errors == []
-        assert len(databases[0].transaction_sync(schedule_records.page)) == 20
+        assert len(databases[0].transaction_sync(schedules.page)) == 20
 
 
 class TestDue:

@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 
-from resilient.core.breaker import BreakerFacts
-from resilient.core.policy import Policies
-from resilient.engine.sweeper import recheck
-from resilient.store import circuits, resources, turns
+from resilient.core.gates.breaker import BreakerFacts
+from resilient.core.gates.policy import Policies
+from resilient.engine.run.sweeper import recheck
+from resilient.store.gates import circuits, resources, turns
 
 
 def parked(now, key, on, seconds):
@@ -68,7 +68,7 @@ def test_keys_take_turns_at_probing_whatever_their_priority(database, clock):
 
     def probe(c, d):
         recheck(c, d, policies.for_key, 0.5)
-        (turn,) = turns.take(c, d, turns.Wanted(10))
+        (turn,) = turns.take(c, d, turns.Selection(10))
         park(c, d, turn.resource_key, turn.priority)
         return turn.resource_key
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 import sqlalchemy as sa
 
-from resilient.store.types import DOCUMENT, KEY, SEARCHED, UtcDateTime
+from resilient.store.db.types import DOCUMENT, KEY, SEARCHED, UtcDateTime
 
 METADATA = sa.MetaData()
 THING = sa.Table(

@@ -8,15 +8,20 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
-from resilient.core import cron
-from resilient.core.schedule import Spec, Template
-from resilient.core.sync import Cursor
-from resilient.core.tokens import GrantState
-from resilient.engine import writing
-from resilient.engine.enqueue import Ordered
-from resilient.store import connections, cursors, grants, jobs, limits, resources, schedules, workflows
-from resilient.store.dialect import Dialect
-from resilient.store.jobs import NewJob
+from resilient.core.accounts.tokens import GrantState
+from resilient.core.schedules import cron
+from resilient.core.schedules.schedule import Spec, Template
+from resilient.core.sync.stream import Cursor
+from resilient.engine.ground.encoder import JobRequest
+from resilient.engine.jobs import queue
+from resilient.store import sync as cursors
+from resilient.store.accounts import connections, grants
+from resilient.store.db.dialect import Dialect
+from resilient.store.gates import limits, resources
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs import workflows
+from resilient.store.jobs.insert import NewJob
+from resilient.store.schedules import ticks as schedules
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 AGO, AHEAD, LONG_AGO = NOW - timedelta(seconds=5), NOW + timedelta(hours=1), NOW - timedelta(days=30)
@@ -108,8 +113,8 @@ def _change(c, d, name, **values):
 
 def _build_lanes(c, d):
     for lane, (key, ones) in LANES.items():
-        ordered = [Ordered(new(f"{lane}.{o}", key, ordering_key=lane, ordering_policy="block")) for o in ones]
-        writing.write(c, d, ordered)
+        ordered = [JobRequest(new(f"{lane}.{o}", key, ordering_key=lane, ordering_policy="block")) for o in ones]
+        queue.write(c, d, ordered)
     for name in ("lane1.run", "lane4.run"):
         _change(c, d, name, **_RUNNING)
     _change(c, d, "lane3.dead", **_DEAD)
@@ -118,7 +123,7 @@ def _build_lanes(c, d):
 def _build_unique(c, d):
     row = new("unique1", "p/1", unique_key="x", unique_until="start")
     held = new("unique2", "p/1", unique_key="y", unique_until="finish")
-    writing.write(c, d, [Ordered(row), Ordered(held)])
+    queue.write(c, d, [JobRequest(row), JobRequest(held)])
     _change(c, d, "unique2", **_RUNNING)
 
 
@@ -126,7 +131,7 @@ def _build_children(c, d):
     for name, blockers in CHILDREN.items():
         row = new(name, "p/2", waits=len(blockers), followed=True)
         resolved = name != "child3"  # whose edge nobody has looked at yet
-        writing.write(c, d, [Ordered(row, after=tuple(map(id_of, blockers)))], last=resolved)
+        queue.write(c, d, [JobRequest(row, after=tuple(map(id_of, blockers)))], last=resolved)
 
 
 def _build_workflows(c, d):
@@ -141,7 +146,7 @@ def _build_workflows(c, d):
         workflows.insert_steps(c, d, id_, made)
         before = tuple(id_of(name) for name, _, _ in steps[:2])
         rows = [new(name, "flow", followed=True, waits=2 * (no == 2)) for name, _, no in steps]
-        writing.write(c, d, [Ordered(row, after=before * (no == 2), on_dead="wait") for no, row in enumerate(rows)])
+        queue.write(c, d, [JobRequest(row, after=before * (no == 2), on_dead="wait") for no, row in enumerate(rows)])
         for name, _, _ in steps[:2]:
             _change(c, d, name, **_RUNNING)
     _change(c, d, "flow3.a", **_DEAD)  # it turns around

@@ -15,11 +15,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from resilient.core.alerts import Finding
-from resilient.core.bounds import bounds
-from resilient.store import alerts, gates, resources, workers
-from resilient.store.database import Database
-from resilient.store.filters import JOB
+from resilient.core.alerts.rules import Finding
+from resilient.core.base.bounds import bounds
+from resilient.core.gates.learnt import Refusal
+from resilient.store import alerts
+from resilient.store.db.database import Database
+from resilient.store.gates import controls as gates
+from resilient.store.gates import resources
+from resilient.store.inspect import workers
+from resilient.store.jobs.filters import JOB
 from resilient.surface.cli import main
 
 PROGRAM = """
@@ -411,6 +415,24 @@ def test_prune(enqueue, ok, read, run, mark):
     assert ok("prune", "--yes") == "Deleted nothing.\n"
 
 
+def test_erase_and_export(enqueue, ok, read, run):
+    enqueue()
+    enqueue(key="github/b")
+    exported = [json.loads(line) for line in ok("export", "github/a").splitlines()]
+    assert [(row["table"], row["payload"]) for row in exported if row["table"] == "job"] == [("job", {"to": "a@b.c"})]
+    assert ok("erase", "github/a", "--dry-run") == "Would delete 1 job, 1 turn.\n"
+    assert run("erase", "github/a")[0] == 1, "nobody said yes"
+    assert ok("erase", "github/a", "--yes", "--why", "they left") == "Deleted 1 job, 1 resource, 1 turn.\n"
+    assert [job["resource_key"] for job in read("jobs", "list")["jobs"]] == ["github/b"]
+    assert read("erase", "github/a", "--dry-run") == {"resource_key": "github/a", "rows": {}, "dry_run": True}
+    assert ok("erase", "github/a") == ok("erase", "github/nobody", "--yes") == "Would delete nothing.\n"
+    (note,) = (one for one in read("audit")["changes"] if one["action"].endswith("erase"))
+    assert (note["action"], note["why"], note["outcome"]) == (
+        "erase", "they left", {"job": 1, "resource": 1, "turn": 1},
+    )  # fmt: skip
+    assert run("erase", "github/*", "--dry-run")[:2] == (2, "")
+
+
 def test_doctor(enqueue, run):
     enqueue()
     status, out, _ = run("doctor")
@@ -436,6 +458,20 @@ def test_status_of_nothing(ok, read, database_url):
     assert "none is running" in out
     assert "Stopped:    nothing" in out
     assert read("status").keys() >= {"at", "jobs", "lately", "workers", "stopped", "retrying", "died", "alerts"}
+
+
+def test_status_shows_what_throttles_taught(ok, read, database):
+    refusal = Refusal(0, 1.0, 5, 0.2, 3)
+
+    def throttle(c, d):
+        for n in range(12):
+            gates.cool_down(c, d, f"crm/{n:02}", d.now(c) + timedelta(seconds=1), "429", 0.0, refusal=refusal)
+
+    database.transaction_sync(throttle)
+    out = ok("status")
+    assert "crm/00: 4.8/s, learnt at" in out
+    assert "and of 2 resources more" in out
+    assert read("status")["learnt"]["crm/11"]["rate"] == 4.8
 
 
 def test_status_answers_what_is_wrong(ok, read, enqueue, mark, database):
@@ -481,8 +517,8 @@ def test_without_a_worker_alerts_are_as_they_were(ok, database, enqueue):
         now = d.now(c)
         before = now - timedelta(hours=1)
         since = (before - timedelta(minutes=20)).isoformat()
-        found = Finding("backlog", "github", {"since": since, "job": job, "resource": "github/a"})
-        alerts.record(c, d, [found], before, lasting=True)
+        finding = Finding("backlog", "github", {"since": since, "job": job, "resource": "github/a"})
+        alerts.record(c, d, [finding], before, lasting=True)
         if worker:
             workers.beat(c, d, workers.Beat("w1", "h", 1, ["mail.send"], 50, 3, "1", stopping=False), now)
 
@@ -539,12 +575,18 @@ def test_a_bad_night_fits_on_a_screen(ok, enqueue, database):
 # -- worker ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_kind_that_is_almost_one_of_the_programs(run):
+    for option in ("--kind", "--except-kind"):
+        status, _, err = run("worker", option, "mail.sned")
+        assert (status, "'mail.sned'; did you mean 'mail.send'?" in err) == (2, True), err
+
+
 def test_a_worker_runs_jobs_until_it_is_told_to_stop(enqueue, read, program, tmp_path):
     job = enqueue()
     command = [sys.executable, "-m", "resilient.surface.cli", "worker", "--concurrency", "2", "--log-level", "warning"]
     worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while read("jobs", "show", job)["job"]["state"] != "succeeded":
             assert worker.poll() is None, worker.stderr.read()
             assert time.monotonic() < deadline
@@ -558,3 +600,24 @@ def test_a_worker_runs_jobs_until_it_is_told_to_stop(enqueue, read, program, tmp
         worker.kill()
         worker.wait()
         worker.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [("--max-jobs", "executions (--max-jobs 1)"), ("--max-memory", "MB of memory")]
+)
+def test_a_worker_ends_by_itself_and_drained(enqueue, read, program, tmp_path, option, words):
+    for _ in range(3):
+        enqueue()
+    command = [sys.executable, "-m", "resilient.surface.cli", "worker", "--concurrency", "1", option, "1"]
+    worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        _, err = worker.communicate(timeout=120)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert worker.returncode == 0, err
+    assert words in err
+    status = read("status")
+    assert status["workers"] == []
+    assert status["jobs"]["running"] == 0
+    assert option == "--max-memory" or {job["state"] for job in read("jobs", "list")["jobs"]} >= {"succeeded"}

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from joserfc.jwk import import_key
 
-from resilient.store.secrets import new_key
+from resilient.store.accounts.secrets import new_key
 from resilient.surface.cli import connect as connect_command
 from resilient.surface.cli import main
 
@@ -63,10 +63,10 @@ def run(sqlite_url, tmp_path, monkeypatch, capsys, idp, free_port):
         if typed is not None:
             monkeypatch.setattr("sys.stdin", io.StringIO(typed))
         status = main(list(arguments))
-        said = capsys.readouterr()
+        printed = capsys.readouterr()
         for hidden in ("canary", KEY, idp.secret):
-            assert hidden not in said.out + said.err
-        return status, said.out, said.err
+            assert hidden not in printed.out + printed.err
+        return status, printed.out, printed.err
 
     return run_
 
@@ -117,9 +117,9 @@ def test_through_the_browser_and_back(run, browser, idp):
     assert "--port 8976 keeps it" in err
     page = browser.page()
     assert (page.status_code, "idp/acct-1 is connected" in page.text) == (200, True)
-    asked = parse_qs(urlsplit(browser.opened[0]).query)
-    assert asked["redirect_uri"][0].startswith("http://127.0.0.1:")
-    assert asked["code_challenge_method"] == ["S256"]
+    query = parse_qs(urlsplit(browser.opened[0]).query)
+    assert query["redirect_uri"][0].startswith("http://127.0.0.1:")
+    assert query["code_challenge_method"] == ["S256"]
     assert idp.asked[0]["grant_type"] == "authorization_code"
     assert "is well" in run("connections", "test", "idp/acct-1")[1]
 
@@ -153,14 +153,14 @@ def test_an_account_that_lost_its_access_goes_on_by_itself(run, browser, idp):
 
 def test_a_configured_address_of_this_machine_is_used(run, browser, free_port):
     assert run("connect", "loop", "loop/me")[0] == 0
-    asked = parse_qs(urlsplit(browser.opened[0]).query)
-    assert asked["redirect_uri"] == [f"http://localhost:{free_port}/back"]
+    query = parse_qs(urlsplit(browser.opened[0]).query)
+    assert query["redirect_uri"] == [f"http://localhost:{free_port}/back"]
 
 
 def test_a_port_that_is_taken_is_said(run, browser, free_port):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port))
-        taken.listen()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", free_port))
+        listener.listen()
         status, _, err = run("connect", "loop", "loop/me")
     assert (status, f"port {free_port}" in err) == (2, True)
 
@@ -190,15 +190,15 @@ def test_another_state_is_refused_and_the_wait_goes_on(run, browser):
         assert httpx.get(parts["redirect_uri"][0].replace("/callback", "/"), trust_env=False).status_code == 404
         return url
 
-    browser.change, seen = lambda url: url, []
+    browser.change, judged = lambda url: url, []
 
     def go(url, plain=browser.go):
-        seen.append(wrong(url))
+        judged.append(wrong(url))
         plain(url)
 
     browser.go = go
     assert run("connect", "idp", "idp/me")[0] == 0
-    assert len(seen) == 1
+    assert len(judged) == 1
 
 
 def test_nobody_comes_back_but_a_stranger(run, browser):

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from resilient import Resilient
-from resilient.store import fuse, grants
-from resilient.store.secrets import new_key
+from resilient.store.accounts import fuse, grants
+from resilient.store.accounts.secrets import new_key
 from resilient.surface.cli import main
 
 KEY = new_key()
@@ -32,10 +32,10 @@ def run(sqlite_url, tmp_path, monkeypatch, capsys):
         if typed is not None:
             monkeypatch.setattr("sys.stdin", io.StringIO(typed))
         status = main(list(arguments))
-        said = capsys.readouterr()
-        assert "canary" not in said.out + said.err
-        assert KEY not in said.out + said.err
-        return status, said.out, said.err
+        printed = capsys.readouterr()
+        assert "canary" not in printed.out + printed.err
+        assert KEY not in printed.out + printed.err
+        return status, printed.out, printed.err
 
     return run_
 
@@ -75,9 +75,9 @@ def test_suspects_are_released_or_confirmed(run, sqlite_url):
     assert "suspect_auth" not in run("status")[1]
 
 
-def _refuse(c, d, grant_id, voice):
+def _refuse(c, d, grant_id, role):
     grants.note_worked(c, d, grant_id, grants.read(c, d, grant_id).version)
-    fuse.die_if_version(c, d, grants.read(c, d, grant_id), "revoked", voice)
+    fuse.die_if_version(c, d, grants.read(c, d, grant_id), "revoked", role)
 
 
 def test_unknown_and_wrong(run):

@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from resilient import Kind, Resilient, handler
-from resilient.core.sync import Cursor
-from resilient.store import cursors, workers
-from resilient.surface.cli.traces import shortened
+from resilient.core.sync.stream import Cursor
+from resilient.store import sync as cursors
+from resilient.store.inspect import workers
+from resilient.surface.cli.exits import shortened
 
 COMMAND = [sys.executable, "-m", "resilient.surface.cli"]
 
@@ -23,21 +24,21 @@ def terminal(database_url):
     """The text of a command on a terminal of 80 columns, as a person has it."""
 
     def read(*arguments):
-        ours, theirs = pty.openpty()
+        near, far = pty.openpty()
         environ = {**os.environ, "RESILIENT_DATABASE": database_url, "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}
         environ.pop("RESILIENT_APP", None)
-        with subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, env=environ) as process:
-            os.close(theirs)
+        with subprocess.Popen([*COMMAND, *arguments], stdout=far, stderr=far, env=environ) as process:
+            os.close(far)
             text = b""
             while True:
                 try:
-                    piece = os.read(ours, 65536)
+                    piece = os.read(near, 65536)
                 except OSError:  # Linux says the end so
                     break
                 if not piece:
                     break
                 text += piece
-            os.close(ours)
+            os.close(near)
         assert process.returncode == 0, text
         return text.decode().replace("\r\n", "\n").replace("\x1b[0m", "").replace("\x1b[1m", "").replace("\x1b[2m", "")
 
@@ -51,9 +52,9 @@ def test_sync_status_names_the_whole_account(terminal, database):
         cursors.write_if_unmoved, (account, "salesforce.opportunities", part), cursor, None, datetime.now(UTC)
     )
     out = terminal("sync", "status")
-    told = " ".join(out.split())
-    assert account in told
-    assert part in told
+    sentence = " ".join(out.split())
+    assert account in sentence
+    assert part in sentence
     assert max(map(len, out.splitlines())) <= 81
 
 

@@ -56,8 +56,8 @@ def run(capsys, module, monkeypatch):
     def call(*arguments):
         monkeypatch.setattr(module, "app", Resilient(**_words(module)))
         status = main(list(arguments))
-        said = capsys.readouterr()
-        return status, said.out, said.err
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
 
     return call
 
@@ -101,9 +101,11 @@ _REPLAY = ("outbox", "replay", "--since", "1h")
 def test_replay(run, events):
     assert "Would be put in line to be published once more: 1 event to orders." in run(*_REPLAY, "--dry-run")[1]
     assert "Publish once more 1 event to orders? Say --yes" in run(*_REPLAY)[2]
-    told = {"events": 1, "more": False, "by_destination": {"orders": 1}, "dry_run": False}
-    assert json.loads(run(*_REPLAY, "--yes", "--json")[1]) == told
+    counts = {"events": 1, "more": False, "by_destination": {"orders": 1}, "dry_run": False}
+    assert json.loads(run(*_REPLAY, "--yes", "--json")[1]) == counts
     assert len(json.loads(run("outbox", "show", events[0], "--json")[1])["events"]) == 2
+    (change,) = json.loads(run("audit", "--json")[1])["changes"]
+    assert change["subject"] == "every destination, since 1h"
     assert "No event that was published then fits" in run(*_REPLAY, "--to", "orders", "--key", "x")[1]
     assert "Nothing was published then" in run("outbox", "replay", "--since", "1s", "--until", "1s")[1]
     status, _, err = run(*_REPLAY, "--to", "order")

@@ -28,10 +28,10 @@ from resilient import (
     Word,
     providers_by_name,
 )
-from resilient.engine import catalogue
+from resilient.engine.ground import providers
 from resilient.surface.cli import main
 from resilient.surface.cli import providers as command
-from resilient.surface.cli.facts import facts_of
+from resilient.surface.cli.providers import facts_of
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "providers").glob("[a-z]*.py"))
 
@@ -60,8 +60,8 @@ def test_show(run, name):
     status, out, _ = run("providers", "show", name)
     assert status == 0
     made = providers_by_name()[name]()
-    for told in (made.title, made.base_url, "Errors", "Read in", *made.sources, *made.unverified):
-        assert told in out
+    for text in (made.title, made.base_url, "Errors", "Read in", *made.sources, *made.unverified):
+        assert text in out
     status, out, _ = run("providers", "show", name, "--json")
     assert json.loads(out)["name"] == made.name
     assert '"client_secret"' not in out
@@ -79,13 +79,14 @@ OTHER = {
     "webhook": Webhook(token="x-token"), "batch": BatchEndpoint(path="/many", most=9),
     "verified_on": date(2026, 1, 2), "sources": ("acme.example/docs",), "unverified": ("limits",),
     "private_hosts": ("acme.internal",), "single_account": True, "anonymous": True,
+    "propagates_trace": True,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Provider) if one.init])
 def test_every_fact_is_shown(run, monkeypatch, name):
     def shown(made):
-        monkeypatch.setattr(catalogue, "providers_by_name", lambda: {"acme": lambda: made})
+        monkeypatch.setattr(providers, "providers_by_name", lambda: {"acme": lambda: made})
         status, out, _ = run("providers", "show", "acme")
         assert status == 0
         return out
@@ -104,29 +105,34 @@ def test_every_fact_is_shown(run, monkeypatch, name):
         ({"exceptions": {"a.B": FailureKind.CONFLICT}}, "the SDK's a.B: somebody else was faster, read it again"),
         ({"webhook": providers_by_name()["matrix"]().webhook}, "the header authorization holds the secret itself"),
         (
+            {"idempotency": providers_by_name()["matrix"]().idempotency},
+            "the end of the path holds the key of PUT to */send/*/*, */redact/*/*, */sendToDevice/*/*; it is",
+        ),
+        ({"idempotency": Idempotency(lives_with="grant")}, "it is forgotten once the account is connected anew"),
+        (
             {"webhook": providers_by_name()["hubspot"]().webhook},
             "the HMAC-SHA256 of the method, the address, the body and the time, in base64",
         ),
         ({"webhook": providers_by_name()["github"]().webhook}, "it is not signed, so the body decides"),
         (
-            {"incremental": {"d": Incremental(style="token", query="c", found="c", taken="last_page", life=86400)}},
+            {"incremental": {"d": Incremental(style="token", query="c", cursor="c", source="last_page", life=86400)}},
             "a cursor lasts 1 d",
         ),
     ],
 )
 def test_what_it_says(run, monkeypatch, facts, line):
-    monkeypatch.setattr(catalogue, "providers_by_name", lambda: {"acme": lambda: replace(A, **facts)})
+    monkeypatch.setattr(providers, "providers_by_name", lambda: {"acme": lambda: replace(A, **facts)})
     assert line in run("providers", "show", "acme")[1]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_said_is_for_people(name):
     """No templates, no words of the program's own, no names of its classes."""
-    said = dict(facts_of(providers_by_name()[name]()))
-    lines = [line for head in ("Credentials", "Pages", "Changes", "Webhooks") for line in said[head]]
+    facts = dict(facts_of(providers_by_name()[name]()))
+    lines = [line for head in ("Credentials", "Pages", "Changes", "Webhooks") for line in facts[head]]
     assert not [line for line in lines if re.search(r"\{(?:body|timestamp|url|form|id)\}|(?:body|item|query):\w", line)]
     words = {"NextCursor", "LinkHeader", "authorization_code", "hmac-sha256", "reset_cursor", "Cursor", "equal"}
-    assert not [line for line in (*lines, *said["Errors"]) if words & set(re.findall(r"[\w-]+", line))]
+    assert not [line for line in (*lines, *facts["Errors"]) if words & set(re.findall(r"[\w-]+", line))]
 
 
 def test_the_apps_own_providers_and_how_it_configured_the_others(run, monkeypatch, tmp_path):
@@ -200,10 +206,10 @@ def test_a_new_provider_passes_its_contract_once_it_is_filled_in(run, tmp_path):
     status, out, _ = run("providers", "new", "acme_corp", "--into", tmp_path)
     assert status == 0
     assert "pytest" in out
-    code, told = contract(tmp_path)
+    code, output = contract(tmp_path)
     assert code == 1
     for missing in ("title: give its name", "verified_on: ", "sources: "):  # each of them, without -v
-        assert re.search(f"^E +(AssertionError: )?{missing}", told, re.MULTILINE)
+        assert re.search(f"^E +(AssertionError: )?{missing}", output, re.MULTILINE)
     path = tmp_path / "acme_corp.py"
     text = path.read_text()
     for empty, filled in (

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from resilient.core.page_request import PageRequest
-from resilient.core.sync import Cursor
-from resilient.store import cursors
-from resilient.store.database import Database
+from resilient.core.sync.paging import PageRequest
+from resilient.core.sync.stream import Cursor
+from resilient.store import sync as cursors
+from resilient.store.db.database import Database
 from resilient.surface.cli import main
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

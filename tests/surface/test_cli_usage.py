@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,10 +17,11 @@ from rich.console import Console
 from sqlalchemy.exc import OperationalError
 from typer.main import get_command
 
-from resilient.core.errors import InvalidInput, NaiveDatetime
-from resilient.engine.heartbeat import code_version
+from resilient.core.base.errors import InvalidInput, NaiveDatetime
+from resilient.engine.run.heartbeat import code_version
+from resilient.surface.bench.command import app as benches
 from resilient.surface.cli import exits, main, root
-from resilient.surface.cli.filters import criteria_of, moment, tags_of, until
+from resilient.surface.cli.jobs import criteria_of, moment, tags_of, until
 from resilient.surface.cli.output import Output, Row
 
 
@@ -148,6 +150,11 @@ def test_neither_or_both(run):
             "a breaker policy has no 'streek', only streak, ratio",
         ),
         (["resources", "limit", "a", "--clear", "limit"], 2, "nothing to clear is called 'limit': a policy has limits"),
+        (
+            ["worker", "--except-kind", "mail.sned"],
+            2,
+            "no handler is declared for 'mail.sned'; those of this app are: none",
+        ),
         (["worker", "--log-level", "loud"], 2, "--log-level 'loud'"),
         (["enqueue", "nope", "-r", "a", "--delay", "10"], 2, "--delay '10' is not a length of time: write 90s"),
         (["resources", "pause", "a", "--for", "soon"], 2, "--for 'soon' is not a length of time: write 90s"),
@@ -162,8 +169,8 @@ def test_neither_or_both(run):
     ],
 )
 def test_wrong_usage_is_one_line(shop, run, arguments, status, says):
-    found, out, err = run("--app", "shop:app", *arguments)
-    assert (found, out) == (status, "")
+    code, out, err = run("--app", "shop:app", *arguments)
+    assert (code, out) == (status, "")
     assert err.startswith(f"error: {says}")
     assert err.count("\n") == 1
 
@@ -257,8 +264,8 @@ def test_the_doctor_says_once_what_a_missing_file_wants(run):
     ],
 )
 def test_a_database_that_does_not_answer(run, url, status, says):
-    found, out, err = run("--database", url, "jobs", "list")
-    assert (found, out) == (status, "")
+    code, out, err = run("--database", url, "jobs", "list")
+    assert (code, out) == (status, "")
     assert says in err
     assert "geheim" not in err
     assert err.count("\n") == 1
@@ -273,15 +280,15 @@ def test_unforeseen_errors_are_one_line_too(shop, run, monkeypatch):
     def fail(*_a, **_k):
         raise RuntimeError("boom\nsecond line")
 
-    monkeypatch.setattr("resilient.store.queries.page", fail)
-    monkeypatch.setattr("resilient.engine.jobs_api.queries.page", fail)
+    monkeypatch.setattr("resilient.store.jobs.queries.page", fail)
+    monkeypatch.setattr("resilient.engine.jobs.api.queries.page", fail)
     status, _, err = run("--app", "shop:app", "jobs", "list")
     assert (status, err) == (1, "error: RuntimeError: boom second line (--debug shows where)\n")
 
 
 def test_what_the_database_says_never_quotes_values():
-    said = Exception("no space left\nDETAIL: Key (payload)=(geheim)")
-    error = OperationalError("INSERT ...", {"p": "geheim"}, said)
+    message = Exception("no space left\nDETAIL: Key (payload)=(geheim)")
+    error = OperationalError("INSERT ...", {"p": "geheim"}, message)
     assert exits.line_of(error) == "the database refused: no space left"
     assert exits.status_of(error) == exits.DATABASE
 
@@ -318,7 +325,7 @@ def test_every_command_has_help_that_fits_80_columns(run, monkeypatch):
     import typer
 
     monkeypatch.setenv("COLUMNS", "80")
-    seen = 0
+    count = 0
     for path, command in commands(typer.main.get_command(root.cli)):
         if path and path[0] in root.OWN_OPTIONS:
             continue
@@ -332,8 +339,15 @@ def test_every_command_has_help_that_fits_80_columns(run, monkeypatch):
             assert "Exit status: 0 done; 1 it could not be done" in " ".join(out.split())
         else:
             assert "see `resilient --help`" in " ".join(out.split())
-        seen += 1
-    assert seen > 30
+        count += 1
+    assert count > 30
+
+
+def test_a_shell_completes_commands():
+    words = {"_RESILIENT_COMPLETE": "complete_bash", "COMP_WORDS": "resilient era", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "from resilient.surface.cli import main; main()"]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["erase"], "")
 
 
 def test_the_version_is_the_one_that_workers_report(run):
@@ -459,21 +473,22 @@ def test_a_file_gets_everything():
 
 ROOT = Path(__file__).parents[2]
 PRINTED = [
-    (page.name, found[1] or found[2])
+    (page.name, match[1] or match[2])
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for found in re.finditer(r"`(resilient [^`\n]+)`|^(?:\$ )?(resilient [^\n]+)$", page.read_text(), re.MULTILINE)
+    for match in re.finditer(r"`(resilient [^`\n]+)`|^(?:\$ )?(resilient [^\n]+)$", page.read_text(), re.MULTILINE)
 ]
 
 
 @pytest.mark.parametrize(("page", "line"), PRINTED)
 def test_every_command_that_the_pages_print_is_one(page, line):
+    line, _, _ = line.partition(" > ")  # into a file
     words = iter(shlex.split(re.sub(r"[\[\]]", "", line), comments=True)[1:])
     command, places = get_command(root.cli), 0
     options = {name: param for param in command.params for name in param.opts}
     for word in words:
         if hasattr(command, "commands") and not word.startswith("-"):
             assert word in command.commands, f"{page}: {line}"
-            command = command.commands[word]
+            command = get_command(benches) if word == "bench" else command.commands[word]  # it is imported when called
             options |= {name: param for param in command.params for name in param.opts}
         elif word.startswith("-"):
             assert command.ignore_unknown_options or word in options, f"{page}: {line}"
@@ -481,5 +496,5 @@ def test_every_command_that_the_pages_print_is_one(page, line):
                 next(words)
         else:
             places += 1
-    taken = [param.nargs for param in command.params if param.param_type_name == "argument"]
-    assert -1 in taken or places <= sum(taken), f"{page}: {line}"
+    counts = [param.nargs for param in command.params if param.param_type_name == "argument"]
+    assert -1 in counts or places <= sum(counts), f"{page}: {line}"

@@ -14,7 +14,7 @@ from resilient.surface.cli import main
 
 PROGRAM = """
     from resilient import Job, Resilient, handler
-    from resilient.core.errors import Permanent
+    from resilient.core.base.errors import Permanent
 
     @handler("charge")
     async def charge(job: Job[int]) -> str:
@@ -113,5 +113,5 @@ def test_enqueue_behind_others(run):
     shown = run("jobs", "show", third)
     assert f"It waits for job {first}" in shown
     assert "k (number 2)" in run("jobs", "show", second)
-    found = json.loads(run("jobs", "list", "--ordering-key", "k", "--json"))
-    assert {job["id"] for job in found["jobs"]} == {first, second}
+    listed = json.loads(run("jobs", "list", "--ordering-key", "k", "--json"))
+    assert {job["id"] for job in listed["jobs"]} == {first, second}

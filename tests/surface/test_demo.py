@@ -17,8 +17,9 @@ from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
-from resilient.surface.demo import accounts, command, contacts
-from resilient.surface.demo.contacts import Contact
+from resilient.surface.demo import accounts, command
+from resilient.surface.demo import run as demo_run
+from resilient.surface.demo.accounts import Contact
 from resilient.surface.demo.run import Options, run
 
 pytestmark = pytest.mark.slow
@@ -33,12 +34,13 @@ SHARES = (
     (accounts.LIMITED, "contacts", 10),
     (accounts.LIMITED, "leads", 9),
     (accounts.REVOKED, "contacts", 12),
+    (accounts.UNDECLARED, "contacts", 12),
 )
 
 
 @pytest.fixture
 def small(tmp_path):
-    """105 contacts, of which one address is impossible and one line is no contact."""
+    """117 contacts, of which one address is impossible and one line is no contact."""
     people = [
         Contact(id=f"{account}-{endpoint}-{n}", account=account, endpoint=endpoint, name="Ann", email=f"a{n}@b.example")
         for n in range(40)
@@ -46,7 +48,7 @@ def small(tmp_path):
         if n < count
     ]  # fmt: skip
     people[7].email = "nobody"
-    path = contacts.write(tmp_path / "small.csv", people)
+    path = accounts.write(tmp_path / "small.csv", people)
     with path.open("a") as file:
         file.write("x1,acme,contacts,,no-name@b.example\n")
     return path
@@ -62,8 +64,8 @@ def test_everything_promised_is_true(small, database_url, backend):
     text = io.StringIO()
     options = Options(csv=small, database=database_url, plain=True, limit=90, on_the_wire=2.0, trouble=TROUBLE)
     assert run(options, Console(file=text)), text.getvalue()
-    said = text.getvalue()
-    assert "left out: small.csv, line 107: no name" in said
+    output = text.getvalue()
+    assert "left out: small.csv, line 119: no name" in output
     for line in (
         "was killed with SIGKILL",
         "jobs of a dead worker rescued",
@@ -73,24 +75,27 @@ def test_everything_promised_is_true(small, database_url, backend):
         "the owner of crm/hooli connected it again",
         "Records read in from the accounts, once each: 100 of 100",
         "1 revoked and connected again",
-        "one for each contact that was pushed: 104 for 104 contacts",
-        "Events at the webhook, one for each row: 104 for 104 rows",
+        "one for each contact that was pushed: 116 for 116 contacts",
+        "Events at the webhook, one for each row: 116 for 116 rows",
         "Events out of order within an account: 0",
         "the webhook was away for 1.",
         "crm/globex said: come back later",
         "crm/umbrella/leads said: come back later",
-        "Every valid contact was delivered, once each: 104 of 104",
+        "Every valid contact was delivered, once each: 116 of 116",
         "Duplicates at the provider: 0",
         "Requests sent during a cooldown: 0",
         "1 dead, 1 refused",
+        "Requests refused by crm/vandelay, whose limit nobody declared: at most 10: ",
         "'nobody' is not an e-mail address",
         "Everything that was promised is true",
     ):
-        assert line in said, said
-    assert re.search(r"[1-9]\d* requests repeated one whose answer was lost; their keys were recognised", said), said
-    assert re.search(r"[1-9]\d* answers were 503, then the port was closed", said), said
-    assert "crm/umbrella said" not in said  # one endpoint is limited, the account flows
-    assert "FALSE" not in said
+        assert line in output, output
+    assert re.search(r"[1-9]\d* requests repeated one whose answer was lost; their keys were recognised", output), (
+        output
+    )
+    assert re.search(r"[1-9]\d* answers were 503, then the port was closed", output), output
+    assert "crm/umbrella said" not in output  # one endpoint is limited, the account flows
+    assert "FALSE" not in output
     if backend == "postgresql":
         assert schemas(database_url) == before
     else:
@@ -105,7 +110,7 @@ def deliver_twice(log):
 
 
 def test_a_false_claim_makes_the_exit_status_1(small, monkeypatch):
-    monkeypatch.setattr(command, "Options", partial(Options, trouble=TROUBLE, tamper=deliver_twice, limit=60))
+    monkeypatch.setattr(demo_run, "Options", partial(Options, trouble=TROUBLE, tamper=deliver_twice, limit=60))
     app = Typer()
     app.command()(command.demo)
     result = CliRunner().invoke(app, ["--csv", str(small), "--plain"])
@@ -123,27 +128,27 @@ def test_a_demo_that_cannot_run_says_why_with_status_2(tmp_path):
 
 
 def children(pid):
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in found.read_text().split()]
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_demo_leaves_no_process_behind(small, number):
     demo = subprocess.Popen(
-        [sys.executable, "-m", "resilient.surface.demo", "--csv", str(small), "--plain"],
+        [sys.executable, "-m", "resilient.surface.cli", "demo", "--csv", str(small), "--plain"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(small.parent)},
     )  # fmt: skip
     with demo:
         for line in demo.stdout:
             if b"of 1" in line:
                 break
-        mine = children(demo.pid)
-        assert len(mine) == 3
+        own = children(demo.pid)
+        assert len(own) == 3
         demo.send_signal(number)
         assert demo.wait(20) != 0
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in mine) and time.monotonic() < deadline:
+    while any(Path(f"/proc/{pid}").exists() for pid in own) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert [pid for pid in mine if Path(f"/proc/{pid}").exists()] == []
+    assert [pid for pid in own if Path(f"/proc/{pid}").exists()] == []
     assert number == signal.SIGKILL or list(small.parent.glob("resilient-demo-*")) == []

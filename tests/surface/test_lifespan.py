@@ -57,7 +57,7 @@ async def test_the_app_lives_as_long_as_the_server(make, database_url):
     server = make(app)
     for count in (1, 2):  # a server that is started again opens it anew
         async with production(server) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
-            assert app._ready
+            assert app.ground.tables.are_ready
             answer = await client.post("/")
             assert (answer.status_code, answer.json()["state"]) == (200, [])
             assert await app.jobs.count() == count

@@ -70,7 +70,7 @@ def test_times_are_told_to_the_second(shop, capsys):
         assert main(look) in (0, 1), look
         sys.modules.pop("odd_shop")  # one process runs one command
         printed[" ".join(look)] = capsys.readouterr().out
-    assert {look: found for look, out in printed.items() if (found := LONG.findall(out))} == {}
+    assert {look: times for look, out in printed.items() if (times := LONG.findall(out))} == {}
     shown = printed[f"jobs show {shop['stopped']}"]
     assert "is stopped by its cooldown until 2030-01-01 13:01:40 UTC" in shown
     assert "expires at 2030-01-01 12:01:01 UTC" in printed[f"jobs show {shop['late']}"]

@@ -16,8 +16,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.routing import Mount, Route
 
 from resilient import GrantState, InvalidInput, Resilient, SetupError, handler, web
-from resilient.engine.job import Job
-from resilient.store.secrets import new_key
+from resilient.engine.run.job import Job
+from resilient.store.accounts.secrets import new_key
 from tests.serving import serving
 
 KEY = new_key()

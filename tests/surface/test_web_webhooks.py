@@ -17,8 +17,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from resilient import Inbound, InvalidInput, Resilient, WebhookEvent, handler, providers_by_name, web
-from resilient.engine.job import Job
-from resilient.testing.fake import hooks
+from resilient.engine.run.job import Job
+from resilient.testing.fake import answers
 from tests import nursery
 from tests.serving import serving as server_of
 
@@ -114,7 +114,7 @@ async def test_a_flood_of_large_bodies_is_one_line_of_the_log(app, caplog):
 
 async def test_a_signed_address_is_the_one_the_world_sees(app):
     """HubSpot signs method, address and body; a proxy shows the server another host and scheme."""
-    sent = hooks.deliver(
+    sent = answers.deliver(
         HUBSPOT, f"{BASE}/hubspot?portal=7", [{"a": 1}], datetime.now(UTC), secret=SECRET, event="contact.creation"
     )
     async with serving(app) as client:
@@ -155,7 +155,7 @@ async def test_a_body_that_is_too_large_is_not_read_to_its_end(app, told):
 
 
 async def test_a_body_that_never_ends_is_given_up(app, monkeypatch):
-    monkeypatch.setattr("resilient.surface.web.webhooks.PATIENCE", 0.2)
+    monkeypatch.setattr("resilient.surface.web.routes.PATIENCE", 0.2)
     async with serving(app) as client:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"POST /webhooks/github HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -175,7 +175,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from resilient import Inbound, Kind, Resilient, providers_by_name, web
-from resilient.engine import webhooks
+from resilient.engine.events import webhooks
 
 url, secret, when = sys.argv[1:]
 store = webhooks._store

@@ -36,7 +36,7 @@ def broken(provider, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "sentence"),
     [
         ({"title": ""}, "title"),
         ({"base_url": ""}, "base_url"),
@@ -55,9 +55,9 @@ def broken(provider, **changes):
         ({"webhook": None, "auth": ()}, ""),
     ],
 )
-def test_facts(changes, told):
-    found = problems(broken(github.provider(), **changes), dialect("github"))
-    assert any(told in one for one in found) if told else found == []
+def test_facts(changes, sentence):
+    sentences = problems(broken(github.provider(), **changes), dialect("github"))
+    assert any(sentence in one for one in sentences) if sentence else sentences == []
 
 
 def test_a_host_per_account_must_be_declared():
@@ -70,15 +70,17 @@ def test_no_rule_may_be_lost(index):
     """Without one of its rules, GitHub's answers mean something else."""
     rules = list(github.GITHUB.errors.rules)
     del rules[index]
-    found = problems(broken(github.GITHUB, errors=replace(github.GITHUB.errors, rules=tuple(rules))), dialect("github"))
-    assert found != []
+    sentences = problems(
+        broken(github.GITHUB, errors=replace(github.GITHUB.errors, rules=tuple(rules))), dialect("github")
+    )
+    assert sentences != []
 
 
 def test_a_rule_without_a_sample_is_named():
     rules = (*github.GITHUB.errors.rules, Rule(FailureKind.CONFLICT, status=499))
-    found = problems(broken(github.GITHUB, errors=replace(github.GITHUB.errors, rules=rules)), dialect("github"))
-    assert [one for one in found if "499" in one] == found
-    assert found
+    sentences = problems(broken(github.GITHUB, errors=replace(github.GITHUB.errors, rules=rules)), dialect("github"))
+    assert [one for one in sentences if "499" in one] == sentences
+    assert sentences
 
 
 def test_a_permission_error_taken_for_a_throttle_is_found():
@@ -93,26 +95,28 @@ def test_a_wrong_wait_is_found():
         replace(rule, wait=Wait(fallback=5)) if rule.code == "TEN_SECONDLY_ROLLING" else rule
         for rule in hubspot.HUBSPOT.errors.rules
     )
-    found = problems(broken(hubspot.HUBSPOT, errors=replace(hubspot.HUBSPOT.errors, rules=rules)), dialect("hubspot"))
-    assert found == ["ten seconds: tells to wait 5 s, not 10"]
+    sentences = problems(
+        broken(hubspot.HUBSPOT, errors=replace(hubspot.HUBSPOT.errors, rules=rules)), dialect("hubspot")
+    )
+    assert sentences == ["ten seconds: tells to wait 5 s, not 10"]
 
 
 def test_a_wrong_scope_and_route_are_found():
     rules = tuple(replace(rule, scope=None) for rule in slack.SLACK.errors.rules)
     wrong = broken(slack.SLACK, errors=replace(slack.SLACK.errors, rules=rules), route=lambda _: ("x", 1))
-    found = problems(wrong, dialect("slack"))
-    assert any("concerns the account, not the endpoint" in one for one in found)
-    assert any("routed to 'x'" in one for one in found)
+    sentences = problems(wrong, dialect("slack"))
+    assert any("concerns the account, not the endpoint" in one for one in sentences)
+    assert any("routed to 'x'" in one for one in sentences)
 
 
 def test_a_dead_grant_that_is_not_known_is_found():
     oauth = replace(github.GITHUB.oauth, errors=Errors(code=("error",)))
-    found = problems(broken(github.GITHUB, auth=(oauth,)), dialect("github"))
-    assert any("used up: means transient, not auth" in one for one in found)
+    sentences = problems(broken(github.GITHUB, auth=(oauth,)), dialect("github"))
+    assert any("used up: means transient, not auth" in one for one in sentences)
 
 
 def test_empty_tables_are_not_enough():
-    found = problems(github.provider(), Dialect(throttled=(), refused=()))
+    sentences = problems(github.provider(), Dialect(throttled=(), refused=()))
     for part in (
         "throttled:",
         "refused:",
@@ -123,31 +127,31 @@ def test_empty_tables_are_not_enough():
         "pages:",
         "no sample is decided",
     ):
-        assert any(one.startswith(part) for one in found), part
+        assert any(one.startswith(part) for one in sentences), part
 
 
 def test_samples_in_the_wrong_group_are_found():
     no = Sample("no", 403, FailureKind.PERMANENT)
     wait = Sample("wait", 429, FailureKind.THROTTLED)
-    found = problems(
+    sentences = problems(
         github.provider(), Dialect(throttled=[no], refused=[wait], expired=[no], reset=[no], dead_grant=[no])
     )
     for part in ("throttled:", "refused:", "expired:", "reset:", "dead_grant:"):
-        assert any(one.startswith(part) for one in found), part
+        assert any(one.startswith(part) for one in sentences), part
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "sentence"),
     [
         ({"items": 99}, "records, not 99"),
         ({"resume": "x"}, "next pass begins"),
         ({"pages": ()}, "does not end"),
     ],
 )
-def test_pages(change, told):
+def test_pages(change, sentence):
     table = dialect("github")
     pages = [replace(one, **change) for one in table.pages]
-    assert any(told in one for one in problems(github.provider(), replace(table, pages=pages)))
+    assert any(sentence in one for one in problems(github.provider(), replace(table, pages=pages)))
 
 
 def test_pages_that_end_early():
@@ -166,9 +170,9 @@ def test_a_paginator_that_goes_round_is_found():
             return request.with_query(x=int(request.query("x") or 0) + 1)
 
     pages = Pages("list", github_page(), [page({"items": [], "n": 1}), page({"items": []})], items=0)
-    provider = broken(github.GITHUB, pagination={"list": Round(items="items", found="n", query="x")})
-    found = problems(provider, replace(dialect("github"), pages=[pages]))
-    assert any("goes round for ever" in one for one in found)
+    provider = broken(github.GITHUB, pagination={"list": Round(items="items", cursor="n", query="x")})
+    sentences = problems(provider, replace(dialect("github"), pages=[pages]))
+    assert any("goes round for ever" in one for one in sentences)
 
 
 def github_page():
@@ -192,8 +196,8 @@ def page(body):
     ],
 )
 def test_a_wrong_signature_scheme_is_found(webhook):
-    found = problems(broken(github.GITHUB, webhook=webhook), dialect("github"))
-    assert any(one.startswith("hook 1, a genuine one") for one in found)
+    sentences = problems(broken(github.GITHUB, webhook=webhook), dialect("github"))
+    assert any(one.startswith("hook 1, a genuine one") for one in sentences)
 
 
 def test_a_scheme_that_signs_nothing_of_the_body_is_refused():
@@ -205,7 +209,7 @@ GOOD = {"access_token": "a", "refresh_token": "r", "expires_in": 28800}
 
 
 @pytest.mark.parametrize(
-    ("token", "told"),
+    ("token", "sentence"),
     [
         (Token("good", GOOD, "a", "r", 28800), ""),
         (Token("other", GOOD, "b", "r", 28800), "its token is read as 'a', not 'b'"),
@@ -215,6 +219,6 @@ GOOD = {"access_token": "a", "refresh_token": "r", "expires_in": 28800}
         (Token("single", {"access_token": "a"}, "a"), "no refresh token"),
     ],
 )
-def test_good_tokens_are_read_as_they_should_be(token, told):
-    found = problems(github.provider(), replace(dialect("github"), tokens=[token]))
-    assert any(told in one for one in found) if told else found == []
+def test_good_tokens_are_read_as_they_should_be(token, sentence):
+    sentences = problems(github.provider(), replace(dialect("github"), tokens=[token]))
+    assert any(sentence in one for one in sentences) if sentence else sentences == []

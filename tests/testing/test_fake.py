@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from resilient import FailureKind, Limit, OAuth2, Provider, Rotation, Scope, SetupError, Signature, Webhook
-from resilient.core.webhook import verify
+from resilient.core.events.webhook import verify
 from resilient.testing import FakeClock, FakeProvider, Reply, provider_at
+from resilient.testing.fake.answers import fitting, put
 from resilient.testing.fake.meter import Window
-from resilient.testing.fake.shapes import fitting, put
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def bearer(account):
 
 def test_routes_and_the_log(make):
     fake, client = make(anonymous=True)
-    fake.on("POST /crm/*", lambda seen: {"id": "7", "said": seen.json["name"]})
+    fake.on("POST /crm/*", lambda request: {"id": "7", "said": request.json["name"]})
     fake.on("/plain", Reply(201, "text"))
     assert client.post("/crm/contacts?x=1", json={"name": "a"}).json() == {"id": "7", "said": "a"}
     assert (client.get("/plain").status_code, client.get("/nothing").status_code) == (201, 404)
@@ -69,7 +69,7 @@ def test_a_change_that_is_made_twice_is_counted(make):
     assert (len(fake.performed), fake.duplicates) == (3, 1)
 
 
-def test_an_idempotency_key_is_remembered_for_its_life(make, time):
+def test_an_idempotency_loginis_remembered_for_its_life(make, time):
     fake, client = make("stripe", anonymous=True)
     fake.on("POST /v1/charges", lambda _: {"id": f"ch_{len(fake.performed)}"})
     headers = {"Idempotency-Key": "k"}
@@ -125,12 +125,12 @@ def test_what_was_revoked_stays_so_after_a_new_consent(make):
     assert client.get("/x", headers=bearer(fake.account("one"))).status_code == 200
 
 
-def test_a_key_of_an_account_that_has_no_oauth(make):
+def test_a_loginof_an_account_that_has_no_oauth(make):
     fake, client = make("twilio")
     fake.on("*", {})
-    given = fake.account("one").key
-    assert client.get("/x", auth=(given["user"], given["password"])).status_code == 200
-    assert client.get("/x", auth=(given["user"], "wrong")).status_code == 401
+    login = fake.account("one").key
+    assert client.get("/x", auth=(login["user"], login["password"])).status_code == 200
+    assert client.get("/x", auth=(login["user"], "wrong")).status_code == 401
 
 
 def ask(client, fake, **fields):
@@ -233,25 +233,25 @@ def test_consent_by_code_and_verifier(make):
     fake, client = make("github")
     oauth = fake.provider.oauth
     fake.consents("acct-9")
-    asked = {"client_id": "client", "redirect_uri": "https://app.example.com/cb", "state": "s", "response_type": "code"}
-    asked |= {"code_challenge": create_s256_code_challenge("v" * 43), "code_challenge_method": "S256"}
+    query = {"client_id": "client", "redirect_uri": "https://app.example.com/cb", "state": "s", "response_type": "code"}
+    query |= {"code_challenge": create_s256_code_challenge("v" * 43), "code_challenge_method": "S256"}
 
     def code():
-        back = httpx.URL(client.get(oauth.authorize_url, params=asked).headers["location"])
+        back = httpx.URL(client.get(oauth.authorize_url, params=query).headers["location"])
         assert back.params["state"] == "s"
         return back.params["code"]
 
-    given = {"grant_type": "authorization_code", "redirect_uri": asked["redirect_uri"], "code_verifier": "v" * 43}
+    form = {"grant_type": "authorization_code", "redirect_uri": query["redirect_uri"], "code_verifier": "v" * 43}
     one = code()
-    good = ask(client, fake, code=one, **given).json()
+    good = ask(client, fake, code=one, **form).json()
     assert good["access_token"] == fake.account("acct-9").access_token
     for wrong in ({"code": one}, {"code": code(), "code_verifier": "x"}, {"code": code(), "redirect_uri": "https://e"}):
-        assert ask(client, fake, **{**given, **wrong}).status_code == 400
+        assert ask(client, fake, **{**form, **wrong}).status_code == 400
     assert (
-        ask(client, fake, code=code(), **given, client_secret="wrong").json()["error"] == "incorrect_client_credentials"
+        ask(client, fake, code=code(), **form, client_secret="wrong").json()["error"] == "incorrect_client_credentials"
     )
     fake.denies()
-    back = httpx.URL(client.get(oauth.authorize_url, params=asked).headers["location"])
+    back = httpx.URL(client.get(oauth.authorize_url, params=query).headers["location"])
     assert back.params["error"] == "access_denied"
 
 
@@ -304,7 +304,7 @@ def test_windows_slide():
     assert window.wait(1, 9.5) == pytest.approx(0.5)
     assert window.wait(3, 9.5) == pytest.approx(2.5)
     window.look(12)
-    assert window.left() == 3
+    assert window.remaining() == 3
 
 
 def test_too_many_at_once(make):

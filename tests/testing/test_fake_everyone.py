@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from resilient import FailureKind, Job, PageRequest, Resilient, Retry, Stream, handler, providers_by_name
-from resilient.core.paginators import GraphQLPages, Offset
+from resilient.core.sync.paginators import GraphQLPages, Offset
 from resilient.testing import FakeClock, FakeProvider, new_key
 
 NAMES = sorted(providers_by_name())
@@ -123,10 +123,10 @@ async def test_a_refused_cursor_starts_over(world):
     world.fake.records(world.path, ROWS, size=2)
     refused = []
 
-    def once(seen):
+    def once(request):
         """The second page's cursor is refused, once."""
-        listing = world.fake.log.where(path=seen.path)
-        return len(listing) == 2 and not refused and not refused.append(seen)
+        listing = world.fake.log.where(path=request.path)
+        return len(listing) == 2 and not refused and not refused.append(request)
 
     world.fake.fail_next(FailureKind.RESET_CURSOR, on=once)
     assert (await world.run(world.sync)).state.value == "succeeded"

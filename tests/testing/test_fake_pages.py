@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from resilient import Incremental, Job, OnePage, PageRequest, Provider, Resilient, Retry, Stream, handler
-from resilient.core.budgets import Fields
-from resilient.core.exchange import AnswerFacts
+from resilient.core.base.budgets import Fields
+from resilient.core.base.exchange import AnswerFacts
 from resilient.testing import FakeClock, FakeProvider
 
 ROWS = [{"id": str(n), "updated_at": f"2030-01-0{n}T00:00:00Z"} for n in range(1, 6)]
@@ -22,12 +22,12 @@ async def sync(clock, sqlite_url):
     apps = []
 
     async def sync(fake, stream):
-        seen = []
+        passes = []
 
         @handler("sync", retry=Retry(max_attempts=1))
         async def run(job: Job[None]) -> None:
             async for page in job.pages(stream):
-                seen.append((page.full, [one["id"] for one in page.items], page.deleted))
+                passes.append((page.full, [one["id"] for one in page.items], page.deleted))
                 async with job.checkpoint(page):
                     pass
 
@@ -37,7 +37,7 @@ async def sync(clock, sqlite_url):
         apps.append(app)
         done = await app.enqueue(run, resource_key=f"{fake.provider.name}/one")
         await app.worker().drain()
-        return (await app.jobs.get(done.id)), seen
+        return (await app.jobs.get(done.id)), passes
 
     yield sync
     for app in apps:
@@ -58,19 +58,19 @@ async def test_changes_deletions_and_a_refused_cursor(clock, sync):
         assert (await sync(fake, stream))[1] == [(False, ["2", "6"], []), (False, [], ["1"])]
         assert (await sync(fake, stream))[1] == [(False, [], [])]
         listed.refuse_cursors()
-        job, seen = await sync(fake, stream)
+        job, passes = await sync(fake, stream)
         assert job.state.value == "succeeded"
-        assert [one[0] for one in seen] == [True, True, True]
-        assert sorted(id_ for one in seen for id_ in one[1]) == ["2", "3", "4", "5", "6"]
+        assert [one[0] for one in passes] == [True, True, True]
+        assert sorted(id_ for one in passes for id_ in one[1]) == ["2", "3", "4", "5", "6"]
 
 
 async def test_pages_that_go_round_are_noticed(clock, sync):
     with FakeProvider("hubspot", clock=clock.now, anonymous=True) as fake:
         fake.records("/contacts", ROWS, size=2).loops = True
         stream = Stream("c", request=lambda: PageRequest("/contacts"), paginator=fake.provider.pagination["list"])
-        job, seen = await sync(fake, stream)
+        job, passes = await sync(fake, stream)
     assert job.finished_at is None or job.state.value == "dead"
-    assert 0 < len(seen) < 20
+    assert 0 < len(passes) < 20
     assert "page" in job.last_error or "records" in job.last_error
 
 
@@ -90,15 +90,15 @@ async def test_changes_since_a_time(clock, sync):
 
 def pages(fake, listed, request):
     """Every page by the list's own paginator."""
-    client, found = httpx.Client(transport=fake.transport), []
+    client, items = httpx.Client(transport=fake.transport), []
     request = listed.paginator.first(request)
-    while request is not None and len(found) < 20:
+    while request is not None and len(items) < 20:
         answer = client.request(request.method, request.url, json=request.body)
         body = answer.json() if answer.content else None
         read = listed.paginator.read(request, AnswerFacts(answer.status_code, Fields.of(answer.headers), body=body))
-        found.append([one["id"] for one in read.items])
+        items.append([one["id"] for one in read.items])
         request = read.next
-    return found
+    return items
 
 
 @pytest.mark.parametrize(

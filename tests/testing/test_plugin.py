@@ -59,7 +59,7 @@ def test_it_is_installed_with_the_package():
 async def test_drain_does_what_a_worker_does_beside_its_jobs(resilient_app, drain):
     from resilient import Alerting, Job, Schedule, handler
 
-    ran, told = [], []
+    ran, notices = [], []
 
     @handler("hourly")
     async def hourly(job: Job[None]) -> None:
@@ -69,13 +69,13 @@ async def test_drain_does_what_a_worker_does_beside_its_jobs(resilient_app, drai
     async def never(job: Job[None]) -> None: ...
 
     schedules = [Schedule(hourly, every="1h", resource_key="a/b"), Schedule(never, every="1h", resource_key="a/off")]
-    app = resilient_app(handlers=[hourly, never], schedules=schedules, alerts=Alerting(sinks=[told.append]))
+    app = resilient_app(handlers=[hourly, never], schedules=schedules, alerts=Alerting(sinks=[notices.append]))
     await drain(app)
     await app.resources.pause("a/off", reason="off")
     assert await drain(app, hours=10) == 10
     assert len(set(ran)) == 10
     await app.alerts._sinks.delivered()
-    assert {(one.alert.name, one.alert.subject) for one in told} == {("no_success", "never@a/off")}
+    assert {(one.alert.name, one.alert.subject) for one in notices} == {("no_success", "never@a/off")}
 
 
 async def test_a_worker_that_ended_says_so_instead_of_waiting_for_ever(sqlite_url):

@@ -29,7 +29,7 @@ from resilient import (
     handler,
     testing,
 )
-from resilient.wire.client import AsyncClient, Client
+from resilient.wire.requests.client import AsyncClient, Client
 
 
 class Mail(BaseModel):

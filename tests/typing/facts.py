@@ -8,12 +8,12 @@ OAuth2(token_url="https://x.example", client_auth="bogus")  # type: ignore[arg-t
 OAuth2(token_url="https://x.example", rotation="single_use")  # type: ignore[arg-type]
 OAuth2(token_url="https://x.example", flows=("code",))  # type: ignore[arg-type]
 OAuth2(token_url="https://x.example", zero_lifetime="never")  # type: ignore[arg-type]
-Incremental(style="token", query="q", found="f", taken="last_page", deletions="never")
-Incremental(style="token", query="q", found="f", taken="last")  # type: ignore[arg-type]
-Incremental(style="token", query="q", found="f", deletions="gone")  # type: ignore[arg-type]
-Incremental(style="cursor", query="q", found="f")  # type: ignore[arg-type]
-NextCursor(found="f", query="q", absent="empty")
-NextCursor(found="f", query="q", absent="none")  # type: ignore[arg-type]
+Incremental(style="token", query="q", cursor="f", source="last_page", deletions="never")
+Incremental(style="token", query="q", cursor="f", source="last")  # type: ignore[arg-type]
+Incremental(style="token", query="q", cursor="f", deletions="gone")  # type: ignore[arg-type]
+Incremental(style="cursor", query="q", cursor="f")  # type: ignore[arg-type]
+NextCursor(cursor="f", query="q", absent="empty")
+NextCursor(cursor="f", query="q", absent="none")  # type: ignore[arg-type]
 Signature(header="h", scheme="hmac-md5")  # type: ignore[arg-type]
 Signature(header="h", key="pem")  # type: ignore[arg-type]
 Webhook(token="t", challenge="ping")  # type: ignore[arg-type]

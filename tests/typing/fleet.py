@@ -43,6 +43,6 @@ async def schedules() -> None:
 async def resources() -> None:
     assert_type(await app.resources.close("github/*", rate="10/s", limit=5, stopped_before=timedelta(hours=1)), Changed)
     assert_type(app.sync.resources.pause("github/*", dry_run=True, stopped_after=datetime.now(UTC)), Changed)
-    await app.resources.close("github/*", speed=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await app.resources.close("github/*", speed=1)  # type: ignore[call-arg]
     assert_type(await app.streams.forget(pattern="github/*"), int)
     assert_type(app.sync.streams.forget("issues"), int)

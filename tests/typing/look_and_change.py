@@ -10,9 +10,18 @@ if TYPE_CHECKING:
     from sqlmodel import Session
 
     from resilient import Resilient
-    from resilient.core.changed import Cancelled, Changed, Edited, Retried
-    from resilient.core.records import AttemptInfo, Count, JobInfo, ResourceInfo, StoppedGroup
-    from resilient.core.why import Why
+    from resilient.core.inspect.why import Why
+    from resilient.core.jobs.records import (
+        AttemptInfo,
+        Cancelled,
+        Changed,
+        Count,
+        Edited,
+        JobInfo,
+        ResourceInfo,
+        Retried,
+        StoppedGroup,
+    )
 
 
 async def look(app: Resilient, session: AsyncSession) -> None:
@@ -24,8 +33,8 @@ async def look(app: Resilient, session: AsyncSession) -> None:
     assert_type(await app.jobs.why("id"), Why)
     assert_type(await app.resources.get("github/a"), ResourceInfo)
     assert_type(await app.resources.summary(), list[StoppedGroup])
-    await app.jobs.list(state=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await app.jobs.list(colour="red")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await app.jobs.list(state=7)  # type: ignore[arg-type]
+    await app.jobs.list(colour="red")  # type: ignore[call-arg]
 
 
 async def change(app: Resilient, session: AsyncSession) -> None:
@@ -43,4 +52,4 @@ def synchronously(app: Resilient, session: Session) -> None:
     assert_type(app.sync.jobs.list(limit=5, kind="mail.send"), list[JobInfo])
     assert_type(app.sync.jobs.retry(["id"], repeat_ambiguous=True), Retried)
     assert_type(app.sync.resources.why("github/a"), Why)
-    app.sync.jobs.list(limit="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.sync.jobs.list(limit="5")  # type: ignore[arg-type]

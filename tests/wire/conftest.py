@@ -1,4 +1,4 @@
-"""A real HTTP server on this machine that behaves as badly as asked, and a Conduct that writes down what it is told."""
+"""A real HTTP server on this machine that behaves as badly as asked, and hooks that write down their calls."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ import gzip
 import json
 import socket
 import struct
-import threading
 from datetime import UTC, datetime
 from urllib.parse import parse_qs
 
 import pytest
-import uvicorn
 
-from resilient.core.errors import ResourceStopped
-from resilient.core.provider import GENERIC, Provider
-from resilient.wire.client import build_async_client
-from resilient.wire.conduct import Permit
-from resilient.wire.pool import Pool, PoolSettings
-from resilient.wire.trail import Trail
+from resilient.core.base.errors import ResourceStopped
+from resilient.core.provider.facts import GENERIC, Provider
+from resilient.wire.requests.client import build_async_client
+from resilient.wire.requests.hooks import Permit
+from resilient.wire.requests.pool import Pool, PoolSettings
+from resilient.wire.requests.request_log import RequestLog
+from tests.serving import Server
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 
 
 class Recorder:
-    """A Conduct without an engine: its log is the order of what the wire asked."""
+    """`RequestHooks` without an engine: its log has the calls in their order."""
 
     def __init__(self, key="api/acct", base_key="job-1"):
         self.resource_key, self.base_key = key, base_key
         self.log = []
-        self.asked = []
+        self.requests = []
         self.answers = []
         self.failures = []
         self.marks = {}
@@ -50,34 +49,34 @@ class Recorder:
     def steps(self):
         return [step for step, *_ in self.log]
 
-    async def admit(self, asked):
-        self.asked.append(asked)
-        self.log.append(("admit", asked.key, asked.cost))
-        if self.stop_from is not None and len(self.asked) >= self.stop_from:
-            raise ResourceStopped(asked.key, "cooldown")
-        return Permit(asked, headers=dict(self.credentials), probing=self.probing)
+    async def admit(self, request):
+        self.requests.append(request)
+        self.log.append(("admit", request.key, request.cost))
+        if self.stop_from is not None and len(self.requests) >= self.stop_from:
+            raise ResourceStopped(request.key, "cooldown")
+        return Permit(request, headers=dict(self.credentials), probing=self.probing)
 
     async def mark(self, permit):
-        self.log.append(("mark", permit.asked.name))
+        self.log.append(("mark", permit.request.name))
         if self.on_mark is not None:
             raise self.on_mark
-        self.marks[permit.asked.name] = permit.asked.body_hash
+        self.marks[permit.request.name] = permit.request.body_hash
 
     def clear(self, permit, *, took_effect):
         self.effects.append(took_effect)
-        self.log.append(("clear", permit.asked.name))
-        del self.marks[permit.asked.name]
+        self.log.append(("clear", permit.request.name))
+        del self.marks[permit.request.name]
 
     def is_late(self, _permit):
         return bool(self.late)
 
     async def again(self, permit):
-        self.log.append(("again", permit.asked.name))
+        self.log.append(("again", permit.request.name))
         if (error := self.late.pop()) is not None:
             raise error
 
     def cut_off(self, permit):
-        self.log.append(("cut_off", permit.asked.name))
+        self.log.append(("cut_off", permit.request.name))
 
     async def answered(self, _permit, answer, failure):
         self.log.append(("answered", answer.status, failure and failure.kind))
@@ -88,7 +87,7 @@ class Recorder:
         self.failures.append(failure)
 
     def abandoned(self, permit):
-        self.log.append(("abandoned", permit.asked.name))
+        self.log.append(("abandoned", permit.request.name))
 
     async def connection(self, _account):
         return None
@@ -102,18 +101,18 @@ class Recorder:
 
 
 @pytest.fixture
-def conduct():
+def hooks():
     return Recorder()
 
 
 @pytest.fixture
-def client(conduct, pool, server):
+def client(hooks, pool, server):
     """``client(provider, pool=...)``: a job's client whose base URL is the server's."""
 
-    def build(provider=GENERIC, *, over=None, base_url=None, into=conduct):
-        trail = Trail(into, provider, base_url or "")
-        found = build_async_client(trail, over or pool, base_url or provider.base_url or server.url)
-        found.trail = trail
+    def build(provider=GENERIC, *, over=None, base_url=None, into=hooks):
+        request_log = RequestLog(into, provider, base_url or "")
+        found = build_async_client(request_log, over or pool, base_url or provider.base_url or server.url)
+        found.request_log = request_log
         return found
 
     return build
@@ -197,28 +196,9 @@ class App:
         await send({"type": "http.response.body", "body": content})
 
 
-class Running:
-    """A uvicorn server in a thread."""
-
-    def __init__(self):
-        self.app = App()
-        config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none")
-        self.server = uvicorn.Server(config)
-        self.socket = config.bind_socket()
-        self.port = self.socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.thread = threading.Thread(target=lambda: self.server.run(sockets=[self.socket]), daemon=True)
-        self.thread.start()
-
-    def stop(self):
-        self.server.should_exit = True
-        self.thread.join(10)
-        self.socket.close()
-
-
 @pytest.fixture(scope="module")
 def _server():
-    running = Running()
+    running = Server(App()).start()
     yield running
     running.stop()
 
@@ -231,7 +211,7 @@ def server(_server):
 
 @pytest.fixture(scope="module")
 def _stranger():
-    running = Running()
+    running = Server(App()).start()
     yield running
     running.stop()
 

@@ -11,7 +11,7 @@ from joserfc import jwt
 from joserfc.jwk import import_key
 
 from resilient import Credentials, OAuth2, SetupError
-from resilient.wire import assertion
+from resilient.wire.oauth import endpoints
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 KEYS = {
@@ -32,20 +32,20 @@ def oauth(**facts):
 def test_a_client_proves_itself_by_its_key(name):
     private, sort = KEYS[name]
     asked = oauth(client_auth="jwt", client_secret=pem(private), key_header={"kid": "k1", "x5t#S256": "thumb"})
-    made = assertion.client_assertion(asked, NOW)
+    made = endpoints.client_assertion(asked, NOW)
     read = jwt.decode(made["client_assertion"], import_key(pem(private), sort), algorithms=[name])
     assert read.header == {"alg": name, "typ": "JWT", "kid": "k1", "x5t#S256": "thumb"}
     at = int(NOW.timestamp())
     jti = read.claims.pop("jti")
     assert read.claims == {"iss": "app", "sub": "app", "aud": asked.token_url, "iat": at, "exp": at + 300}
-    again = assertion.client_assertion(asked, NOW)
+    again = endpoints.client_assertion(asked, NOW)
     assert jwt.decode(again["client_assertion"], import_key(pem(private), sort), algorithms=[name]).claims["jti"] != jti
 
 
 def test_a_service_account_and_the_user_it_acts_for():
     private, sort = KEYS["RS256"]
     account = Credentials(refresh_token=pem(private), user="robot@x", values={"subject": "ann@x", "key_id": "k2"})
-    made = assertion.grant_assertion(oauth(scopes=("a", "b")), account, NOW)
+    made = endpoints.grant_assertion(oauth(scopes=("a", "b")), account, NOW)
     assert made["grant_type"] == "urn:ietf:params:oauth:grant-type:jwt-bearer"
     read = jwt.decode(made["assertion"], import_key(pem(private), sort), algorithms=["RS256"])
     assert (read.claims["iss"], read.claims["sub"], read.claims["scope"]) == ("robot@x", "ann@x", "a b")
@@ -65,5 +65,5 @@ def test_a_service_account_and_the_user_it_acts_for():
 )
 def test_what_is_no_key(key):
     with pytest.raises(SetupError, match="no private key") as raised:
-        assertion.sign({}, key, {}, "the private key of idp/a")
+        endpoints.sign({}, key, {}, "the private key of idp/a")
     assert "canary" not in str(raised.value)

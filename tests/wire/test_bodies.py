@@ -10,14 +10,12 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from resilient.core.auth import OAuth2
-from resilient.wire import decoding
-from resilient.wire.client import build_client
-from resilient.wire.decoding import Decoder, DecodingError, Intake
-from resilient.wire.failures import AnswerTooLarge
-from resilient.wire.oauth import TokenClient
-from resilient.wire.pool import Pool, PoolSettings
-from resilient.wire.trail import Trail
+from resilient.core.provider.auth import OAuth2
+from resilient.wire.oauth.endpoints import TokenClient
+from resilient.wire.requests.answer import PIECE, AnswerTooLarge, Decoder, DecodingError, Intake
+from resilient.wire.requests.client import build_client
+from resilient.wire.requests.pool import Pool, PoolSettings
+from resilient.wire.requests.request_log import RequestLog
 
 MIB = 1024 * 1024
 NESTED = gzip.compress(gzip.compress(bytes(64 * MIB)))  # 64 MiB in less than a kilobyte
@@ -78,10 +76,12 @@ async def test_one_coding_is_decoded_no_further_than_the_bound(client, rude):
     assert peak.bytes < 4 * MIB  # the pool's bound is 1 MB
 
 
-async def test_threads_are_kept_from_it_as_well(conduct, rude):
+async def test_threads_are_kept_from_it_as_well(hooks, rude):
     loop = asyncio.get_running_loop()
     pool = Pool(PoolSettings(largest=1_000_000, tries=1))
-    over = build_client(Trail(conduct), pool, lambda c: asyncio.run_coroutine_threadsafe(c, loop).result(), "http://x")
+    over = build_client(
+        RequestLog(hooks), pool, lambda c: asyncio.run_coroutine_threadsafe(c, loop).result(), "http://x"
+    )
     for body, coding, error in ((NESTED, (b"gzip, gzip",), DecodingError), (SINGLE, (b"gzip",), AnswerTooLarge)):
         async with rude(answering(body, coding)) as (url, _):
             with Peak() as peak, pytest.raises(error):
@@ -94,7 +94,7 @@ async def test_a_stream_comes_in_small_pieces(client, rude):
     async with rude(answering(SINGLE, (b"gzip",))) as (url, _), client().stream("GET", url) as response:
         sizes = [len(part) async for part in response.aiter_bytes()]
     assert sum(sizes) == 50 * MIB
-    assert max(sizes) <= decoding.PIECE
+    assert max(sizes) <= PIECE
 
 
 @pytest.mark.parametrize(("body", "coding"), [(NESTED, (b"gzip, gzip",)), (SINGLE, (b"gzip",)), (b"{}", (b"br",))])

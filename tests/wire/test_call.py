@@ -7,14 +7,13 @@ import threading
 import httpx
 import pytest
 
-from resilient.core.errors import InvalidInput, JobFailure, LostLease, ResourceStopped
-from resilient.core.failure import FailureKind as K
-from resilient.core.provider import GENERIC, Idempotency, Provider
-from resilient.core.rules import Errors, Rule
-from resilient.wire.call import AsyncCall, SyncCall
-from resilient.wire.client import build_client
-from resilient.wire.names import derive
-from resilient.wire.trail import Trail
+from resilient.core.base.errors import FailureKind as K
+from resilient.core.base.errors import InvalidInput, JobFailure, LostLease, ResourceStopped
+from resilient.core.provider.facts import GENERIC, Idempotency, Provider
+from resilient.core.provider.rules import Errors, Rule
+from resilient.wire.requests.call import AsyncCall, SyncCall
+from resilient.wire.requests.client import build_client
+from resilient.wire.requests.request_log import RequestLog, derive
 
 URL = "https://api.example.com/v1/things"
 DECLARED = Provider(
@@ -25,35 +24,35 @@ DECLARED = Provider(
 )
 
 
-async def test_a_reported_answer(conduct):
-    trail = Trail(conduct)
-    async with AsyncCall(trail, "get", URL, cost=3) as one:
+async def test_a_reported_answer(hooks):
+    request_log = RequestLog(hooks)
+    async with AsyncCall(request_log, "get", URL, cost=3) as one:
         assert one.headers == {}
         assert one.report(200, {"X-RateLimit-Remaining": "4"}, b"{}") is None
         one.raise_for_failure()
-    assert conduct.log == [("admit", "api/acct", 3), ("answered", 200, None)]
-    assert conduct.answers[0][0].budgets[0].remaining == 4
+    assert hooks.log == [("admit", "api/acct", 3), ("answered", 200, None)]
+    assert hooks.answers[0][0].budgets[0].remaining == 4
 
 
-async def test_a_refusal_comes_before_the_block(conduct):
-    conduct.stop_from = 1
+async def test_a_refusal_comes_before_the_block(hooks):
+    hooks.stop_from = 1
     with pytest.raises(ResourceStopped):
-        async with AsyncCall(Trail(conduct), "GET", URL):
+        async with AsyncCall(RequestLog(hooks), "GET", URL):
             pytest.fail("not admitted")
 
 
-async def test_credentials_and_key_are_the_blocks_to_send(conduct):
-    conduct.credentials = {"Authorization": "Bearer canary"}
-    trail = Trail(conduct, DECLARED)
-    async with AsyncCall(trail, "POST", URL) as one:
+async def test_credentials_and_key_are_the_blocks_to_send(hooks):
+    hooks.credentials = {"Authorization": "Bearer canary"}
+    request_log = RequestLog(hooks, DECLARED)
+    async with AsyncCall(request_log, "POST", URL) as one:
         assert one.headers == {
             "Authorization": "Bearer canary", "Idempotency-Key": derive("job-1", "POST /v1/things #1"),
         }  # fmt: skip
         one.report(201)
-    async with AsyncCall(trail, "POST", "https://evil.test/v1/things") as one:
+    async with AsyncCall(request_log, "POST", "https://evil.test/v1/things") as one:
         assert one.headers == {}
         one.report(201)
-    assert conduct.steps == ["admit", "answered", "admit", "mark", "clear"]
+    assert hooks.steps == ["admit", "answered", "admit", "mark", "clear"]
 
 
 @pytest.mark.parametrize(
@@ -64,19 +63,19 @@ async def test_credentials_and_key_are_the_blocks_to_send(conduct):
         "https://api.example.com%2f@evil.test/", "https://api.example.com:443@evil.test/", "https://\u0430pi.example.com/v1",
     ],
 )  # fmt: skip
-async def test_no_spelling_of_a_stranger_gets_credentials(conduct, url):
-    conduct.credentials = {"Authorization": "Bearer canary"}
+async def test_no_spelling_of_a_stranger_gets_credentials(hooks, url):
+    hooks.credentials = {"Authorization": "Bearer canary"}
     headers = {}
     with contextlib.suppress(InvalidInput):
-        async with AsyncCall(Trail(conduct, DECLARED), "GET", url) as one:
+        async with AsyncCall(RequestLog(hooks, DECLARED), "GET", url) as one:
             headers = one.headers
             one.report(200)
     assert headers == {}
 
 
-async def test_a_key_as_a_parameter(conduct):
+async def test_a_key_as_a_parameter(hooks):
     provider = Provider(name="api", base_url="https://api.example.com", idempotency=Idempotency(query="requestid"))
-    async with AsyncCall(Trail(conduct, provider), "POST", URL + "?a=1", op="bill") as one:
+    async with AsyncCall(RequestLog(hooks, provider), "POST", URL + "?a=1", op="bill") as one:
         assert one.url == f"{URL}?a=1&requestid={derive('job-1', 'bill')}"
         assert one.headers == {}
         one.report(200)
@@ -85,64 +84,64 @@ async def test_a_key_as_a_parameter(conduct):
 @pytest.mark.parametrize(
     "body", ['{"ok": false, "error": "nope"}', b'{"ok": false, "error": "nope"}', {"ok": False, "error": "nope"}]
 )
-async def test_a_dialect_reads_the_reported_body(conduct, body):
-    trail = Trail(conduct, DECLARED)
-    async with AsyncCall(trail, "POST", URL) as one:
+async def test_a_dialect_reads_the_reported_body(hooks, body):
+    request_log = RequestLog(hooks, DECLARED)
+    async with AsyncCall(request_log, "POST", URL) as one:
         failure = one.report(200, (), body)
         assert (failure.kind, failure.code) == (K.PERMANENT, "nope")
         with pytest.raises(JobFailure, match="permanent"):
             one.raise_for_failure()
-    assert conduct.log[-1] == ("answered", 200, K.PERMANENT)
-    assert trail.last_failure is failure
+    assert hooks.log[-1] == ("answered", 200, K.PERMANENT)
+    assert request_log.last_failure is failure
 
 
 @pytest.mark.parametrize("body", [None, "", "<html>", b"\xff\xfe", "{", 5, "[" * 100_000])
-async def test_any_body_may_be_reported(conduct, body):
-    async with AsyncCall(Trail(conduct, DECLARED), "GET", URL) as one:
+async def test_any_body_may_be_reported(hooks, body):
+    async with AsyncCall(RequestLog(hooks, DECLARED), "GET", URL) as one:
         assert one.report(500, {}, body).kind is K.TRANSIENT
 
 
-async def test_marks_around_the_block(conduct):
-    async with AsyncCall(Trail(conduct), "POST", URL, op="create") as one:
-        assert conduct.marks == {"create": None}
+async def test_marks_around_the_block(hooks):
+    async with AsyncCall(RequestLog(hooks), "POST", URL, op="create") as one:
+        assert hooks.marks == {"create": None}
         one.report(201)
-    assert conduct.steps == ["admit", "mark", "answered", "clear"]
-    conduct.on_mark = LostLease("gone")
+    assert hooks.steps == ["admit", "mark", "answered", "clear"]
+    hooks.on_mark = LostLease("gone")
     with pytest.raises(LostLease):
-        async with AsyncCall(Trail(conduct), "POST", URL):
+        async with AsyncCall(RequestLog(hooks), "POST", URL):
             pytest.fail("not marked")
-    assert conduct.steps[-1] == "abandoned"
+    assert hooks.steps[-1] == "abandoned"
 
 
-async def test_an_exception_of_a_client_is_its_outcome(conduct):
+async def test_an_exception_of_a_client_is_its_outcome(hooks):
     class ReadTimeout(Exception):
         pass
 
     ReadTimeout.__module__ = "requests.exceptions"
     with pytest.raises(ReadTimeout):
-        async with AsyncCall(Trail(conduct), "POST", URL):
+        async with AsyncCall(RequestLog(hooks), "POST", URL):
             raise ReadTimeout
-    assert conduct.log[-1] == ("failed", K.AMBIGUOUS, "read_timeout")
-    assert len(conduct.marks) == 1
+    assert hooks.log[-1] == ("failed", K.AMBIGUOUS, "read_timeout")
+    assert len(hooks.marks) == 1
     with pytest.raises(TimeoutError):
-        async with AsyncCall(Trail(conduct), "GET", URL):
+        async with AsyncCall(RequestLog(hooks), "GET", URL):
             raise TimeoutError
-    assert conduct.log[-1] == ("failed", K.TRANSIENT, "no_answer")
+    assert hooks.log[-1] == ("failed", K.TRANSIENT, "no_answer")
 
 
-async def test_the_users_own_mistake_in_the_block_is_neutral_and_the_mark_stands(conduct):
+async def test_the_users_own_mistake_in_the_block_is_neutral_and_the_mark_stands(hooks):
     with pytest.raises(KeyError):
-        async with AsyncCall(Trail(conduct), "POST", URL):
+        async with AsyncCall(RequestLog(hooks), "POST", URL):
             raise KeyError("x")
-    assert conduct.steps == ["admit", "mark", "abandoned"]
-    assert len(conduct.marks) == 1
+    assert hooks.steps == ["admit", "mark", "abandoned"]
+    assert len(hooks.marks) == 1
 
 
-async def test_a_call_nobody_knows_the_outcome_of_keeps_its_key_when_it_is_made_again(conduct):
-    trail, keys = Trail(conduct, DECLARED), []
+async def test_a_call_nobody_knows_the_outcome_of_keeps_its_key_when_it_is_made_again(hooks):
+    request_log, keys = RequestLog(hooks, DECLARED), []
     for error in (KeyError, None):
         with contextlib.suppress(KeyError):
-            async with AsyncCall(trail, "POST", URL) as one:
+            async with AsyncCall(request_log, "POST", URL) as one:
                 keys.append(one.headers["Idempotency-Key"])
                 if error is not None:
                     raise error
@@ -150,37 +149,37 @@ async def test_a_call_nobody_knows_the_outcome_of_keeps_its_key_when_it_is_made_
     assert keys == [derive("job-1", "POST /v1/things #1")] * 2
 
 
-async def test_a_block_that_reports_nothing_is_refused(conduct):
+async def test_a_block_that_reports_nothing_is_refused(hooks):
     with pytest.raises(InvalidInput, match=r"call\.report"):
-        async with AsyncCall(Trail(conduct), "GET", URL + "?key=canary"):
+        async with AsyncCall(RequestLog(hooks), "GET", URL + "?key=canary"):
             pass
-    assert conduct.steps == ["admit", "abandoned"]
+    assert hooks.steps == ["admit", "abandoned"]
 
 
-async def test_a_cancelled_block_is_abandoned(conduct):
+async def test_a_cancelled_block_is_abandoned(hooks):
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05), AsyncCall(Trail(conduct), "POST", URL):
+        async with asyncio.timeout(0.05), AsyncCall(RequestLog(hooks), "POST", URL):
             await asyncio.sleep(1)
-    assert conduct.steps == ["admit", "mark", "abandoned"]
+    assert hooks.steps == ["admit", "mark", "abandoned"]
 
 
-async def test_refused_credentials_are_refreshed_for_the_next_call(conduct):
-    conduct.credentials = {"Authorization": "Bearer stale"}
-    conduct.refreshes = [{"Authorization": "Bearer fresh"}]
-    trail = Trail(conduct, DECLARED)
-    async with AsyncCall(trail, "GET", URL) as one:
+async def test_refused_credentials_are_refreshed_for_the_next_call(hooks):
+    hooks.credentials = {"Authorization": "Bearer stale"}
+    hooks.refreshes = [{"Authorization": "Bearer fresh"}]
+    request_log = RequestLog(hooks, DECLARED)
+    async with AsyncCall(request_log, "GET", URL) as one:
         one.report(401)
-    assert conduct.log[-1] == ("answered", 401, None)
-    async with AsyncCall(trail, "GET", URL) as one:
+    assert hooks.log[-1] == ("answered", 401, None)
+    async with AsyncCall(request_log, "GET", URL) as one:
         assert one.headers["Authorization"] == "Bearer fresh"
         one.report(401)
-    assert conduct.log[-1] == ("answered", 401, K.AUTH)
+    assert hooks.log[-1] == ("answered", 401, K.AUTH)
 
 
 @pytest.mark.parametrize("url", ["/relative", "ftp://x/y", "https://"])
-async def test_a_url_has_to_be_absolute(conduct, url):
+async def test_a_url_has_to_be_absolute(hooks, url):
     with pytest.raises(InvalidInput, match="absolute"):
-        AsyncCall(Trail(conduct), "GET", url)
+        AsyncCall(RequestLog(hooks), "GET", url)
 
 
 # -- threads -------------------------------------------------------------------------------------------------
@@ -192,33 +191,33 @@ def bridge():
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
+    yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()
 
 
 @pytest.fixture
-def sync_client(conduct, server, bridge):
-    from resilient.wire.pool import Pool, PoolSettings
+def sync_client(hooks, server, bridge):
+    from resilient.wire.requests.pool import Pool, PoolSettings
 
     pool = Pool(PoolSettings(read=2, error_whole=0.5, tries=2, largest=1_000_000))
-    yield lambda provider=GENERIC: build_client(Trail(conduct, provider), pool, bridge, server.url)
+    yield lambda provider=GENERIC: build_client(RequestLog(hooks, provider), pool, bridge, server.url)
     pool.close()
 
 
-def test_a_call_in_a_thread(conduct, bridge):
-    with SyncCall(Trail(conduct), bridge, "POST", URL) as one:
+def test_a_call_in_a_thread(hooks, bridge):
+    with SyncCall(RequestLog(hooks), bridge, "POST", URL) as one:
         one.report(429, {"Retry-After": "9"})
-    assert conduct.steps == ["admit", "mark", "answered", "clear"]
-    with pytest.raises(InvalidInput), SyncCall(Trail(conduct), bridge, "GET", URL):
+    assert hooks.steps == ["admit", "mark", "answered", "clear"]
+    with pytest.raises(InvalidInput), SyncCall(RequestLog(hooks), bridge, "GET", URL):
         pass
 
 
-def test_the_client_of_a_thread(sync_client, conduct, server):
+def test_the_client_of_a_thread(sync_client, hooks, server):
     api = sync_client()
     assert api.post("/x", json={"a": 1}).json() == {"ok": True}
-    assert conduct.steps == ["admit", "mark", "answered", "clear"]
+    assert hooks.steps == ["admit", "mark", "answered", "clear"]
     failed = api.get("/x?status=503&h=retry-after:30")
     assert failed.extensions["resilient"].retry_in == 30
     with pytest.raises(httpx.HTTPStatusError):
@@ -238,8 +237,8 @@ def test_bounds_in_a_thread(sync_client, server):
     assert len(sync_client().get("/bomb?status=422").content) == 64 * 1024
 
 
-async def test_a_dripping_error_in_a_thread(conduct, bridge, rude):
-    from resilient.wire.pool import Pool, PoolSettings
+async def test_a_dripping_error_in_a_thread(hooks, bridge, rude):
+    from resilient.wire.requests.pool import Pool, PoolSettings
 
     async def behave(reader, writer):
         writer.write(b"HTTP/1.1 503 Oops\r\n\r\nbeginning")
@@ -248,7 +247,7 @@ async def test_a_dripping_error_in_a_thread(conduct, bridge, rude):
 
     pool = Pool(PoolSettings(error_whole=0.3, tries=1))
     async with rude(behave) as (url, _):
-        api = build_client(Trail(conduct), pool, bridge, url)
+        api = build_client(RequestLog(hooks), pool, bridge, url)
         response = await asyncio.to_thread(api.get, "/", timeout=10)
         assert response.content == b"beginning"
         assert response.elapsed.total_seconds() < 30
@@ -256,7 +255,7 @@ async def test_a_dripping_error_in_a_thread(conduct, bridge, rude):
     pool.close()
 
 
-def test_a_fault_in_a_thread(sync_client, conduct, closed_port):
+def test_a_fault_in_a_thread(sync_client, hooks, closed_port):
     with pytest.raises(httpx.ConnectError):
         sync_client().get(f"http://127.0.0.1:{closed_port}/")
-    assert conduct.steps == ["admit", "failed"] * 2
+    assert hooks.steps == ["admit", "failed"] * 2

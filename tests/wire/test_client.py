@@ -6,13 +6,21 @@ import json
 import httpx
 import pytest
 
-from resilient.core.errors import InvalidInput, JobFailure, LostLease, Permanent, ResourceStopped, Throttled, Transient
-from resilient.core.exchange import AnswerFacts
-from resilient.core.failure import FailureKind as K
-from resilient.core.provider import Idempotency
-from resilient.core.rules import Errors, Rule
-from resilient.wire.failures import FailedAnswer
-from resilient.wire.names import derive
+from resilient.core.base.errors import FailureKind as K
+from resilient.core.base.errors import (
+    InvalidInput,
+    JobFailure,
+    LostLease,
+    Permanent,
+    ResourceStopped,
+    Throttled,
+    Transient,
+)
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.provider.facts import Idempotency
+from resilient.core.provider.rules import Errors, Rule
+from resilient.wire.requests.answer import FailedAnswer
+from resilient.wire.requests.request_log import derive
 
 SLACKISH = Errors(code=("error",), rules=(Rule(K.PERMANENT, status=200, where={"ok": False}),))
 
@@ -20,65 +28,65 @@ SLACKISH = Errors(code=("error",), rules=(Rule(K.PERMANENT, status=200, where={"
 # -- the order of things -------------------------------------------------------------------------------------
 
 
-async def test_a_get_is_admitted_sent_and_reported(client, conduct, server):
+async def test_a_get_is_admitted_sent_and_reported(client, hooks, server):
     response = await client().get("/x")
     assert response.json() == {"ok": True}
     assert response.extensions["resilient"] is None
-    assert conduct.log == [("admit", "api/acct", 1.0), ("answered", 200, None)]
+    assert hooks.log == [("admit", "api/acct", 1.0), ("answered", 200, None)]
 
 
-async def test_a_refusal_comes_before_any_io(client, conduct, server):
-    conduct.stop_from = 1
+async def test_a_refusal_comes_before_any_io(client, hooks, server):
+    hooks.stop_from = 1
     with pytest.raises(ResourceStopped):
         await client().get("/x")
     assert server.app.seen == []
-    assert conduct.steps == ["admit"]
+    assert hooks.steps == ["admit"]
 
 
-async def test_a_post_without_a_key_is_marked_before_it_is_sent_and_cleared_by_the_answer(client, conduct, server):
+async def test_a_post_without_a_key_is_marked_before_it_is_sent_and_cleared_by_the_answer(client, hooks, server):
     api = client()
     await api.post("/charges", json={"a": 1})
-    assert conduct.steps == ["admit", "mark", "answered", "clear"]
-    assert conduct.log[1] == ("mark", "POST /charges #1")
-    assert conduct.marks == {}
-    asked = conduct.asked[0]
+    assert hooks.steps == ["admit", "mark", "answered", "clear"]
+    assert hooks.log[1] == ("mark", "POST /charges #1")
+    assert hooks.marks == {}
+    asked = hooks.requests[0]
     assert (asked.repeatable, asked.needs_mark, len(asked.body_hash)) == (False, True, 64)
 
 
-async def test_nothing_is_sent_if_the_mark_cannot_be_made(client, conduct, server):
-    conduct.on_mark = LostLease("gone")
+async def test_nothing_is_sent_if_the_mark_cannot_be_made(client, hooks, server):
+    hooks.on_mark = LostLease("gone")
     with pytest.raises(LostLease):
         await client().post("/charges")
     assert server.app.seen == []
-    assert conduct.steps == ["admit", "mark", "abandoned"]
+    assert hooks.steps == ["admit", "mark", "abandoned"]
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
-async def test_idempotent_methods_need_no_mark(client, conduct, method):
+async def test_idempotent_methods_need_no_mark(client, hooks, method):
     await client().request(method, "/x")
-    assert "mark" not in conduct.steps
+    assert "mark" not in hooks.steps
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH", "MKCOL"])
-async def test_other_methods_do(client, conduct, method):
+async def test_other_methods_do(client, hooks, method):
     await client().request(method, "/x")
-    assert "mark" in conduct.steps
+    assert "mark" in hooks.steps
 
 
-async def test_the_callers_word_wins_over_the_method(client, conduct):
+async def test_the_callers_word_wins_over_the_method(client, hooks):
     api = client()
     await api.post("/search", extensions={"idempotent": True})
-    assert "mark" not in conduct.steps
+    assert "mark" not in hooks.steps
     await api.put("/counter", extensions={"idempotent": False})
-    assert conduct.steps[-4:] == ["admit", "mark", "answered", "clear"]
+    assert hooks.steps[-4:] == ["admit", "mark", "answered", "clear"]
 
 
-async def test_a_providers_reads_need_no_mark(client, conduct, provider):
+async def test_a_providers_reads_need_no_mark(client, hooks, provider):
     api = client(provider(reads=("POST /v1/*/query",)))
     await api.post("/v1/db/query")
-    assert conduct.steps == ["admit", "answered"]
+    assert hooks.steps == ["admit", "answered"]
     await api.post("/v1/db")
-    assert "mark" in conduct.steps
+    assert "mark" in hooks.steps
 
 
 async def test_what_only_reads_gets_no_key_unless_one_is_given(client, provider, server):
@@ -89,16 +97,16 @@ async def test_what_only_reads_gets_no_key_unless_one_is_given(client, provider,
     assert server.app.seen.named("idempotency-key") == [None, None, "k"]
 
 
-async def test_a_cancelled_request_is_abandoned_and_its_mark_stands(client, conduct):
+async def test_a_cancelled_request_is_abandoned_and_its_mark_stands(client, hooks):
     api = client()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await api.post("/x?sleep=5")
-    assert conduct.steps == ["admit", "mark", "abandoned"]
-    assert list(conduct.marks) == ["POST /x #1"]
+    assert hooks.steps == ["admit", "mark", "abandoned"]
+    assert list(hooks.marks) == ["POST /x #1"]
 
 
-async def test_routes_and_costs(client, conduct, provider):
+async def test_routes_and_costs(client, hooks, provider):
     api = client(provider(
         route=lambda asked: ("search", 5.0) if asked.path == "/search" else ("", 1.0),
         cost=lambda answer: float(answer.headers["x-cost"]) if "x-cost" in answer.headers else None,
@@ -106,20 +114,24 @@ async def test_routes_and_costs(client, conduct, provider):
     await api.get("/search?h=x-cost:7.5")
     await api.get("/other")
     await api.get("/search", extensions={"cost": 2})
-    assert [(a.key, a.cost) for a in conduct.asked] == [("api/acct/search", 5), ("api/acct", 1), ("api/acct/search", 2)]
-    assert [answer.cost for answer, _ in conduct.answers] == [7.5, None, None]
+    assert [(a.key, a.cost) for a in hooks.requests] == [
+        ("api/acct/search", 5),
+        ("api/acct", 1),
+        ("api/acct/search", 2),
+    ]
+    assert [answer.cost for answer, _ in hooks.answers] == [7.5, None, None]
 
 
-async def test_a_job_of_the_endpoint_is_not_sent_below_itself(client, conduct, provider):
-    conduct.resource_key = "api/acct/search"
+async def test_a_job_of_the_endpoint_is_not_sent_below_itself(client, hooks, provider):
+    hooks.resource_key = "api/acct/search"
     await client(provider(route=lambda _: ("search", 1.0))).get("/search")
     await client(provider(route=lambda _: ("other", 1.0))).get("/other")
-    assert [a.key for a in conduct.asked] == ["api/acct/search", "api/acct/other"]
+    assert [a.key for a in hooks.requests] == ["api/acct/search", "api/acct/other"]
 
 
-async def test_budgets_are_read_off_every_answer(client, conduct):
+async def test_budgets_are_read_off_every_answer(client, hooks):
     await client().get("/x?h=x-ratelimit-remaining:7|x-ratelimit-limit:100|x-ratelimit-reset:60")
-    (budget,) = conduct.answers[0][0].budgets
+    (budget,) = hooks.answers[0][0].budgets
     assert (budget.remaining, budget.limit) == (7, 100)
 
 
@@ -136,7 +148,7 @@ async def test_budgets_are_read_off_every_answer(client, conduct):
         (401, JobFailure, K.AUTH),
     ],
 )
-async def test_every_answer_is_returned_and_raise_for_status_raises_what_it_means(client, conduct, status, error, kind):
+async def test_every_answer_is_returned_and_raise_for_status_raises_what_it_means(client, hooks, status, error, kind):
     response = await client().get(f"/x?status={status}&h=retry-after:5")
     assert response.status_code == status
     assert response.extensions["resilient"].kind is kind
@@ -145,17 +157,17 @@ async def test_every_answer_is_returned_and_raise_for_status_raises_what_it_mean
     assert isinstance(caught.value, httpx.HTTPStatusError)
     assert caught.value.failure.kind is kind
     assert caught.value.response is response
-    assert conduct.log[-1] == ("answered", status, kind)
+    assert hooks.log[-1] == ("answered", status, kind)
 
 
-async def test_a_throttle_is_told_to_the_engine_before_the_handler_sees_it(client, conduct):
+async def test_a_throttle_is_told_to_the_engine_before_the_handler_sees_it(client, hooks):
     await client().get("/x?status=429&h=retry-after:30")
-    (answer, failure) = conduct.answers[0]
+    (answer, failure) = hooks.answers[0]
     assert (failure.kind, failure.retry_in) == (K.THROTTLED, 30)
     assert isinstance(answer, AnswerFacts)
 
 
-async def test_a_200_the_dialect_calls_an_error(client, conduct, provider):
+async def test_a_200_the_dialect_calls_an_error(client, hooks, provider):
     api = client(provider(errors=SLACKISH))
     response = await api.get('/x?body={"ok":false,"error":"no_channel"}')
     with pytest.raises(Permanent, match="no_channel") as caught:
@@ -185,8 +197,8 @@ async def test_redirects_are_not_followed_unasked_and_are_no_success(client):
         response.raise_for_status()
 
 
-async def test_messages_carry_the_providers_words_and_no_secrets(client, conduct, provider):
-    conduct.credentials = {"Authorization": "Bearer canary-token-1"}
+async def test_messages_carry_the_providers_words_and_no_secrets(client, hooks, provider):
+    hooks.credentials = {"Authorization": "Bearer canary-token-1"}
     body = '{"message":"bad key canary-token-1 for Bearer abcdefghij at https://h/?sig=canary2"}'
     response = await client(provider()).get("/x?status=400&api_key=canary3", params=None)
     response = await client(provider()).get("/x", params={"status": 400, "api_key": "canary3", "body": body})
@@ -202,7 +214,7 @@ async def test_messages_carry_the_providers_words_and_no_secrets(client, conduct
 # -- idempotency keys ----------------------------------------------------------------------------------------
 
 
-async def test_each_request_has_its_own_key_stable_over_executions(client, conduct, provider, server):
+async def test_each_request_has_its_own_key_stable_over_executions(client, hooks, provider, server):
     declared = provider(idempotency=Idempotency())
     for _ in range(2):  # two executions of the job
         api = client(declared)
@@ -213,8 +225,8 @@ async def test_each_request_has_its_own_key_stable_over_executions(client, condu
     assert keys[:3] == keys[3:]
     assert len(set(keys[:3])) == 3
     assert keys[0] == derive("job-1", "POST /charges #1")
-    assert "mark" not in conduct.steps
-    assert conduct.asked[0].repeatable
+    assert "mark" not in hooks.steps
+    assert hooks.requests[0].repeatable
 
 
 async def test_an_op_names_the_key(client, provider, server):
@@ -254,21 +266,21 @@ async def test_a_key_set_by_hand_wins_and_one_an_sdk_made_up_is_replaced(client,
     assert server.app.seen.named("idempotency-key") == ["mine", "mine-too", one, one, two]
 
 
-async def test_keys_go_where_the_provider_takes_them(client, conduct, provider, server):
+async def test_keys_go_where_the_provider_takes_them(client, hooks, provider, server):
     api = client(provider(idempotency=Idempotency(methods=frozenset({"PUT"}), paths=("/a/*",), quoted=True)))
     await api.put("/a/1")
     await api.put("/b/1")
     await api.post("/a/1")
     keys = server.app.seen.named("idempotency-key")
     assert keys == [f'"{derive("job-1", "PUT /a/1 #1")}"', None, None]
-    assert [a.needs_mark for a in conduct.asked] == [False, False, True]
+    assert [a.needs_mark for a in hooks.requests] == [False, False, True]
 
 
-async def test_a_key_as_a_parameter(client, provider, server, conduct):
+async def test_a_key_as_a_parameter(client, provider, server, hooks):
     response = await client(provider(idempotency=Idempotency(query="requestid"))).post("/invoice?minor=75")
     assert response.status_code == 200
     assert server.app.seen.named("idempotency-key") == [None]
-    assert conduct.asked[0].idempotency_key == derive("job-1", "POST /invoice #1")
+    assert hooks.requests[0].idempotency_key == derive("job-1", "POST /invoice #1")
 
 
 async def test_a_key_for_a_provider_that_takes_none_is_refused(client):
@@ -286,11 +298,11 @@ async def test_concurrent_requests_are_numbered_as_they_start(client, provider, 
 # -- repeats within a call -----------------------------------------------------------------------------------
 
 
-async def test_what_is_safe_is_repeated_within_the_call(client, conduct, patient, server):
+async def test_what_is_safe_is_repeated_within_the_call(client, hooks, patient, server):
     response = await client(over=patient).get("/x?status=503&times=2")
     assert response.status_code == 200
     assert len(server.app.seen) == 3
-    assert conduct.steps == ["admit", "answered"] * 3
+    assert hooks.steps == ["admit", "answered"] * 3
 
 
 async def test_a_keyed_post_is_repeated_with_the_same_key(client, patient, provider, server):
@@ -320,8 +332,8 @@ async def test_a_told_wait_is_the_jobs(client, patient, server):
     assert len(server.app.seen) == 1
 
 
-async def test_a_probe_of_a_circuit_is_sent_once(client, conduct, patient, server):
-    conduct.probing = True
+async def test_a_probe_of_a_circuit_is_sent_once(client, hooks, patient, server):
+    hooks.probing = True
     response = await client(over=patient).get("/x?status=503&times=2")
     assert response.status_code == 503
     assert len(server.app.seen) == 1
@@ -335,79 +347,79 @@ async def test_a_streamed_body_cannot_be_sent_twice(client, patient, server):
     assert len(server.app.seen) == 1
 
 
-async def test_a_gate_that_closes_between_tries_leaves_the_first_answer(client, conduct, patient):
-    conduct.stop_from = 2
+async def test_a_gate_that_closes_between_tries_leaves_the_first_answer(client, hooks, patient):
+    hooks.stop_from = 2
     response = await client(over=patient).get("/x?status=503")
     assert response.status_code == 503
-    assert conduct.steps == ["admit", "answered", "admit"]
+    assert hooks.steps == ["admit", "answered", "admit"]
 
 
 # -- credentials ---------------------------------------------------------------------------------------------
 
 
-async def test_credentials_are_added_on_the_wire_only(client, conduct, provider, server):
-    conduct.credentials = {"Authorization": "Bearer canary"}
+async def test_credentials_are_added_on_the_wire_only(client, hooks, provider, server):
+    hooks.credentials = {"Authorization": "Bearer canary"}
     response = await client(provider()).get("/x", headers={"authorization": "Bearer placeholder"})
     assert server.app.seen.named("authorization") == ["Bearer canary"]
     assert "canary" not in str(response.request.headers.raw)
     assert "canary" not in repr(response.request.extensions)
 
 
-async def test_refused_credentials_are_refreshed_once_and_the_request_repeated(client, conduct, provider, server):
-    conduct.credentials = {"Authorization": "Bearer stale-token"}
-    conduct.refreshes = [{"Authorization": "Bearer fresh-token"}]
+async def test_refused_credentials_are_refreshed_once_and_the_request_repeated(client, hooks, provider, server):
+    hooks.credentials = {"Authorization": "Bearer stale-token"}
+    hooks.refreshes = [{"Authorization": "Bearer fresh-token"}]
     response = await client(provider()).post("/bearer", json={"a": 1})
     assert response.status_code == 200
-    assert conduct.steps == [
+    assert hooks.steps == [
         "admit", "mark", "refreshed", "answered", "clear",
         "admit", "mark", "answered", "clear",
     ]  # fmt: skip
-    assert conduct.log[3] == ("answered", 401, None)
+    assert hooks.log[3] == ("answered", 401, None)
 
 
-async def test_a_second_refusal_is_a_failure_of_the_account(client, conduct, provider):
-    conduct.credentials = {"Authorization": "Bearer stale-token"}
-    conduct.refreshes = [{"Authorization": "Bearer bad-token"}, {"Authorization": "Bearer fresh-token"}]
+async def test_a_second_refusal_is_a_failure_of_the_account(client, hooks, provider):
+    hooks.credentials = {"Authorization": "Bearer stale-token"}
+    hooks.refreshes = [{"Authorization": "Bearer bad-token"}, {"Authorization": "Bearer fresh-token"}]
     response = await client(provider()).get("/bearer")
     assert response.status_code == 401
-    assert conduct.steps == ["admit", "refreshed", "answered", "admit", "answered"]
-    assert conduct.log[-1] == ("answered", 401, K.AUTH)
+    assert hooks.steps == ["admit", "refreshed", "answered", "admit", "answered"]
+    assert hooks.log[-1] == ("answered", 401, K.AUTH)
 
 
-async def test_nothing_is_refreshed_that_was_not_given(client, conduct):
+async def test_nothing_is_refreshed_that_was_not_given(client, hooks):
     await client().get("/bearer")
-    assert conduct.steps == ["admit", "answered"]
+    assert hooks.steps == ["admit", "answered"]
 
 
-async def test_a_200_about_credentials_is_refreshed_too(client, conduct, provider, server):
-    conduct.credentials = {"Authorization": "Bearer stale-token"}
-    conduct.refreshes = [{"Authorization": "Bearer fresh-token"}]
+async def test_a_200_about_credentials_is_refreshed_too(client, hooks, provider, server):
+    hooks.credentials = {"Authorization": "Bearer stale-token"}
+    hooks.refreshes = [{"Authorization": "Bearer fresh-token"}]
     errors = Errors(code=("error",), rules=(Rule(K.AUTH, status=200, code="token_expired"),))
     await client(provider(errors=errors)).get('/x?body={"error":"token_expired"}')
     assert server.app.seen.named("authorization") == ["Bearer stale-token", "Bearer fresh-token"]
 
 
-async def test_a_credential_with_a_line_break_never_leaves(client, conduct, provider, server):
-    conduct.credentials = {"Authorization": "Bearer a\r\nX-Evil: 1"}
+async def test_a_credential_with_a_line_break_never_leaves(client, hooks, provider, server):
+    hooks.credentials = {"Authorization": "Bearer a\r\nX-Evil: 1"}
     with pytest.raises(httpx.LocalProtocolError):
         await client(provider()).get("/x")
     assert server.app.seen == []
-    assert conduct.log[-1] == ("failed", K.PERMANENT, "bad_request")
+    assert hooks.log[-1] == ("failed", K.PERMANENT, "bad_request")
 
 
 # -- GraphQL -------------------------------------------------------------------------------------------------
 
 
-async def test_graphql_returns_data_and_knows_a_query(client, conduct, provider, server):
+async def test_graphql_returns_data_and_knows_a_query(client, hooks, provider, server):
     api = client(provider())
     data = await api.graphql(
         "query Q($n: Int) { things(n: $n) { id } }", {"n": 1}, url='/graphql?body={"data":{"a":1}}'
     )
     assert data == {"a": 1}
     assert json.loads(server.app.seen[0][3])["variables"] == {"n": 1}
-    assert conduct.steps == ["admit", "answered"]
+    assert hooks.steps == ["admit", "answered"]
     await api.graphql("mutation { charge { id } }", url='/graphql?body={"data":null}')
-    assert conduct.steps[2:] == ["admit", "mark", "answered", "clear"]
+    assert hooks.steps[2:] == ["admit", "mark", "answered", "clear"]
 
 
 @pytest.mark.parametrize(
@@ -424,7 +436,7 @@ async def test_graphql_raises_for_any_error(client, provider, body, code):
     with pytest.raises(Permanent) as caught:
         await api.graphql("{ a }", url=str(httpx.URL("/graphql", params={"body": body})))
     assert caught.value.failure.code == code
-    assert api.trail.last_failure.code == code
+    assert api.request_log.last_failure.code == code
 
 
 async def test_graphql_by_status(client, provider):
@@ -454,14 +466,14 @@ async def test_a_request_nobody_waited_for_is_the_same_one_when_it_is_sent_again
     assert server.app.seen.named("idempotency-key") == [derive("job-1", "POST /x #1")] * 2
 
 
-async def test_a_refusal_that_gates_the_account_leaves_no_mark(client, conduct, monkeypatch):
+async def test_a_refusal_that_gates_the_account_leaves_no_mark(client, hooks, monkeypatch):
     """401, and the grant is dead: nothing was done, so the job waits; it is not in doubt."""
 
     async def gates(_permit, _answer, _failure):
         raise ResourceStopped("api/acct", "auth", None)
 
-    monkeypatch.setattr(conduct, "answered", gates)
+    monkeypatch.setattr(hooks, "answered", gates)
     with pytest.raises(ResourceStopped):
         await client().post("/x?status=401")
-    assert "mark" in conduct.steps
-    assert conduct.marks == {}
+    assert "mark" in hooks.steps
+    assert hooks.marks == {}

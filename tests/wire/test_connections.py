@@ -8,8 +8,14 @@ import httpx
 import pytest
 import respx
 
-from resilient.core.failure import FailureKind as K
-from resilient.wire.pool import Pool, PoolSettings
+from resilient.core.base.errors import FailureKind as K
+from resilient.core.base.errors import ResourceStopped
+from resilient.core.provider.facts import GENERIC, Provider
+from resilient.core.provider.rules import Errors, Rule
+from resilient.wire.requests.client import build_client
+from resilient.wire.requests.pool import Pool, PoolSettings
+from resilient.wire.requests.request_log import RequestLog
+from tests.helpers import until
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -21,6 +27,7 @@ class Counting:
         self.opened = self.closed = self.busy = self.busiest = 0
         self.hold = None  # an event that answers wait for
         self.close_after_answer = False
+        self.answers = []  # the first ones
 
     async def serve(self, reader, writer):
         self.opened += 1
@@ -34,7 +41,7 @@ class Counting:
                 else:
                     await asyncio.sleep(0.005)
                 self.busy -= 1
-                writer.write(ANSWER)
+                writer.write(self.answers.pop(0) if self.answers else ANSWER)
                 await writer.drain()
                 if self.close_after_answer:
                     return
@@ -43,12 +50,6 @@ class Counting:
         finally:
             self.closed += 1
             writer.close()
-
-
-async def eventually(fact):
-    async with asyncio.timeout(5):
-        while not fact():  # noqa: ASYNC110 - the fact is the server's or the pool's own, not a test's event
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
@@ -95,18 +96,18 @@ async def test_only_so_many_rest():
     async with counting() as server, pooled(idle=2) as (client, connections):
         await asyncio.gather(*(client.get(server.url) for _ in range(6)))
         assert len(connections._resting) == connections._open == 2
-        await eventually(lambda: server.opened - server.closed == 2)
+        await until(lambda: server.opened - server.closed == 2)
 
 
 async def test_whoever_waits_too_long_is_told_so_and_nobodys_turn_is_lost():
     async with counting() as server, pooled(connections=1) as (client, connections):
         server.hold = asyncio.Event()
         first = asyncio.create_task(client.get(server.url))
-        await eventually(lambda: server.busy == 1)
+        await until(lambda: server.busy == 1)
         with pytest.raises(httpx.PoolTimeout, match="none of 1 connections"):
             await client.get(server.url, timeout=httpx.Timeout(5, pool=0.05))
         waiting = [asyncio.create_task(client.get(server.url)) for _ in range(3)]
-        await eventually(lambda: len(connections._line) == 3)
+        await until(lambda: len(connections._line) == 3)
         waiting[0].cancel()
         await asyncio.sleep(0)
         server.hold.set()
@@ -120,7 +121,7 @@ async def test_a_turn_that_comes_in_the_moment_of_cancellation_goes_to_the_next(
     async with counting() as server, pooled(connections=1) as (client, connections):
         async with client.stream("GET", server.url) as held:
             second, third = (asyncio.create_task(client.get(server.url)) for _ in range(2))
-            await eventually(lambda: len(connections._line) == 2)
+            await until(lambda: len(connections._line) == 2)
             await held.aread()  # gives the connection back: the second is woken ...
             second.cancel()  # ... and gone before it runs
         assert (await asyncio.wait_for(third, 30)).status_code == 200
@@ -133,7 +134,7 @@ async def test_a_connection_the_server_closed_while_it_rested_is_not_used():
         for _ in range(3):
             closed = server.closed
             assert (await client.post(server.url)).status_code == 200
-            await eventually(lambda: server.closed > closed)  # noqa: B023 - awaited within this round
+            await until(lambda: server.closed > closed)  # noqa: B023 - awaited within this round
             await asyncio.sleep(0.01)
         assert (server.opened, connections._open) == (3, 1)
 
@@ -141,7 +142,7 @@ async def test_a_connection_the_server_closed_while_it_rested_is_not_used():
 async def test_what_rests_too_long_is_closed_by_itself():
     async with counting() as server, pooled(idle_for=0.1) as (client, connections):
         await asyncio.gather(*(client.get(server.url) for _ in range(4)))
-        await eventually(lambda: connections._open == 0 and server.closed == 4)
+        await until(lambda: connections._open == 0 and server.closed == 4)
         assert (dict(connections._stacks), connections._sweeper) == ({}, None)
         assert (await client.get(server.url)).status_code == 200
 
@@ -151,14 +152,14 @@ async def test_another_origins_resting_connection_makes_room():
         await asyncio.gather(client.get(one.url), client.get(one.url))
         assert (await client.get(two.url)).status_code == 200
         assert (connections._open, len(connections._resting)) == (2, 2)
-        await eventually(lambda: one.closed == 1)
+        await until(lambda: one.closed == 1)
 
 
 async def test_a_cancelled_request_gives_its_connection_up():
     async with counting() as server, pooled(connections=1) as (client, connections):
         server.hold = asyncio.Event()
         task = asyncio.create_task(client.get(server.url))
-        await eventually(lambda: server.busy == 1)
+        await until(lambda: server.busy == 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert connections._open == 0
@@ -178,6 +179,72 @@ async def test_a_stream_left_half_read_gives_its_connection_up():
         assert connections._open == 1
 
 
+async def _refuses(*_):
+    raise ResourceStopped("api/acct", "auth", None)
+
+
+async def test_an_answer_that_the_engine_keeps_back_gives_its_connection_up(client, hooks, monkeypatch):
+    """It answers 200, unread: the account is gated while it is reported, or the database is away."""
+    pool = Pool(PoolSettings(connections=1))
+    async with counting() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(hooks, "answered", _refuses)
+            with pytest.raises(ResourceStopped):
+                await client(over=pool, base_url=server.url).get("/x")
+        assert pool.for_coroutines._open == 0
+        assert (await client(over=pool, base_url=server.url).get("/x")).status_code == 200
+        await pool.aclose()
+        await until(lambda: (server.opened, server.closed) == (2, 2))
+
+
+async def test_an_answer_that_is_cancelled_while_it_is_reported_gives_its_connection_up(client, hooks, monkeypatch):
+    pool, reporting = Pool(PoolSettings(connections=1)), asyncio.Event()
+
+    async def answered(*_):
+        reporting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(hooks, "answered", answered)
+    async with counting() as server:
+        task = asyncio.create_task(client(over=pool, base_url=server.url).get("/x"))
+        await reporting.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert pool.for_coroutines._open == 0
+        await pool.aclose()
+        await until(lambda: server.closed == 1)
+
+
+async def test_a_refusal_by_a_header_gives_its_connection_up_before_it_is_repeated(client, hooks):
+    """The credentials are refused with status 200, whose body nobody else would read."""
+    hooks.refreshes, hooks.credentials = [{"authorization": "Bearer 2"}], {"authorization": "Bearer 1"}
+    pool = Pool(PoolSettings(connections=1, wait=60))
+    async with counting() as server:
+        renewable = Provider(
+            name="api", base_url=server.url, errors=Errors(rules=(Rule(K.AUTH, status=200, header={"x": "old"}),))
+        )
+        server.answers = [ANSWER.replace(b"content", b"x: old\r\ncontent")]
+        answer = await client(renewable, over=pool, base_url=server.url).get("/x")
+        assert (answer.headers.get("x"), server.opened, hooks.steps.count("refreshed")) == (None, 1, 1)
+        await pool.aclose()
+
+
+async def test_the_same_of_a_thread(hooks, monkeypatch):
+    pool = Pool(PoolSettings(connections=1))
+    async with counting() as server:
+        loop = asyncio.get_running_loop()
+        bridge = lambda step: asyncio.run_coroutine_threadsafe(step, loop).result()  # noqa: E731
+        plain = build_client(RequestLog(hooks, GENERIC, server.url), pool, bridge)
+        with monkeypatch.context() as patch:
+            patch.setattr(hooks, "answered", _refuses)
+            with pytest.raises(ResourceStopped):
+                await asyncio.to_thread(plain.get, "/x")
+        assert all(one.is_closed() for one in pool.for_threads._pool.connections)
+        assert (await asyncio.to_thread(plain.get, "/x")).status_code == 200
+        pool.close()
+
+
 async def test_failed_connections_do_not_count(closed_port):
     async with pooled(connections=1) as (client, connections):
         for _ in range(3):
@@ -190,11 +257,11 @@ async def test_closing_the_pool_closes_what_rests_now_and_the_rest_when_it_comes
     async with counting() as server, pooled() as (client, connections):
         server.hold = asyncio.Event()
         task = asyncio.create_task(client.get(server.url))
-        await eventually(lambda: server.busy == 1)
+        await until(lambda: server.busy == 1)
         await connections.aclose()
         server.hold.set()
         assert (await task).status_code == 200
-        await eventually(lambda: (server.closed, connections._open) == (1, 0))
+        await until(lambda: (server.closed, connections._open) == (1, 0))
 
 
 async def test_errors_are_httpxs_and_do_not_cause_themselves(closed_port):
@@ -206,15 +273,15 @@ async def test_errors_are_httpxs_and_do_not_cause_themselves(closed_port):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-async def test_respx_answers_for_us(client, conduct):
+async def test_respx_answers_for_us(client, hooks):
     with respx.mock:
         respx.get("https://api.example.com/x").respond(429, headers={"retry-after": "3"})
         response = await client().get("https://api.example.com/x")
     assert response.extensions["resilient"].kind is K.THROTTLED
-    assert conduct.log[-1][:2] == ("answered", 429)
+    assert hooks.log[-1][:2] == ("answered", 429)
 
 
-async def test_a_proxy_is_left_to_httpx(conduct):
+async def test_a_proxy_is_left_to_httpx(hooks):
     pool = Pool(PoolSettings(proxy="http://127.0.0.1:9"))
     assert isinstance(pool.for_coroutines, httpx.AsyncHTTPTransport)
     await pool.aclose()

@@ -9,12 +9,13 @@ from urllib.parse import parse_qsl, quote, quote_plus
 import pytest
 from starlette.responses import JSONResponse
 
-from resilient.core.auth import OAuth2
-from resilient.core.rules import Errors
-from resilient.wire.call import AsyncCall
-from resilient.wire.echoes import Hidden, forms
-from resilient.wire.oauth import TokenClient
-from resilient.wire.trail import Trail
+from resilient.core.base.frames import Hidden
+from resilient.core.provider.auth import OAuth2
+from resilient.core.provider.rules import Errors
+from resilient.wire.oauth.endpoints import TokenClient
+from resilient.wire.requests.call import AsyncCall
+from resilient.wire.requests.redact import notations
+from resilient.wire.requests.request_log import RequestLog
 from tests.serving import serving
 
 TOKEN = "canary+Token/123="
@@ -24,15 +25,15 @@ ECHOES = [TOKEN, quote(TOKEN, safe=""), quote_plus(TOKEN), f"Bearer {TOKEN}"]
 
 
 def test_the_forms_of_basic():
-    assert {BASIC, f"{USER}:{PASSWORD}", USER, PASSWORD} <= forms([f"Basic {BASIC}"])
+    assert {BASIC, f"{USER}:{PASSWORD}", USER, PASSWORD} <= notations([f"Basic {BASIC}"])
     assert repr(Hidden(["canary"])) == "<1 hidden>"
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "basic"])
 @pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
-async def test_codes_and_messages(client, conduct, provider, status, scheme, caplog):
+async def test_codes_and_messages(client, hooks, provider, status, scheme, caplog):
     caplog.set_level(logging.DEBUG)
-    conduct.credentials = {"Authorization": f"Bearer {TOKEN}" if scheme == "bearer" else f"Basic {BASIC}"}
+    hooks.credentials = {"Authorization": f"Bearer {TOKEN}" if scheme == "bearer" else f"Basic {BASIC}"}
     for echo in ECHOES if scheme == "bearer" else [BASIC, USER, PASSWORD, f"{USER}:{PASSWORD}"]:
         body = json.dumps({"error": {"code": f"bad_{echo}", "message": f"no: {echo}!"}, "errors": [{"type": echo}]})
         api = client(provider(errors=Errors(code=("error.code",))))
@@ -42,16 +43,16 @@ async def test_codes_and_messages(client, conduct, provider, status, scheme, cap
         if failure is not None:
             with pytest.raises(Exception, match="answered") as caught:
                 answer.raise_for_status()
-            kept += [str(caught.value), str(caught.value.told), repr(caught.value)]
+            kept += [str(caught.value), str(caught.value.bare_message), repr(caught.value)]
         assert echo not in "".join(kept)
     assert "canary" not in "".join(record.getMessage() for record in caplog.records if "httpx" in record.name)
 
 
 @pytest.mark.parametrize("before", [0, 1, 60, 88, 93, 94])
-async def test_half_a_token_at_the_end_of_a_code_that_is_cut(client, conduct, provider, before):
+async def test_half_a_token_at_the_end_of_a_code_that_is_cut(client, hooks, provider, before):
     """A code has a hundred characters: of a longer token its beginning would be left."""
     token = "canary-" + "0123456789" * 40
-    conduct.credentials = {"Authorization": f"Bearer {token}"}
+    hooks.credentials = {"Authorization": f"Bearer {token}"}
     said = {"code": "-" * before + token}
     failure = (await client(provider(errors=Errors(code=("code",)))).get(
         "/x", params={"status": 400, "body": json.dumps(said)})
@@ -65,23 +66,23 @@ async def test_half_a_token_at_the_end_of_a_code_that_is_cut(client, conduct, pr
 
 def test_a_password_with_what_json_and_a_single_line_write_otherwise():
     word = 'canary  "x"\\y'
-    found = forms([f"Basic {base64.b64encode(f'user:{word}'.encode()).decode()}"])
+    found = notations([f"Basic {base64.b64encode(f'user:{word}'.encode()).decode()}"])
     assert {word, json.dumps(word)[1:-1], " ".join(word.split())} <= found
 
 
-async def test_graphql_errors_in_a_success(client, conduct, provider):
-    conduct.credentials = {"Authorization": f"Bearer {TOKEN}"}
+async def test_graphql_errors_in_a_success(client, hooks, provider):
+    hooks.credentials = {"Authorization": f"Bearer {TOKEN}"}
     said = {"errors": [{"message": f"token {TOKEN} is unknown", "extensions": {"code": TOKEN}}]}
     api = client(provider())
     with pytest.raises(Exception, match="answered 200") as caught:
         await api.graphql("{ me }", url=f"/graphql?body={quote(json.dumps(said))}")
-    assert "canary" not in str(caught.value) + repr(caught.value.failure) + str(caught.value.told)
+    assert "canary" not in str(caught.value) + repr(caught.value.failure) + str(caught.value.bare_message)
 
 
-async def test_what_a_vendors_sdk_reports(conduct, provider):
-    conduct.credentials = {"Authorization": f"Bearer {TOKEN}"}
-    trail = Trail(conduct, provider(errors=Errors(code=("code",))))
-    async with AsyncCall(trail, "GET", f"{trail.base_url}/x") as call:
+async def test_what_a_vendors_sdk_reports(hooks, provider):
+    hooks.credentials = {"Authorization": f"Bearer {TOKEN}"}
+    request_log = RequestLog(hooks, provider(errors=Errors(code=("code",))))
+    async with AsyncCall(request_log, "GET", f"{request_log.base_url}/x") as call:
         call.report(400, {}, {"code": TOKEN, "message": f"{TOKEN}?"})
     with pytest.raises(Exception, match="answered 400") as caught:
         call.raise_for_failure()

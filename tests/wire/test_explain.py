@@ -8,13 +8,12 @@ import types
 import httpx
 import pytest
 
-from resilient.core.errors import Ambiguous, Permanent, ResourceStopped, Throttled
-from resilient.core.exchange import AnswerFacts
-from resilient.core.failure import Failure, Scope
-from resilient.core.failure import FailureKind as K
-from resilient.core.provider import Provider
-from resilient.core.rules import Errors, Rule
-from resilient.wire.explain import Explained, chain, explain
+from resilient.core.base.errors import Ambiguous, Failure, Permanent, ResourceStopped, Scope, Throttled
+from resilient.core.base.errors import FailureKind as K
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.provider.facts import Provider
+from resilient.core.provider.rules import Errors, Rule
+from resilient.wire.requests.explain import Explained, chain, explain
 
 
 def raised(fn):
@@ -25,15 +24,15 @@ def raised(fn):
     pytest.fail("did not raise")
 
 
-def kind(error, trail=None, now=None):
-    return explain(error, trail, now).failure.kind
+def kind(error, request_log=None, now=None):
+    return explain(error, request_log, now).failure.kind
 
 
 class VendorError(Exception):
     pass
 
 
-async def test_an_sdk_that_wraps_our_failure(client, conduct):
+async def test_an_sdk_that_wraps_our_failure(client, hooks):
     response = await client().get("/x?status=429&h=retry-after:9")
 
     def handler():
@@ -42,11 +41,11 @@ async def test_an_sdk_that_wraps_our_failure(client, conduct):
         except httpx.HTTPStatusError as error:
             raise VendorError("wrapped") from error
 
-    told = explain(raised(handler), None, conduct.now())
+    told = explain(raised(handler), None, hooks.now())
     assert (told.failure.kind, told.failure.retry_in, told.resource) == (K.THROTTLED, 9, "api/acct")
 
 
-async def test_an_sdk_that_hides_the_cause(client, conduct):
+async def test_an_sdk_that_hides_the_cause(client, hooks):
     response = await client().get("/x?status=503")
 
     def handler():
@@ -58,42 +57,42 @@ async def test_an_sdk_that_hides_the_cause(client, conduct):
     assert kind(raised(handler)) is K.TRANSIENT
 
 
-async def test_a_connection_error_of_our_client_in_an_sdk_error(client, conduct, closed_port):
+async def test_a_connection_error_of_our_client_in_an_sdk_error(client, hooks, closed_port):
     api = client()
     with pytest.raises(httpx.ConnectError) as caught:
         await api.post(f"http://127.0.0.1:{closed_port}/")
     error = VendorError()
     error.__context__ = caught.value
-    assert kind(error, api.trail, conduct.now()) is K.TRANSIENT
+    assert kind(error, api.request_log, hooks.now()) is K.TRANSIENT
 
 
-async def test_what_the_handler_raises_itself_wins_over_what_came_back(client, conduct):
+async def test_what_the_handler_raises_itself_wins_over_what_came_back(client, hooks):
     api = client()
     await api.get("/x?status=503")
-    assert kind(Permanent("no"), api.trail, conduct.now()) is K.PERMANENT
-    assert kind(Throttled(retry_after=3), api.trail, conduct.now()) is K.THROTTLED
+    assert kind(Permanent("no"), api.request_log, hooks.now()) is K.PERMANENT
+    assert kind(Throttled(retry_after=3), api.request_log, hooks.now()) is K.THROTTLED
 
 
-async def test_the_last_answer_that_no_success_followed(client, conduct, provider):
+async def test_the_last_answer_that_no_success_followed(client, hooks, provider):
     api = client(provider(route=lambda _: ("search", 1.0)))
-    assert kind(VendorError(), api.trail, conduct.now()) is K.BUG
+    assert kind(VendorError(), api.request_log, hooks.now()) is K.BUG
     await api.get("/x?status=429&h=retry-after:9")
-    told = explain(VendorError(), api.trail, conduct.now())
+    told = explain(VendorError(), api.request_log, hooks.now())
     assert (told.failure.kind, told.resource) == (K.THROTTLED, "api/acct")
     await api.get("/x")
-    assert kind(VendorError(), api.trail, conduct.now()) is K.BUG
+    assert kind(VendorError(), api.request_log, hooks.now()) is K.BUG
 
 
-async def test_a_failure_about_an_endpoint_names_it(client, conduct, provider):
+async def test_a_failure_about_an_endpoint_names_it(client, hooks, provider):
     errors = Errors(rules=(Rule(K.THROTTLED, status=429, scope=Scope.ENDPOINT),))
     api = client(provider(route=lambda _: ("search", 1.0), errors=errors))
     response = await api.get("/x?status=429")
-    told = explain(raised(response.raise_for_status), api.trail, conduct.now())
+    told = explain(raised(response.raise_for_status), api.request_log, hooks.now())
     assert told == Explained(response.extensions["resilient"], "api/acct/search")
 
 
-def test_everything_else_is_the_users_bug(conduct):
-    told = explain(ValueError("x"), None, conduct.now())
+def test_everything_else_is_the_users_bug(hooks):
+    told = explain(ValueError("x"), None, hooks.now())
     assert told.failure == Failure(K.BUG, code="ValueError")
     assert kind(ConnectionError("the database, perhaps")) is K.BUG
     assert kind(TimeoutError()) is K.BUG
@@ -123,18 +122,18 @@ MAPPED = Provider(
     [(RateLimited(), K.THROTTLED), (VendorError("499"), K.QUOTA), (VendorError("503"), K.TRANSIENT),
      (VendorError("?"), K.BUG), (KeyError("x"), K.PERMANENT), (ValueError(), K.BUG)],
 )  # fmt: skip
-def test_a_providers_map_of_exceptions(conduct, error, expected):
-    from resilient.wire.trail import Trail
+def test_a_providers_map_of_exceptions(hooks, error, expected):
+    from resilient.wire.requests.request_log import RequestLog
 
-    assert kind(error, Trail(conduct, MAPPED), conduct.now()) is expected
+    assert kind(error, RequestLog(hooks, MAPPED), hooks.now()) is expected
 
 
-def test_the_map_is_asked_for_wrapped_errors_too(conduct):
-    from resilient.wire.trail import Trail
+def test_the_map_is_asked_for_wrapped_errors_too(hooks):
+    from resilient.wire.requests.request_log import RequestLog
 
     error = ValueError("x")
     error.__cause__ = RateLimited()
-    told = explain(error, Trail(conduct, MAPPED), conduct.now()).failure
+    told = explain(error, RequestLog(hooks, MAPPED), hooks.now()).failure
     assert (told.kind, told.retry_in) == (K.THROTTLED, 7)
 
 
@@ -147,14 +146,14 @@ def test_a_lost_request_does_not_hide_in_a_group():
     assert kind(ExceptionGroup("tasks", [ValueError(), Permanent("a")])) is K.PERMANENT
 
 
-async def test_a_task_group(client, conduct):
+async def test_a_task_group(client, hooks):
     async def work():
         (await client().get("/x?status=422")).raise_for_status()
 
     with pytest.raises(ExceptionGroup) as caught:
         async with asyncio.TaskGroup() as group:
             group.create_task(work())
-    assert kind(caught.value, None, conduct.now()) is K.PERMANENT
+    assert kind(caught.value, None, hooks.now()) is K.PERMANENT
 
 
 def test_chains_end_even_if_they_go_in_circles():
@@ -173,10 +172,10 @@ def test_a_stopped_resource_is_found_through_an_sdks_wrapping():
 # -- clients that are not ours -------------------------------------------------------------------------------
 
 
-async def test_the_users_own_httpx_client(conduct, server, closed_port):
+async def test_the_users_own_httpx_client(hooks, server, closed_port):
     async with httpx.AsyncClient(base_url=server.url, trust_env=False) as theirs:
         response = await theirs.get("/x?status=429&h=retry-after:9")
-        told = explain(raised(response.raise_for_status), None, conduct.now()).failure
+        told = explain(raised(response.raise_for_status), None, hooks.now()).failure
         assert (told.kind, told.retry_in, told.code) == (K.THROTTLED, 9, "http_429")
         for method, expected in (("GET", K.TRANSIENT), ("POST", K.AMBIGUOUS)):
             with pytest.raises(httpx.ReadTimeout) as caught:
@@ -187,14 +186,14 @@ async def test_the_users_own_httpx_client(conduct, server, closed_port):
         assert kind(refused.value) is K.TRANSIENT
 
 
-async def test_a_strangers_failure_closes_no_gate_of_ours(conduct, client, provider, stranger):
+async def test_a_strangers_failure_closes_no_gate_of_ours(hooks, client, provider, stranger):
     api = client(provider())
     async with httpx.AsyncClient(trust_env=False) as theirs:
         response = await theirs.get(f"{stranger.url}/x?status=429&h=retry-after:9")
-    told = explain(raised(response.raise_for_status), api.trail, conduct.now()).failure
+    told = explain(raised(response.raise_for_status), api.request_log, hooks.now()).failure
     assert (told.kind, told.retry_in, told.counts_for_breaker) == (K.TRANSIENT, 9, False)
     through_ours = await api.get(f"{stranger.url}/x?status=401")
-    told = explain(raised(through_ours.raise_for_status), api.trail, conduct.now())
+    told = explain(raised(through_ours.raise_for_status), api.request_log, hooks.now())
     assert told.failure.kind is K.AUTH or told.failure.kind is K.PERMANENT
 
 
@@ -236,7 +235,7 @@ def test_requests_calls_everything_a_connection_error():
     assert kind(error) is K.TRANSIENT
 
 
-def test_answers_of_other_clients(conduct):
+def test_answers_of_other_clients(hooks):
     class Response:  # like requests', false if it is an error
         status_code, headers = 429, {"Retry-After": "9"}
 
@@ -248,11 +247,11 @@ def test_answers_of_other_clients(conduct):
 
     error = foreign("requests.exceptions", "HTTPError")()
     error.response = Response()
-    told = explain(error, None, conduct.now()).failure
+    told = explain(error, None, hooks.now()).failure
     assert (told.kind, told.retry_in) == (K.THROTTLED, 9)
     error = foreign("aiohttp.client_exceptions", "ClientResponseError", status=503, headers=None)()
     error.request_info = types.SimpleNamespace(method="GET", url="https://api.example.com/x")
-    assert kind(error, None, conduct.now()) is K.TRANSIENT
+    assert kind(error, None, hooks.now()) is K.TRANSIENT
 
 
 def test_no_foreign_client_is_imported():

@@ -8,109 +8,109 @@ import time
 import httpx
 import pytest
 
-from resilient.core.errors import Permanent
-from resilient.core.failure import FailureKind as K
-from resilient.core.provider import Idempotency, Provider
-from resilient.core.rules import Errors, Rule
-from resilient.wire.explain import explain
-from resilient.wire.failures import AnswerTooLarge
-from resilient.wire.pool import Pool, PoolSettings
+from resilient.core.base.errors import FailureKind as K
+from resilient.core.base.errors import Permanent
+from resilient.core.provider.facts import Idempotency, Provider
+from resilient.core.provider.rules import Errors, Rule
+from resilient.wire.requests.answer import AnswerTooLarge
+from resilient.wire.requests.explain import explain
+from resilient.wire.requests.pool import Pool, PoolSettings
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 
 
-def meaning(error, api, conduct):
-    return explain(error, api.trail, conduct.now()).failure
+def meaning(error, api, hooks):
+    return explain(error, api.request_log, hooks.now()).failure
 
 
-async def outcome(api, conduct, method, url, **options):
+async def outcome(api, hooks, method, url, **options):
     with pytest.raises(httpx.RequestError) as caught:
         await api.request(method, url, **options)
-    return caught.value, meaning(caught.value, api, conduct)
+    return caught.value, meaning(caught.value, api, hooks)
 
 
-async def test_refused(client, conduct, closed_port):
+async def test_refused(client, hooks, closed_port):
     api = client()
-    error, failure = await outcome(api, conduct, "POST", f"http://127.0.0.1:{closed_port}/x")
+    error, failure = await outcome(api, hooks, "POST", f"http://127.0.0.1:{closed_port}/x")
     assert isinstance(error, httpx.ConnectError)
     assert (failure.kind, failure.code, failure.provider_wide) == (K.TRANSIENT, "connect_error", True)
-    assert conduct.steps == ["admit", "mark", "failed", "clear"]  # it was never sent
+    assert hooks.steps == ["admit", "mark", "failed", "clear"]  # it was never sent
 
 
-async def test_refused_is_repeated_even_for_a_post(client, conduct, closed_port, patient):
-    await outcome(client(over=patient), conduct, "POST", f"http://127.0.0.1:{closed_port}/x")
-    assert conduct.steps.count("admit") == 3
-    assert conduct.marks == {}
+async def test_refused_is_repeated_even_for_a_post(client, hooks, closed_port, patient):
+    await outcome(client(over=patient), hooks, "POST", f"http://127.0.0.1:{closed_port}/x")
+    assert hooks.steps.count("admit") == 3
+    assert hooks.marks == {}
 
 
-async def test_an_unknown_host(client, conduct):
-    _, failure = await outcome(client(), conduct, "GET", "http://host.invalid/x")
+async def test_an_unknown_host(client, hooks):
+    _, failure = await outcome(client(), hooks, "GET", "http://host.invalid/x")
     assert (failure.kind, failure.code) == (K.TRANSIENT, "connect_error")
 
 
 @pytest.mark.parametrize(("method", "kind"), [("GET", K.TRANSIENT), ("PUT", K.TRANSIENT), ("POST", K.AMBIGUOUS)])
-async def test_no_answer_in_time(client, conduct, method, kind):
-    _, failure = await outcome(client(), conduct, method, "/x?sleep=2", timeout=0.2)
+async def test_no_answer_in_time(client, hooks, method, kind):
+    _, failure = await outcome(client(), hooks, method, "/x?sleep=2", timeout=0.2)
     assert (failure.kind, failure.code) == (kind, "read_timeout")
-    assert conduct.log[-1] == ("failed", kind, "read_timeout")
-    assert bool(conduct.marks) is (method == "POST")
+    assert hooks.log[-1] == ("failed", kind, "read_timeout")
+    assert bool(hooks.marks) is (method == "POST")
 
 
-async def test_no_answer_to_a_keyed_post_may_be_repeated(client, conduct, provider):
+async def test_no_answer_to_a_keyed_post_may_be_repeated(client, hooks, provider):
     api = client(provider(idempotency=Idempotency()))
-    _, failure = await outcome(api, conduct, "POST", "/x?sleep=2", timeout=0.2)
+    _, failure = await outcome(api, hooks, "POST", "/x?sleep=2", timeout=0.2)
     assert failure.kind is K.TRANSIENT
 
 
-async def test_a_reset(client, conduct, rude, reset):
+async def test_a_reset(client, hooks, rude, reset):
     async def behave(reader, writer):
         reset(writer)
 
     async with rude(behave) as (url, received):
-        _, failure = await outcome(client(), conduct, "POST", url + "/x")
+        _, failure = await outcome(client(), hooks, "POST", url + "/x")
         assert (failure.kind, failure.code) == (K.AMBIGUOUS, "read_error")
         assert len(received) == 1
-        assert list(conduct.marks) == ["POST /x #1"]
-        _, failure = await outcome(client(), conduct, "GET", url + "/x")
+        assert list(hooks.marks) == ["POST /x #1"]
+        _, failure = await outcome(client(), hooks, "GET", url + "/x")
         assert failure.kind is K.TRANSIENT
 
 
-async def test_a_connection_closed_without_a_word(client, conduct, rude):
+async def test_a_connection_closed_without_a_word(client, hooks, rude):
     async def behave(reader, writer):
         pass
 
     async with rude(behave) as (url, _):
-        _, failure = await outcome(client(), conduct, "POST", url)
+        _, failure = await outcome(client(), hooks, "POST", url)
         assert (failure.kind, failure.code) == (K.AMBIGUOUS, "protocol_error")
 
 
-async def test_nonsense_instead_of_http(client, conduct, rude):
+async def test_nonsense_instead_of_http(client, hooks, rude):
     async def behave(reader, writer):
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
         await writer.drain()
 
     async with rude(behave) as (url, _):
-        _, failure = await outcome(client(), conduct, "GET", url)
+        _, failure = await outcome(client(), hooks, "GET", url)
         assert (failure.kind, failure.code) == (K.TRANSIENT, "protocol_error")
 
 
-async def test_an_answer_cut_off_in_its_body_happened_but_is_lost(client, conduct, rude):
+async def test_an_answer_cut_off_in_its_body_happened_but_is_lost(client, hooks, rude):
     async def behave(reader, writer):
         writer.write(HEAD + b"content-length: 1000\r\n\r\n{")
         await writer.drain()
 
     async with rude(behave) as (url, _):
         api = client()
-        _, failure = await outcome(api, conduct, "POST", url)
+        _, failure = await outcome(api, hooks, "POST", url)
         assert failure.kind is K.AMBIGUOUS
-        _, failure = await outcome(api, conduct, "GET", url)
+        _, failure = await outcome(api, hooks, "GET", url)
         assert failure.kind is K.TRANSIENT
         keyed = client(Provider(name="api", base_url=url, idempotency=Idempotency()))
-        _, failure = await outcome(keyed, conduct, "POST", url)
+        _, failure = await outcome(keyed, hooks, "POST", url)
         assert failure.kind is K.TRANSIENT
 
 
-async def test_an_error_cut_off_in_its_body_is_still_that_error(client, conduct, rude):
+async def test_an_error_cut_off_in_its_body_is_still_that_error(client, hooks, rude):
     async def behave(reader, writer):
         writer.write(b'HTTP/1.1 429 Slow\r\nretry-after: 9\r\ncontent-length: 1000\r\n\r\n{"half')
         await writer.drain()
@@ -129,7 +129,7 @@ async def endless(writer, head, chunk, pause=0.0):
         await asyncio.sleep(pause)
 
 
-async def test_an_endless_error_body_is_cut(client, conduct, rude):
+async def test_an_endless_error_body_is_cut(client, hooks, rude):
     async def behave(reader, writer):
         await endless(writer, b"HTTP/1.1 500 Oops\r\n", b"x" * 10_000)
 
@@ -139,7 +139,7 @@ async def test_an_endless_error_body_is_cut(client, conduct, rude):
         assert len(response.content) == 64 * 1024
 
 
-async def test_an_error_body_that_drips_is_not_waited_for(client, conduct, rude):
+async def test_an_error_body_that_drips_is_not_waited_for(client, hooks, rude):
     async def behave(reader, writer):
         await endless(writer, b"HTTP/1.1 503 Oops\r\nretry-after: 3\r\n", b"x", 0.05)
 
@@ -150,7 +150,7 @@ async def test_an_error_body_that_drips_is_not_waited_for(client, conduct, rude)
         assert response.extensions["resilient"].retry_in == 3
 
 
-async def test_an_endless_success_is_refused(client, conduct, rude):
+async def test_an_endless_success_is_refused(client, hooks, rude):
     async def behave(reader, writer):
         await endless(writer, HEAD, b"x" * 100_000)
 
@@ -159,10 +159,10 @@ async def test_an_endless_success_is_refused(client, conduct, rude):
         with pytest.raises(AnswerTooLarge, match="1000000 bytes") as caught:
             await api.get(url)
         assert isinstance(caught.value, Permanent)
-        assert meaning(caught.value, api, conduct).code == "answer_too_large"
+        assert meaning(caught.value, api, hooks).code == "answer_too_large"
 
 
-async def test_a_success_that_drips_is_given_up(client, conduct, rude):
+async def test_a_success_that_drips_is_given_up(client, hooks, rude):
     async def behave(reader, writer):
         await endless(writer, HEAD, b"x", 0.1)
 
@@ -173,7 +173,7 @@ async def test_a_success_that_drips_is_given_up(client, conduct, rude):
     await quick.aclose()
 
 
-async def test_a_small_answer_that_would_unpack_into_a_huge_one(client, conduct, server):
+async def test_a_small_answer_that_would_unpack_into_a_huge_one(client, hooks, server):
     with pytest.raises(AnswerTooLarge):
         await client().get("/bomb")
     response = await client().get("/bomb?status=500")
@@ -188,63 +188,63 @@ async def test_a_stream_is_the_callers_own_business(client, server):
     assert got == 50_000_000
 
 
-async def test_a_body_that_must_be_read_and_cannot(client, conduct, rude):
+async def test_a_body_that_must_be_read_and_cannot(client, hooks, rude):
     async def behave(reader, writer):
         writer.write(HEAD + b"content-length: 1000\r\n\r\n{")
         await writer.drain()
 
     async with rude(behave) as (url, _):
         errors = Errors(rules=(Rule(K.PERMANENT, status=200, where={"ok": False}),))
-        _, failure = await outcome(client(Provider(name="api", base_url=url, errors=errors)), conduct, "POST", "/x")
+        _, failure = await outcome(client(Provider(name="api", base_url=url, errors=errors)), hooks, "POST", "/x")
         assert failure.kind is K.AMBIGUOUS
-        assert conduct.log[-1] == ("failed", K.AMBIGUOUS, "protocol_error")
-        assert list(conduct.marks) == ["POST /x #1"]
+        assert hooks.log[-1] == ("failed", K.AMBIGUOUS, "protocol_error")
+        assert list(hooks.marks) == ["POST /x #1"]
 
 
-async def test_garbage_that_claims_to_be_gzip(client, conduct, rude):
+async def test_garbage_that_claims_to_be_gzip(client, hooks, rude):
     async def behave(reader, writer):
         writer.write(HEAD + b"content-encoding: gzip\r\ncontent-length: 4\r\n\r\nnope")
         await writer.drain()
 
     async with rude(behave) as (url, _):
-        _, failure = await outcome(client(), conduct, "GET", url)
+        _, failure = await outcome(client(), hooks, "GET", url)
         assert (failure.kind, failure.code) == (K.PERMANENT, "undecodable_answer")
 
 
-async def test_no_free_connection(conduct, client, server):
+async def test_no_free_connection(hooks, client, server):
     narrow = Pool(PoolSettings(connections=1, wait=0.2, tries=1))
     api = client(over=narrow)
     slow = asyncio.create_task(api.get("/x?sleep=1"))
     await asyncio.sleep(0.2)
-    error, failure = await outcome(api, conduct, "POST", "/x")
+    error, failure = await outcome(api, hooks, "POST", "/x")
     assert isinstance(error, httpx.PoolTimeout)
     assert (failure.kind, failure.counts_for_breaker) == (K.TRANSIENT, False)
-    assert conduct.marks == {}
+    assert hooks.marks == {}
     await slow
     await narrow.aclose()
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/x", "nothing", "http://"])
-async def test_a_url_nobody_can_send_to(client, conduct, pool, url):
-    from resilient.wire.client import AsyncClient
-    from resilient.wire.trail import Trail
+async def test_a_url_nobody_can_send_to(client, hooks, pool, url):
+    from resilient.wire.requests.client import AsyncClient
+    from resilient.wire.requests.request_log import RequestLog
 
-    api = AsyncClient(Trail(conduct), pool, "")
-    api.trail = api._trail
-    _, failure = await outcome(api, conduct, "GET", url)
+    api = AsyncClient(RequestLog(hooks), pool, "")
+    api.request_log = api._request_log
+    _, failure = await outcome(api, hooks, "GET", url)
     assert (failure.kind, failure.code) == (K.PERMANENT, "bad_url")
-    assert meaning(httpx.InvalidURL("no"), api, conduct).kind is K.PERMANENT
+    assert meaning(httpx.InvalidURL("no"), api, hooks).kind is K.PERMANENT
 
 
-async def test_a_certificate_that_cannot_be_verified(client, conduct, pool, tmp_path):
+async def test_a_certificate_that_cannot_be_verified(client, hooks, pool, tmp_path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*_certificate(tmp_path))
     listening = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0, ssl=context)
     port = listening.sockets[0].getsockname()[1]
-    error, failure = await outcome(client(), conduct, "POST", f"https://127.0.0.1:{port}/x")
+    error, failure = await outcome(client(), hooks, "POST", f"https://127.0.0.1:{port}/x")
     assert isinstance(error, httpx.ConnectError)
     assert (failure.kind, failure.code, failure.provider_wide) == (K.PERMANENT, "tls_verification", False)
-    assert conduct.steps == ["admit", "mark", "failed", "clear"]
+    assert hooks.steps == ["admit", "mark", "failed", "clear"]
     listening.close()
 
 
@@ -277,7 +277,7 @@ def _certificate(folder):
         ("retry-after:soon", None),
     ],
 )
-async def test_a_throttle_in_every_dialect(client, conduct, header, seconds):
+async def test_a_throttle_in_every_dialect(client, hooks, header, seconds):
     # without the server's Date, which would rightly be believed more than the recorder's clock
     date = "|date:Sun, 01 Nov 2026 12:00:00 GMT"
     response = await client().get("/x", params={"status": 429, "h": header + date})
@@ -287,7 +287,7 @@ async def test_a_throttle_in_every_dialect(client, conduct, header, seconds):
 
 
 @pytest.mark.parametrize("status", ["200 OK", "429 Too Many Requests"])
-async def test_a_hundred_thousand_headers_are_refused(client, conduct, rude, status):
+async def test_a_hundred_thousand_headers_are_refused(client, hooks, rude, status):
     """By their bytes: their end never comes, and nobody waits for it."""
 
     async def behave(_reader, writer):
@@ -300,5 +300,5 @@ async def test_a_hundred_thousand_headers_are_refused(client, conduct, rude, sta
             await asyncio.Event().wait()
 
     async with rude(behave) as (url, _):
-        _, failure = await outcome(client(), conduct, "GET", url)
+        _, failure = await outcome(client(), hooks, "GET", url)
     assert (failure.kind, failure.code) == (K.TRANSIENT, "protocol_error")

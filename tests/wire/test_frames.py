@@ -9,15 +9,15 @@ import httpx
 import pytest
 import requests
 
-from resilient.core.auth import OAuth2
-from resilient.core.errors import SetupError
-from resilient.core.rules import Errors
-from resilient.core.tokens import Credentials
-from resilient.wire import redact
-from resilient.wire.call import AsyncCall
-from resilient.wire.explain import chain
-from resilient.wire.oauth import TokenClient
-from resilient.wire.trail import Trail
+from resilient.core.accounts.tokens import Credentials
+from resilient.core.base.errors import SetupError
+from resilient.core.provider.auth import OAuth2
+from resilient.core.provider.rules import Errors
+from resilient.wire.oauth.endpoints import TokenClient
+from resilient.wire.requests import redact
+from resilient.wire.requests.call import AsyncCall
+from resilient.wire.requests.explain import chain
+from resilient.wire.requests.request_log import RequestLog
 
 CANARY = "canary-5f3a"
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -37,15 +37,15 @@ def collected(error):
 
 
 @pytest.mark.parametrize("token", [f"{CANARY}-\u20ac", f"{CANARY}\r\nx: y", f"{CANARY}\0", f"{CANARY}\x7f"])
-async def test_a_token_no_header_can_hold(client, conduct, provider, token):
-    conduct.credentials = {"Authorization": f"Bearer {token}"}
+async def test_a_token_no_header_can_hold(client, hooks, provider, token):
+    hooks.credentials = {"Authorization": f"Bearer {token}"}
     with pytest.raises(Exception, match="the value for header Authorization") as caught:
         await client(provider()).get("/x")
     assert CANARY not in collected(caught.value)
 
 
-async def test_requests_without_an_answer(client, conduct, provider, closed_port):
-    conduct.credentials = {"Authorization": f"Bearer {CANARY}"}
+async def test_requests_without_an_answer(client, hooks, provider, closed_port):
+    hooks.credentials = {"Authorization": f"Bearer {CANARY}"}
     api = client(provider(hosts=(f"http://127.0.0.1:{closed_port}",)))
     with pytest.raises(httpx.ConnectError) as caught:
         await api.get(f"http://127.0.0.1:{closed_port}/x")
@@ -53,18 +53,18 @@ async def test_requests_without_an_answer(client, conduct, provider, closed_port
 
 
 @pytest.mark.parametrize("status", [400, 401, 500])
-async def test_refused_answers(client, conduct, provider, status):
-    conduct.credentials = {"Authorization": f"Bearer {CANARY}"}
+async def test_refused_answers(client, hooks, provider, status):
+    hooks.credentials = {"Authorization": f"Bearer {CANARY}"}
     answer = await client(provider()).get(f"/x?status={status}")
     with pytest.raises(Exception, match="answered") as caught:
         answer.raise_for_status()
     assert CANARY not in collected(caught.value)
 
 
-async def test_what_a_call_raises(conduct, provider):
-    conduct.credentials = {"Authorization": f"Bearer {CANARY}"}
-    trail = Trail(conduct, provider(errors=Errors(code=("code",))))
-    async with AsyncCall(trail, "GET", f"{trail.base_url}/x") as call:
+async def test_what_a_call_raises(hooks, provider):
+    hooks.credentials = {"Authorization": f"Bearer {CANARY}"}
+    request_log = RequestLog(hooks, provider(errors=Errors(code=("code",))))
+    async with AsyncCall(request_log, "GET", f"{request_log.base_url}/x") as call:
         call.report(400, {}, {"message": f"no {CANARY}"})
     with pytest.raises(Exception, match="answered 400") as caught:
         call.raise_for_failure()

@@ -158,7 +158,7 @@ async def test_a_broker_that_says_nothing(broker):
     broker.silent = True
     publisher = await Kafka(broker.address, topic="orders", timeout=1).connect()
     with pytest.raises((ConnectionLost, TimeoutError)):
-        async with asyncio.timeout(1.5):  # as `engine.publishers` bounds it: the producer itself would go on and on
+        async with asyncio.timeout(1.5):  # as the engine bounds it: the producer itself would go on and on
             await publisher.publish(message(1))
     async with asyncio.timeout(10):
         broker.silent = False

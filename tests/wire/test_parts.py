@@ -1,10 +1,35 @@
 """Batches of requests, through a real job against the scriptable Graph: n parts cost n, and fail one by one."""
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 
-from resilient import FailureKind, InvalidInput, Job, Limit, Part, Resilient, Retry, SyncJob, handler
+from resilient import (
+    BatchEndpoint,
+    FailureKind,
+    Idempotency,
+    InvalidInput,
+    Job,
+    Limit,
+    OAuth2,
+    Part,
+    Provider,
+    Resilient,
+    Retry,
+    SyncJob,
+    handler,
+)
 from resilient.testing import FakeClock, FakeProvider, Reply, new_key
 
+KEYED = Provider(
+    name="keyed",
+    base_url="https://api.keyed.example/v1",
+    auth=(OAuth2(token_url="https://api.keyed.example/token"),),
+    batch=BatchEndpoint(path="/$batch"),
+    reads=("POST /v1/search",),
+    idempotency=Idempotency(paths=("/v1/charges",)),
+)
 READS = [Part("GET", f"/me/messages/{n}") for n in range(3)]
 
 
@@ -15,10 +40,10 @@ def time():
 
 @pytest.fixture
 async def run(time, sqlite_url):
-    """``await run(fake, handler)``: one job of it; the job."""
+    """``await run(fake, handler)``: one job of it, ``again`` so often five minutes later; the job."""
     apps = []
 
-    async def run(fake, kind):
+    async def run(fake, kind, *, again=0):
         apps.append(
             Resilient(
                 sqlite_url, handlers=[kind], providers=[fake.provider], clock=time.now, upgrade=False,
@@ -29,6 +54,9 @@ async def run(time, sqlite_url):
         await apps[-1].connections.import_(key, **fake.account("one").tokens)
         done = await apps[-1].enqueue(kind, resource_key=key)
         await apps[-1].worker().drain()
+        for _ in range(again):
+            time.advance(minutes=5)
+            await apps[-1].worker().drain()
         return await apps[-1].jobs.get(done.id)
 
     yield run
@@ -164,3 +192,78 @@ async def test_who_has_no_batches(run, make):
     found = await run(make("hubspot"), batching(READS, seen))
     assert "declares no batch endpoint" in found.last_error
     assert issubclass(InvalidInput, ValueError)
+
+
+LOST, AGAIN = FailureKind.AMBIGUOUS, FailureKind.TRANSIENT
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "lost"),
+    [
+        ("GET", "/a", AGAIN), ("PUT", "/a", AGAIN), ("DELETE", "/a", AGAIN), ("PATCH", "/a", LOST),
+        ("POST", "/a", LOST), ("post", "/a", LOST), ("POST", "/search", AGAIN), ("POST", "/search?q=1", AGAIN),
+        ("POST", "/charges", AGAIN), ("PATCH", "/charges", LOST),
+    ],
+)  # fmt: skip
+async def test_a_part_means_what_the_single_request_means(run, make, method, path, lost):
+    """By its own method, the provider's reads and its own key. Some have no answer at all."""
+    fake, parts, alone = make(KEYED), [], []
+    statuses = [404, 502, 409, 504, 404, None, 409, 500]  # not so ill that a circuit opens
+    answers = [{"id": str(n), "status": status, "body": {}} for n, status in enumerate(statuses) if status is not None]
+    fake.fail_next(Reply(200, {"responses": answers}), on="POST */$batch")
+
+    @handler("b", retry=Retry(max_attempts=1))
+    async def b(job: Job[None]) -> None:
+        batch = [Part(method, path, {"n": n}) for n in range(len(statuses))]
+        parts.extend(one.failure.kind for one in await job.client.batch(batch))
+        for n, status in enumerate(statuses):
+            with contextlib.suppress(ConnectionResetError):
+                async with job.call(method.upper(), f"{fake.provider.base_url}{path}", body=b"%d" % n) as call:
+                    if status is None:
+                        raise ConnectionResetError
+                    call.report(status, [], b"{}")
+            alone.append(call.failure.kind)
+
+    await run(fake, b)
+    assert parts == alone
+    assert (parts[1], parts[3], parts[5], parts[7]) == (lost, lost, lost, AGAIN)
+
+
+async def test_a_part_carries_its_key_and_keeps_it(run, make):
+    """In the batch that repeats it, too; a part whose fate is known gives its key to no other."""
+    fake, seen = make(KEYED), []
+    fake.on("POST */charges", {"ok": True})
+    charges = [Part("POST", "/charges", {"n": n}) for n in range(2)]
+    by_hand = Part("POST", "/charges", {"n": 5}, {"idempotency-key": "by-hand"})
+    fake.fail_next(Reply(502), on=lambda one: one.what == "part" and one.json == {"n": 1})
+
+    @handler("b", retry=Retry(max_attempts=1))
+    async def b(job: Job[None]) -> None:
+        seen.extend(await job.client.batch([*charges, by_hand]))
+        seen.extend(await job.client.batch([charges[1], charges[0]]))
+
+    found = await run(fake, b)
+    assert found.state.value == "succeeded", found.last_error
+    assert [one.failure and one.failure.kind for one in seen] == [None, FailureKind.TRANSIENT, None, None, None]
+    keys = [one.idempotency_key for one in fake.log.where(what="part")]
+    assert (len(keys[0]), keys[2], keys[3]) == (32, "by-hand", keys[1])
+    assert len(set(keys)) == 4
+
+
+async def test_a_part_whose_key_is_forgotten_is_not_sent_again(run, make, time):
+    """As a request by itself: the time of its first sending stands in the job's row."""
+    fake = make(replace(KEYED, idempotency=Idempotency(paths=("/v1/charges",), life=600)))
+    fake.fail_next(Reply(502), on="part", times=3)
+    sendings = []
+
+    @handler("b", retry=Retry(max_attempts=5))
+    async def b(job: Job[None]) -> None:
+        sendings.append(time.now())
+        for answer in await job.client.batch([Part("POST", "/charges", {"n": 1})]):
+            time.advance(seconds=700 * (len(sendings) > 1))
+            answer.raise_for_failure()
+
+    found = await run(fake, b, again=2)
+    parts = fake.log.where(what="part")
+    assert (len(sendings), len(parts), len({one.idempotency_key for one in parts})) == (2, 2, 1)
+    assert (found.state.value, found.last_error_kind) == ("dead", FailureKind.AMBIGUOUS)

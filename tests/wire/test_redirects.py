@@ -6,16 +6,16 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from resilient.core.provider import Idempotency, Provider
-from resilient.wire.names import derive
+from resilient.core.provider.facts import Idempotency, Provider
+from resilient.wire.requests.request_log import derive
 
 
 @pytest.fixture(autouse=True)
-def _credentials(conduct):
-    conduct.credentials = {"Authorization": "Bearer canary", "X-Api-Key": "canary-key"}
+def _credentials(hooks):
+    hooks.credentials = {"Authorization": "Bearer canary", "X-Api-Key": "canary-key"}
 
 
-async def test_a_foreign_host_gets_a_bare_request(client, provider, server, stranger, conduct):
+async def test_a_foreign_host_gets_a_bare_request(client, provider, server, stranger, hooks):
     api = client(provider(idempotency=Idempotency()))
     url = f"/x?status=307&location={stranger.url}/taken"
     response = await api.post(
@@ -31,12 +31,12 @@ async def test_a_foreign_host_gets_a_bare_request(client, provider, server, stra
     assert not {"authorization", "x-api-key", "idempotency-key", "cookie", "x-mine"} & set(away)
 
 
-async def test_a_foreign_hop_is_not_gated_but_a_post_there_is_marked(client, provider, stranger, conduct):
+async def test_a_foreign_hop_is_not_gated_but_a_post_there_is_marked(client, provider, stranger, hooks):
     api = client(provider(idempotency=Idempotency()))
     await api.post(f"/x?status=307&location={stranger.url}/taken", follow_redirects=True)
-    assert conduct.steps == ["admit", "answered", "admit", "mark", "clear"]
-    assert [a.gated for a in conduct.asked] == [True, False]
-    assert [a.trusted for a in conduct.asked] == [True, False]
+    assert hooks.steps == ["admit", "answered", "admit", "mark", "clear"]
+    assert [a.gated for a in hooks.requests] == [True, False]
+    assert [a.trusted for a in hooks.requests] == [True, False]
 
 
 async def test_a_chain_that_left_gets_no_credentials_when_it_comes_back(client, provider, server, stranger):
@@ -48,14 +48,14 @@ async def test_a_chain_that_left_gets_no_credentials_when_it_comes_back(client, 
     assert stranger.app.seen.named("authorization") == [None]
 
 
-async def test_a_declared_host_gets_them_all(client, conduct, server, stranger):
+async def test_a_declared_host_gets_them_all(client, hooks, server, stranger):
     provider = Provider(name="api", base_url=server.url, hosts=(stranger.url,), idempotency=Idempotency())
     await client(provider).post(f"/x?status=308&location={stranger.url}/y", follow_redirects=True)
     key = derive("job-1", "POST /x #1")
     for running in (server, stranger):
         assert running.app.seen.named("authorization") == ["Bearer canary"]
         assert running.app.seen.named("idempotency-key") == [key]
-    assert conduct.steps == ["admit", "answered"] * 2
+    assert hooks.steps == ["admit", "answered"] * 2
 
 
 async def test_once_bare_to_the_end_of_the_chain(client, provider, server, stranger):
@@ -78,37 +78,37 @@ async def test_another_port_or_scheme_is_another_host(client, provider, stranger
     assert stranger.app.seen.named("authorization") == [None]
 
 
-async def test_a_request_made_to_a_foreign_host_goes_as_it_was_written(client, provider, stranger, conduct):
+async def test_a_request_made_to_a_foreign_host_goes_as_it_was_written(client, provider, stranger, hooks):
     await client(provider()).get(stranger.url + "/x?status=429", headers={"authorization": "Bearer their-own"})
     assert stranger.app.seen.named("authorization") == ["Bearer their-own"]
-    assert conduct.steps == ["admit"]
+    assert hooks.steps == ["admit"]
 
 
-async def test_a_provider_that_declares_no_hosts_is_gated_and_gets_no_credentials(client, server, conduct):
+async def test_a_provider_that_declares_no_hosts_is_gated_and_gets_no_credentials(client, server, hooks):
     await client().get("/x")
     assert server.app.seen.named("authorization") == [None]
-    assert conduct.steps == ["admit", "answered"]
+    assert hooks.steps == ["admit", "answered"]
 
 
-async def test_a_303_becomes_a_get_and_is_no_repeat(client, provider, server, conduct):
+async def test_a_303_becomes_a_get_and_is_no_repeat(client, provider, server, hooks):
     api = client(provider(idempotency=Idempotency()))
     await api.post("/x?status=303&location=/done", follow_redirects=True)
     assert [(m, p) for m, p, _, _ in server.app.seen] == [("POST", "/x"), ("GET", "/done")]
     assert server.app.seen.named("idempotency-key")[1] is None
 
 
-async def test_an_endless_redirect_is_permanent(client, provider, server, conduct):
-    from resilient.core.failure import FailureKind
-    from resilient.wire.explain import explain
+async def test_an_endless_redirect_is_permanent(client, provider, server, hooks):
+    from resilient.core.base.errors import FailureKind
+    from resilient.wire.requests.explain import explain
 
     api = client(provider())
     with pytest.raises(httpx.TooManyRedirects) as caught:
         await api.get("/loop", follow_redirects=True)
-    failure = explain(caught.value, api.trail, conduct.now()).failure
+    failure = explain(caught.value, api.request_log, hooks.now()).failure
     assert (failure.kind, failure.code) == (FailureKind.PERMANENT, "too_many_redirects")
 
 
-async def test_no_secret_reaches_a_log(client, provider, conduct, caplog, stranger):
+async def test_no_secret_reaches_a_log(client, provider, hooks, caplog, stranger):
     for name in (None, "httpx", "httpcore"):
         caplog.set_level(logging.DEBUG, logger=name)
     api = client(provider())

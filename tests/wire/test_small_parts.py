@@ -1,12 +1,13 @@
 """Redaction, names, GraphQL documents, pools: the parts that need no server."""
 
 import logging
+import ssl
 
 import pytest
 
-from resilient.wire import redact
-from resilient.wire.client import only_queries
-from resilient.wire.pool import Pool
+from resilient.wire.requests import redact
+from resilient.wire.requests.client import only_queries
+from resilient.wire.requests.pool import Pool, PoolSettings
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,10 @@ def test_one_set_of_certificates_for_both_kinds_of_connections():
     assert one._context is two._pool._ssl_context
     assert pool.for_coroutines is one
     pool.close()
+
+
+def test_certificates_that_everybody_trusts_are_loaded_once_a_process():
+    one, two, own = Pool(), Pool(), Pool(PoolSettings(verify=False))
+    assert one._certificates() is two._certificates()
+    assert own._certificates() is not one._certificates()
+    assert (one._certificates().verify_mode, own._certificates().verify_mode) == (ssl.CERT_REQUIRED, ssl.CERT_NONE)

@@ -12,10 +12,10 @@ import pytest
 import requests
 
 from resilient.adapters.aiohttp import session
-from resilient.core.auth import OAuth2
+from resilient.core.provider.auth import OAuth2
 from resilient.testing import job
-from resilient.wire.oauth import TokenClient
-from resilient.wire.pool import Pool, PoolSettings
+from resilient.wire.oauth.endpoints import TokenClient
+from resilient.wire.requests.pool import Pool, PoolSettings
 
 FORGED = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
@@ -50,6 +50,7 @@ class Server:
     async def serve(self, reader, writer):
         self.opened += 1
         self.tasks.add(asyncio.current_task())
+        writer.transport.set_write_buffer_limits(1)  # with 0, asyncio's TLS pauses a writer whose buffer is empty
         try:
             await self.talk(reader, writer)
         finally:
@@ -68,7 +69,6 @@ class Server:
                 else:
                     for part in self.parts:
                         writer.write(part)
-                writer.transport.set_write_buffer_limits(0)
                 try:
                     await writer.drain()
                 finally:  # it may have been cut off meanwhile
@@ -124,13 +124,13 @@ async def test_the_next_account_gets_its_own_answer(parts, secure, threads, tls)
             client = httpx.Client(transport=pool.for_threads, trust_env=False)
             for _ in range(3):
                 await asyncio.to_thread(client.get, server.url, headers=A)
-                await asyncio.wait_for(server.sent.wait(), 10)
+                await asyncio.wait_for(server.sent.wait(), 60)
                 assert (await asyncio.to_thread(client.get, server.url, headers=B)).text == "b"
         else:
             async with httpx.AsyncClient(transport=Lent(pool.for_coroutines), trust_env=False) as client:
                 for _ in range(3):
                     await client.get(server.url, headers=A)
-                    await asyncio.wait_for(server.sent.wait(), 10)
+                    await asyncio.wait_for(server.sent.wait(), 60)
                     assert (await client.get(server.url, headers=B)).text == "b"
     await pool.aclose()
 
@@ -151,7 +151,7 @@ async def test_an_answer_nobody_asked_for_yet(threads):
         await get(A)
         resting = pool.for_threads._pool.connections if threads else list(pool.for_coroutines._resting)
         server.late.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not resting[0].has_expired():  # noqa: ASYNC110 - the kernel's event, not a test's
                 await asyncio.sleep(0.005)
         assert (await get(B)).text == "b"
@@ -197,9 +197,9 @@ async def test_requests_keeps_them_apart_by_itself(parts):
     async with serving(parts) as server:
         with requests.Session() as s:
             for _ in range(3):
-                await asyncio.to_thread(s.get, server.url, headers=A, timeout=3)
-                await asyncio.wait_for(server.sent.wait(), 10)
-                assert (await asyncio.to_thread(s.get, server.url, headers=B, timeout=3)).text == "b"
+                await asyncio.to_thread(s.get, server.url, headers=A, timeout=60)
+                await asyncio.wait_for(server.sent.wait(), 60)
+                assert (await asyncio.to_thread(s.get, server.url, headers=B, timeout=60)).text == "b"
 
 
 @pytest.mark.parametrize("parts", SURPLUS.values(), ids=SURPLUS)
@@ -209,6 +209,6 @@ async def test_the_sessions_of_two_jobs_over_one_connector_of_aiohttp(parts):
             with contextlib.suppress(aiohttp.ClientError):  # it may refuse the answer as a whole
                 async with s.get(server.url, headers=A) as response:
                     await response.read()
-            await asyncio.wait_for(server.sent.wait(), 10)
+            await asyncio.wait_for(server.sent.wait(), 60)
             async with s.get(server.url, headers=B) as response:
                 assert await response.text() == "b"

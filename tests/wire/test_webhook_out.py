@@ -12,13 +12,13 @@ import pytest
 import standardwebhooks
 
 from resilient import InvalidInput, Permanent, Signature, StandardWebhook, Throttled, Webhook, Word
-from resilient.core.addresses import denied
-from resilient.core.errors import JobFailure
-from resilient.core.message import Envelope, decode
-from resilient.core.webhook import Delivery, verify
-from resilient.engine.publishers import Publishers
-from resilient.wire.guard import PublicNetwork
+from resilient.core.base.errors import JobFailure
+from resilient.core.base.hosts import denied
+from resilient.core.events.message import Envelope, decode
+from resilient.core.events.webhook import Delivery, verify
+from resilient.engine.events.publishers import Publishers
 from resilient.wire.publishers.base import ConnectionLost
+from resilient.wire.requests.guard import PublicNetwork
 
 OLD, NEW = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + "Q" * 40
 MESSAGE = decode(
@@ -251,7 +251,7 @@ class TestAddresses:
         """A name that answers differently the second time (DNS rebinding) is not asked a second time."""
         asked = []
 
-        async def rebinding(self, host, port, **_):
+        def rebinding(host, port, **_):
             asked.append(host)
             address = "8.8.8.8" if len(asked) == 1 else "127.0.0.1"
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
@@ -262,7 +262,7 @@ class TestAddresses:
             connected.append(host)
             raise httpcore.ConnectError("no network here")
 
-        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", rebinding)
+        monkeypatch.setattr(socket, "getaddrinfo", rebinding)
         monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect)
         with pytest.raises(httpcore.ConnectError):
             await PublicNetwork().connect_tcp("rebind.example.com", receiver.port)
@@ -270,10 +270,10 @@ class TestAddresses:
         assert connected == ["8.8.8.8"]
 
     async def test_one_bad_address_of_several_is_enough(self, receiver, monkeypatch):
-        async def both(self, host, port, **_):
+        def both(host, port, **_):
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port)) for a in ("8.8.8.8", "10.0.0.1")]
 
-        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", both)
+        monkeypatch.setattr(socket, "getaddrinfo", both)
         with pytest.raises(Permanent, match=r"10\.0\.0\.1"):
             await PublicNetwork().connect_tcp("two.example.com", receiver.port)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from pathlib import Path  # noqa: TC003 - typer reads it
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from resilient.core.errors import ResilientError
+from resilient.core.base.errors import ResilientError
 from resilient.surface.bench.floor import floor as run_floor
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def drain(
     as_json: AsJson = False,
 ) -> None:
     """Jobs that do nothing, claimed, run and finished."""
-    from resilient.surface.bench.drain import drain as run_drain  # noqa: PLC0415 - the engine: only where needed
+    from resilient.surface.bench.jobs import drain as run_drain  # noqa: PLC0415 - the engine: only where needed
 
     shape = {"jobs": jobs, "resources": resources, "workers": workers, "concurrency": concurrency}
     _run(
@@ -67,6 +69,23 @@ def drain(
         lambda: shape | run_drain(database, **shape, limits=limits, blocked=blocked, with_floor=with_floor),
         as_json=as_json,
     )
+
+
+@app.command()
+def overhead(
+    database: Database = None,
+    jobs: Jobs = 20_000,
+    resources: Resources = 1_000,
+    concurrency: Concurrency = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each.")] = 3,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """What metrics and probes cost a drain, asked every second."""
+    from resilient.surface.bench.jobs import overhead as run_overhead  # noqa: PLC0415 - as above
+
+    shape = {"jobs": jobs, "resources": resources, "concurrency": concurrency}
+    _run("overhead", lambda: shape | run_overhead(database, **shape, rounds=rounds), as_json=as_json)
 
 
 @app.command()
@@ -79,7 +98,7 @@ def enqueue(
     as_json: AsJson = False,
 ) -> None:
     """Jobs into the database: 10,000 at a time, and one by one."""
-    from resilient.surface.bench.enqueue import enqueue as run_enqueue  # noqa: PLC0415 - as above
+    from resilient.surface.bench.jobs import enqueue as run_enqueue  # noqa: PLC0415 - as above
 
     _run(
         "enqueue",
@@ -98,7 +117,7 @@ def pickup(
     as_json: AsJson = False,
 ) -> None:
     """How soon an idle worker starts a job, and what idling costs."""
-    from resilient.surface.bench.pickup import pickup as run_pickup  # noqa: PLC0415 - as above
+    from resilient.surface.bench.jobs import pickup as run_pickup  # noqa: PLC0415 - as above
 
     _run(
         "pickup",
@@ -126,17 +145,54 @@ def http(
     _run("http", lambda: shape | run_http(database, **shape, limits=limits, bare=not alone), as_json=as_json)
 
 
-def _run(name: str, bench: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
-    """Print the figures; exit status 2 with a sentence for what could not be measured."""
-    console = Console()
+@app.command()
+def throttle(
+    database: Database = None,
+    provider: Annotated[str, typer.Option(help="Which kind of provider, a list with commas, or all.")] = "sliding",
+    scale: Annotated[float, typer.Option(min=0.1, help="Makes every window and the run shorter by this.")] = 1.0,
+    *,
+    alone: Annotated[bool, typer.Option("--alone", help="Without tenacity and the adaptive limiter.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Also a plot of each second, into this file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="All as one table.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Two workers against a limit that nobody declared.
+
+    What is refused and accepted, as the provider counts it; beside tenacity, and a limiter in each process.
+    """
+    from resilient.surface.bench.metered import METERS  # noqa: PLC0415 - as above
+    from resilient.surface.bench.throttle import markdown as table  # noqa: PLC0415 - as above
+    from resilient.surface.bench.throttle import throttle as run_throttle  # noqa: PLC0415 - as above
+
+    names = list(METERS) if provider == "all" else provider.split(",")
+    if unknown := set(names) - METERS.keys():
+        raise typer.BadParameter(f"{min(unknown)!r} is none of {', '.join(METERS)}")
+    rows = []
+    for name in names:
+        bench = partial(run_throttle, database, name, scale=scale, rivals=not alone, plot=svg)
+        if markdown:
+            rows.append(_measured("throttle", bench))
+        else:
+            _run("throttle", bench, as_json=as_json)
+    if markdown:
+        Console().print(table(rows), soft_wrap=True, markup=False, highlight=False)
+
+
+def _measured(name: str, bench: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The figures; exit status 2 with a sentence for what could not be measured."""
     try:
-        found = {"bench": name, **bench()}
+        return {"bench": name, **bench()}
     except ResilientError as error:
         Console(stderr=True).print(f"error: {error}", soft_wrap=True, markup=False, highlight=False)
         raise typer.Exit(2) from None
+
+
+def _run(name: str, bench: Callable[[], dict[str, Any]], *, as_json: bool) -> None:
+    """Print the figures."""
+    console, row = Console(), _measured(name, bench)
     if as_json:
-        console.print(json.dumps(found), soft_wrap=True, markup=False, highlight=False)
+        console.print(json.dumps(row), soft_wrap=True, markup=False, highlight=False)
         return
-    width = max(map(len, found))
-    for key, value in found.items():
+    width = max(map(len, row))
+    for key, value in row.items():
         console.print(f"{key.replace('_', ' '):{width}}  {value:,}" if isinstance(value, (int, float)) else value)

@@ -1,24 +1,89 @@
-"""Worker processes of a bench: started, ready, then let go together; each answers with a dictionary.
+"""The application that a bench runs, the worker processes that run it, and the figures of both.
 
-Processes are spawned, never forked: a fork would share database connections. A bench's clock runs from the
-common start to the last answer, so imports and connecting do not count.
+Its handlers do nothing, or one request. The processes are started, wait until all are ready, and begin together; each
+answers with a dictionary. They are spawned, never forked: a fork would share database connections. A bench's clock runs
+from the common start to the last answer, so imports and connecting do not count.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import multiprocessing
+import os
+import resource
+import sys
+import threading
 import time
 import traceback
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from resilient.core.errors import ResilientError
-from resilient.surface.bench.cpu import own_cpu, own_memory
+from resilient import BreakerPolicy, Job, Limit, Resilient, Retry, Transient, handler
+from resilient.core.base.errors import ResilientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, MutableSequence, Sequence
     from multiprocessing.connection import Connection
+
+    import psycopg
+
+    from resilient.engine.run.worker import Worker
+    from resilient.surface.scratch import Scratch
+
+ROOT: Final = "bench"
+DOWN: Final = f"{ROOT}/down"
+_ROOMY: Final = 10_000_000.0  # limits that cost their work and stop nobody
+
+
+@handler("bench.noop")
+async def noop(job: Job[int]) -> None:
+    """Do nothing."""
+
+
+@handler("bench.down", retry=Retry(max_attempts=None, delay=600))
+async def down(job: Job[int]) -> None:  # noqa: ARG001 - handlers take a job
+    """Find that the account is down: an execution that was of no use."""
+    raise Transient("the bench's account is down")
+
+
+@handler("bench.stamp")
+async def stamp(job: Job[int]) -> None:
+    """Say when the job started."""
+    started: dict[int, float] = job.deps
+    started[job.payload] = time.perf_counter()
+
+
+@handler("bench.get")
+async def get(job: Job[str]) -> None:
+    """One request."""
+    response = await job.client.get(job.payload)
+    response.raise_for_status()
+
+
+def build(place: Scratch, *, limits: bool = False, deps: Any = None) -> Resilient:
+    """The application in ``place``; with ``limits`` two job limits on every account."""
+    two = [Limit(_ROOMY, per=60, counts="jobs"), Limit(_ROOMY, per=3600, counts="jobs")]
+    return Resilient(
+        place.url,
+        schema=place.schema,
+        upgrade=True,
+        handlers=[noop, down, stamp, get],
+        limits={f"{ROOT}/*": two} if limits else None,
+        breakers={DOWN: BreakerPolicy(streak=1, first_open=600)},  # one probe a run, however long it takes
+        deps=deps,
+    )
+
+
+def account(n: int, resources: int) -> str:
+    """The resource key of job ``n``."""
+    return f"{ROOT}/acct-{n % resources}"
 
 
 class BenchFailed(ResilientError):
@@ -70,22 +135,22 @@ def run_crew(
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(workers)]
     crew = [
-        context.Process(target=_member, args=(theirs, task, (n, *args) if numbered else args), daemon=True)
-        for n, (_, theirs) in enumerate(pipes)
+        context.Process(target=_member, args=(far, task, (n, *args) if numbered else args), daemon=True)
+        for n, (_, far) in enumerate(pipes)
     ]
     try:
         for process in crew:
             process.start()
-        ours = [mine for mine, _ in pipes]
-        for _, theirs in pipes:
-            theirs.close()
-        _gather(ours)
+        near_ends = [near for near, _ in pipes]
+        for _, far in pipes:
+            far.close()
+        _gather(near_ends)
         began = time.perf_counter()
-        for pipe in ours:
+        for pipe in near_ends:
             pipe.send("go")
         if meanwhile is not None:
             meanwhile()
-        answers = _gather(ours)
+        answers = _gather(near_ends)
         ended = max(answer.get("finished_at") or time.perf_counter() for answer in answers)
         return Crew(ended - began, answers)
     except BaseException:
@@ -128,3 +193,185 @@ def _member(pipe: Connection, task: Callable[..., dict[str, Any]], args: tuple[A
         pipe.send((False, traceback.format_exc()))
         return
     pipe.send((True, answer | {"cpu_seconds": own_cpu() - began, "memory_mb": own_memory()}))
+
+
+# -- work -------------------------------------------------------------------------------------------------------------
+#
+# What a worker process of a bench does: an ordinary `worker.run()`, stopped when the jobs of all are done.
+#
+# How many are done stands in memory shared by the processes, one slot each, read a hundred times a second;
+# asking the database would be part of the load.
+
+_LOOK: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be worked off: ``jobs`` in ``place``, ``concurrency`` at once in each process.
+
+    ``scraped``: with metrics and probes, which are asked every second.
+    """
+
+    place: Scratch
+    jobs: int
+    concurrency: int
+    limits: bool = False
+    scraped: bool = False
+
+
+def work(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
+    """Run until all results are written (a task of `run_crew`); ``done[number]`` is this process's share."""
+    return asyncio.run(_work(start, number, done, load))
+
+
+async def _work(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
+    async with build(load.place, limits=load.limits) as app:
+        worker = app.worker(concurrency=load.concurrency)
+        start()
+        watching = asyncio.create_task(_watch(worker, number, done, load.jobs))
+        with _asked(app, worker) if load.scraped else nullcontext():
+            await worker.run()
+        return {"finished_at": await watching, "executions": worker.executions}
+
+
+@contextmanager
+def _asked(app: Resilient, worker: Worker) -> Iterator[None]:
+    """Serve metrics and probes, and ask for all of them every second, as Prometheus does four times a minute."""
+    from resilient.surface.probes import Probes  # noqa: PLC0415 - for one bench
+
+    probes, over = Probes(app, worker), threading.Event()
+    delays = chain([0.1], repeat(1.0))
+    (server,) = probes.open(metrics="127.0.0.1:0", health="127.0.0.1:0")
+
+    def ask() -> None:
+        while not over.wait(next(delays)):
+            for path in ("/metrics", "/livez", "/readyz"):
+                with suppress(urllib.error.HTTPError):  # not ready yet
+                    urllib.request.urlopen(f"http://127.0.0.1:{server.address[1]}{path}", timeout=10).read()
+
+    asking = threading.Thread(target=ask, name="bench-scrapes")
+    asking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        asking.join()
+        probes.close()
+
+
+async def _watch(worker: Worker, number: int, done: MutableSequence[int], jobs: int) -> float:
+    """Stop the worker when all is done; when that was."""
+    while True:
+        done[number] = worker.completer.written
+        if sum(done) >= jobs:
+            break
+        await asyncio.sleep(_LOOK)
+    finished = time.perf_counter()
+    worker.stop()
+    return finished
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+#
+# The figures of a bench: percentiles and rates, CPU seconds and memory of what it used.
+#
+# Used CPU is that of its worker processes and of the database, if that runs here: PostgreSQL's is the sum over the
+# children of its first process plus what ended children left there. Other users of the same server count too: bench on
+# a quiet one. None where /proc does not tell (another host, macOS).
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that a ``share`` (0 to 1) of ``values`` does not exceed: always a measured one."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
+
+
+def milliseconds(values: Sequence[float], prefix: str = "") -> dict[str, float]:
+    """Median and 99th percentile of ``values`` (seconds), in milliseconds."""
+    return {f"{prefix}p50_ms": _ms(percentile(values, 0.5)), f"{prefix}p99_ms": _ms(percentile(values, 0.99))}
+
+
+def rate(count: int, seconds: float) -> float:
+    """Things per second, to a tenth."""
+    return round(count / seconds, 1)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_MEGABYTE = 1 << (20 if sys.platform == "darwin" else 10)  # getrusage counts in kilobytes on Linux
+
+
+def own_cpu() -> float:
+    """User and system seconds of this process."""
+    return time.process_time()  # `os.times` counts in hundredths: too coarse for an idle worker
+
+
+def own_memory() -> float:
+    """The most memory this process ever held, in megabytes."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _MEGABYTE, 1)
+
+
+def postmaster(c: psycopg.Connection) -> int | None:
+    """The process id of the server behind ``c``, if it runs on this machine."""
+    row = c.execute("SELECT pg_backend_pid()").fetchone()
+    with suppress(OSError, ValueError, TypeError):
+        stat = _stat(int(row[0])) if row else []
+        parent = int(stat[1])
+        if Path(f"/proc/{parent}/comm").read_text().strip() in ("postgres", "postmaster"):
+            return parent
+    return None
+
+
+def server_cpu(pid: int | None) -> float | None:
+    """CPU seconds of the PostgreSQL server ``pid`` and its children, ended ones included."""
+    if pid is None:
+        return None
+    total = 0.0
+    try:
+        total += sum(map(int, _stat(pid)[11:15])) / _TICK  # utime, stime, cutime, cstime
+    except OSError:
+        return None
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):
+                if int(_stat(int(folder.name))[1]) == pid:
+                    total += int((folder / "schedstat").read_text().split()[0]) / 1e9
+    return total
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the third (state) on; the second may contain spaces."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+# -- server -----------------------------------------------------------------------------------------------------------
+#
+# The database server of a bench, as far as its CPU time can be read.
+
+_SETTLE: Final = 0.1  # seconds: an ending connection is for a moment neither a process nor its parent's past
+
+
+class Server:
+    """Reads the CPU seconds of the PostgreSQL server, if it runs here; SQLite has none."""
+
+    def __init__(self, place: Scratch) -> None:
+        self._pid = None
+        if not place.is_sqlite:
+            import psycopg  # noqa: PLC0415 - needs the postgres extra
+
+            with psycopg.connect(place.conninfo, autocommit=True) as c:
+                self._pid = postmaster(c)
+
+    def cpu(self) -> float | None:
+        """CPU seconds so far; None where they cannot be read."""
+        return server_cpu(self._pid)
+
+    def total(self, workers: float, before: float | None) -> float:
+        """The workers' CPU seconds and the server's since ``before``."""
+        time.sleep(_SETTLE)
+        now = self.cpu()
+        used = now - before if now is not None and before is not None else 0.0
+        return round(workers + used, 3)

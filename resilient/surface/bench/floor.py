@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.surface.bench import floor_sqlite
-from resilient.surface.bench.crew import BenchFailed, run_crew
-from resilient.surface.bench.figures import milliseconds, percentile, rate
-from resilient.surface.bench.server import Server
+from resilient.surface.bench.crew import BenchFailed, Server, milliseconds, percentile, rate, run_crew
 from resilient.surface.scratch import Scratch, scratch
 
 if TYPE_CHECKING:
@@ -70,8 +68,8 @@ def pickup_floor(place: Scratch, *, jobs: int) -> list[float]:
     """Seconds from each committed insert to its claim."""
     code = _code(place)
     code.create(place)
-    found: list[float] = code.pickup(place, jobs)
-    return found
+    seconds: list[float] = code.pickup(place, jobs)
+    return seconds
 
 
 def _drain(place: Scratch, code: ModuleType, jobs: int, workers: int) -> Rate:

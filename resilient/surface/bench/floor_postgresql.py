@@ -127,16 +127,16 @@ async def _single_async(place: Scratch, jobs: int) -> list[float]:
 def pickup(place: Scratch, jobs: int) -> list[float]:
     """LISTEN, claim one, on an idle connection: seconds from the committed insert to the claimed row."""
     claimed: list[float] = []
-    ready, seen = threading.Event(), threading.Event()
+    ready, receipt = threading.Event(), threading.Event()
 
     def listen() -> None:
-        with connect(place) as ear, connect(place) as c:
-            ear.execute("LISTEN floor")
+        with connect(place) as listener, connect(place) as c:
+            listener.execute("LISTEN floor")
             ready.set()
-            for _ in ear.notifies(timeout=30):
+            for _ in listener.notifies(timeout=30):
                 if c.execute(_CLAIM, (1,), prepare=True).fetchall():
                     claimed.append(time.perf_counter())
-                    seen.set()
+                    receipt.set()
                     if len(claimed) == jobs:
                         return
 
@@ -147,9 +147,9 @@ def pickup(place: Scratch, jobs: int) -> list[float]:
     with connect(place) as c:
         for n in range(jobs):
             committed.append(_insert_and_notify(c, n))
-            if not seen.wait(10):
+            if not receipt.wait(10):
                 raise BenchFailed("a notified worker did not wake up within 10 s")
-            seen.clear()
+            receipt.clear()
             time.sleep(0.01)  # idle between two jobs
         listener.join(10)
         _empty(c)

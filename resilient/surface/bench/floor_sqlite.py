@@ -94,7 +94,7 @@ def single(place: Scratch, jobs: int) -> list[float]:
 def pickup(place: Scratch, jobs: int) -> list[float]:
     """Poll ``data_version``, claim one: seconds from the committed insert to the claimed row."""
     claimed: list[float] = []
-    seen = threading.Event()
+    receipt = threading.Event()
 
     def poll() -> None:
         c = connect(place)
@@ -105,7 +105,7 @@ def pickup(place: Scratch, jobs: int) -> list[float]:
                 time.sleep(_POLL)
             elif _write(c, _CLAIM, (1,)):
                 claimed.append(time.perf_counter())
-                seen.set()
+                receipt.set()
             version = now
         c.close()
 
@@ -117,9 +117,9 @@ def pickup(place: Scratch, jobs: int) -> list[float]:
         time.sleep(0.01)  # idle between two jobs
         _write(c, _INSERT, (f"bench/{n}", '{"n": 1}'))
         committed.append(time.perf_counter())
-        if not seen.wait(10):
+        if not receipt.wait(10):
             raise BenchFailed("a polling worker did not find its job within 10 s")
-        seen.clear()
+        receipt.clear()
     poller.join(10)
     _write(c, "DELETE FROM floor_job", ())
     c.close()

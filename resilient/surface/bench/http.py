@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from resilient import Item
-from resilient.surface.bench.app import account, build, get
-from resilient.surface.bench.crew import BenchFailed, run_crew
-from resilient.surface.bench.figures import rate
-from resilient.surface.bench.server import Server
-from resilient.surface.bench.work import Load, work
+from resilient.surface.bench.crew import BenchFailed, Load, Server, account, build, get, rate, run_crew, work
 from resilient.surface.scratch import scratch
 
 if TYPE_CHECKING:
@@ -81,10 +77,10 @@ def _bare(start: Start, address: str, jobs: int, concurrency: int) -> dict[str, 
 
 async def _bare_loop(start: Start, address: str, jobs: int, concurrency: int) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    left = iter(range(jobs))
+    numbers = iter(range(jobs))
 
     async def loop(client: httpx.AsyncClient) -> None:
-        for _ in left:
+        for _ in numbers:
             (await client.get(address)).raise_for_status()
 
     async with httpx.AsyncClient(limits=limits, timeout=60) as client:
@@ -102,12 +98,12 @@ async def _bare_loop(start: Start, address: str, jobs: int, concurrency: int) ->
 def _provider() -> Iterator[str]:
     """A process that answers every request after 50 ms; yields its address."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    near, far = context.Pipe()
+    process = context.Process(target=_serve, args=(far,), daemon=True)
     process.start()
-    theirs.close()
+    far.close()
     try:
-        yield f"http://127.0.0.1:{_port(ours)}/"
+        yield f"http://127.0.0.1:{_port(near)}/"
     finally:
         process.terminate()
         process.join(10)
@@ -135,12 +131,12 @@ class _Slow(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
-        self._seen = b""
+        self._received = b""
 
     def data_received(self, data: bytes) -> None:
-        self._seen += data
-        if self._seen.endswith(b"\r\n\r\n"):
-            self._seen = b""
+        self._received += data
+        if self._received.endswith(b"\r\n\r\n"):
+            self._received = b""
             asyncio.get_running_loop().call_later(_LATENCY, self._answer)
 
     def _answer(self) -> None:

@@ -22,10 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     from resilient.surface.cli import root  # noqa: PLC0415 - typer and rich: only for this
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
     try:
-        return root.run(given)
+        return root.run(words)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough

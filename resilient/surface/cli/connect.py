@@ -7,29 +7,152 @@ passwords are typed at a prompt or come through a pipe, and never appear anywher
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import sys
 import webbrowser
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path  # noqa: TC003 - typer evaluates annotations
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import typer
 
-from resilient.core.errors import ConsentRefused, InvalidInput, SetupError
-from resilient.core.placeholders import names_in
-from resilient.core.resource_key import check
-from resilient.surface.cli.callback import Callback, Place
+from resilient.core.base.errors import ConsentRefused, InvalidInput, SetupError
+from resilient.core.base.resource_key import check
+from resilient.core.provider.placeholders import names_in
 from resilient.surface.cli.connections import pair, say_connected, secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import TracebackType
 
-    from resilient.core.auth import OAuth2
-    from resilient.core.provider import Provider
-    from resilient.engine.app import Resilient
-    from resilient.engine.connections import ConnectionInfo
+    from resilient.core.provider.auth import OAuth2
+    from resilient.core.provider.facts import Provider
+    from resilient.engine.accounts.connections import ConnectionInfo
+    from resilient.engine.app.app import Resilient
     from resilient.surface.cli.context import Context
+
+# -- callback ---------------------------------------------------------------------------------------------------------
+#
+# The address on this machine that a provider sends a person's browser back to (RFC 8252, 7.3).
+#
+# It listens on the loopback interface, answers one path, and takes one callback: the one that carries the state it was
+# told to expect. Everything else is refused and forgotten, so a page that guesses the port cannot end the wait.
+
+HOST: Final = "127.0.0.1"
+LOOPBACK: Final = (HOST, "localhost")
+_LONGEST: Final = 16 * 1024  # bytes of a request's first lines
+_PATIENCE: Final = 10.0  # seconds for a browser to send them
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to listen. ``host`` is the name in the redirect URI; port 0 is any free one."""
+
+    host: str = HOST
+    port: int = 0
+    path: str = "/callback"
+
+    @classmethod
+    def of(cls, configured: str, port: int) -> Place:
+        """The provider's configured redirect URI, if it leads to this machine; else one of our own."""
+        parts = urlsplit(configured)
+        if parts.scheme == "http" and parts.hostname in LOOPBACK:
+            return cls(parts.hostname, port or parts.port or 80, parts.path or "/")
+        return cls(port=port)
+
+
+class Callback:
+    """``async with Callback(place) as back: ... await back.arrived(state)``, then `answer` the person."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._expected = place, ""
+        self._parameters: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._verdict: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
+        self._answered = asyncio.Event()
+        self.strangers = 0  # requests with another state
+
+    async def __aenter__(self) -> Self:
+        """Listen. Raises `OSError` if the port is taken."""
+        self._server = await asyncio.start_server(self._serve, HOST, self._place.port, limit=_LONGEST)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        """Stop listening."""
+        self._verdict.cancel()
+        self._server.close()
+
+    @property
+    def uri(self) -> str:
+        """The redirect URI for the provider."""
+        port = self._server.sockets[0].getsockname()[1]
+        return f"http://{self._place.host}:{port}{self._place.path}"
+
+    async def arrived(self, state: str, timeout: float) -> dict[str, str]:  # noqa: ASYNC109 - the person's, in seconds
+        """The parameters of the callback with this state. Raises `TimeoutError`."""
+        self._expected = state
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(self._parameters)
+
+    async def answer(self, *, well: bool, text: str) -> None:
+        """What the browser shows, and wait until it has it."""
+        self._verdict.set_result((well, text))
+        async with asyncio.timeout(_PATIENCE):
+            await self._answered.wait()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            status, text, final = await self._judged(*head.split("\r\n", 1)[0].split(" ")[:2])
+            writer.write(_page(status, text))
+            await writer.drain()
+            if final:
+                self._answered.set()
+        except (
+            TimeoutError,
+            OSError,
+            ValueError,
+            TypeError,
+            EOFError,
+            asyncio.LimitOverrunError,
+            asyncio.CancelledError,
+        ):
+            pass  # no browser, or one that left
+        finally:
+            writer.close()
+
+    async def _judged(self, method: str, target: str) -> tuple[int, str, bool]:
+        parts = urlsplit(target)
+        if method != "GET" or parts.path != self._place.path:
+            return 404, "There is nothing here.", False
+        parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if not self._expected or not hmac.compare_digest(parameters.get("state", "").encode(), self._expected.encode()):
+            self.strangers += 1
+            return 400, "This is not the answer that was waited for. Start again on the command line.", False
+        if self._parameters.done():
+            return 400, "This was answered before.", False
+        self._parameters.set_result(parameters)
+        well, text = await self._verdict
+        return (200 if well else 400), text, True
+
+
+def _page(status: int, text: str) -> bytes:
+    body = f"<!doctype html><meta charset=utf-8><title>resilient</title><p>{escape(text)}</p>".encode()
+    head = (
+        f"HTTP/1.1 {status} {'OK' if status == 200 else 'No'}\r\nContent-Type: text/html; charset=utf-8\r\n"  # noqa: PLR2004
+        f"Content-Length: {len(body)}\r\nConnection: close\r\nCache-Control: no-store\r\n"
+        "Referrer-Policy: no-referrer\r\nContent-Security-Policy: default-src 'none'\r\n"
+        "X-Content-Type-Options: nosniff\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+# -- connect ----------------------------------------------------------------------------------------------------------
 
 KINDS: Final = ("oauth", "client-credentials", "service-account", "token", "api-key", "basic")
 _BY_FACT: Final = {"bearer": "token", "api_key": "api-key", "basic": "basic"}
@@ -76,7 +199,7 @@ def connect(
     """
     run: Context = ctx.obj
     app = run.program("connecting an account")
-    found = _provider(app, provider)
+    facts = _provider(app, provider)
     if not key:
         raise InvalidInput(
             f"which account of {provider}? Say the key its jobs go through, such as"
@@ -85,24 +208,26 @@ def connect(
     account = check(key)
     if not account.startswith(f"{provider}/"):
         raise InvalidInput(f"{account} is no account of {provider}: its key begins with {provider}/")
-    way, details = _way(found, kind or ("service-account" if key_file else "")), dict(pair(one) for one in detail or ())
-    _require_details(found, way, details)
+    way, details = _way(facts, kind or ("service-account" if key_file else "")), dict(pair(one) for one in detail or ())
+    _require_details(facts, way, details)
     if way == "oauth":
-        made = asyncio.run(_through_browser(run, app, account, details, port, timeout, not no_browser, paste))
+        with run.audited("connect", account) as outcome:
+            made = asyncio.run(_through_browser(run, app, account, details, port, timeout, not no_browser, paste))
+            outcome["state"] = str(made.state)
     else:
-        said = _of_file(key_file, subject) if way == "service-account" else _credentials(way, user, found)
-        made = app.sync.connections.add(account, **said, details=details)
+        credentials = _of_file(key_file, subject) if way == "service-account" else _credentials(way, user, facts)
+        made = app.sync.connections.add(account, **credentials, details=details)
     say_connected(run, made)
 
 
 def _provider(app: Resilient, name: str) -> Provider:
-    found = app.providers.get(name)
-    if found is None:
-        known = ", ".join(sorted(app.providers)) or "none"
+    provider = app.providers.get(name)
+    if provider is None:
+        names = ", ".join(sorted(app.providers)) or "none"
         raise SetupError(
-            f"the app has no provider {name!r}, only: {known}. List it: Resilient(providers=[{name}.provider(...)])"
+            f"the app has no provider {name!r}, only: {names}. List it: Resilient(providers=[{name}.provider(...)])"
         )
-    return found
+    return provider
 
 
 def _way(provider: Provider, kind: str) -> str:
@@ -159,13 +284,13 @@ def _of_file(path: Path | None, subject: str) -> dict[str, Any]:
         raise InvalidInput("a service account needs --key-file: the JSON that the provider gave for its key")
     try:
         doc = json.loads(path.read_text())
-        found = {"private_key": doc["private_key"], "issuer": doc["client_email"], "key_id": doc["private_key_id"]}
+        fields = {"private_key": doc["private_key"], "issuer": doc["client_email"], "key_id": doc["private_key_id"]}
     except OSError as error:
         raise InvalidInput(f"--key-file {path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        wanted = "client_email, private_key and private_key_id"
-        raise InvalidInput(f"--key-file {path} is no JSON with {wanted}") from None
-    return {**found, "subject": subject}
+        names = "client_email, private_key and private_key_id"
+        raise InvalidInput(f"--key-file {path} is no JSON with {names}") from None
+    return {**fields, "subject": subject}
 
 
 # -- through the browser -------------------------------------------------------------------------------------
@@ -233,12 +358,12 @@ def _show(run: Context, url: str, uri: str, *, browser: bool, chance: bool = Fal
     ``chance``: the port of ``uri`` is another one next time.
     """
     opened = browser and webbrowser.open(url)
-    said = "Your browser shows the provider's page. If it does not, open" if opened else "Open"
-    run.out.errors.print(f"{said} this address:", markup=False, highlight=False)
-    run.out.errors.print(url, soft_wrap=True, markup=False, highlight=False)
-    run.out.errors.print(f"Registered with the provider must be: {uri}", soft_wrap=True, markup=False, highlight=False)
+    sentence = "Your browser shows the provider's page. If it does not, open" if opened else "Open"
+    run.out.remark(f"{sentence} this address:")
+    run.out.remark(url)
+    run.out.remark(f"Registered with the provider must be: {uri}")
     if chance:
-        run.out.errors.print("(the port is another one each time: --port 8976 keeps it)", markup=False, highlight=False)
+        run.out.remark("(the port is another one each time: --port 8976 keeps it)")
     sys.stderr.flush()
 
 

@@ -1,4 +1,4 @@
-"""``resilient connections ...`` and ``resilient secrets ...``: the accounts' credentials, never shown.
+"""``resilient connections ...``, ``secrets ...`` and ``sync ...``: accounts' credentials, never shown; their streams.
 
 A secret is typed at a prompt or comes through a pipe: an argument would stay in the shell's history and be seen by
 every user of the machine.
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from resilient.core.errors import InvalidInput
-from resilient.core.phrases import counted, when
-from resilient.core.tokens import GrantState
-from resilient.surface.cli.exits import FAILED
-from resilient.surface.cli.jobs import Yes  # noqa: TC001 - typer evaluates annotations
+from resilient.core.accounts.tokens import GrantState
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.phrases import counted, span, when
+from resilient.surface.cli.exits import FAILED, NotFound
+from resilient.surface.cli.jobs import PageSize, Yes  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
-    from resilient.engine.app import Resilient
-    from resilient.engine.connections import ConnectionInfo
+    from resilient.engine.accounts.connections import ConnectionInfo
+    from resilient.engine.app.app import Resilient
     from resilient.surface.cli.context import Context
+
 
 connections = typer.Typer(help="Credentials of accounts: see, test, add, revoke.", no_args_is_help=True)
 secrets = typer.Typer(help="The keys that credentials are encrypted with.", no_args_is_help=True)
@@ -44,12 +46,12 @@ def list_connections(
 ) -> None:
     """List connections and how they stand."""
     run: Context = ctx.obj
-    found = run.app.sync.connections.list(provider, state=state, limit=limit, after=after)
-    more = found[-1].resource_key if len(found) == limit else None
+    infos = run.app.sync.connections.list(provider, state=state, limit=limit, after=after)
+    more = infos[-1].resource_key if len(infos) == limit else None
     if run.out.as_json:
-        run.out.json({"connections": [one.to_json() for one in found], "next": more})
+        run.out.json({"connections": [one.to_json() for one in infos], "next": more})
         return
-    if not found:
+    if not infos:
         run.out.say("No connection fits." if provider or state or after else "There are no connections.")
         return
     now = run.now
@@ -58,7 +60,7 @@ def list_connections(
             one.resource_key, one.kind, one.state.value, when(one.state_since, now),
             when(one.expires_at, now) if one.expires_at else "", one.last_code,
         )
-        for one in found
+        for one in infos
     ]  # fmt: skip
     run.out.table(("ACCOUNT", "KIND", "STATE", "SINCE", "TOKEN ENDS", "CODE"), rows)
     if more is not None:
@@ -127,7 +129,9 @@ def revoke_connection(ctx: typer.Context, key: Key, *, yes: Yes = False) -> None
     one = run.app.sync.connections.get(key)
     if not run.out.confirm(f"Forget the credentials of {one.resource_key}?", yes=yes, dry_run=False):
         raise typer.Exit(FAILED)
-    done = run.app.sync.connections.revoke(key)
+    with run.audited("connections revoke", key) as outcome:
+        done = run.app.sync.connections.revoke(key)
+        outcome["revoked"] = done
     if run.out.as_json:
         run.out.json({"revoked": done})
     else:
@@ -161,7 +165,9 @@ def _decide(ctx: typer.Context, provider: str, verb: str, question: str, *, yes:
         yes, question = True, ""
     if not run.out.confirm(f"{count}{more} accounts of {provider} are suspect. {question}?", yes=yes, dry_run=False):
         raise typer.Exit(FAILED)
-    done = api.release(provider) if verb == "release" else api.confirm(provider)
+    with run.audited(f"connections {verb}", provider) as outcome:
+        done = api.release(provider) if verb == "release" else api.confirm(provider)
+        outcome["grants"] = done
     if run.out.as_json:
         run.out.json({verb: done})
     elif not done:
@@ -218,8 +224,8 @@ def secret(name: str) -> str:
 
 def pair(text: str) -> tuple[str, str]:
     """One ``--detail``. Raises `InvalidInput`."""
-    name, found, value = text.partition("=")
-    if not found or not name:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
         raise InvalidInput(f"--detail {name!r}: write NAME=VALUE")
     return name, value
 
@@ -239,14 +245,14 @@ def say_connected(run: Context, one: ConnectionInfo) -> None:
 def newsecret(ctx: typer.Context) -> None:
     """Make a key: it is printed once and stored nowhere."""
     run: Context = ctx.obj
-    from resilient.store.secrets import VARIABLE, new_key  # noqa: PLC0415 - half a second of imports, only where needed
+    from resilient.store.accounts.secrets import VARIABLE, new_key  # noqa: PLC0415 - half a second of imports, only where needed
 
     key = new_key()
     if run.out.as_json:
         run.out.json({"key": key})
         return
-    run.out.console.print(key)
-    run.out.errors.print(f"Put it in front of {VARIABLE} in every process, then: resilient secrets rotate")
+    run.out.result(key)
+    run.out.remark(f"Put it in front of {VARIABLE} in every process, then: resilient secrets rotate")
 
 
 @secrets.command("rotate")
@@ -261,3 +267,85 @@ def rotate_secrets(ctx: typer.Context) -> None:
         run.out.json({"rotated": done})
     else:
         run.out.say(f"Encrypted {counted(done, 'grant')} with the first key.")
+
+
+sync = typer.Typer(help="Sync streams: where they stand.", no_args_is_help=True)
+Pattern = Annotated[
+    str | None,
+    typer.Option("--resource", "-r", metavar="PATTERN", help="Only of these resources, as github/*."),
+]
+Part = Annotated[str | None, typer.Option(help="Only this part (the stream's parameters, as `status` shows them).")]
+
+
+@sync.command("status")
+def status(
+    ctx: typer.Context,
+    stream: Annotated[str | None, typer.Argument(metavar="STREAM", help="Only this stream.")] = None,
+    pattern: Pattern = None,
+    part: Part = None,
+    limit: PageSize = 50,
+) -> None:
+    """Show each stream's pass, and how far it is. Those that wait longest for the end of a pass come first."""
+    run: Context = ctx.obj
+    streams = run.app.sync.streams.list(stream, pattern, part=part)
+    if run.out.as_json:
+        run.out.json({"streams": [one.to_json() for one in streams]})
+        return
+    if not streams:
+        run.out.say("No stream that was read fits." if stream or pattern or part else "No stream was read yet.")
+        return
+    now, rows = run.now, []
+    streams.sort(key=lambda one: one.cursor.completed_at or _NEVER)
+    for one in streams[:limit]:
+        c = one.cursor
+        ended = f"{span((now - c.completed_at).total_seconds())} ago" if c.completed_at else "never"
+        read = f"{c.records} in {c.pages} pages" + (f", {c.rejected} rejected" if c.rejected else "")
+        cells = (one.stream, one.resource_key, one.part, one.doing, read, ended, c.error)
+        folded = " ".join(filter(None, (one.resource_key, one.part))) + (f"; began anew: {c.error}" if c.error else "")
+        rows.append(Row(*cells, folded=folded, whole=True))
+    run.out.table(("STREAM", "RESOURCE", "PART", "DOING", "READ", "LAST END", "BEGAN ANEW"), rows, folds=(1, 2, 6))
+    if len(streams) > limit:
+        run.out.say(f"... and {len(streams) - limit:,} more: --limit, --resource", style="dim")
+
+
+@sync.command("reset")
+def reset(
+    ctx: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
+    pattern: Pattern = None,
+    part: Part = None,
+) -> None:
+    """Let the next pass of a stream be a full one."""
+    run: Context = ctx.obj
+    with run.audited("sync reset", " ".join(one for one in (stream, pattern, part) if one)) as outcome:
+        count = run.app.sync.streams.reset(stream, pattern, part=part, reason="reset from the command line")
+        outcome["reset"] = count
+    if not count:
+        raise NotFound(f"no stream {stream!r} was read there; `resilient sync status` lists those that were")
+    if run.out.as_json:
+        run.out.json({"reset": count})
+    else:
+        run.out.say(f"The next pass of {count} stream{'s' if count > 1 else ''} reads everything.")
+
+
+@sync.command("forget")
+def forget(
+    ctx: typer.Context,
+    stream: Annotated[str | None, typer.Argument(metavar="STREAM", help="The stream's name; without it all.")] = None,
+    pattern: Pattern = None,
+    part: Part = None,
+) -> None:
+    """Forget where streams stand, of accounts that are gone for good."""
+    run: Context = ctx.obj
+    with run.audited("sync forget", " ".join(one for one in (stream, pattern, part) if one)) as outcome:
+        count = run.app.sync.streams.forget(stream, pattern, part=part)
+        outcome["forgotten"] = count
+    if not count:
+        raise NotFound("no such stream was read; `resilient sync status` lists those that were")
+    if run.out.as_json:
+        run.out.json({"forgotten": count})
+    else:
+        run.out.say(f"Forgot {count:,} cursor{'s' if count > 1 else ''}.")
+
+
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)

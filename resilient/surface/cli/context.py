@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import importlib
 import inspect
+import os
+import socket
 import sys
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.errors import SetupError
+from resilient.core.base.errors import SetupError
 from resilient.surface.cli.output import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from datetime import datetime
     from types import ModuleType
 
-    from resilient.engine.app import Resilient
+    from resilient.engine.app.app import Resilient
 
+VIA: Final = "command line"
 NEITHER = (
     "which app? Say --app module:app (or RESILIENT_APP=module:app); for looking at a database without the program's"
     " code: --database sqlite:///app.db or postgresql://... (or RESILIENT_DATABASE)"
@@ -36,16 +41,20 @@ class Context:
     debug: bool = False
     out: Output = field(default_factory=Output)
     typed_database: str | None = None
+    person: str = ""
+    because: str | None = None
+    acts: bool = True  # what its app's methods change is this person's
+    _stack: ExitStack = field(default_factory=ExitStack)
     _app: Resilient | None = None
 
     @property
     def app(self) -> Resilient:
-        """The program's app; with only a database, one that knows no handlers."""
+        """The program's app; with only a database, one without handlers."""
         if self._app is None:
             if self.app_name is not None:
                 self._app = load(self.app_name)
             elif self.database is not None:
-                from resilient.engine.app import Resilient  # noqa: PLC0415 - a second of imports, only where needed
+                from resilient.engine.app.app import Resilient  # noqa: PLC0415 - a second of imports, only where needed
 
                 try:
                     self._app = Resilient(self.database, schema=self.schema, upgrade=False)
@@ -54,6 +63,10 @@ class Context:
                     raise type(error)(f"{name}: {error}") from None
             else:
                 raise SetupError(NEITHER)
+            if self.acts:
+                from resilient.engine.ground.audited import acting  # noqa: PLC0415 - as above
+
+                self._stack.enter_context(acting(self.person or person(), self.because, VIA))
         return self._app
 
     def program(self, what: str) -> Resilient:
@@ -64,19 +77,40 @@ class Context:
 
     @property
     def knows_policies(self) -> bool:
-        """Whether limits declared in code are known."""
+        """Whether limits declared in code are available."""
         return self.app_name is not None
 
     @property
     def now(self) -> datetime:
         """The database's clock, which all times on the screen are compared with."""
-        found: datetime = self.app.database.transaction_sync(lambda c, d: d.now(c))
-        return found
+        now: datetime = self.app.database.transaction_sync(lambda c, d: d.now(c))
+        return now
+
+    @contextmanager
+    def audited(
+        self, action: str, subject: str, why: str | None = None, *, dry_run: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Around a change: noted before it is made, and with what it brought; a dry run changes nothing."""
+        if dry_run:
+            yield {}
+            return
+        who, why = self.person or person(), why or self.because
+        with self.app.sync.audit.change(who, action, subject, why=why, via=VIA) as outcome:
+            yield outcome
 
     def close(self) -> None:
         """Close connections that were opened here."""
+        self._stack.close()
         if self._app is not None:
             asyncio.run(self._app.close())
+
+
+def person() -> str:
+    """Who sits at this machine."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container may know no names
+        return f"{os.getuid() if hasattr(os, 'getuid') else 'somebody'}@{socket.gethostname()}"
 
 
 def load(name: str) -> Resilient:
@@ -84,16 +118,16 @@ def load(name: str) -> Resilient:
 
     Raises `SetupError` with what was tried.
     """
-    from resilient.engine.app import Resilient  # noqa: PLC0415 - as above
+    from resilient.engine.app.app import Resilient  # noqa: PLC0415 - as above
 
     module_name, _, attribute = name.partition(":")
     module = _import(module_name, name)
-    found = _attribute(module, attribute, name) if attribute else _only_app(module, name)
-    if inspect.isroutine(found):
-        found = _made(found, name)
-    if not isinstance(found, Resilient):
-        raise SetupError(f"{name} is not a Resilient app but of type {type(found).__name__}")
-    return found
+    value = _attribute(module, attribute, name) if attribute else _only_app(module, name)
+    if inspect.isroutine(value):
+        value = _made(value, name)
+    if not isinstance(value, Resilient):
+        raise SetupError(f"{name} is not a Resilient app but of type {type(value).__name__}")
+    return value
 
 
 def _made(factory: Callable[[], Any], name: str) -> Any:
@@ -126,13 +160,13 @@ def _import(module_name: str, name: str) -> ModuleType:
 
 
 def _attribute(module: ModuleType, attribute: str, name: str) -> Any:
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             have = ", ".join(f"{module.__name__}:{one}" for one in _apps(module)) or "none"
             raise SetupError(f"{name}: there is no {attribute!r}; apps in that module: {have}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _only_app(module: ModuleType, name: str) -> Any:
@@ -144,6 +178,6 @@ def _only_app(module: ModuleType, name: str) -> Any:
 
 
 def _apps(module: ModuleType) -> list[str]:
-    from resilient.engine.app import Resilient  # noqa: PLC0415 - as above
+    from resilient.engine.app.app import Resilient  # noqa: PLC0415 - as above
 
     return sorted(key for key, value in vars(module).items() if isinstance(value, Resilient))

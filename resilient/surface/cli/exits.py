@@ -11,11 +11,13 @@ A line names what was wrong and what to do; it never contains a password.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from resilient.core.errors import (
+from resilient.core.base.errors import (
     ConnectionNotFound,
     DatabaseUnreachable,
     InvalidInput,
@@ -26,6 +28,78 @@ from resilient.core.errors import (
     SetupError,
     WorkflowNotFound,
 )
+from resilient.core.base.phrases import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# -- traces -----------------------------------------------------------------------------------------------------------
+#
+# A traceback for people has the program's own frames; of libraries' frames it says how many, and whose.
+#
+# Where every frame is a library's, the last one stays: it says where. ``--json`` shows all of them.
+
+_FRAME: Final = re.compile(r'\A *File "(?P<path>[^"]+)", line \d+')
+_PACKAGE: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
+_STANDARD: Final = re.compile(r"[/\\]lib[/\\]python3[.\d]*[/\\](?!site-|dist-)|^<frozen ")
+_OURS: Final = re.compile(r"[/\\]resilient[/\\](?:core|store|wire|engine|adapters|testing|surface)[/\\]")
+
+
+def shortened(traceback: str) -> Iterator[str]:
+    """The lines of a traceback, each run of libraries' frames as one line."""
+    for is_frames, frames in groupby(_parts(traceback), key=lambda part: _FRAME.match(part[0]) is not None):
+        if is_frames:
+            yield from _of_frames(list(frames))
+        else:
+            yield from (line for part in frames for line in part)
+
+
+def _parts(traceback: str) -> Iterator[list[str]]:
+    """The parts of a traceback: a frame with its source, or another line."""
+    part: list[str] = []
+    for line in traceback.splitlines():
+        if part and _FRAME.match(part[0]) and line.startswith("    ") and not _FRAME.match(line):
+            part.append(line)
+            continue
+        if part:
+            yield part
+        part = [line]
+    if part:
+        yield part
+
+
+def _of_frames(frames: list[list[str]]) -> Iterator[str]:
+    names = [_library(frame[0]) for frame in frames]
+    if all(names):
+        names[-1] = ""
+    for (in_library, _), run in groupby(
+        zip(map(bool, names), frames, names, strict=True), key=lambda one: (one[0], None)
+    ):
+        members = list(run)
+        if in_library:
+            whose = ", ".join(dict.fromkeys(name for *_, name in members))
+            yield f"  ... {counted(len(members), 'frame')} of {whose}"
+        else:
+            yield from _lines(frame for _, frame, _ in members)
+
+
+def _lines(frames: Iterable[list[str]]) -> Iterator[str]:
+    for frame in frames:
+        yield from frame
+
+
+def _library(line: str) -> str:
+    """Whose frame it is; empty for the program's own."""
+    match = _FRAME.match(line)
+    path = match["path"] if match else ""
+    if package := _PACKAGE.search(path):
+        return package[1]
+    if _STANDARD.search(path):
+        return "Python"
+    return "resilient" if _OURS.search(path) else ""
+
+
+# -- exits ------------------------------------------------------------------------------------------------------------
 
 OK: Final = 0
 FAILED: Final = 1
@@ -59,8 +133,8 @@ def line_of(error: BaseException) -> str:
     """What to print of an error."""
     if isinstance(error, DBAPIError):
         # Only the driver's first line: the rest may quote the statement's values.
-        said = (str(error.orig).strip().splitlines() or [type(error.orig).__name__])[0]
-        return f"the database refused: {said}"
+        message = (str(error.orig).strip().splitlines() or [type(error.orig).__name__])[0]
+        return f"the database refused: {message}"
     if isinstance(error, ResilientError):
         return str(error)
     return f"{type(error).__name__}: {error} (--debug shows where)"

@@ -1,27 +1,211 @@
-"""``resilient jobs ...`` and ``resilient dead ...``."""
+"""``resilient jobs ...`` and ``resilient dead ...``, and the options that select jobs, which other commands take too.
+
+Times are ``1h`` (that long ago), ``+1h`` (that far ahead) or ``2030-01-31T12:00Z``; a time without a zone is refused,
+because the command line prints UTC and the reader's clock may not.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+import re
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from resilient.core.errors import InvalidInput
-from resilient.core.phrases import counted
-from resilient.surface.cli import views
+from resilient.core.base.errors import FailureKind, InvalidInput, NaiveDatetime
+from resilient.core.base.phrases import counted
+from resilient.core.gates.rate_limit import seconds
+from resilient.surface.cli import output
 from resilient.surface.cli.exits import FAILED
-from resilient.surface.cli.filters import Criteria, filtered, moment, tags_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resilient.core.changed import Edited
+    from resilient.core.jobs.records import Edited
+    from resilient.store.jobs.filters import Criteria as Criteria  # noqa: PLC0414 - mypy: exported
     from resilient.surface.cli.context import Context
     from resilient.surface.cli.output import Output
+else:
+    Criteria = dict  # typer evaluates annotations; the store is only imported by commands that use it
+
+_WHEN: Final = "1h (ago), +1h (ahead) or 2030-01-31T12:00Z"
+
+
+def _option(*names: str, text: str, shape: str = "TEXT") -> Any:
+    return typer.Option(*names, help=text, show_default=False, metavar=shape)
+
+
+_MANY: Final = list[str] | None
+_ONE: Final = str | None
+OPTIONS: Final[dict[str, Any]] = {
+    "state": Annotated[
+        _MANY,
+        _option(
+            "--state",
+            "-s",
+            shape="STATE",
+            text="blocked, scheduled, ready, running, succeeded, dead, cancelled; may be repeated.",
+        ),
+    ],
+    "kind": Annotated[_MANY, _option("--kind", "-k", shape="KIND", text="Kind of job; may be repeated.")],
+    "resource": Annotated[
+        _MANY,
+        _option("--resource", "-r", shape="KEY", text="Resource key or pattern, such as 'github/*'; may be repeated."),
+    ],
+    "within": Annotated[_ONE, _option("--within", shape="KEY", text="A resource key and everything below it.")],
+    "tag": Annotated[
+        _MANY, _option("--tag", "-t", shape="NAME=VALUE", text="name=value; all of them must fit; may be repeated.")
+    ],
+    "unique_key": Annotated[_ONE, _option("--unique-key", text="The unique key.")],
+    "ordering_key": Annotated[_ONE, _option("--ordering-key", text="The ordering key.")],
+    "error_kind": Annotated[
+        _MANY,
+        _option(
+            "--error-kind", shape="KIND", text=f"Kind of the last error: {', '.join(FailureKind)}; none: without one."
+        ),
+    ],
+    "error_code": Annotated[
+        _MANY,
+        _option("--error-code", shape="CODE", text="Code of the last error, such as http_422; none: without one."),
+    ],
+    "text": Annotated[_ONE, _option("--text", text="Occurs in the last error.")],
+    "struggling": Annotated[
+        bool, typer.Option("--struggling", help="Attempts used, and still going.", show_default=False)
+    ],
+    "worker": Annotated[_ONE, _option("--worker", text="The worker that runs it.")],
+    "created_after": Annotated[
+        _ONE, _option("--created-after", "--since", shape="TIME", text=f"Created since: {_WHEN}.")
+    ],
+    "created_before": Annotated[_ONE, _option("--created-before", shape="TIME", text="Created before.")],
+    "finished_after": Annotated[_ONE, _option("--finished-after", shape="TIME", text="Finished since.")],
+    "finished_before": Annotated[_ONE, _option("--finished-before", shape="TIME", text="Finished before.")],
+    "run_after": Annotated[_ONE, _option("--run-after", shape="TIME", text="To run from then on.")],
+    "run_before": Annotated[_ONE, _option("--run-before", shape="TIME", text="To run before then.")],
+}
+
+
+BULK: Final[dict[str, Any]] = {
+    "dry_run": Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be changed.")],
+    "rate": Annotated[_ONE, _option("--rate", shape="RATE", text="So many at a time: 10/s, 600/min.")],
+    "limit": Annotated[int | None, typer.Option("--limit", "-l", min=1, help="At most so many.", show_default=False)],
+    "stopped_after": Annotated[_ONE, _option("--stopped-after", shape="TIME", text=f"Stopped since: {_WHEN}.")],
+    "stopped_before": Annotated[_ONE, _option("--stopped-before", shape="TIME", text="Stopped before.")],
+}
+
+
+def bulk(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command that changes resources the options that bound it; it gets them as ``criteria``."""
+    return _with_options({name: option for name, option in BULK.items() if name not in without})
+
+
+def filtered(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the filter options; it gets them as ``criteria``."""
+    return _with_options({name: option for name, option in OPTIONS.items() if name not in without})
+
+
+def _with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        kept = [p for p in own.values() if p.name != "criteria"]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name), annotation=option)
+            for name, option in options.items()
+        ]
+
+        @functools.wraps(command)
+        def call(*args: Any, **kwargs: Any) -> None:
+            values = {name: kwargs.pop(name) for name in options}
+            command(*args, **kwargs, criteria=criteria_of(values))
+
+        parameters = kept + added
+        del call.__wrapped__  # typer would look through it
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect honours
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return wrap
+
+
+_DEFAULTS: Final = {"dry_run": False, "struggling": False}
+_NONE: Final = "none"
+_ESCAPED: Final = re.compile(r"\\+none")
+_SPELT: Final = {"created_after": "--created-after/--since"}
+
+
+def criteria_of(options: dict[str, Any]) -> Criteria:
+    """Options as `JobFilter` criteria, without those that are absent."""
+    criteria = {name: value for name, value in options.items() if value}
+    for name in ("error_kind", "error_code"):
+        if name in criteria:
+            criteria[name] = [word_or_none(text) for text in criteria[name]]
+    if "tag" in criteria:
+        criteria["tags"] = tags_of(criteria.pop("tag"))
+    for name, value in criteria.items():
+        if name.endswith(("_after", "_before")):
+            criteria[name] = moment(_SPELT.get(name, "--" + name.replace("_", "-")), value)
+    return cast("Criteria", criteria)
+
+
+def word_or_none(text: str) -> str | None:
+    r"""The word that a text stands for: ``none`` is None, and ``\none`` the word itself."""
+    return None if text == _NONE else text[1:] if _ESCAPED.fullmatch(text) else text
+
+
+def text_of(word: str | None) -> str:
+    """The opposite of `word_or_none`."""
+    return _NONE if word is None else f"\\{word}" if word == _NONE or _ESCAPED.fullmatch(word) else word
+
+
+def tags_of(pairs: list[str]) -> dict[str, str]:
+    """``name=value`` options as a mapping."""
+    tags = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"--tag {pair!r}: write name=value")
+        tags[name] = value
+    return tags
+
+
+def moment(option: str, text: str) -> datetime | timedelta:
+    """A time, or how long ago (ahead: negative)."""
+    ahead = text.startswith("+")
+    try:
+        if ahead or len(text) < len("2030-1-1"):
+            far = timedelta(seconds=seconds(text.removeprefix("+")))
+            return -far if ahead else far
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"{option} {text!r} is not a time: write {_WHEN}") from None
+    if at.tzinfo is None:
+        raise NaiveDatetime(f"{option} {text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return at
+
+
+def span(option: str, text: str) -> timedelta:
+    """A length of time: ``90s``, ``15m``, ``1h``, ``7d``."""
+    try:
+        return timedelta(seconds=seconds(text))
+    except (InvalidInput, OverflowError):
+        raise InvalidInput(f"{option} {text!r} is not a length of time: write 90s, 15m, 1h or 7d") from None
+
+
+def until(option: str, duration: str | None, end: str | None) -> datetime | timedelta | None:
+    """``--for 10m`` or ``--until 2030-01-31T12:00Z``."""
+    if duration is not None and end is not None:
+        raise InvalidInput(f"give --for or {option}, not both")
+    if duration is not None:
+        return span("--for", duration)
+    if end is None:
+        return None
+    at = moment(option, end)
+    return -at if isinstance(at, timedelta) and end.startswith("+") else at
+
 
 jobs = typer.Typer(help="Look at jobs and change them.", no_args_is_help=True)
 dead = typer.Typer(help="Dead letters: see them, replay them, give them up.", no_args_is_help=True)
@@ -68,17 +252,17 @@ def list_dead(
 
 
 def _list(run: Context, criteria: Criteria, limit: int, after: str | None, order: Literal["newest", "oldest"]) -> None:
-    found = run.app.sync.jobs.list(limit=limit, after=after, order=order, payloads=run.out.as_json, **criteria)
-    more = found[-1].id if len(found) == limit else None
+    infos = run.app.sync.jobs.list(limit=limit, after=after, order=order, payloads=run.out.as_json, **criteria)
+    more = infos[-1].id if len(infos) == limit else None
     if run.out.as_json:
-        run.out.json({"jobs": [job.to_json() for job in found], "next": more})
+        run.out.json({"jobs": [job.to_json() for job in infos], "next": more})
         return
-    if not found:
+    if not infos:
         only_dead = criteria.keys() == {"state"} and criteria["state"] == "dead"
         run.out.say("No job is dead." if only_dead else "No job fits." if criteria else "There are no jobs.")
         return
     now = run.now
-    run.out.table(views.JOB_HEADERS, [views.job_row(job, now) for job in found], folds=views.JOB_FOLDS)
+    run.out.table(output.JOB_HEADERS, [output.job_row(job, now) for job in infos], folds=output.JOB_FOLDS)
     if more is not None:
         run.out.say(f"There may be more: --after {more}", style="dim")
 
@@ -88,11 +272,11 @@ def _list(run: Context, criteria: Criteria, limit: int, after: str | None, order
 def count_jobs(ctx: typer.Context, *, criteria: Criteria) -> None:
     """Count jobs, up to 10,000."""
     run: Context = ctx.obj
-    found = run.app.sync.jobs.count(**criteria)
+    counts = run.app.sync.jobs.count(**criteria)
     if run.out.as_json:
-        run.out.json({"count": int(found), "more": found.more})
+        run.out.json({"count": int(counts), "more": counts.more})
     else:
-        run.out.say(str(found))
+        run.out.say(str(counts))
 
 
 @jobs.command("show")
@@ -108,18 +292,18 @@ def show(ctx: typer.Context, job_id: Id) -> None:
     if run.out.as_json:
         run.out.json({"job": job.to_json(), "attempts": [a.to_json() for a in attempts], "why": why.to_json()})
     else:
-        views.show_job(run.out, job, attempts, why, run.now)
+        output.show_job(run.out, job, attempts, why, run.now)
 
 
 @jobs.command("why")
 def why_job(ctx: typer.Context, job_id: Id) -> None:
     """Why a job is not running, and when it will."""
     run: Context = ctx.obj
-    found = run.app.sync.jobs.why(job_id)
+    why = run.app.sync.jobs.why(job_id)
     if run.out.as_json:
-        run.out.json(found.to_json())
+        run.out.json(why.to_json())
     else:
-        views.say_why(run.out, found)
+        output.say_why(run.out, why)
 
 
 # -- changing ------------------------------------------------------------------------------------------------
@@ -245,7 +429,9 @@ def edit(
             "nothing to edit: say --payload, --priority, --run-at, --max-attempts, --expires-at, --tag or --no-tags"
         )
     which: Any = ids[0] if len(ids) == 1 else ids
-    done: Edited = run.app.sync.jobs.edit(which, **values, new_operation=new_operation, dry_run=dry_run)
+    with run.audited("jobs edit", " ".join(ids[:20]), dry_run=dry_run) as outcome:
+        done: Edited = run.app.sync.jobs.edit(which, **values, new_operation=new_operation, dry_run=dry_run)
+        outcome.update(done.to_json(), fields=sorted(values))
     _report(run.out, done.to_json(), dry_run=dry_run)
     if done.edited < len(ids):
         raise typer.Exit(FAILED)
@@ -265,7 +451,9 @@ def _change(
     if ids:
         if criteria or everything:
             raise InvalidInput("give job ids or options that say which, not both")
-        done = change(ids[0] if len(ids) == 1 else ids, **options).to_json()
+        with run.audited(f"jobs {verb.lower()}", " ".join(ids[:20]), dry_run=options["dry_run"]) as outcome:
+            done = change(ids[0] if len(ids) == 1 else ids, **options).to_json()
+            outcome.update(done)
     else:
         if not criteria and not everything:
             raise InvalidInput("which jobs? Give their ids, options that say which (see --help), or --all")
@@ -275,12 +463,19 @@ def _change(
             return
         if not run.out.confirm(f"{verb} {counted(_effective(count), 'job')}?", yes=yes):
             raise typer.Exit(FAILED)
-        done = change(everything=everything, **options, **criteria).to_json()
+        with run.audited(f"jobs {verb.lower()}", _meaning(criteria)) as outcome:
+            done = change(everything=everything, **options, **criteria).to_json()
+            outcome.update(done)
     _report(run.out, done, dry_run=options["dry_run"])
     if ids and _effective(done) < len(ids):
         if len(ids) == 1:
             run.out.say(f"Where it stands: `resilient jobs show {ids[0]}`.")
         raise typer.Exit(FAILED)
+
+
+def _meaning(criteria: Criteria) -> str:
+    """Which jobs a filter means, in words."""
+    return ", ".join(f"{name} {value}" for name, value in criteria.items()) or "all"
 
 
 def _effective(tally: Mapping[str, int]) -> int:
@@ -302,8 +497,8 @@ def _report(out: Output, tally: Mapping[str, int], *, dry_run: bool) -> None:
     if out.as_json:
         out.json({**tally, "dry_run": dry_run})
         return
-    told = [f"{number:,} {WORDS[name]}" for name, number in tally.items() if number]
-    out.say(("Would be: " if dry_run else "") + ("; ".join(told) or "No job fits: nothing changed") + ".")
+    parts = [f"{number:,} {WORDS[name]}" for name, number in tally.items() if number]
+    out.say(("Would be: " if dry_run else "") + ("; ".join(parts) or "No job fits: nothing changed") + ".")
 
 
 def read_json(text: str) -> Any:

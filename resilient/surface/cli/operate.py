@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from resilient.core.alert_groups import begun
-from resilient.core.bounds import bounds
-from resilient.core.errors import InvalidInput
-from resilient.core.phrases import brief, counted, rough, when
-from resilient.surface.cli import views
+from resilient.core.alerts.words import begun
+from resilient.core.base.bounds import bounds
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.phrases import brief, counted, learnt_limit, rough, when
+from resilient.surface.cli import logs, output
 from resilient.surface.cli.exits import FAILED
-from resilient.surface.cli.filters import moment, tags_of
-from resilient.surface.cli.filters import span as span_of
-from resilient.surface.cli.jobs import DryRun, Yes, read_json
+from resilient.surface.cli.jobs import DryRun, Yes, moment, read_json, tags_of
+from resilient.surface.cli.jobs import span as span_of
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
-    from resilient.core.overview import Overview, Trouble
-    from resilient.core.retention import Pruned
-    from resilient.engine.app import Resilient
-    from resilient.engine.checks import Finding
+    from resilient.core.alerts.overview import Overview, Trouble
+    from resilient.core.inspect.audit import AuditInfo
+    from resilient.core.inspect.retention import Pruned
+    from resilient.engine.app.app import Resilient
+    from resilient.engine.inspect.doctor import Finding
     from resilient.surface.cli.context import Context
 
+LogShape = Annotated[logs.Shape, typer.Option("--log", help="How the log is written, to standard error.")]
 database = typer.Typer(help="The tables: make them, bring them up to date, check them.", no_args_is_help=True)
 
 
@@ -40,34 +42,118 @@ def worker(
     *,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Jobs at once.")] = 50,
     kinds: Annotated[list[str] | None, typer.Option("--kind", "-k", help="Only this kind; may be repeated.")] = None,
+    except_kinds: Annotated[
+        list[str] | None, typer.Option("--except-kind", help="Every kind but this; may be repeated.")
+    ] = None,
     lease: Annotated[float, typer.Option(min=1, help="Seconds until a vanished worker's jobs run elsewhere.")] = 60,
     grace: Annotated[float, typer.Option(min=0, help="Seconds running jobs get when it is stopped.")] = 30,
+    log: LogShape = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    metrics: Annotated[
+        str | None, typer.Option(help="Serve /metrics to Prometheus: 9100 (this machine alone), :9100, HOST:9100.")
+    ] = None,
+    health: Annotated[str | None, typer.Option(help="Serve /livez and /readyz there; the same shapes.")] = None,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=1, help="End after so many executions, to be started anew.", show_default=False)
+    ] = None,
+    max_memory: Annotated[
+        int | None, typer.Option(min=1, help="End at so many megabytes of memory.", show_default=False)
+    ] = None,
 ) -> None:
     """Run jobs until stopped.
 
     SIGTERM or Ctrl-C lets running jobs finish; a second one hands them back at once.
     """
     run: Context = ctx.obj
-    level = logging.getLevelNamesMapping().get(log_level.upper())
-    if level is None:
-        raise InvalidInput(f"--log-level {log_level!r}: use debug, info, warning or error")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(max(level, logging.WARNING))  # it logs whole addresses
-    logging.getLogger("alembic").setLevel(max(level, logging.WARNING))  # two lines for each look at the tables
-    app = run.program("a worker")
-    asyncio.run(_work(app, concurrency=concurrency, kinds=kinds or None, lease=lease, grace=grace))
+    logs.set_up(log, log_level)
+    with logs.last_words(log):
+        app = run.program("a worker")
+        which = {"kinds": kinds or None, "except_kinds": except_kinds or ()}
+        options = {"concurrency": concurrency, **which, "lease": lease, "grace": grace}
+        ends = {"max_jobs": max_jobs, "max_memory": max_memory}
+        asyncio.run(_work(app, options, ends, metrics=metrics, health=health))
 
 
-async def _work(app: Any, **options: Any) -> None:
-    from resilient.engine.services import exit_if_stuck  # noqa: PLC0415 - half a second of imports, only where needed
+async def _work(
+    app: Any, options: dict[str, Any], ends: dict[str, int | None], *, metrics: str | None, health: str | None
+) -> None:
+    from resilient.engine.run.worker import exit_if_stuck  # noqa: PLC0415 - half a second of imports, only where needed
+    from resilient.surface.cli.recycling import stop_when_due  # noqa: PLC0415 - as above
+    from resilient.surface.probes import Probes  # noqa: PLC0415 - as above
 
     worker = app.worker(**options)
+    probes = Probes(app, worker)
+    watch = asyncio.create_task(stop_when_due(worker, **ends)) if any(ends.values()) else None
     try:
+        probes.open(metrics=metrics, health=health)
         await worker.run()  # it waits for a database that is away
     finally:
+        if watch is not None:
+            watch.cancel()
+        probes.close()
         await app.close()
     exit_if_stuck(worker)
+
+
+def dashboard(
+    ctx: typer.Context,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where on 127.0.0.1; 0: any free one.")] = 8765,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Without payloads and without changes.")] = False,
+    log: LogShape = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+) -> None:
+    """Show what stands still and why, in a browser on this machine.
+
+    The address that is printed opens it once. With --database it needs no program code.
+    """
+    from resilient.surface.web.dashboard.alone import serve  # noqa: PLC0415 - an extra, and only where needed
+
+    run: Context = ctx.obj
+    logs.set_up(log, log_level)
+
+    def say(address: str) -> None:
+        run.out.say(f"Dashboard: {address}")
+        sys.stdout.flush()  # it may be a pipe
+
+    with logs.last_words(log):
+        serve(run.app, port, say, read_only=read_only)
+
+
+def audit(
+    ctx: typer.Context,
+    *,
+    who: Annotated[str | None, typer.Option(help="Only this person's changes.", show_default=False)] = None,
+    subject: Annotated[str | None, typer.Option(help="Only changes of this.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=1000, help="How many.")] = 50,
+    after: Annotated[int | None, typer.Option(help="Those before this number.", show_default=False)] = None,
+) -> None:
+    """List who changed what, why and when, the latest first.
+
+    From the dashboard and from the command line, and what the program notes itself.
+    """
+    run: Context = ctx.obj
+    rows = run.app.sync.audit.list(who=who, subject=subject, limit=limit, after=after)
+    if run.out.as_json:
+        run.out.json({"changes": [one.to_json() for one in rows], "next": rows[-1].id if len(rows) == limit else None})
+        return
+    if not rows:
+        run.out.say("Nothing was changed by hand.")
+        return
+    now = run.now
+    run.out.table(("WHEN", "WHO", "WHAT", "OF"), [_audit_row(one, now) for one in rows], folds=(3,))
+    if len(rows) == limit:
+        run.out.say(f"There may be more: --after {rows[-1].id}", style="dim")
+
+
+def _audit_row(one: AuditInfo, now: datetime) -> Row:
+    ended = "nobody knows how it ended" if one.outcome is None else _outcome(one.outcome)
+    remark = "; ".join(part for part in (one.via, one.why, ended) if part)
+    return Row(when(one.at, now), one.who, one.action, one.subject, remark=remark, folded=one.subject)
+
+
+def _outcome(outcome: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in outcome.items() if value not in (0, [], ""))
 
 
 def enqueue(
@@ -109,7 +195,9 @@ def enqueue(
             raise InvalidInput(f"--run-at {run_at!r}: for a length of time say --delay")
         options["run_at"] = at
     app = run.program("enqueueing")
-    done = app.sync.enqueue(kind, read_json(payload), resource_key=resource, **options)
+    with run.audited("enqueue", f"{kind} on {resource}") as outcome:
+        done = app.sync.enqueue(kind, read_json(payload), resource_key=resource, **options)
+        outcome["job"] = str(done.id)
     if run.out.as_json:
         run.out.json({"id": done.id, "created": done.created})
     else:
@@ -124,37 +212,38 @@ def status(ctx: typer.Context) -> None:
 
     Jobs, workers, what is stopped (since when, until when, how many wait, an example), what fails.
     """
-    from resilient.store.overview import overview  # noqa: PLC0415 - the store: only where needed
+    from resilient.store.inspect.why import overview  # noqa: PLC0415 - the store: only where needed
 
     run: Context = ctx.obj
     run.app.ready_sync()
-    seen = run.app.database.transaction_sync(overview)
+    view = run.app.database.transaction_sync(overview)
     if run.out.as_json:
-        run.out.json(seen.to_json())
+        run.out.json(view.to_json())
         return
-    _show_jobs(run, seen)
-    _show_workers(run, seen)
-    _show_stopped(run, seen)
-    _show_troubles(run, "Dead within the last hour", seen.died, seen)
-    _show_troubles(run, "Failed, to be tried again", seen.retrying, seen)
-    _show_alerts(run, seen)
+    _show_jobs(run, view)
+    _show_workers(run, view)
+    _show_stopped(run, view)
+    _show_learnt(run, view)
+    _show_troubles(run, "Dead within the last hour", view.died, view)
+    _show_troubles(run, "Failed, to be tried again", view.retrying, view)
+    _show_alerts(run, view)
 
 
-def _show_jobs(run: Context, seen: Overview) -> None:
-    run.out.say(f"{run.app.database.address} at {seen.at:%Y-%m-%d %H:%M:%S} UTC", style="dim")
-    counts = [f"{seen.jobs[name]:,}{'+' if seen.jobs[name].more else ''} {name}" for name in seen.jobs]
+def _show_jobs(run: Context, view: Overview) -> None:
+    run.out.say(f"{run.app.database.address} at {view.at:%Y-%m-%d %H:%M:%S} UTC", style="dim")
+    counts = [f"{view.jobs[name]:,}{'+' if view.jobs[name].more else ''} {name}" for name in view.jobs]
     run.out.say("Jobs now:   " + ", ".join(counts))
-    ended = [f"{n:,}{'+' if n.more else ''} {name}" for name, n in seen.lately.items()]
+    ended = [f"{n:,}{'+' if n.more else ''} {name}" for name, n in view.lately.items()]
     run.out.say("Last hour:  " + ", ".join(ended))
-    if seen.overdue:
-        run.out.say(f"{counted(seen.overdue, 'scheduled job is', 'scheduled jobs are')} overdue.", style="yellow")
-    if seen.stranded:
-        text = f"{counted(seen.stranded, 'resource')} lost their turn; workers repair that. Please report it."
+    if view.overdue:
+        run.out.say(f"{counted(view.overdue, 'scheduled job is', 'scheduled jobs are')} overdue.", style="yellow")
+    if view.stranded:
+        text = f"{counted(view.stranded, 'resource')} lost their turn; workers repair that. Please report it."
         run.out.say(text, style="bold red")
 
 
-def _show_workers(run: Context, seen: Overview) -> None:
-    active = [worker for worker in seen.workers if not worker.stopping]
+def _show_workers(run: Context, view: Overview) -> None:
+    active = [worker for worker in view.workers if not worker.stopping]
     slots, busy = sum(w.concurrency for w in active), sum(w.running for w in active)
     if active:
         run.out.say(f"Workers:    {len(active)} running, {busy:,} of {slots:,} slots busy")
@@ -162,31 +251,41 @@ def _show_workers(run: Context, seen: Overview) -> None:
         run.out.say("Workers:    none is running: start one with `resilient worker`", style="bold red")
 
 
-def _show_stopped(run: Context, seen: Overview) -> None:
-    if seen.unserved and any(not worker.stopping for worker in seen.workers):
-        told = ", ".join(f"{number:,}{'+' if number.more else ''} {kind}" for kind, number in seen.unserved.items())
+def _show_stopped(run: Context, view: Overview) -> None:
+    if view.unserved and any(not worker.stopping for worker in view.workers):
+        kinds = ", ".join(f"{number:,}{'+' if number.more else ''} {kind}" for kind, number in view.unserved.items())
         run.out.paragraph(
-            f"No worker: ready jobs of kinds that no running worker has: {told}. Start one with the program that lists"
+            f"No worker: ready jobs of kinds that no running worker has: {kinds}. Start one with the program that lists"
             " their handlers",
             style="bold red",
         )
-    if not seen.stopped:
+    if not view.stopped:
         run.out.say("Stopped:    nothing", style="green")
         return
     run.out.heading("Stopped")
-    run.out.table(views.GROUP_HEADERS, [views.group_row(group, seen.at) for group in seen.stopped], right=(2, 3))
-    first = seen.stopped[0]
+    run.out.table(output.GROUP_HEADERS, [output.group_row(group, view.at) for group in view.stopped], right=(2, 3))
+    first = view.stopped[0]
     more = f"More: `resilient resources why {first.example}`, `resilient resources list --stopped`"
     run.out.paragraph(more, indent=2, style="dim")
 
 
-def _show_troubles(run: Context, title: str, troubles: list[Trouble], seen: Overview) -> None:
+def _show_learnt(run: Context, view: Overview) -> None:
+    if not view.learnt:
+        return
+    run.out.heading("Learnt limits")
+    for key, limit in list(view.learnt.items())[:_MOST_LEARNT]:
+        run.out.say(f"  {key}: {learnt_limit(limit, view.at)}")
+    if (more := len(view.learnt) - _MOST_LEARNT) > 0:
+        run.out.say(f"  and of {counted(more, 'resource')} more: `resilient resources show KEY`", style="dim")
+
+
+def _show_troubles(run: Context, title: str, troubles: list[Trouble], view: Overview) -> None:
     if not troubles:
         return
     run.out.heading(title)
     rows = []
     for one in troubles[:10]:
-        again = None if one.next_at is None else _next_try(one.next_at, seen.at)
+        again = None if one.next_at is None else _next_try(one.next_at, view.at)
         remark = f"{one.example} {brief(one.error)}"
         rows.append(Row(one.kind, one.error_kind, one.error_code, one.count, again, remark=remark, whole=True))
     last = "" if troubles[0].next_at is None else "NEXT TRY"
@@ -198,14 +297,14 @@ def _next_try(at: datetime, now: datetime) -> str:
     return f"in {rough(ahead)}" if ahead > 0 else f"due {rough(-ahead)}"
 
 
-def _show_alerts(run: Context, seen: Overview) -> None:
-    """What people were told and is not over; what stands above already is left out."""
-    told = [one for one in seen.alerts if one.name not in _SHOWN]
-    if not told:
+def _show_alerts(run: Context, view: Overview) -> None:
+    """Alerts that last, without those that the lines above show already."""
+    others = [one for one in view.alerts if one.name not in _SHOWN]
+    if not others:
         return
-    looked = seen.at if any(not one.stopping for one in seen.workers) else max(one.last_at for one in told)
-    notices = begun([(one, True) for one in told], {}, looked)
-    stale = "" if looked == seen.at else f", as they were at {when(looked, seen.at)}: without a worker nobody looks"
+    looked = view.at if any(not one.stopping for one in view.workers) else max(one.last_at for one in others)
+    notices = begun([(one, True) for one in others], {}, looked)
+    stale = "" if looked == view.at else f", as they were at {when(looked, view.at)}: without a worker nobody looks"
     run.out.heading(f"Alerts{stale}")
     for notice in notices[:10]:
         run.out.paragraph(notice.text, indent=2)
@@ -213,6 +312,7 @@ def _show_alerts(run: Context, seen: Overview) -> None:
         run.out.say(f"  ... and {len(notices) - 10} more", style="dim")
 
 
+_MOST_LEARNT: Final = 10  # lines
 _SHOWN: Final = ("dead", "new_error", "circuit_open", "needs_reauth")  # stand above, as what is stopped or fails
 
 # -- housekeeping --------------------------------------------------------------------------------------------
@@ -243,29 +343,29 @@ def prune(
     app = run.app
     age = None if older_than is None else span_of("--older-than", older_than)
     options: dict[str, Any] = {"older_than": age, "state": state, "limit": limit}
-    found = app.prune_sync(**options, dry_run=True)
-    if dry_run or not found.total:
-        _say_pruned(run, found, dry_run=dry_run)
+    pruned = app.prune_sync(**options, dry_run=True)
+    if dry_run or not pruned.total:
+        _say_pruned(run, pruned, dry_run=dry_run)
         return
-    if not run.out.confirm(f"Delete {_pruned(found)} for good?", yes=yes):
+    if not run.out.confirm(f"Delete {_pruned(pruned)} for good?", yes=yes):
         raise typer.Exit(FAILED)
     _say_pruned(run, app.prune_sync(**options), dry_run=False)
 
 
-def _pruned(found: Pruned) -> str:
+def _pruned(pruned: Pruned) -> str:
     names = {
         "attempts": "old executions", "resources": "idle resources", "events": "published events",
         "inbox": "messages of the inbox",
     }  # fmt: skip
-    told = [f"{number:,} {names.get(name, name + ' jobs')}" for name, number in found.to_json().items() if number]
-    return ", ".join(told) or "nothing"
+    parts = [f"{number:,} {names.get(name, name + ' jobs')}" for name, number in pruned.to_json().items() if number]
+    return ", ".join(parts) or "nothing"
 
 
-def _say_pruned(run: Context, found: Pruned, *, dry_run: bool) -> None:
+def _say_pruned(run: Context, pruned: Pruned, *, dry_run: bool) -> None:
     if run.out.as_json:
-        run.out.json({**found.to_json(), "dry_run": dry_run})
+        run.out.json({**pruned.to_json(), "dry_run": dry_run})
     else:
-        run.out.say(f"{'Would delete' if dry_run else 'Deleted'} {_pruned(found)}.")
+        run.out.say(f"{'Would delete' if dry_run else 'Deleted'} {_pruned(pruned)}.")
 
 
 def doctor(ctx: typer.Context) -> None:
@@ -274,15 +374,15 @@ def doctor(ctx: typer.Context) -> None:
     With the database, its settings and tables, and the workers. Exit status 1 if something fails.
     """
     run: Context = ctx.obj
-    found = asyncio.run(_examined(run.app))
-    failed = any(one.level == "fail" for one in found)
+    findings = asyncio.run(_examined(run.app))
+    failed = any(one.level == "fail" for one in findings)
     if run.out.as_json:
-        run.out.json({"healthy": not failed, "findings": found, "bounds": bounds()})
+        run.out.json({"healthy": not failed, "findings": findings, "bounds": bounds()})
     else:
         marks = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
-        for one in found:
+        for one in findings:
             mark, style = marks[one.level]
-            run.out.console.print(mark, style=style, end="  ")
+            run.out.say(mark, style=style, end="  ")
             run.out.say(f"{one.name}: {one.message}")
             if one.remedy:
                 run.out.say(f"      -> {one.remedy}", style="dim")
@@ -299,7 +399,7 @@ def _say_bounds(run: Context) -> None:
 
 
 async def _examined(app: Resilient) -> list[Finding]:
-    from resilient.engine.doctor import examine  # noqa: PLC0415 - as above
+    from resilient.engine.inspect.doctor import examine  # noqa: PLC0415 - as above
 
     try:
         return await examine(
@@ -316,10 +416,13 @@ def db_upgrade(ctx: typer.Context) -> None:
 
     Safe to run at any time, and by several processes at once.
     """
-    from resilient.store import schema  # noqa: PLC0415 - as above
+    from resilient.store.db import schema  # noqa: PLC0415 - as above
 
     run: Context = ctx.obj
     applied = schema.upgrade_sync(run.app.database)
+    if applied:  # afterwards: before the first one there is no audit
+        with run.audited("db upgrade", schema.head()) as outcome:
+            outcome["applied"] = len(applied)
     if run.out.as_json:
         run.out.json({"applied": applied, "revision": schema.head()})
     elif applied:
@@ -331,7 +434,7 @@ def db_upgrade(ctx: typer.Context) -> None:
 @database.command("check")
 def db_check(ctx: typer.Context) -> None:
     """Whether the tables fit this version; exit status 4 if not."""
-    from resilient.store import schema  # noqa: PLC0415 - as above
+    from resilient.store.db import schema  # noqa: PLC0415 - as above
 
     run: Context = ctx.obj
     schema.check_sync(run.app.database)

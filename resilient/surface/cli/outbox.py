@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilient.core.events import RESOURCE
-from resilient.core.phrases import counted, error_line
-from resilient.surface.cli import views
+from resilient.core.base.phrases import counted, error_line
+from resilient.core.events.message import RESOURCE
+from resilient.surface.cli import output
 from resilient.surface.cli.exits import FAILED, NotFound
-from resilient.surface.cli.filters import moment
+from resilient.surface.cli.jobs import moment
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from resilient.core.events import EventInfo, Replayed
+    from resilient.core.events.message import EventInfo, Replayed
     from resilient.surface.cli.context import Context
 
 outbox = typer.Typer(help="Events on their way to their destinations.", no_args_is_help=True)
@@ -48,20 +48,20 @@ def list_events(
     """List events, the newest first: one line for each destination."""
     run: Context = ctx.obj
     written = moment("--since", since) if since else None
-    found = run.app.sync.outbox.list(
+    events = run.app.sync.outbox.list(
         type=types or (), destination=destinations, state=state or (), key=key, created_after=written, limit=limit,
         after=after,
     )  # fmt: skip
-    more = found[-1].job_id if len(found) == limit else None
+    more = events[-1].job_id if len(events) == limit else None
     if run.out.as_json:
-        run.out.json({"events": [one.to_json() for one in found], "next": more})
+        run.out.json({"events": [one.to_json() for one in events], "next": more})
         return
-    if not found:
+    if not events:
         narrowed = types or destinations or state or key or since or after
         run.out.say("No event fits." if narrowed else "There are no events.")
         return
     now = run.now
-    run.out.table(_HEADERS, [_row(one, now) for one in found], folds=(3, 4, 5))
+    run.out.table(_HEADERS, [_row(one, now) for one in events], folds=(3, 4, 5))
     if more is not None:
         run.out.say(f"There may be more: --after {more}", style="dim")
 
@@ -70,20 +70,21 @@ def list_events(
 def show(ctx: typer.Context, event_id: Annotated[str, typer.Argument(metavar="EVENT", help="The event's id.")]) -> None:
     """Everything about one event, at each of its destinations."""
     run: Context = ctx.obj
-    found = run.app.sync.outbox.get(event_id)
-    if not found:
+    event = run.app.sync.outbox.get(event_id)
+    if not event:
         raise NotFound(f"there is no event {event_id}: it was never committed, or it was pruned since")
     if run.out.as_json:
-        run.out.json({"events": [one.to_json() for one in found]})
+        run.out.json({"events": [one.to_json() for one in event]})
         return
-    attributes = {name: value for name, value in found[0].event.items() if name != "data"}
+    attributes = {name: value for name, value in event[0].event.items() if name != "data"}
     run.out.fields([(name, value) for name, value in attributes.items() if name != "sequence"])
     run.out.heading("Data")
-    run.out.say(json.dumps(found[0].event.get("data"), ensure_ascii=False, indent=2))
+    run.out.say(json.dumps(event[0].event.get("data"), ensure_ascii=False, indent=2))
     run.out.heading("Destinations")
     now = run.now
     rows = [
-        Row(e.destination, e.state.value, views.when_of(e, now), e.sequence, e.job_id, remark=_remark(e)) for e in found
+        Row(e.destination, e.state.value, output.when_of(e, now), e.sequence, e.job_id, remark=_remark(e))
+        for e in event
     ]
     run.out.table(("TO", "STATE", "WHEN", "NUMBER", "JOB"), rows)
 
@@ -118,7 +119,9 @@ def replay(
     if done.events and not dry_run:
         if not run.out.confirm(f"Publish once more {_counted(done, limit)}?", yes=yes):
             raise typer.Exit(FAILED)
-        done = api.replay(**words)
+        with run.audited("outbox replay", _meaning(words, since, until)) as outcome:
+            done = api.replay(**words)
+            outcome["events"] = done.events
     if run.out.as_json:
         run.out.json({**done.to_json(), "dry_run": dry_run})
     elif not done.events:
@@ -127,21 +130,29 @@ def replay(
         run.out.say(f"{'Would be p' if dry_run else 'P'}ut in line to be published once more: {_counted(done, limit)}.")
 
 
+def _meaning(words: dict[str, Any], since: str, until: str | None) -> str:
+    """What is published once more, for the audit."""
+    parts = [", ".join(words["destination"] or ("every destination",)), f"since {since}"]
+    parts += [f"until {until}"] if until else []
+    parts += [f"{name} {words[name]}" for name in ("type", "key", "limit") if words[name]]
+    return ", ".join(parts)
+
+
 _KEPT = f"(Events are jobs on {RESOURCE}/DESTINATION, kept as long as succeeded jobs.)"
 _NOTHING = f"Nothing was published then. {_KEPT}"
 _NONE_FITS = f"No event that was published then fits. {_KEPT}"
 
 
-def _counted(found: Replayed, limit: int | None) -> str:
+def _counted(replayed: Replayed, limit: int | None) -> str:
     """At each destination; of more than a dry run counts, these and that there are others."""
-    more = found.more and found.events != limit
-    told = [f"{counted(number, 'event')} to {name}" for name, number in sorted(found.by_destination.items())]
-    return ", ".join(told) + (", and more" if more else "")
+    more = replayed.more and replayed.events != limit
+    parts = [f"{counted(number, 'event')} to {name}" for name, number in sorted(replayed.by_destination.items())]
+    return ", ".join(parts) + (", and more" if more else "")
 
 
 def _row(e: EventInfo, now: datetime) -> Row:
     folded = f"{e.type} to {e.destination}" + (f", key {e.key}" if e.key else "")
-    when = views.when_of(e, now)
+    when = output.when_of(e, now)
     return Row(e.id, e.state.value, when, e.type, e.destination, e.key, remark=_remark(e), folded=folded)
 
 

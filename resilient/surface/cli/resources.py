@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from resilient.core.errors import InvalidInput
-from resilient.core.phrases import counted, figure, length, span, when
-from resilient.surface.cli import views
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.phrases import counted, figure, learnt_limit, length, span, when
+from resilient.surface.cli import output
 from resilient.surface.cli.exits import FAILED, NotFound
-from resilient.surface.cli.filters import bulk, until
-from resilient.surface.cli.jobs import PageSize, Yes  # noqa: TC001 - typer evaluates annotations
+from resilient.surface.cli.jobs import PageSize, Yes, bulk, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilient.core.changed import Changed
-    from resilient.core.records import ResourceInfo
-    from resilient.engine.resources_api import Bulk
+    from resilient.core.jobs.records import Changed, ResourceInfo
+    from resilient.engine.gates.api import Bulk
     from resilient.surface.cli.context import Context
 else:
     Bulk = dict  # typer evaluates annotations
@@ -54,20 +52,20 @@ def list_resources(
 ) -> None:
     """List the resources in use, by key."""
     run: Context = ctx.obj
-    wanted: Any = gate or ("any" if stopped else None)
-    found = run.app.sync.resources.list(pattern, gate=wanted, limit=limit, after=after)
-    more = found[-1].key if len(found) == limit else None
+    stop: Any = gate or ("any" if stopped else None)
+    infos = run.app.sync.resources.list(pattern, gate=stop, limit=limit, after=after)
+    more = infos[-1].key if len(infos) == limit else None
     if run.out.as_json:
-        run.out.json({"resources": [one.to_json() for one in found], "next": more})
+        run.out.json({"resources": [one.to_json() for one in infos], "next": more})
         return
-    if not found:
-        if wanted and not pattern:
+    if not infos:
+        if stop and not pattern:
             run.out.say("No resource is stopped.")
         else:
             run.out.say(_none_fits(pattern) if pattern else "No resource is in use yet.")
         return
     now = run.now
-    run.out.table(views.RESOURCE_HEADERS, [views.resource_row(one, now) for one in found], right=(3, 4))
+    run.out.table(output.RESOURCE_HEADERS, [output.resource_row(one, now) for one in infos], right=(3, 4))
     if more is not None:
         run.out.say(f"There may be more: --after {more}", style="dim")
 
@@ -83,7 +81,7 @@ def show_resource(ctx: typer.Context, key: Key) -> None:
         run.out.json({"resource": info.to_json(), "policy": policy, "why": why.to_json()})
     else:
         _show(run, info, policy)
-        views.show_why(run.out, why)
+        output.show_why(run.out, why)
     _require_known(run, info)
 
 
@@ -93,13 +91,14 @@ def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
     run.out.fields(
         [
             ("resource", info.key),
-            ("state", views.state_of(info)),
+            ("state", output.state_of(info)),
             ("circuit", f"{info.breaker}, opened {info.reopens + 1} times in a row" if info.reopens else info.breaker),
             ("credentials", info.auth),
             ("waiting", counted(info.waiting, "job")),
             ("running", counted(info.running, "job")),
             ("limits", limits_of(policy) + marks["limits"]),
             ("concurrency", cap_of(policy) + marks["concurrency"]),
+            ("learnt", info.learnt and learnt_limit(info.learnt, now)),
             ("breaker", json.dumps(override["breaker"]) + marks["breaker"] if "breaker" in override else None),
             ("last success", info.last_success_at and when(info.last_success_at, now)),
             ("last error", info.last_error and f"{info.last_error} ({info.last_error_kind or 'unknown'})"),
@@ -113,12 +112,12 @@ def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
 
 def limits_of(policy: dict[str, Any]) -> str:
     """The rate limits of a policy in words."""
-    told = (
+    parts = (
         f"{figure(one['rate'])} {one['counts']} per {length(one['per'])}"
         + (f", burst {figure(one['burst'])}" if "burst" in one else "")
         for one in policy["limits"]
     )
-    return "; ".join(told) or "none"
+    return "; ".join(parts) or "none"
 
 
 def cap_of(policy: dict[str, Any]) -> str:
@@ -131,16 +130,16 @@ def why_resource(ctx: typer.Context, key: Key) -> None:
     """Why the jobs of a resource are not running, and when they will."""
     run: Context = ctx.obj
     api = run.app.sync.resources
-    found, info = api.why(key), api.get(key)
+    why, info = api.why(key), api.get(key)
     if run.out.as_json:
-        run.out.json(found.to_json())
+        run.out.json(why.to_json())
     else:
-        views.say_why(run.out, found)
+        output.say_why(run.out, why)
     _require_known(run, info)
 
 
 def _require_known(run: Context, info: ResourceInfo) -> None:
-    """Raise `NotFound` for a key nobody used, which is more likely a slip than a question about the future."""
+    """Raise `NotFound` for a key without any job: a slip is likelier than a question about the future."""
     if _is_unused(run, info):
         raise NotFound(f"there is no job of {info.key}, and never was one: {_IS_IT_RIGHT}")
 
@@ -265,15 +264,20 @@ def limit_(
     clear: Annotated[
         list[str] | None, typer.Option(help="Back to what the program declares: limits, concurrency, breaker or all.")
     ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Drop what throttles taught; the next one does anew.")
+    ] = False,
     yes: Yes = False,
     criteria: Bulk,
 ) -> None:
     """Override the limits of a resource.
 
-    At once and for every worker; --clear goes back to what the program declares.
+    At once and for every worker; --clear goes back to what the program declares, --forget drops what was learnt.
     """
     run: Context = ctx.obj
     options: dict[str, Any] = {"clear": True if "all" in (clear or []) else tuple(clear or ())}
+    if forget:
+        options["forget"] = True
     if limit or no_limits:
         options["limits"] = limit or None
     if concurrency is not None or no_concurrency:
@@ -282,7 +286,7 @@ def limit_(
         options["breaker"] = dict(_member(one) for one in breaker)
     if options == {"clear": ()}:
         raise InvalidInput(
-            "nothing to set: say --limit, --no-limits, --concurrency, --no-concurrency, --breaker or --clear"
+            "nothing to set: say --limit, --no-limits, --concurrency, --no-concurrency, --breaker, --clear or --forget"
         )
     api = run.app.sync.resources
     _change(run, "limited anew", api.limit, which, options, criteria, yes)
@@ -309,21 +313,21 @@ def _is_pattern(which: str) -> bool:
 
 def _lasting(criteria: Bulk, count: int) -> str:
     """How long it takes at a bounded rate."""
-    from resilient.engine.bulk import spacing_of  # noqa: PLC0415 - half a second of imports, only where needed
+    from resilient.engine.jobs.api import spacing_of  # noqa: PLC0415 - half a second of imports, only where needed
 
     spacing = spacing_of(criteria.get("rate"))
     return "" if spacing is None else f", which takes {span((count - 1) * spacing.total_seconds())}"
 
 
 def _remark(run: Context, key: str, change: str, *, unused: bool, dry_run: bool) -> None:
-    """What whoever changed one resource should know."""
+    """What one should know after changing a resource: what else stops it."""
     if unused and change != "limit":  # an account is often limited before its first job
         run.out.say(f"There is no job of it, and never was one: {_IS_IT_RIGHT}.")
     if change not in _ENDING or dry_run:
         return
     # Another gate, or one of an ancestor: jobs do not go on yet.
-    found = run.app.sync.resources.why(key)
-    for reason in found.reasons if found.state == "stopped" else ():
+    why = run.app.sync.resources.why(key)
+    for reason in why.reasons if why.state == "stopped" else ():
         if reason.resource is not None and reason.code != "waiting":
             run.out.paragraph(f"Still: {reason.text}", indent=2, style="yellow")
 
@@ -347,7 +351,10 @@ def _change(
     unused = not pattern and _is_unused(run, run.app.sync.resources.get(which))
     if unused and change.__name__ in _ENDING:
         raise NotFound(f"{which} is not {done}: there is no job of it, and never was one: {_IS_IT_RIGHT}")
-    changed = change(which, **options, **criteria)
+    action, why = f"resources {change.__name__}", options.get("reason")
+    with run.audited(action, which, why, dry_run=dry_run) as outcome:
+        changed = change(which, **options, **criteria)
+        outcome["changed"] = len(changed)
     if not changed:
         _none_meant(run, which)
     if run.out.as_json:

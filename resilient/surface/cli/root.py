@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from resilient.core.errors import SetupError
+from resilient.core.base.errors import SetupError
 from resilient.surface.cli import operate
 from resilient.surface.cli.connect import connect
-from resilient.surface.cli.connections import connections, secrets
+from resilient.surface.cli.connections import connections, secrets, sync
 from resilient.surface.cli.context import Context
+from resilient.surface.cli.erasure import erase, export
 from resilient.surface.cli.exits import HELP, OK, USAGE
 from resilient.surface.cli.jobs import dead, jobs
 from resilient.surface.cli.outbox import outbox
@@ -19,7 +21,6 @@ from resilient.surface.cli.output import Output
 from resilient.surface.cli.providers import providers
 from resilient.surface.cli.resources import resources
 from resilient.surface.cli.schedules import schedules
-from resilient.surface.cli.sync import sync
 from resilient.surface.cli.workflows import workflows
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-SHARED: Final = "Also --app, --database, --schema, --json and --debug: see `resilient --help`."
+SHARED: Final = "Also --app, --database, --schema, --as, --because, --json and --debug: see `resilient --help`."
 VALUED: Final = {
-    "--app": "shop.jobs:app", "-A": "shop.jobs:app", "--schema": "jobs",
+    "--app": "shop.jobs:app", "-A": "shop.jobs:app", "--schema": "jobs", "--as": "ann", "--because": "'they asked'",
     "--database": "sqlite:///app.db or postgresql://user:password@host/name",
 }  # fmt: skip
 _NUMBERS: Final = (
@@ -45,6 +46,8 @@ _NUMBERS: Final = (
     "priority",
     "max_attempts",
     "port",
+    "max_jobs",
+    "max_memory",
     "jobs",
     "resources",
     "workers",
@@ -59,18 +62,19 @@ SHAPES: Final = {  # what an option takes, by its name, for the help
     **dict.fromkeys(("run_at", "expires_at", "end"), "TIME"),
     **dict.fromkeys(("tag", "detail", "breaker"), "NAME=VALUE"),
     **dict.fromkeys(("schema", "name", "user"), "NAME"),
-    **dict.fromkeys(("kind", "kinds"), "KIND"),
+    **dict.fromkeys(("kind", "kinds", "except_kinds"), "KIND"),
     **dict.fromkeys(("key_file", "csv"), "FILE"),
     "app": "MODULE:APP", "database": "ADDRESS", "gate": "GATE", "rate": "RATE", "payload": "JSON",
-    "log_level": "LEVEL", "into": "FOLDER",
+    "log_level": "LEVEL", "into": "FOLDER", "person": "NAME", "because": "WHY",
 }  # fmt: skip
 FLAGS: Final = ("--json", "--debug")
+_OTHERS: Final = ("worker", "dashboard", "bench", "demo")  # what is changed there is not changed by who typed this
 OWN_OPTIONS: Final = ("bench", "demo")  # commands with a --database and --json of their own
 
 
-def _print_version(asked: bool) -> None:  # noqa: FBT001 - what typer calls it with
-    if asked:
-        from resilient.engine.heartbeat import code_version  # noqa: PLC0415 - half a second of imports, only where needed
+def _print_version(shown: bool) -> None:  # noqa: FBT001 - what typer calls it with
+    if shown:
+        from resilient.engine.run.heartbeat import code_version  # noqa: PLC0415 - half a second of imports, only where needed
 
         typer.echo(f"resilient {code_version()}")
         raise typer.Exit
@@ -89,6 +93,10 @@ def shared(
     schema: Annotated[
         str | None, typer.Option(envvar="RESILIENT_SCHEMA", help="PostgreSQL schema of the tables, with --database.")
     ] = None,
+    person: Annotated[
+        str | None, typer.Option("--as", envvar="RESILIENT_AS", help="Who changes something, for the audit.")
+    ] = None,
+    because: Annotated[str | None, typer.Option(help="Why, for the audit.", show_default=False)] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
@@ -98,21 +106,24 @@ def shared(
 ) -> None:
     """These options may also stand after the command."""
     sources = {name: ctx.get_parameter_source(name) for name in ("app", "database")}
-    said = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if said == {"app", "database"}:
+    names = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if names == {"app", "database"}:
         raise SetupError("give --app or --database, not both")
-    if database is not None and (app is None or "database" in said):
+    if database is not None and (app is None or "database" in names):
         app = None  # what was typed wins over the environment
     else:
         database = None
     made = Context(app, database, schema, debug, Output(as_json=as_json))
-    made.typed_database = database if "database" in said else None
+    made.typed_database = database if "database" in names else None
+    made.person, made.because, made.acts = person or "", because, ctx.invoked_subcommand not in _OTHERS
     ctx.obj = made
     ctx.call_on_close(made.close)
 
 
 cli.command()(operate.status)
 cli.command()(operate.worker)
+cli.command()(operate.audit)
+cli.command()(operate.dashboard)
 cli.command()(operate.enqueue)
 cli.command()(connect)
 cli.add_typer(jobs, name="jobs")
@@ -127,6 +138,8 @@ cli.add_typer(secrets, name="secrets")
 cli.add_typer(providers, name="providers")
 cli.add_typer(operate.database, name="db")
 cli.command()(operate.prune)
+cli.command()(erase)
+cli.command()(export)
 cli.command()(operate.doctor)
 
 _PASSED_ON: Final[dict[str, Any]] = {
@@ -179,10 +192,8 @@ def _pass_on(ctx: typer.Context, app: typer.Typer, *, at_least: int) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; errors are raised."""
-    command = typer.main.get_command(cli)
-    _finish(command)
     try:
-        result = command.main(hoisted(arguments), prog_name="resilient", standalone_mode=False)
+        result = _command().main(hoisted(arguments), prog_name="resilient", standalone_mode=False)
     except Exception as error:
         if type(error).__name__ != "NoArgsIsHelpError":
             raise
@@ -191,8 +202,16 @@ def run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else OK
 
 
+@cache
+def _command() -> Any:
+    """The tree of all commands; typer takes a tenth of a second to make it."""
+    command = typer.main.get_command(cli)
+    _finish(command)
+    return command
+
+
 def _finish(command: Any, epilog: str = SHARED) -> None:
-    """Every help ends with where the shared options are explained, and says what an option takes in our own words."""
+    """Add to every help where the shared options are explained, and name the values of options by our own words."""
     for param in command.params:
         if param.param_type_name == "option" and param.metavar is None and not _says_itself(param):
             param.metavar = SHAPES.get(param.name, "TEXT")
@@ -211,14 +230,14 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
     """The same line with the shared options in front, wherever they stood."""
     front: list[str] = []
     rest: list[str] = []
-    left = iter(arguments)
-    for one in left:
+    words = iter(arguments)
+    for one in words:
         if one == "--" or (one in OWN_OPTIONS and not [word for word in rest if not word.startswith("-")]):
-            rest += [one, *left]
+            rest += [one, *words]
         elif one in FLAGS:
             front.append(one)
         elif one in VALUED:
-            value = next(left, "")
+            value = next(words, "")
             if not value or value.startswith("-"):
                 raise SetupError(f"{one} needs a value, such as {VALUED[one]}")
             front += [one, value]
@@ -238,22 +257,22 @@ def usage_line(error: BaseException) -> str | None:
 
     Told by shape: newer typers bring their own click, older ones import it.
     """
-    if not callable(said := getattr(error, "format_message", None)):
+    if not callable(format_message := getattr(error, "format_message", None)):
         return None
     if type(error).__name__ == "NoArgsIsHelpError":
-        return str(said())
+        return str(format_message())
     ctx = getattr(error, "ctx", None)
-    text = str(said()).rstrip(".").replace("Value error, ", "")
-    if (wrong := _NO_COMMAND.match(text)) is not None and (known := _elsewhere(wrong[1])):
-        text = f"{wrong[0]}. Did you mean {known}?"
+    text = str(format_message()).rstrip(".").replace("Value error, ", "")
+    if (wrong := _NO_COMMAND.match(text)) is not None and (elsewhere := _elsewhere(wrong[1])):
+        text = f"{wrong[0]}. Did you mean {elsewhere}?"
     return text + (f" (see `{ctx.command_path} --help`)" if ctx is not None else "")
 
 
 def _elsewhere(name: str) -> str:
     """The groups in which there is a command of that name: ``why`` is in two."""
-    groups = getattr(typer.main.get_command(cli), "commands", {})
-    found = [f"`resilient {group} {name}`" for group, one in groups.items() if name in getattr(one, "commands", {})]
-    return " or ".join(found[:_FEW])
+    groups = getattr(_command(), "commands", {})
+    places = [f"`resilient {group} {name}`" for group, one in groups.items() if name in getattr(one, "commands", {})]
+    return " or ".join(places[:_FEW])
 
 
 def errors() -> Output:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.core.phrases import span, when
+from resilient.core.base.phrases import span, when
 from resilient.surface.cli.exits import NotFound
 from resilient.surface.cli.jobs import PageSize  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
@@ -14,7 +14,7 @@ from resilient.surface.cli.output import Row
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from resilient.core.schedule import ScheduledAccount, ScheduleInfo
+    from resilient.core.schedules.schedule import ScheduledAccount, ScheduleInfo
     from resilient.surface.cli.context import Context
 
 schedules = typer.Typer(help="Recurring jobs.", no_args_is_help=True)
@@ -25,15 +25,15 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name."
 def list_schedules(ctx: typer.Context) -> None:
     """List the schedules, with their next and last tick."""
     run: Context = ctx.obj
-    found = run.app.sync.schedules.list()
+    infos = run.app.sync.schedules.list()
     if run.out.as_json:
-        run.out.json({"schedules": [one.to_json() for one in found]})
+        run.out.json({"schedules": [one.to_json() for one in infos]})
         return
-    if not found:
+    if not infos:
         run.out.say("There are no schedules.")
         return
     now, rows = run.now, []
-    for one in found:
+    for one in infos:
         ahead = (one.next_at - now).total_seconds()
         due = "removed" if one.removed else "paused" if one.paused else f"in {span(ahead)}" if ahead > 0 else "due"
         last = f"{span((now - one.last_at).total_seconds())} ago" if one.last_at else "never"
@@ -53,10 +53,10 @@ def show(
     """One schedule; of one for each account, every account's ticks."""
     run: Context = ctx.obj
     one = _known(run, name)
-    found = run.app.sync.schedules.accounts(name, limit=limit, after=after or "")
-    more = found[-1].resource_key if len(found) == limit else None
+    accounts = run.app.sync.schedules.accounts(name, limit=limit, after=after or "")
+    more = accounts[-1].resource_key if len(accounts) == limit else None
     if run.out.as_json:
-        run.out.json({"schedule": one.to_json(), "accounts": [a.to_json() for a in found], "next": more})
+        run.out.json({"schedule": one.to_json(), "accounts": [a.to_json() for a in accounts], "next": more})
         return
     now = run.now
     run.out.fields(
@@ -73,9 +73,9 @@ def show(
             ("last success", when(one.succeeded_at, now) if one.succeeded_at else "never"),
         ]
     )
-    if found:
+    if accounts:
         run.out.table(
-            ("ACCOUNT", "NEXT", "LAST", "LAST JOB", "LAST SUCCESS"), [_account_row(a, now) for a in found]
+            ("ACCOUNT", "NEXT", "LAST", "LAST JOB", "LAST SUCCESS"), [_account_row(a, now) for a in accounts]
         )  # fmt: skip
     if more is not None:
         run.out.say(f"There may be more: --after {more}", style="dim")
@@ -111,7 +111,9 @@ def run_now(
     """Enqueue its job now, beside its ticks."""
     run: Context = ctx.obj
     _known(run, name)
-    done = run.app.sync.schedules.run(name, account)
+    with run.audited("schedules run", name if account is None else f"{name} {account}") as outcome:
+        done = run.app.sync.schedules.run(name, account)
+        outcome["job"] = str(done.id)
     if run.out.as_json:
         run.out.json({"id": done.id, "created": done.created})
     elif done.created:
@@ -123,17 +125,18 @@ def run_now(
 def _set(run: Context, name: str, *, paused: bool) -> None:
     _known(run, name)
     api = run.app.sync.schedules
-    found = api.pause(name) if paused else api.resume(name)
+    with run.audited(f"schedules {'pause' if paused else 'resume'}", name):
+        info = api.pause(name) if paused else api.resume(name)
     if run.out.as_json:
-        run.out.json(found.to_json())
+        run.out.json(info.to_json())
     elif paused:
         run.out.say(f"{name} is paused until somebody runs `resilient schedules resume {name}`.")
     else:
-        run.out.say(f"{name} ticks again; next at {when(found.next_at, run.now)}.")
+        run.out.say(f"{name} ticks again; next at {when(info.next_at, run.now)}.")
 
 
 def _known(run: Context, name: str) -> ScheduleInfo:
-    known = {one.name: one for one in run.app.sync.schedules.list()}
-    if name not in known:
-        raise NotFound(f"there is no schedule {name!r}; known are: {', '.join(known) or 'none'}")
-    return known[name]
+    infos = {one.name: one for one in run.app.sync.schedules.list()}
+    if name not in infos:
+        raise NotFound(f"there is no schedule {name!r}; known are: {', '.join(infos) or 'none'}")
+    return infos[name]

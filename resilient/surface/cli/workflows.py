@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilient.core.phrases import error_line, rough, when
+from resilient.core.base.phrases import error_line, rough, when
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.jobs import After, PageSize, Yes  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
@@ -14,7 +14,7 @@ from resilient.surface.cli.output import Row
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from resilient.core.workflow import StepInfo, WorkflowInfo
+    from resilient.core.jobs.workflow import StepInfo, WorkflowInfo
     from resilient.surface.cli.context import Context
     from resilient.surface.cli.output import Output
 
@@ -39,18 +39,18 @@ def list_workflows(
 ) -> None:  # fmt: skip
     """List workflows, the newest first."""
     run: Context = ctx.obj
-    found = run.app.sync.workflows.list(state=state, name=name, limit=limit, after=after)
-    more = found[-1].id if len(found) == limit else None
+    infos = run.app.sync.workflows.list(state=state, name=name, limit=limit, after=after)
+    more = infos[-1].id if len(infos) == limit else None
     if run.out.as_json:
-        run.out.json({"workflows": [one.to_json() for one in found], "next": more})
+        run.out.json({"workflows": [one.to_json() for one in infos], "next": more})
         return
-    if not found:
+    if not infos:
         run.out.say("No workflow fits." if state or name else "There are no workflows.")
         return
     rows = [
         Row(w.id, w.state.value, w.name, _done(w), f"{rough((run.now - w.created_at).total_seconds())} ago",
             remark=w.reason or "")
-        for w in found
+        for w in infos
     ]  # fmt: skip
     run.out.table(("ID", "STATE", "NAME", "STEPS", "BEGAN"), rows)
     if more is not None:
@@ -61,11 +61,11 @@ def list_workflows(
 def show(ctx: typer.Context, workflow_id: Id) -> None:
     """One workflow: where each of its steps stands, and their undos."""
     run: Context = ctx.obj
-    found = run.app.sync.workflows.get(workflow_id)
+    info = run.app.sync.workflows.get(workflow_id)
     if run.out.as_json:
-        run.out.json(found.to_json())
+        run.out.json(info.to_json())
     else:
-        _show(run.out, found, run.now)
+        _show(run.out, info, run.now)
 
 
 @workflows.command("cancel")
@@ -75,16 +75,18 @@ def cancel(ctx: typer.Context, workflow_id: Id, *, yes: Yes = False) -> None:
     The unfinished ones are cancelled.
     """
     run: Context = ctx.obj
-    found = run.app.sync.workflows.get(workflow_id)
-    over = found.finished_at is not None
-    ask = f"Cancel workflow {found.name} and undo its steps?"
+    info = run.app.sync.workflows.get(workflow_id)
+    over = info.finished_at is not None
+    ask = f"Cancel workflow {info.name} and undo its steps?"
     if not over and not run.out.confirm(ask, yes=yes, dry_run=False):
         raise typer.Exit(FAILED)
-    found = run.app.sync.workflows.cancel(workflow_id)
+    with run.audited("workflows cancel", workflow_id) as outcome:
+        info = run.app.sync.workflows.cancel(workflow_id)
+        outcome["state"] = info.state.value
     if run.out.as_json:
-        run.out.json(found.to_json())
+        run.out.json(info.to_json())
     else:
-        run.out.say(f"Workflow {found.id} is {found.state.value}{' already' if over else ''}.")
+        run.out.say(f"Workflow {info.id} is {info.state.value}{' already' if over else ''}.")
     if over:
         raise typer.Exit(FAILED)
 

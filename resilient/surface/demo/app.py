@@ -11,8 +11,11 @@ import json
 import logging
 import sys
 import threading
-from typing import Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
+import httpx
 import sqlalchemy as sa
 
 from resilient import (
@@ -24,6 +27,7 @@ from resilient import (
     Idempotency,
     Job,
     OAuth2,
+    PageRequest,
     Provider,
     Resilient,
     Retry,
@@ -31,20 +35,89 @@ from resilient import (
     Rule,
     Scope,
     StandardWebhook,
+    Stream,
+    SyncJob,
     handler,
 )
-from resilient.surface.demo import accounts, rows
-from resilient.surface.demo.contacts import Contact  # noqa: TC001 - a handler's annotation is read
-from resilient.surface.demo.oauth import CLIENT_ID
-from resilient.surface.demo.people import read_people
+from resilient.core.sync.paginators import NextCursor
+from resilient.surface.demo import accounts
+from resilient.surface.demo.accounts import Contact  # noqa: TC001 - a handler's annotation is read
 
-CONCURRENCY: Final = 8  # jobs at once in one worker
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sqlalchemy import Connection
+
+    from resilient.store.db.dialect import Dialect
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+#
+# The application's own. They have no unique keys on purpose: what was written twice would show.
+
+
+@lru_cache
+def person(schema: str | None) -> sa.Table:
+    """What was read in: one row a record."""
+    columns = (sa.Column("account", sa.Text, nullable=False), sa.Column("record", sa.Text, nullable=False))
+    return sa.Table("demo_person", sa.MetaData(schema=schema), *columns)
+
+
+@lru_cache
+def pushed(schema: str | None) -> sa.Table:
+    """What was pushed out: one row a contact."""
+    columns = (sa.Column("account", sa.Text, nullable=False), sa.Column("contact", sa.Text, nullable=False))
+    return sa.Table("demo_pushed", sa.MetaData(schema=schema), *columns)
+
+
+def create(c: Connection, d: Dialect) -> None:
+    """Make them."""
+    person(d.schema).create(c)
+    pushed(d.schema).create(c)
+
+
+def all_records(c: Connection, d: Dialect) -> list[str]:
+    """Every record that was read in, for the audit."""
+    return list(c.execute(sa.select(person(d.schema).c.record)).scalars())
+
+
+def all_pushed(c: Connection, d: Dialect) -> list[str]:
+    """Every contact whose push was noted, for the audit."""
+    return list(c.execute(sa.select(pushed(d.schema).c.contact)).scalars())
+
+
+# -- people -----------------------------------------------------------------------------------------------------------
+#
+# The way in: what each account holds at the provider, read into a table of the application's own.
+#
+# A plain handler: its session is a `Session`, its rows and the stream's cursor are committed together.
+
+PEOPLE: Final = NextCursor(items="people", cursor="next", query="after")
+people: Stream[Any] = Stream(
+    "people",
+    request=lambda base, account: PageRequest(f"{base}/v1/{account}/people"),
+    paginator=PEOPLE,
+)
+
+
+@handler("people.read", retry=Retry(max_attempts=20), timeout=30)
+def read_people(job: SyncJob[dict[str, str]]) -> None:
+    """Read an account's records, from where the last execution stopped."""
+    settings: Mapping[str, Any] = job.deps
+    account = job.payload["account"]
+    people_read = person(settings["schema"])
+    for page in job.pages(people, base=settings["addresses"]["steady"], account=account):
+        with job.checkpoint(page) as session:
+            session.execute(sa.insert(people_read), [{"account": account, "record": one["id"]} for one in page.items])
+
+
+CONCURRENCY: Final = 16  # jobs at once in one worker; an account has its share of them, two at least
 LEASE: Final = 4.0  # seconds until a dead worker's jobs run elsewhere; short, because people are watching
 _ANSWER: Final = 2.0  # seconds we wait for an answer
 
 
 class ContactPushed(Event, type="contact.pushed"):
-    """Told to whoever wants to know; in this demo a search index."""
+    """An event for other systems; in this demo a search index."""
 
     contact: str
 
@@ -62,13 +135,13 @@ async def push_contact(job: Job[Contact]) -> None:
     )
     response.raise_for_status()
     async with job.complete() as session:
-        noted = sa.insert(rows.pushed(job.deps["schema"])).values(account=contact.account, contact=contact.id)
-        await session.execute(noted)
+        row = sa.insert(pushed(job.deps["schema"])).values(account=contact.account, contact=contact.id)
+        await session.execute(row)
         job.app.outbox.publish(session, ContactPushed(contact=contact.id), key=contact.account)
 
 
-def provider(addresses: dict[str, str]) -> Provider:
-    """The facts of the demo's provider: where it is, how it says no, its OAuth, and that it honours Idempotency-Key."""
+def facts(addresses: dict[str, str]) -> Provider:
+    """The facts of the demo's provider: addresses, errors, OAuth, and its Idempotency-Key."""
     return Provider(
         name=accounts.PROVIDER,
         base_url=addresses["steady"],
@@ -85,7 +158,7 @@ def provider(addresses: dict[str, str]) -> Provider:
             OAuth2(
                 authorize_url=f"{addresses['steady']}/oauth/authorize",
                 token_url=f"{addresses['steady']}/oauth/token",
-                client_id=CLIENT_ID,
+                client_id=accounts.CLIENT_ID,
                 client_auth="none",
                 pkce="required",
                 margin=1.0,
@@ -104,7 +177,13 @@ def build(settings: dict[str, Any]) -> Resilient:
         schema=settings["schema"],
         upgrade=True,
         handlers=[push_contact, read_people],
-        providers=[provider(settings["addresses"])],
+        providers=[facts(settings["addresses"])],
+        # What the others are refused for is a script, not a rate: there is nothing to be learnt from it.
+        learn={
+            f"{accounts.PROVIDER}/{accounts.UNDECLARED}": True,
+            f"{accounts.PROVIDER}/**": False,
+            accounts.PROVIDER: False,
+        },
         breakers={accounts.PROVIDER: soon, f"{accounts.PROVIDER}/**": soon, "outbox/*": soon},
         destinations={
             accounts.SINK: StandardWebhook(
@@ -118,6 +197,31 @@ def build(settings: dict[str, Any]) -> Resilient:
         secrets=settings["secrets"],
         deps=settings,
     )
+
+
+# -- consent ----------------------------------------------------------------------------------------------------------
+#
+# The people of the demo: they send each account's owner to the provider's consent page, and take what comes back.
+#
+# What a browser does, without one: the authorisation code flow with PKCE and a state that is good once.
+
+_CALLBACK: Final = "https://app.demo.example/connected"  # nobody goes there: its parameters are all that counts
+
+
+def connect(settings: dict[str, Any], names: Iterable[str]) -> None:
+    """Connect these accounts, one after the other."""
+    asyncio.run(_connect(settings, names))
+
+
+async def _connect(settings: dict[str, Any], names: Iterable[str]) -> None:
+    async with build(settings) as app, httpx.AsyncClient() as browser:
+        for account in names:
+            address = await app.connections.authorize_url(f"{accounts.PROVIDER}/{account}", redirect_uri=_CALLBACK)
+            page = await browser.get(f"{address}&account={account}")
+            await app.connections.complete(dict(parse_qsl(urlsplit(page.headers["location"]).query)))
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
 
 
 async def _work(settings: dict[str, Any]) -> None:

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from resilient.core.errors import MissingExtra, ResilientError
-from resilient.surface.demo.run import Options, run
+from resilient.core.base.errors import MissingExtra, ResilientError
 
 
 def demo(
@@ -20,6 +19,9 @@ def demo(
     workers: Annotated[int, typer.Option(min=2, max=16, help="Worker processes; one of them is killed.")] = 2,
     *,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen.")] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Also in a browser; what happened stays there until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Show the engine at work against a misbehaving provider on this machine, then audit what it did.
 
@@ -28,7 +30,10 @@ def demo(
     console = Console()
     try:
         _need_server()
-        passed = run(Options(csv=csv, database=database, workers=workers, plain=plain), console)
+        from resilient.surface.demo import run  # noqa: PLC0415 - the whole engine: only when needed
+
+        options = run.Options(csv=csv, database=database, workers=workers, plain=plain, dashboard=dashboard)
+        passed = run.run(options, console)
     except ResilientError as error:
         Console(stderr=True).print(f"error: {error}", soft_wrap=True, markup=False, highlight=False)
         raise typer.Exit(2) from None
@@ -37,7 +42,7 @@ def demo(
 
 def _need_server() -> None:
     try:
-        import starlette  # noqa: F401, PLC0415 - the extra may be missing
+        import standardwebhooks  # noqa: F401, PLC0415 - the extra may be missing
         import uvicorn  # noqa: F401, PLC0415 - the same
     except ImportError:
         raise MissingExtra("the demo needs a local web server: install resilient-engine[demo]") from None

@@ -1,6 +1,6 @@
 """The scriptable provider: see `resilient.testing.fake.provider`."""
 
-from resilient.testing.fake.log import Log, Reply, Seen
 from resilient.testing.fake.provider import FakeProvider, provider_at
+from resilient.testing.fake.server import Log, Reply, Seen
 
 __all__ = ["FakeProvider", "Log", "Reply", "Seen", "provider_at"]

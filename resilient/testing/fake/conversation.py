@@ -1,223 +1,388 @@
 """How a fake provider comes to an answer: who asks, may they, within which limits, and what is there.
 
 In order, as at a real one: the account by its credentials; credentials that are refused; the memory for idempotency
-keys; limits and requests in flight; then what the path has: a route, a list of records, a batch.
+keys; limits and requests in flight; then what the path has: a route, a list of records, a batch. What a test has
+ordered to go wrong (`Trouble`, `Throttle`, `Outage`) comes before all of these.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from resilient.core.classify import classify
-from resilient.core.errors import InvalidInput
-from resilient.core.exchange import AnswerFacts, RequestFacts
-from resilient.core.failure import FailureKind, Scope, at_scope
-from resilient.core.resource_key import path as path_of
-from resilient.testing.fake.answers import Voice, compose, facts_of
-from resilient.testing.fake.log import Reply, Seen, query_of
-from resilient.testing.fake.script import Route, fits
+from resilient.core.base.errors import FailureKind, InvalidInput, Scope, at_scope
+from resilient.core.base.exchange import AnswerFacts, RequestFacts
+from resilient.core.base.resource_key import path as path_of
+from resilient.core.provider.classify import classify
+from resilient.testing.fake.answers import PAGE, ErrorDialect, compose, facts_of
+from resilient.testing.fake.server import Reply, Seen, query_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
-    from resilient.core.provider import Provider
-    from resilient.testing.fake.accounts import Accounts
-    from resilient.testing.fake.meter import Meter
+    from resilient.core.provider.facts import Provider
+    from resilient.testing.fake.accounts import Accounts, Family
+    from resilient.testing.fake.meter import Allowance, Meter
     from resilient.testing.fake.pages import Records
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _WAITS: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
 _ANYBODY: Final = "account"
+Memorable = tuple[str, "Family | None", str, "str | None"]  # account, consent, place and key: what a key is known by
+
+
+Fault = Literal["lost", "dropped", "cut", "slow", "endless", "hang", "html"]
+_WORDS: Final = frozenset({"api", "part", "token", "authorize", "revoke"})
+_FAULTS: Final = frozenset({"lost", "dropped", "cut", "slow", "endless", "hang", "html"})
+
+
+On = str | Callable[["Seen"], bool]
+
+
+def fits(on: On, request: Seen) -> bool:
+    """Whether a request is one of those ``on`` names: ``api``, ``token`` ..., ``"POST /v1/*"``, or ``"/v1/*"``.
+
+    Paths are whole or below the base URL. A function of the `Seen` request may say so as well.
+    """
+    if callable(on):
+        return on(request)
+    if on in _WORDS:
+        return request.what == on or (on == "api" and request.what == "part")
+    if on == "*":
+        return True
+    paths = {request.path, request.below or request.path}
+    return any(fnmatchcase(f"{request.method} {path}" if " " in on else path, on) for path in paths)
+
+
+@dataclass(slots=True)
+class Trouble:
+    """One thing that shall go wrong, ``times`` times."""
+
+    what: FailureKind | int | Fault | Reply
+    times: int
+    on: On = "api"
+    account: str | None = None
+    wait: float | None = None
+    scope: Scope | None = None
+    code: str = ""
+    status: int = 502
+
+    def takes(self, request: Seen) -> bool:
+        """Whether it is this request's turn."""
+        return self.times > 0 and fits(self.on, request) and self.account in (None, request.account)
+
+    @property
+    def performs(self) -> bool:
+        """Whether the request is acted on, and only its answer goes wrong."""
+        return self.what in ("lost", "cut", "slow", "endless")
+
+    def reply(self) -> Reply | None:
+        """The answer, where it does not depend on the provider's dialect."""
+        if isinstance(self.what, Reply):
+            return Reply(
+                self.what.status,
+                self.what.body,
+                dict(self.what.headers),
+                self.what.fault,
+                self.what.pace,
+                self.what.delay,
+            )
+        if self.what == "html":
+            return Reply(self.status, PAGE.format(status=self.status))
+        if self.what == "dropped":
+            return Reply(fault="lost")
+        if self.what == "hang":
+            return Reply(fault="hang")
+        if isinstance(self.what, int):
+            return Reply(self.what, PAGE.format(status=self.what))
+        return None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.what, str) and not isinstance(self.what, FailureKind) and self.what not in _FAULTS:
+            raise ValueError(f"fail_next({self.what!r}): a FailureKind, a status, a Reply, or one of {sorted(_FAULTS)}")
+
+
+@dataclass(slots=True)
+class Throttle:
+    """Requests that are refused until a time."""
+
+    until: datetime
+    kind: FailureKind = FailureKind.THROTTLED
+    on: On = "api"
+    account: str | None = None
+    scope: Scope | None = None
+
+    def takes(self, request: Seen, now: datetime) -> bool:
+        """Whether it refuses this request."""
+        return now < self.until and fits(self.on, request) and self.account in (None, request.account)
+
+
+@dataclass(slots=True)
+class Route:
+    """What answers ``on``: a `Reply`, JSON, or a function of the request that gives one of them."""
+
+    on: On
+    answer: Any
+
+    def reply(self, request: Seen) -> Reply:
+        """The answer, a new one each time."""
+        answer = self.answer(request) if callable(self.answer) else self.answer
+        if isinstance(answer, Reply):
+            return Reply(answer.status, answer.body, dict(answer.headers), answer.fault, answer.pace, answer.delay)
+        return Reply(200, answer)
+
+
+@dataclass(slots=True)
+class Outage:
+    """Every request is answered with ``status`` until ``until`` (None: until `FakeProvider.up`)."""
+
+    status: int
+    until: datetime | None = None
+    account: str | None = None
+    body: str = field(default=PAGE)
+
+    def takes(self, request: Seen, now: datetime) -> bool:
+        """Whether it hits this request."""
+        return self.account in (None, request.account) and (self.until is None or now < self.until)
+
+
+# -- conversation -----------------------------------------------------------------------------------------------------
 
 
 class Conversation:
     """The API itself. Its owner holds a lock around every call."""
 
     def __init__(
-        self, provider: Provider, accounts: Accounts, meter: Meter | None, origin: str, performed: list[Seen]
+        self,
+        provider: Provider,
+        accounts: Accounts,
+        meter: Meter | None,
+        origin: str,
+        performed: list[Seen],
+        allowance: Callable[[str], Allowance] | None = None,
     ) -> None:
         self._provider, self._accounts, self._meter, self._origin = provider, accounts, meter, origin
         self.routes: list[Route] = []
         self.lists: list[Records] = []
         self.performed = performed
-        self._memory: dict[tuple[str, str], tuple[datetime, Reply]] = {}
-        self._told: dict[str, datetime] = {}  # by resource: until when somebody was told to wait
+        self._memory: dict[Memorable, tuple[datetime, Reply]] = {}
+        self._memorable: dict[int, Memorable] = {}  # by identity of the request
+        self._wait_ends: dict[str, datetime] = {}  # by resource: until when somebody was told to wait
         self._inside: set[int] = set()  # requests in flight, by identity
         self._good: dict[int, bool] = {}
+        self._make_allowance = allowance
+        self._allowances: dict[str, Allowance] = {}
+        self._let_through: dict[int, Allowance] = {}
+        self._epoch: datetime | None = None  # of allowances: the first request
 
     # -- who asks --------------------------------------------------------------------------------------------
 
-    def recognise(self, seen: Seen, now: datetime) -> None:
+    def recognise(self, request: Seen, now: datetime) -> None:
         """Fill in whose request it is, what it draws on and its key."""
-        if seen.what not in ("api", "part"):
+        if request.what not in ("api", "part"):
             return
-        account, good = self._accounts.bearer(seen.headers, seen.query, now)
-        seen.account = "" if account is None else account.name
-        self._good[id(seen)] = good or self._provider.anonymous or not self._provider.auth
-        asked = self._asked(seen)
-        base = f"{self._provider.name}/{seen.account or _ANYBODY}"
-        suffix, cost = self._provider.route(asked) if self._provider.route is not None else ("", 1.0)
-        seen.key, seen.cost = (f"{base}/{suffix}" if suffix else base), cost
+        account, consent, good = self._accounts.bearer(request.headers, request.query, now)
+        request.account = "" if account is None else account.name
+        self._good[id(request)] = good or self._provider.anonymous or not self._provider.auth
+        facts = self._facts_of(request)
+        base = f"{self._provider.name}/{request.account or _ANYBODY}"
+        suffix, cost = self._provider.route(facts) if self._provider.route is not None else ("", 1.0)
+        request.key, request.cost = (f"{base}/{suffix}" if suffix else base), cost
         idem = self._provider.idempotency
-        if idem is not None and idem.covers(seen.method, seen.path):
-            key = seen.query.get(idem.query) if idem.query else seen.headers.get(idem.header.lower())
-            seen.idempotency_key = key.strip('"') if key else None
-        seen.early = any(now < self._told.get(level, now) for level in path_of(seen.key))
+        if idem is not None and idem.covers(request.method, request.path):
+            request.idempotency_key = idem.key_of(request.path, request.headers, request.query)
+            of_grant = consent if idem.lives_with == "grant" else None
+            place = request.path if idem.in_path else ""
+            self._memorable[id(request)] = (request.account, of_grant, place, request.idempotency_key)
+        request.early = any(now < self._wait_ends.get(level, now) for level in path_of(request.key))
 
-    def leave(self, seen: Seen) -> None:
-        """It is over."""
-        if id(seen) in self._inside and self._meter is not None:
-            self._inside.discard(id(seen))
-            self._meter.enter(seen.key, -1)
-        self._good.pop(id(seen), None)
+    def leave(self, request: Seen) -> None:
+        """End a request: it is no longer in flight."""
+        if id(request) in self._inside and self._meter is not None:
+            self._inside.discard(id(request))
+            self._meter.enter(request.key, -1)
+        self._good.pop(id(request), None)
+        self._memorable.pop(id(request), None)
+        if (allowance := self._let_through.pop(id(request), None)) is not None:
+            allowance.leave(0.0)
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def answer(self, seen: Seen, now: datetime, part: Callable[[Seen, datetime], Reply] | None) -> Reply:
-        """The answer, unless a script said otherwise."""
-        if not self._good.get(id(seen), True):
-            return self.fail(seen, FailureKind.AUTH, now, self.voice(seen, now))
-        batch = self._batch(seen) if part is not None else None
+    def answer(self, request: Seen, now: datetime, part: Callable[[Seen, datetime], Reply] | None) -> Reply:
+        """The answer, if no trouble of the script decides."""
+        if not self._good.get(id(request), True):
+            return self.fail(request, FailureKind.AUTH, now, self.dialect(request, now))
+        batch = self._batch(request) if part is not None else None
         if batch is None:
-            refused = self._limited(seen, now)
+            refused = self._limited(request, now) or self._unannounced(request, now)
             if refused is not None:
                 return refused
-        remembered = self._remembered(seen, now)
+        remembered = self._remembered(request, now)
         if remembered is not None:
-            seen.replayed = True
+            request.replayed = True
             return remembered
         if batch is not None and part is not None:
-            return self._in_parts(seen, batch, now, part)
-        reply = self._found(seen, now)
+            return self._in_parts(request, batch, now, part)
+        reply = self._content(request, now)
         if self._meter is not None:
-            reply.headers = {**self._meter.headers(seen.key, now), **reply.headers}
-        self.note(seen, reply, now)
-        if seen.kind is None and not (seen.method in _READS or self._provider.is_read(seen.method, seen.path)):
-            self.performed.append(seen)
-        if seen.idempotency_key:
-            self._memory[seen.account, seen.idempotency_key] = (now, reply)
+            reply.headers = {**self._meter.headers(request.key, now), **reply.headers}
+        self.note(request, reply, now)
+        if request.kind is None and not (
+            request.method in _READS or self._provider.is_read(request.method, request.path)
+        ):
+            self.performed.append(request)
+        if (
+            request.idempotency_key and request.kind not in _WAITS
+        ):  # who is told to wait may come again with the same key
+            self._memory[self._memorable[id(request)]] = (now, reply)
         return reply
 
     def fail(
         self,
-        seen: Seen,
+        request: Seen,
         kind: FailureKind,
         now: datetime,
-        voice: Voice,
+        dialect: ErrorDialect,
         *,
         wait: float | None = None,
         scope: Scope | None = None,
         code: str = "",
     ) -> Reply:
         """An answer that means ``kind`` here."""
-        reply, failure = compose(voice, kind, wait=wait, scope=scope, code=code)
-        reply.headers = {**voice.headers, **reply.headers}
-        seen.kind = kind
-        if kind in _WAITS and failure.retry_in is not None and seen.key:
-            self._told[at_scope(seen.key, failure.scope)] = now + timedelta(seconds=failure.retry_in)
+        reply, failure = compose(dialect, kind, wait=wait, scope=scope, code=code)
+        reply.headers = {**dialect.headers, **reply.headers}
+        request.kind = kind
+        if kind in _WAITS and failure.retry_in is not None and request.key:
+            self._wait_ends[at_scope(request.key, failure.scope)] = now + timedelta(seconds=failure.retry_in)
         return reply
 
-    def note(self, seen: Seen, reply: Reply, now: datetime) -> None:
-        """Put down what an answer means, and until when it told to wait."""
-        voice = self.voice(seen, now)
-        failure = voice.judge(facts_of(reply, voice))
-        seen.kind = None if failure is None else failure.kind
+    def note(self, request: Seen, reply: Reply, now: datetime) -> None:
+        """Record what an answer means, and until when it announces a wait."""
+        dialect = self.dialect(request, now)
+        failure = dialect.judge(facts_of(reply, dialect))
+        request.kind = None if failure is None else failure.kind
         if failure is not None and failure.kind in _WAITS and failure.retry_in is not None:
-            self._told[at_scope(seen.key, failure.scope)] = now + timedelta(seconds=failure.retry_in)
+            self._wait_ends[at_scope(request.key, failure.scope)] = now + timedelta(seconds=failure.retry_in)
 
-    def voice(self, seen: Seen, now: datetime) -> Voice:
+    def dialect(self, request: Seen, now: datetime) -> ErrorDialect:
         """The API's dialect, about one request."""
-        provider, asked, meter = self._provider, self._asked(seen), self._meter
+        provider, facts, meter = self._provider, self._facts_of(request), self._meter
 
         def judge(answer: AnswerFacts) -> Any:
-            return classify(answer, asked, provider, now)
+            return classify(answer, facts, provider, now)
 
-        headers = meter.headers(seen.key, now) if meter is not None else {}
-        spent = meter.headers(seen.key, now, spent=True) if meter is not None else {}
-        return Voice(provider.errors, provider.waits, judge, now, headers, spent)
+        headers = meter.headers(request.key, now) if meter is not None else {}
+        spent = meter.headers(request.key, now, spent=True) if meter is not None else {}
+        return ErrorDialect(provider.errors, provider.waits, judge, now, headers, spent)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _asked(self, seen: Seen) -> RequestFacts:
+    def _facts_of(self, request: Seen) -> RequestFacts:
         idem = self._provider.idempotency
         safe = (
-            seen.method in _READS or seen.method in ("PUT", "DELETE") or self._provider.is_read(seen.method, seen.path)
+            request.method in _READS
+            or request.method in ("PUT", "DELETE")
+            or self._provider.is_read(request.method, request.path)
         )
-        keyed = idem is not None and idem.covers(seen.method, seen.path)
+        keyed = idem is not None and idem.covers(request.method, request.path)
         return RequestFacts(
-            seen.method, f"{self._origin}{seen.path}", "localhost", seen.path, key=seen.key, cost=seen.cost,
-            body=seen.body, headers=seen.headers, repeatable=safe or keyed,
+            request.method, f"{self._origin}{request.path}", "localhost", request.path, key=request.key,
+            cost=request.cost,
+            body=request.body, headers=request.headers, repeatable=safe or keyed,
         )  # fmt: skip
 
-    def _limited(self, seen: Seen, now: datetime) -> Reply | None:
+    def _limited(self, request: Seen, now: datetime) -> Reply | None:
         meter = self._meter
         if meter is None:
             return None
-        crowded = meter.crowded(seen.key)
-        refused = None if crowded else meter.draw(seen.key, seen.cost, now)
+        crowded = meter.crowded(request.key)
+        refused = None if crowded else meter.draw(request.key, request.cost, now)
         if crowded is None and refused is None:
-            if seen.what == "api":
-                meter.enter(seen.key)
-                self._inside.add(id(seen))
+            if request.what == "api":
+                meter.enter(request.key)
+                self._inside.add(id(request))
             return None
-        seen.over = True
-        where = crowded or (refused.key if refused is not None else seen.key)
+        request.over = True
+        where = crowded or (refused.key if refused is not None else request.key)
         wait = 1.0 if refused is None else refused.wait
         scope = (Scope.PROVIDER, Scope.ACCOUNT, Scope.ENDPOINT)[min(where.count("/"), 2)]
         kinds = [FailureKind.THROTTLED, FailureKind.QUOTA]
         if refused is not None and refused.limit.per >= 3600:  # noqa: PLR2004 - an hour
             kinds.reverse()
-        voice = self.voice(seen, now)
+        dialect = self.dialect(request, now)
         with contextlib.suppress(InvalidInput):
-            return self.fail(seen, kinds[0], now, voice, wait=wait, scope=scope)
-        return self.fail(seen, kinds[1], now, voice, wait=wait, scope=scope)
+            return self.fail(request, kinds[0], now, dialect, wait=wait, scope=scope)
+        return self.fail(request, kinds[1], now, dialect, wait=wait, scope=scope)
 
-    def _remembered(self, seen: Seen, now: datetime) -> Reply | None:
-        if not seen.idempotency_key:
+    def _unannounced(self, request: Seen, now: datetime) -> Reply | None:
+        """A refusal by an allowance that no answer announces."""
+        if self._make_allowance is None or request.what != "api":
             return None
-        found = self._memory.get((seen.account, seen.idempotency_key))
+        self._epoch = self._epoch or now
+        allowance = self._allowances.get(request.account or _ANYBODY)
+        if allowance is None:
+            allowance = self._allowances[request.account or _ANYBODY] = self._make_allowance(
+                request.account or _ANYBODY
+            )
+        wait = allowance.ask((now - self._epoch).total_seconds())
+        if wait is None:
+            self._let_through[id(request)] = allowance
+            return None
+        request.over = True
+        seconds = None if wait.seconds is None else f"{wait.seconds:g}"
+        return Reply(429, {"message": "too many requests"}, {} if seconds is None else {"retry-after": seconds})
+
+    def _remembered(self, request: Seen, now: datetime) -> Reply | None:
+        if not request.idempotency_key:
+            return None
+        entry = self._memory.get(self._memorable[id(request)])
         life = None if self._provider.idempotency is None else self._provider.idempotency.life
-        if found is None or (life is not None and now > found[0] + timedelta(seconds=life)):
+        if entry is None or (life is not None and now > entry[0] + timedelta(seconds=life)):
             return None
-        reply = found[1]
+        reply = entry[1]
         return Reply(reply.status, reply.body, dict(reply.headers))
 
-    def _found(self, seen: Seen, now: datetime) -> Reply:
+    def _content(self, request: Seen, now: datetime) -> Reply:
         for route in self.routes:
-            if fits(route.on, seen):
-                return route.reply(seen)
+            if fits(route.on, request):
+                return route.reply(request)
         for one in self.lists:
-            if one.covers(seen.path):
-                reply = one.answer(seen, self._origin)
-                return reply or self.fail(seen, FailureKind.RESET_CURSOR, now, self.voice(seen, now))
-        said = f"the fake {self._provider.name} has nothing at {seen.target}: fake.on({seen.target!r}, {{...}})"
-        return Reply(404, {"message": said})
+            if one.covers(request.path):
+                reply = one.answer(request, self._origin)
+                return reply or self.fail(request, FailureKind.RESET_CURSOR, now, self.dialect(request, now))
+        message = (
+            f"the fake {self._provider.name} has nothing at {request.target}: fake.on({request.target!r}, {{...}})"
+        )
+        return Reply(404, {"message": message})
 
-    def _batch(self, seen: Seen) -> list[Any] | None:
+    def _batch(self, request: Seen) -> list[Any] | None:
         """The parts of a batch; None for any other request."""
         facts = self._provider.batch
-        if facts is None or seen.what != "api" or not seen.path.endswith(facts.path) or seen.method != "POST":
+        if facts is None or request.what != "api" or not request.path.endswith(facts.path) or request.method != "POST":
             return None
-        found = seen.json.get(facts.requests) if isinstance(seen.json, dict) else None
-        return found if isinstance(found, list) else None
+        parts = request.json.get(facts.requests) if isinstance(request.json, dict) else None
+        return parts if isinstance(parts, list) else None
 
-    def _in_parts(self, seen: Seen, parts: list[Any], now: datetime, part: Callable[[Seen, datetime], Reply]) -> Reply:
+    def _in_parts(
+        self, request: Seen, parts: list[Any], now: datetime, part: Callable[[Seen, datetime], Reply]
+    ) -> Reply:
         facts = self._provider.batch
         assert facts is not None  # noqa: S101 - it is a batch
         if len(parts) > facts.most:
             return Reply(400, {"error": {"code": "BadRequest", "message": f"at most {facts.most} parts"}})
-        base = seen.path.removesuffix(facts.path)
+        base = request.path.removesuffix(facts.path)
         answers = []
         for one in parts:
             path, _, query = str(one["url"]).partition("?")
             body = one.get("body")
             inner = Seen(
                 at=now, method=one["method"], path=f"{base}/{path.lstrip('/')}", query=query_of(query),
-                headers={**seen.headers, **{str(k).lower(): str(v) for k, v in one.get("headers", {}).items()}},
+                headers={**request.headers, **{str(k).lower(): str(v) for k, v in one.get("headers", {}).items()}},
                 body=b"" if body is None else json.dumps(body).encode(), what="part",
             )  # fmt: skip
             self.recognise(inner, now)

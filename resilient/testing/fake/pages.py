@@ -1,6 +1,6 @@
 """Lists of records behind one path, in pages as the provider's paginator expects them, with changes and deletions.
 
-Every cursor is ``g<generation>-<since>-<start>``, so that one that is too old is known by its generation. A paginator
+Every cursor is ``g<generation>-<since>-<start>``, so the generation shows which are too old. A paginator
 that knows the last page by its not being full gets pages as large as it asks for; others at most ``size`` records.
 """
 
@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from resilient.core.body import pick
-from resilient.core.page_request import PageRequest
-from resilient.core.paginators import (
+from resilient.core.base.body import pick
+from resilient.core.sync.paginators import (
     GraphQLPages,
     LastKey,
     LinkHeader,
@@ -23,13 +22,14 @@ from resilient.core.paginators import (
     OnePage,
     PageNumber,
 )
-from resilient.testing.fake.log import Reply
-from resilient.testing.fake.shapes import plain, put
+from resilient.core.sync.paging import PageRequest
+from resilient.testing.fake.answers import plain, put
+from resilient.testing.fake.server import Reply
 
 if TYPE_CHECKING:
-    from resilient.core.incremental import Incremental
-    from resilient.core.paging import Paginator
-    from resilient.testing.fake.log import Seen
+    from resilient.core.sync.incremental import Incremental
+    from resilient.core.sync.paging import Paginator
+    from resilient.testing.fake.server import Seen
 
 _CURSOR: Final = re.compile(r"g(\d+)-(\d*)-(\d+)")
 _LINKED: Final = "cursor"  # the parameter of links of our own making
@@ -71,19 +71,19 @@ class Records:
             self.rows[name] = (self.version, item)
 
     def delete(self, *keys: Any) -> None:
-        """Take records away."""
+        """Delete records."""
         for key in keys:
             self.version += 1
             self.rows.pop(str(key), None)
             self.gone[str(key)] = self.version
 
     def refuse_cursors(self) -> None:
-        """From now on every cursor that was given out is refused."""
+        """Refuse, from now on, every cursor issued so far."""
         self.generation += 1
 
     @property
     def token(self) -> str:
-        """Where the next incremental pass begins, for APIs that tell it before a pass."""
+        """The cursor where the next incremental pass begins, for APIs that give it before a pass."""
         return str(Place(self.generation, self.version, 0))
 
     def covers(self, path: str) -> bool:
@@ -91,87 +91,85 @@ class Records:
         further = self.paginator.path if isinstance(self.paginator, NextCursor) else ""
         return path == self.path or (bool(further) and path == self.path + further)
 
-    def answer(self, seen: Seen, origin: str) -> Reply | None:
+    def answer(self, call: Seen, origin: str) -> Reply | None:
         """One page; None for a cursor that is refused."""
-        asked = PageRequest(f"{origin}{seen.path}?{urlencode(seen.query)}", seen.method, seen.json)
-        if self._unchanged(seen):
+        request = PageRequest(f"{origin}{call.path}?{urlencode(call.query)}", call.method, call.json)
+        if self._unchanged(call):
             return Reply(304)
-        place = self._place(asked)
+        place = self._place(request)
         if place is None:
             return None
-        items = self._since(asked, seen, place)
-        page = items[: self._page(asked)] if self.loops else items[place.start : place.start + self._page(asked)]
+        items = self._since(request, call, place)
+        page = items[: self._page(request)] if self.loops else items[place.start : place.start + self._page(request)]
         end = place.start + len(page)
         following = Place(self.generation, place.since, 0 if self.loops else end)
         last = not (self.loops or end < len(items))
-        return self._written(asked, page, None if last else following, len(items), place)
+        return self._written(request, page, None if last else following, len(items), place)
 
     # -- what is asked for -----------------------------------------------------------------------------------
 
     def _key_of(self, item: Any) -> str:
-        found = pick(item, self.key)
-        return str(found[0]) if found else f"#{self.version}"
+        values = pick(item, self.key)
+        return str(values[0]) if values else f"#{self.version}"
 
-    def _unchanged(self, seen: Seen) -> bool:
-        found = self.incremental
-        return (
-            found is not None and found.style == "conditional" and seen.headers.get(found.header.lower()) == self._tag
-        )
+    def _unchanged(self, call: Seen) -> bool:
+        how = self.incremental
+        return how is not None and how.style == "conditional" and call.headers.get(how.header.lower()) == self._tag
 
     @property
     def _tag(self) -> str:
         return f'"{self.version}"'
 
-    def _place(self, asked: PageRequest) -> Place | None:
-        """Where the page begins; None if the request's cursor is too old or was never given out."""
+    def _place(self, request: PageRequest) -> Place | None:
+        """Where the page begins; None if the request's cursor is too old or was never issued."""
         start = 0
         if isinstance(self.paginator, _FULL):
-            start = self._numbered(asked)
-        for name in self._cursors(asked):
-            found = _CURSOR.fullmatch(name)
-            if found is None or int(found[1]) != self.generation:
+            start = self._numbered(request)
+        for name in self._cursors(request):
+            match = _CURSOR.fullmatch(name)
+            if match is None or int(match[1]) != self.generation:
                 return None
-            return Place(self.generation, int(found[2]) if found[2] else None, int(found[3]) or start)
+            return Place(self.generation, int(match[2]) if match[2] else None, int(match[3]) or start)
         return Place(self.generation, None, start)
 
-    def _cursors(self, asked: PageRequest) -> list[str]:
-        texts = [asked.query(_LINKED)]
+    def _cursors(self, request: PageRequest) -> list[str]:
+        texts = [request.query(_LINKED)]
         made = self.incremental if self.incremental and self.incremental.style in ("token", "link") else None
         for one in (self.paginator if isinstance(self.paginator, NextCursor) else None, made):
             if one is not None:
-                texts += [asked.query(one.query) if one.query else None]
-                texts += [asked.in_body(one.body) if one.body else None]
+                texts += [request.query(one.query) if one.query else None]
+                texts += [request.in_body(one.body) if one.body else None]
         if isinstance(self.paginator, GraphQLPages):
-            texts.append(asked.in_body(f"variables.{self.paginator.variable}"))
+            texts.append(request.in_body(f"variables.{self.paginator.variable}"))
         return [str(text) for text in texts if text]
 
-    def _numbered(self, asked: PageRequest) -> int:
+    def _numbered(self, request: PageRequest) -> int:
         p = self.paginator
         if isinstance(p, LastKey):
-            after, keys = asked.query(p.query), [str((pick(item, p.key) or [""])[0]) for item in self._all()]
+            after, keys = request.query(p.query), [str((pick(item, p.key) or [""])[0]) for item in self._all()]
             return keys.index(after) + 1 if after in keys else 0
         if isinstance(p, PageNumber):
-            return max(0, _int(asked.query(p.query), p.start) - p.start) * self._page(asked)
+            return max(0, _int(request.query(p.query), p.start) - p.start) * self._page(request)
         assert isinstance(p, Offset)  # noqa: S101 - the last of three
         if p.clause:
             pattern = re.escape(p.clause).replace(re.escape("{offset}"), "([0-9]+)")
-            found = re.search(pattern, asked.query(p.query) or "", re.IGNORECASE)
-            return (int(found[1]) if found else p.start) - p.start
-        return _int(asked.in_body(p.body) if p.body else asked.query(p.query), p.start) - p.start
+            match = re.search(pattern, request.query(p.query) or "", re.IGNORECASE)
+            return (int(match[1]) if match else p.start) - p.start
+        return _int(request.in_body(p.body) if p.body else request.query(p.query), p.start) - p.start
 
-    def _page(self, asked: PageRequest) -> int:
+    def _page(self, request: PageRequest) -> int:
         p = self.paginator
         if isinstance(p, OnePage):
             return len(self.rows) + len(self.gone) + 1
-        told = (asked.in_body(p.size) or asked.query(p.size)) if p.size else None
-        if told and isinstance(p, _FULL) and not (p.more or getattr(p, "total", "") or getattr(p, "pages", "")):
-            return _int(told, self.size)
-        return min(_int(told, self.size), self.size)
+        size = (request.in_body(p.size) or request.query(p.size)) if p.size else None
+        if size and isinstance(p, _FULL) and not (p.more or getattr(p, "total", "") or getattr(p, "pages", "")):
+            return _int(size, self.size)
+        return min(_int(size, self.size), self.size)
 
     def _all(self) -> list[Any]:
         return [item for _, item in self.rows.values()]
 
-    def _since(self, asked: PageRequest, seen: Seen, place: Place) -> list[Any]:
+    def _since(self, request: PageRequest, call: Seen, place: Place) -> list[Any]:
         """The records of this pass."""
         how = self.incremental
         if place.since is not None:
@@ -180,17 +178,17 @@ class Records:
             return changed + [self._marked(key) for key, version in self.gone.items() if version > since]
         if how is None or how.style not in ("filter", "key"):
             return self._all()
-        told = asked.query(how.query) if how.query else asked.in_body(how.body) if how.body else None
-        told = told or (seen.headers.get(how.header.lower()) if how.header else None)
+        cursor = request.query(how.query) if how.query else request.in_body(how.body) if how.body else None
+        cursor = cursor or (call.headers.get(how.header.lower()) if how.header else None)
         pattern = re.escape(how.form).replace(re.escape("{cursor}"), "(.+?)")
-        found = re.search(f"{pattern}$", str(told)) if told else None
-        if found is None:
+        match = re.search(f"{pattern}$", str(cursor)) if cursor else None
+        if match is None:
             return self._all()
-        least = found[1]
+        least = match[1]
         return [item for item in self._all() if _least(item, how.field, least, after=how.style == "key")]
 
     def _marked(self, key: str) -> Any:
-        """A record that is gone, as the feed shows it."""
+        """A deleted record, as the feed shows it."""
         spec = self.incremental.deleted if self.incremental else ""
         name, _, value = spec.partition("=")
         made = put({}, self.key, key)
@@ -198,7 +196,9 @@ class Records:
 
     # -- what is answered ------------------------------------------------------------------------------------
 
-    def _written(self, asked: PageRequest, page: list[Any], following: Place | None, total: int, place: Place) -> Reply:
+    def _written(
+        self, request: PageRequest, page: list[Any], following: Place | None, total: int, place: Place
+    ) -> Reply:
         p, reply = self.paginator, Reply()
         if isinstance(p, GraphQLPages):
             info = {"hasNextPage": following is not None, "endCursor": None if following is None else str(following)}
@@ -211,19 +211,19 @@ class Records:
             body = put(body, p.done, following is None)
         if following is None:
             body = self._ended(body)
-        elif (how := self.incremental) is not None and how.taken == "every_page" and how.found:
-            body = put(body, how.found, str(following))
-        reply.body = self._pointed(asked, body, following, reply.headers, total, place)
+        elif (how := self.incremental) is not None and how.source == "every_page" and how.cursor:
+            body = put(body, how.cursor, str(following))
+        reply.body = self._pointed(request, body, following, reply.headers, total, place)
         if self.incremental is not None and self.incremental.style == "conditional":
             reply.headers["etag"] = self._tag
         return reply
 
     def _ended(self, body: Any) -> Any:
-        """The last page says where the next pass begins."""
+        """The body of the last page, with the cursor of the next pass."""
         how, p = self.incremental, self.paginator
         paths = [p.resume]
-        if how is not None and how.style in ("token", "link") and how.taken in ("last_page", "every_page"):
-            paths.append(how.found)
+        if how is not None and how.style in ("token", "link") and how.source in ("last_page", "every_page"):
+            paths.append(how.cursor)
         linked = isinstance(p, NextUrl) or (how is not None and how.style == "link")
         for path in dict.fromkeys(paths):
             if path:
@@ -231,29 +231,35 @@ class Records:
         return body
 
     def _pointed(
-        self, asked: PageRequest, body: Any, following: Place | None, headers: dict[str, str], total: int, place: Place
+        self,
+        request: PageRequest,
+        body: Any,
+        following: Place | None,
+        headers: dict[str, str],
+        total: int,
+        place: Place,
     ) -> Any:
         p = self.paginator
         if isinstance(p, Offset) and p.total:
             return put(body, p.total, total)
         if isinstance(p, PageNumber):
             if p.pages:
-                body = put(body, p.pages, -(-total // self._page(asked)))
+                body = put(body, p.pages, -(-total // self._page(request)))
             if p.header:
-                here = place.start // self._page(asked) + p.start
+                here = place.start // self._page(request) + p.start
                 headers[p.header] = "" if following is None else str(here + 1)
             return body
         if following is None:
             return body
-        link = asked.with_query(**{_LINKED: str(following)}).url
+        link = request.with_query(**{_LINKED: str(following)}).url
         if isinstance(p, LinkHeader):
             headers["link"] = f'<{link}>; rel="{p.rel}"'
         elif isinstance(p, NextUrl):
-            body = put(body, p.found, link)
+            body = put(body, p.url, link)
         elif isinstance(p, NextCursor) and p.header:
             headers[p.header] = str(following)
         elif isinstance(p, NextCursor):
-            body = put(body, p.found, str(following))
+            body = put(body, p.cursor, str(following))
         return body
 
 
@@ -262,10 +268,10 @@ def _int(text: Any, default: int) -> int:
 
 
 def _least(item: Any, path: str, least: str, *, after: bool) -> bool:
-    found = pick(item, path)
-    if not found:
+    values = pick(item, path)
+    if not values:
         return True
-    value = found[0]
+    value = values[0]
     try:
         here, border = (float(value), float(least))
     except (TypeError, ValueError):

@@ -16,48 +16,50 @@ clock's, tokens are numbered: two runs see the same.
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from resilient.core.errors import InvalidInput
-from resilient.core.failure import FailureKind
-from resilient.core.placeholders import names_in
-from resilient.engine.catalogue import providers_by_name
-from resilient.testing.fake import hooks
-from resilient.testing.fake.accounts import Account, Accounts
-from resilient.testing.fake.conversation import Conversation
-from resilient.testing.fake.log import Reply, Seen, query_of
+from resilient.core.base.errors import FailureKind, InvalidInput
+from resilient.core.provider.placeholders import names_in
+from resilient.engine.ground.providers import providers_by_name
+from resilient.testing.fake import answers
+from resilient.testing.fake.accounts import Account, Accounts, TokenServer
+from resilient.testing.fake.answers import http_date
+from resilient.testing.fake.conversation import Conversation, Outage, Route, Throttle, Trouble, fits
 from resilient.testing.fake.meter import Meter
-from resilient.testing.fake.oauth import TokenServer
 from resilient.testing.fake.pages import Records
-from resilient.testing.fake.script import Route, Trouble, fits
-from resilient.testing.fake.scripted import Scripted
-from resilient.testing.fake.server import Server, Transport, serve
-from resilient.testing.fake.shapes import http_date
+from resilient.testing.fake.server import Log, Reply, Seen, Server, Transport, query_of, serve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from resilient.core.paging import Paginator
-    from resilient.core.provider import Provider
-    from resilient.core.webhook import Delivery
-    from resilient.testing.fake.answers import Voice
-    from resilient.testing.fake.script import On
+    from resilient.core.base.errors import Scope
+    from resilient.core.events.webhook import Delivery
+    from resilient.core.provider.facts import Provider
+    from resilient.core.sync.paging import Paginator
+    from resilient.testing.fake.answers import ErrorDialect
+    from resilient.testing.fake.conversation import Fault, On
+    from resilient.testing.fake.meter import Allowance
 
 IN_PROCESS: Final = "http://localhost"
 _PLACES: Final = {"instance_url": "https://fake.example.com", "homeserver": "fake.example.com"}
 
 
-class FakeProvider(Scripted):
+class FakeProvider:
     """See the top of this file. Leaving the ``with`` block closes the port.
 
     ``provider``: facts, or the name of a provider that is installed. ``port``: a number, or True for one that is free;
     False serves in this process only, see `transport`. It lives in the process that made it: another one gets the
     facts by `provider_at`. ``enforce``: whether its limits are; ``refused_count``: whether refused requests draw too,
-    as with Microsoft, Asana and Discord. ``lifetime``: seconds of its access tokens instead of the provider's own.
-    ``anonymous``: requests need no credentials. ``skew``: how far its clock is ahead of ``clock``.
-    ``facts`` replaces fields, as `Provider.configured` does.
+    as with Microsoft, Asana and Discord. ``allowance``: a function from an account's name
+    to a further limit of that account, which no answer announces (`resilient.testing.fake.meter`); if it returns the
+    same object for all, that is a limit of the application.
+    ``lifetime``: seconds of its access tokens instead of the provider's own. ``anonymous``: requests need no
+    credentials. ``skew``: how far its clock is ahead of ``clock``. ``facts`` replaces fields, as `Provider.configured`
+    does.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class FakeProvider(Scripted):
         port: bool | int = True,
         enforce: bool = True,
         refused_count: bool = False,
+        allowance: Callable[[str], Allowance] | None = None,
         lifetime: float | None = None,
         anonymous: bool = False,
         skew: timedelta = timedelta(0),
@@ -79,7 +82,15 @@ class FakeProvider(Scripted):
         self.skew = skew
         provider = _named(provider) if isinstance(provider, str) else provider
         number = port if type(port) is int else 0
-        super().__init__(Server(self, number) if port is not False else None)
+        self._lock = threading.RLock()
+        self._server = Server(self, number) if port is not False else None
+        self.log = Log()
+        self.refusing = False  # connections
+        self._changes = Log()
+        self._troubles: list[Trouble] = []
+        self._throttles: list[Throttle] = []
+        self._outages: list[Outage] = []
+        self._holds: list[On] = []
         self.url = f"http://127.0.0.1:{self._server.port}" if self._server is not None else IN_PROCESS
         facts = {"anonymous": anonymous, **facts}
         self.provider = provider_at(provider, self.url, client_id=client_id, client_secret=client_secret, **facts)
@@ -87,7 +98,7 @@ class FakeProvider(Scripted):
         oauth = self.provider.oauth
         self.oauth = TokenServer(self._accounts, oauth, self.url) if oauth is not None else None
         self._meter = Meter(self.provider, refused_count=refused_count) if enforce else None
-        self._talk = Conversation(self.provider, self._accounts, self._meter, self.url, self._changes)
+        self._talk = Conversation(self.provider, self._accounts, self._meter, self.url, self._changes, allowance)
         self._base = urlsplit(self.provider.base_url).path.rstrip("/")
 
     def __reduce__(self) -> Any:
@@ -179,6 +190,101 @@ class FakeProvider(Scripted):
     def _chosen(self, name: str | None) -> list[Account]:
         return list(self._accounts.by_name.values()) if name is None else [self._accounts.by_name[name]]
 
+    # -- what goes wrong --------------------------------------------------------------------------------------
+
+    def fail_next(
+        self,
+        what: FailureKind | int | Fault | Reply = FailureKind.TRANSIENT,
+        *,
+        times: int = 1,
+        on: On = "api",
+        account: str | None = None,
+        wait: float | None = None,
+        scope: Scope | None = None,
+        code: str = "",
+        status: int = 502,
+    ) -> None:
+        """The next requests go wrong, ``times`` of them.
+
+        ``what``: a kind, in the provider's own words (with ``wait`` seconds told, a ``scope``, a ``code``); a status,
+        with a page of HTML; a `Reply`; or ``lost`` (done, but the connection is closed without an answer),
+        ``dropped`` (closed before anything was done), ``cut``, ``slow``, ``endless``, ``hang``, ``html`` (with
+        ``status``). ``on``: ``api``, ``token``, ``revoke``, ``part`` (of a batch),
+        ``"POST /v1/*"``, or a function of the `Seen` request.
+        """
+        trouble = Trouble(what, times, on, account, wait, scope, code, status)
+        with self._lock:
+            self._troubles.append(trouble)
+
+    def throttle(
+        self,
+        for_: float,
+        *,
+        account: str | None = None,
+        on: On = "api",
+        kind: Literal[FailureKind.THROTTLED, FailureKind.QUOTA] = FailureKind.THROTTLED,
+        scope: Scope | None = None,
+    ) -> None:
+        """Refuse requests for ``for_`` seconds, telling each how long it still is."""
+        with self._lock:
+            self._throttles.append(Throttle(self.now() + timedelta(seconds=for_), kind, on, account, scope))
+
+    def down(
+        self, for_: float | None = None, *, status: int = 503, account: str | None = None, refuse: bool = False
+    ) -> None:
+        """An outage, of one account or all, until `up` or for some seconds; ``refuse``: not even connections."""
+        if refuse:
+            self.refusing = True
+            if self._server is not None:
+                self._server.refuse()
+            return
+        until = None if for_ is None else self.now() + timedelta(seconds=for_)
+        with self._lock:
+            self._outages.append(Outage(status, until, account))
+
+    def up(self) -> None:
+        """The outage is over; throttles and troubles to come are forgotten too."""
+        with self._lock:
+            self._outages.clear()
+            self._throttles.clear()
+            self._troubles.clear()
+        if self.refusing:
+            self.refusing = False
+            if self._server is not None:
+                self._server.start()
+
+    @contextmanager
+    def hold(self, on: On = "*") -> Iterator[None]:
+        """Within the block requests are acted on, but their answers wait for its end (30 s at most)."""
+        self._holds.append(on)
+        try:
+            yield
+        finally:
+            self._holds.remove(on)
+
+    # -- counts ----------------------------------------------------------------------------------------------
+
+    @property
+    def early(self) -> int:
+        """Requests that came during a wait that the provider had announced."""
+        return len(self.log.where(early=True))
+
+    @property
+    def over_admitted(self) -> int:
+        """Requests that broke one of its limits."""
+        return len(self.log.where(over=True))
+
+    @property
+    def performed(self) -> Log:
+        """Requests that changed something: neither read nor refused nor answered out of memory."""
+        return Log(self._changes)
+
+    @property
+    def duplicates(self) -> int:
+        """Changes that were made more than once: same account, request and body."""
+        every = [(one.account, one.target, one.body) for one in self._changes]
+        return len(every) - len(set(every))
+
     # -- what it has -----------------------------------------------------------------------------------------
 
     def on(self, on: On, answer: Any) -> None:
@@ -223,7 +329,7 @@ class FakeProvider(Scripted):
     @property
     def webhook_secret(self) -> str:
         """What its webhooks are signed with (for Ed25519: checked with)."""
-        return hooks.secret_of(self.provider)
+        return answers.secret_of(self.provider)
 
     def webhook(self, url: str, body: Any, *, event: str = "", delivery: str = "", secret: str = "") -> Delivery:
         """A signed delivery: send its ``body`` and ``headers`` to its ``url``.
@@ -231,7 +337,7 @@ class FakeProvider(Scripted):
         ``delivery``: its id; by default the one that stands in the body already, else "1".
         """
         secret = secret or self.webhook_secret
-        return hooks.deliver(
+        return answers.deliver(
             self.provider, url, body, self.now(), secret=secret, event=event, delivery=delivery or None
         )
 
@@ -241,9 +347,9 @@ class FakeProvider(Scripted):
         """The provider's own clock."""
         return self._clock() + self.skew
 
-    def holds(self, seen: Seen) -> bool:
+    def holds(self, request: Seen) -> bool:
         """Whether its answer has to wait."""
-        return any(fits(on, seen) for on in self._held)
+        return any(fits(on, request) for on in self._holds)
 
     def headers_of(self, reply: Reply) -> dict[str, str]:
         """All headers of an answer."""
@@ -254,79 +360,85 @@ class FakeProvider(Scripted):
         """One request, and the answer to it; `finish` when it was sent."""
         with self._lock:
             now = self.now()
-            seen = Seen(at=now, method=method, path=path, query=query_of(query), headers=headers, body=body)
+            request = Seen(at=now, method=method, path=path, query=query_of(query), headers=headers, body=body)
             if self._base and path.startswith(f"{self._base}/"):
-                seen.below = path.removeprefix(self._base)
+                request.below = path.removeprefix(self._base)
             what = self.oauth.paths.get(path) if self.oauth is not None else None
-            seen.what = what or "api"  # type: ignore[assignment]
-            self.log.append(seen)
-            reply = self._answer(seen, now)
-            seen.status = None if reply.fault in ("lost", "hang") else reply.status
-            return seen, reply
+            request.what = what or "api"  # type: ignore[assignment]
+            self.log.append(request)
+            reply = self._answer(request, now)
+            request.status = None if reply.fault in ("lost", "hang") else reply.status
+            return request, reply
 
-    def finish(self, seen: Seen) -> None:
-        """Its answer was sent, or nobody waits for it."""
+    def finish(self, request: Seen) -> None:
+        """The exchange is over: its answer was sent, or the client is gone."""
         with self._lock:
-            self._talk.leave(seen)
+            self._talk.leave(request)
 
-    def _answer(self, seen: Seen, now: datetime) -> Reply:
-        self._talk.recognise(seen, now)
+    def _answer(self, request: Seen, now: datetime) -> Reply:
+        self._talk.recognise(request, now)
         for outage in self._outages:
-            if outage.takes(seen, now):
+            if outage.takes(request, now):
                 return Reply(outage.status, outage.body.format(status=outage.status))
-        trouble = next((one for one in self._troubles if one.takes(seen)), None)
+        trouble = next((one for one in self._troubles if one.takes(request)), None)
         if trouble is not None:
             trouble.times -= 1
             if not trouble.performs:
-                return self._in_trouble(trouble, seen, now)
-        if seen.what != "api" and self.oauth is not None:
-            reply = self._throttled(seen, now) or self.oauth.answer(seen.what, seen, now)
+                return self._in_trouble(trouble, request, now)
+        if request.what != "api" and self.oauth is not None:
+            reply = self._throttled(request, now) or self.oauth.answer(request.what, request, now)
         else:
-            reply = self._throttled(seen, now) or self._talk.answer(seen, now, self._part)
+            reply = self._throttled(request, now) or self._talk.answer(request, now, self._part)
         if trouble is not None:
             reply.fault = trouble.what  # type: ignore[assignment]
         return reply
 
-    def _part(self, seen: Seen, now: datetime) -> Reply:
+    def _part(self, request: Seen, now: datetime) -> Reply:
         """One part of a batch: throttled and failing on its own."""
-        self.log.append(seen)
-        trouble = next((one for one in self._troubles if one.takes(seen)), None)
+        self.log.append(request)
+        trouble = next((one for one in self._troubles if one.takes(request)), None)
         if trouble is not None and not trouble.performs:
             trouble.times -= 1
-            reply = self._in_trouble(trouble, seen, now)
+            reply = self._in_trouble(trouble, request, now)
         else:
-            reply = self._throttled(seen, now) or self._talk.answer(seen, now, None)
-        seen.status = reply.status
+            reply = self._throttled(request, now) or self._talk.answer(request, now, None)
+        request.status = reply.status
         return reply
 
-    def _throttled(self, seen: Seen, now: datetime) -> Reply | None:
+    def _throttled(self, request: Seen, now: datetime) -> Reply | None:
         for one in self._throttles:
-            if one.takes(seen, now):
+            if one.takes(request, now):
                 wait = (one.until - now).total_seconds()
-                return self._talk.fail(seen, one.kind, now, self._voice(seen, now), wait=wait, scope=one.scope)
+                return self._talk.fail(request, one.kind, now, self._dialect(request, now), wait=wait, scope=one.scope)
         return None
 
-    def _in_trouble(self, trouble: Trouble, seen: Seen, now: datetime) -> Reply:
+    def _in_trouble(self, trouble: Trouble, request: Seen, now: datetime) -> Reply:
         reply = trouble.reply()
         if reply is not None:
-            self._talk.note(seen, reply, now)
+            self._talk.note(request, reply, now)
             return reply
         assert isinstance(trouble.what, FailureKind)  # noqa: S101 - all others gave a reply
         return self._talk.fail(
-            seen, trouble.what, now, self._voice(seen, now), wait=trouble.wait, scope=trouble.scope, code=trouble.code
+            request,
+            trouble.what,
+            now,
+            self._dialect(request, now),
+            wait=trouble.wait,
+            scope=trouble.scope,
+            code=trouble.code,
         )
 
-    def _voice(self, seen: Seen, now: datetime) -> Voice:
-        if seen.what in ("api", "part") or self.oauth is None:
-            return self._talk.voice(seen, now)
-        return self.oauth.voice(now)
+    def _dialect(self, request: Seen, now: datetime) -> ErrorDialect:
+        if request.what in ("api", "part") or self.oauth is None:
+            return self._talk.dialect(request, now)
+        return self.oauth.dialect(now)
 
 
 def _named(name: str) -> Provider:
-    known = providers_by_name()
-    if name not in known:
-        raise InvalidInput(f"there is no provider {name!r}: {', '.join(sorted(known))}")
-    return known[name]()
+    every = providers_by_name()
+    if name not in every:
+        raise InvalidInput(f"there is no provider {name!r}: {', '.join(sorted(every))}")
+    return every[name]()
 
 
 def provider_at(

@@ -1,1 +1,6 @@
-"""Destinations of the outbox: one module a broker. Nothing is imported before it is needed, so none is required."""
+"""Destinations of the outbox and of alerts: one module a broker; none is imported before it is needed.
+
+May use: core, `requests`.
+
+Begin with: `base.py`.
+"""

@@ -17,18 +17,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from resilient.core.backoff import Retry
-from resilient.core.delays import FullJitter
-from resilient.core.errors import InvalidInput, JobFailure, MissingExtra
-from resilient.core.failure import Failure, FailureKind
+from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, MissingExtra, SetupError
+from resilient.core.base.misfit import explained_class
+from resilient.core.jobs.backoff import FullJitter, Retry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from resilient.core.message import Message
+    from resilient.core.events.message import Message
+
 
 # A broker that is away is waited for without end, each event at most a minute behind it. What a program's own code
 # raises is not: it would hold up its key for ever and nobody would look.
@@ -83,7 +84,7 @@ class Destination:
 
 _LONGEST_TIMEOUT: Final = 300
 _LARGEST_BATCH: Final = 1_000
-_CLOSE_PATIENCE: Final = 1.0  # seconds
+_CLOSE_TIMEOUT: Final = 1.0  # seconds
 
 
 def extra(module: str, name: str) -> Any:
@@ -104,7 +105,7 @@ def lost(message: str, code: str) -> ConnectionLost:
 async def close_unopened(close: Callable[[], Awaitable[Any]]) -> None:
     """Close what could not be opened, also where opening it took too long: a broker that is hung keeps its sockets."""
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(_CLOSE_PATIENCE):
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
             await close()
 
 
@@ -113,8 +114,49 @@ def refused(message: str, code: str, *, ill: bool = False) -> JobFailure:
     return JobFailure(message, failure=Failure(FailureKind.TRANSIENT, code=code, counts_for_breaker=ill))
 
 
-def filled(template: str | Callable[[Message], str], message: Message) -> str:
+def fill(template: str | Callable[[Message], str], message: Message) -> str:
     """A topic, subject or routing key: a text with ``{type}`` and ``{key}``, or a function of the message."""
     if not isinstance(template, str):
         return template(message)
     return template.replace("{type}", message.type).replace("{key}", message.key or "")
+
+
+# -- a function as a destination --------------------------------------------------------------------------------------
+
+
+@explained_class
+@dataclass(frozen=True)
+class Callback(Destination):
+    """``Callback(fn)``: ``await fn(message)`` hands an event over; when it returns, the event is published.
+
+    What it raises is classified as a handler's exception is: raise `Transient`, `Throttled` or `Permanent`.
+    """
+
+    fn: Callable[[Message], Awaitable[Any]]
+
+    async def connect(self) -> _Calls:
+        """Nothing to open."""
+        return _Calls(self.fn)
+
+
+class _Calls:
+    def __init__(self, fn: Callable[[Message], Awaitable[Any]]) -> None:
+        self._fn = fn
+
+    async def publish(self, message: Message) -> None:
+        """Call it."""
+        await self._fn(message)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def destination(name: str, value: Any) -> Destination:
+    """What ``destinations={name: value}`` means; a coroutine function is a `Callback`. Raises `SetupError`."""
+    if isinstance(value, Destination):
+        return value
+    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(getattr(value, "__call__", None)):  # noqa: B004 - an object with an async call
+        return Callback(value)
+    raise SetupError(
+        f"destination {name!r} is {value!r}: give RabbitMQ(...), another Destination, or an async function"
+    )

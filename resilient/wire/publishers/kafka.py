@@ -1,7 +1,7 @@
 """Kafka, by aiokafka: ``acks=all`` and an idempotent producer, the ordering key as the record's key.
 
 An idempotent producer's own retries make no duplicates and keep a partition's order. It does not know what another
-producer sent before: an event that is sent again after a crash is there twice.
+producer sent before: an event that is sent again after a crash is in the topic twice.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.errors import JobFailure, Permanent
-from resilient.core.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
+from resilient.core.base.errors import JobFailure, Permanent
+from resilient.core.base.misfit import explained_class
+from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from resilient.core.message import Message
+    from resilient.core.events.message import Message
 
 _TOO_LARGE: Final = frozenset({"MessageSizeTooLargeError", "RecordListTooLargeError"})
 _REFUSED: Final = frozenset({
@@ -62,19 +62,19 @@ class Kafka(Destination):
             await producer.start()
         except BaseException as error:
             await close_unopened(producer.stop)
-            if not isinstance(error, Exception):  # it took too long
+            if not isinstance(error, Exception):  # a cancellation: it took too long
                 raise
             raise lost(f"Kafka is not there: {type(error).__name__}: {error}", "broker_down") from error
         return _Producer(self, producer)
 
 
 class _Producer:
-    def __init__(self, said: Kafka, producer: Any) -> None:
-        self._said, self._producer = said, producer
+    def __init__(self, destination: Kafka, producer: Any) -> None:
+        self._destination, self._producer = destination, producer
 
     async def publish(self, message: Message) -> None:
         """Send, and wait until all replicas in sync have it."""
-        topic = filled(self._said.topic, message)
+        topic = fill(self._destination.topic, message)
         key = None if message.key is None else message.key.encode()
         headers = [(name, value.encode()) for name, value in message.headers.items()]
         try:

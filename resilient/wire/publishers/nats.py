@@ -11,14 +11,14 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilient.core.errors import JobFailure, Permanent
-from resilient.core.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
+from resilient.core.base.errors import JobFailure, Permanent
+from resilient.core.base.misfit import explained_class
+from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilient.core.message import Message
+    from resilient.core.events.message import Message
 
 
 @explained_class
@@ -60,14 +60,16 @@ class Nats(Destination):
 
 
 class _JetStream:
-    def __init__(self, said: Nats, connection: Any) -> None:
-        self._said, self._connection, self._stream = said, connection, connection.jetstream(timeout=said.timeout)
+    def __init__(self, destination: Nats, connection: Any) -> None:
+        self._destination, self._connection = destination, connection
+        self._stream = connection.jetstream(timeout=destination.timeout)
 
     async def publish(self, message: Message) -> None:
         """Publish, and wait for the stream's acknowledgement."""
-        subject, headers = filled(self._said.subject, message), {**message.headers, "Nats-Msg-Id": message.delivery}
+        subject = fill(self._destination.subject, message)
+        headers = {**message.headers, "Nats-Msg-Id": message.delivery}
         try:
-            await self._stream.publish(subject, message.body, stream=self._said.stream, headers=headers)
+            await self._stream.publish(subject, message.body, stream=self._destination.stream, headers=headers)
         except Exception as error:
             raise _failure(error, connected=self._connection.is_connected) from error
 
@@ -89,4 +91,4 @@ def _failure(error: Exception, *, connected: bool) -> JobFailure:
 
 
 async def _quiet(_: Exception) -> None:
-    """What happens to the connection is told by the next publish."""
+    """Ignore an error of the connection: the next publish meets it."""

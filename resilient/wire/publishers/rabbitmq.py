@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from resilient.core.errors import Permanent
-from resilient.core.message import CONTENT_TYPE
-from resilient.core.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_unopened, extra, filled, lost, refused
+from resilient.core.base.errors import Permanent
+from resilient.core.base.misfit import explained_class
+from resilient.core.events.message import CONTENT_TYPE
+from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilient.core.errors import JobFailure
-    from resilient.core.message import Message
+    from resilient.core.base.errors import JobFailure
+    from resilient.core.events.message import Message
 
 _LONGEST_KEY: Final = 255  # bytes, says AMQP
 
@@ -63,13 +63,14 @@ class RabbitMQ(Destination):
 
 
 class _Exchange:
-    def __init__(self, said: RabbitMQ, aio_pika: Any, connection: Any, exchange: Any) -> None:
-        self._said, self._aio_pika, self._connection, self._exchange = said, aio_pika, connection, exchange
+    def __init__(self, destination: RabbitMQ, aio_pika: Any, connection: Any, exchange: Any) -> None:
+        self._destination, self._aio_pika = destination, aio_pika
+        self._connection, self._exchange = connection, exchange
         self._under_way: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by event
 
     async def publish(self, message: Message) -> None:
         """Publish, and wait for the broker's confirm."""
-        to = filled(self._said.routing_key, message)
+        to = fill(self._destination.routing_key, message)
         if len(to.encode()) > _LONGEST_KEY:
             raise Permanent(
                 f"the event's routing key has more than {_LONGEST_KEY} bytes: {to[:40]!r}...", code="long_key"
@@ -91,7 +92,7 @@ class _Exchange:
             async with alone:
                 await self._exchange.publish(sent, to, mandatory=True)
         except Exception as error:
-            raise _failure(error, self._said.exchange) from error
+            raise _failure(error, self._destination.exchange) from error
 
     async def close(self) -> None:
         """See `Publisher`."""

@@ -1,7 +1,7 @@
 """Redis Streams, by redis-py: an event is published when XADD has answered.
 
-Redis has no memory of what it was given: an event whose answer was lost is in the stream twice. And an answer is not
-durable: with ``appendfsync everysec`` a power cut costs up to a second.
+Redis does not recognise duplicates: an event whose answer was lost is in the stream twice. And an event is
+not durable when XADD has answered: with ``appendfsync everysec`` a power cut costs up to a second.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.misfit import explained_class
-from resilient.wire.publishers.base import Destination, extra, filled, lost, refused
+from resilient.core.base.misfit import explained_class
+from resilient.wire.publishers.base import Destination, extra, fill, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilient.core.errors import JobFailure
-    from resilient.core.message import Message
+    from resilient.core.base.errors import JobFailure
+    from resilient.core.events.message import Message
 
 _CONNECTIONS: Final = 16  # each carries one event at a time
 
@@ -49,17 +49,17 @@ class RedisStream(Destination):
 
 
 class _Stream:
-    def __init__(self, said: RedisStream, client: Any) -> None:
-        self._said, self._client = said, client
+    def __init__(self, destination: RedisStream, client: Any) -> None:
+        self._destination, self._client = destination, client
 
     async def publish(self, message: Message) -> None:
-        """Add it, and wait for the answer."""
-        stream = filled(self._said.stream, message)
+        """Add an entry to the stream, and wait for the answer."""
+        stream = fill(self._destination.stream, message)
         fields = {"id": message.id, "type": message.type, "event": message.body}
         if message.key is not None:
             fields["key"] = message.key
         try:
-            await self._client.xadd(stream, fields, maxlen=self._said.maxlen)
+            await self._client.xadd(stream, fields, maxlen=self._destination.maxlen)
         except Exception as error:
             raise _failure(error) from error
 
@@ -72,6 +72,6 @@ class _Stream:
 def _failure(error: Exception) -> JobFailure:
     name = type(error).__name__
     answered = any(cls.__name__ == "ResponseError" for cls in type(error).__mro__)
-    if answered:  # WRONGTYPE, OOM, NOPERM: somebody must look, and then it goes on
+    if answered:  # WRONGTYPE, OOM, NOPERM: an operator mends the server, so the events must wait and not die
         return refused(f"Redis did not take the event: {error}", str(error).partition(" ")[0][:40], ill=True)
     return lost(f"Redis is not there: {name}: {error}", "broker_down")

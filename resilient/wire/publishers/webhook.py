@@ -13,23 +13,52 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import httpcore
 import httpx
 
-from resilient.core.backoff import Retry
-from resilient.core.bounds import SINK_ANSWER
-from resilient.core.delays import PlusMinus
-from resilient.core.errors import InvalidInput, JobFailure, Permanent, Throttled
-from resilient.core.hosts import without_secrets
-from resilient.core.message import CONTENT_TYPE
-from resilient.core.misfit import explained_class
-from resilient.core.retry_after import when
+from resilient.core.base.bounds import SINK_ANSWER
+from resilient.core.base.errors import InvalidInput, JobFailure, Permanent, Throttled
+from resilient.core.base.hosts import without_secrets
+from resilient.core.base.misfit import explained_class
+from resilient.core.events.message import CONTENT_TYPE
+from resilient.core.gates.retry_after import when
+from resilient.core.jobs.backoff import PlusMinus, Retry
 from resilient.wire.publishers.base import Destination, extra, lost, refused
-from resilient.wire.publishers.guard import transport
+from resilient.wire.requests.guard import PublicNetwork
+from resilient.wire.requests.pool import keep_apart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import ssl
+    from collections.abc import Iterable, Sequence
 
-    from resilient.core.message import Message
+    from resilient.core.events.message import Message
+
+# -- guard ------------------------------------------------------------------------------------------------------------
+#
+# Which addresses a webhook may be sent to: public ones, as for hosts that a customer names (`requests/guard.py`).
+
+
+def _refusal(host: str, address: str) -> Permanent:
+    return Permanent(
+        f"webhook host {host!r} is at {address}, which is not a public address: nothing was sent (for tests: allow=)",
+        code="address_denied",
+    )
+
+
+def transport(allow: Iterable[str], context: ssl.SSLContext, connections: int) -> httpx.AsyncHTTPTransport:
+    """An httpx transport to public addresses: no proxy, nothing from the environment."""
+    made = httpx.AsyncHTTPTransport(verify=context, trust_env=False)
+    made._pool = httpcore.AsyncConnectionPool(  # noqa: SLF001 - httpx has no argument for it
+        ssl_context=context,
+        max_connections=connections,
+        keepalive_expiry=4.0,
+        network_backend=PublicNetwork(allow, _refusal),
+    )
+    keep_apart(made)
+    return made
+
+
+# -- webhook ----------------------------------------------------------------------------------------------------------
 
 # The specification's example: at once, then over some three days; +-20 %, so that not everything comes at one moment.
 _SCHEDULE: Final = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
@@ -93,22 +122,22 @@ class StandardWebhook(Destination):
 class _Poster:
     mends = True
 
-    def __init__(self, said: StandardWebhook, signers: Sequence[Any]) -> None:
-        self._said, self._signers = said, signers
+    def __init__(self, destination: StandardWebhook, signers: Sequence[Any]) -> None:
+        self._destination, self._signers = destination, signers
         self._client = httpx.AsyncClient(
-            transport=transport(said.allow, httpx.create_ssl_context(trust_env=False), said.batch),
-            timeout=said.timeout, follow_redirects=False, trust_env=False,
+            transport=transport(destination.allow, httpx.create_ssl_context(trust_env=False), destination.batch),
+            timeout=destination.timeout, follow_redirects=False, trust_env=False,
         )  # fmt: skip
 
     async def publish(self, message: Message) -> None:
         """Post it; a 2xx answer is the confirm."""
         try:
             async with self._client.stream(
-                "POST", self._said.url, content=message.body, headers=self._headers(message)
+                "POST", self._destination.url, content=message.body, headers=self._headers(message)
             ) as answer:
                 await _read_some(answer)
         except httpx.HTTPError as error:
-            host = httpx.URL(self._said.url).host
+            host = httpx.URL(self._destination.url).host
             raise lost(f"the webhook at {host} does not answer: {type(error).__name__}", "no_answer") from error
         if (failure := _failure(answer)) is not None:
             raise failure
@@ -133,8 +162,8 @@ class _Poster:
 
 def _parsed(url: str) -> httpx.URL | None:
     with contextlib.suppress(httpx.InvalidURL):
-        found = httpx.URL(url)
-        return found if found.port is None or found.port <= _HIGHEST_PORT else None
+        parsed = httpx.URL(url)
+        return parsed if parsed.port is None or parsed.port <= _HIGHEST_PORT else None
     return None
 
 
@@ -155,8 +184,8 @@ def _failure(answer: httpx.Response) -> JobFailure | None:
         return refused(f"the webhook answered {status}: redirects are not followed, correct its URL", f"http_{status}")
     if status == _GONE:
         return Permanent("the webhook answered 410: its receiver wants no more events", code="gone")
-    if status in _OVERLOADED and (told := when(answer.headers, datetime.now(UTC))) is not None:
-        return Throttled(told, message=f"the webhook answered {status} and asked to wait")
+    if status in _OVERLOADED and (until := when(answer.headers, datetime.now(UTC))) is not None:
+        return Throttled(until, message=f"the webhook answered {status} and asked to wait")
     ill = status >= _SERVER_ERROR or status in _OVERLOADED
     return refused(f"the webhook answered {status}", f"http_{status}", ill=ill)
 

@@ -9,10 +9,13 @@ from resilient import PageRequest, Scope
 from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample
 
 AT = "2026-11-01T11:59:00-00:00"
-BODY = b'{"trigger":"FILE.UPLOADED"}'
+BODY = b'{"id":"eb0c4e06-751f-442c-86f8-fd5bb404dbec","trigger":"FILE.UPLOADED"}'
 SIGNED = base64.b64encode(hmac.new(b"primary", BODY + AT.encode(), hashlib.sha256).digest()).decode()
 DIALECT = Dialect(
-    throttled=[Sample("429", 429, K.THROTTLED, {"code": "rate_limit_exceeded"}, {"Retry-After": "11"}, wait=11)],
+    throttled=[
+        Sample("429", 429, K.THROTTLED, {"code": "rate_limit_exceeded"}, {"Retry-After": "11"}, wait=11),
+        Sample("search", 429, K.THROTTLED, "", {"Retry-After": "1"}, on="GET /2.0/search", key="search", wait=1),
+    ],
     refused=[
         Sample(
             "permission",
@@ -48,5 +51,12 @@ DIALECT = Dialect(
             items=3,
         ),
     ],
-    hooks=[Hook("primary", BODY, {"BOX-SIGNATURE-PRIMARY": SIGNED, "BOX-DELIVERY-TIMESTAMP": AT})],
+    hooks=[
+        Hook(
+            "primary",
+            BODY,
+            {"BOX-SIGNATURE-PRIMARY": SIGNED, "BOX-DELIVERY-TIMESTAMP": AT, "BOX-DELIVERY-ID": "of this attempt"},
+            delivery="eb0c4e06-751f-442c-86f8-fd5bb404dbec",
+        )
+    ],
 )

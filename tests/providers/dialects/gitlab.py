@@ -10,7 +10,7 @@ from resilient.testing.contract import NOW, Dialect, Hook, Page, Pages, Sample
 
 ID, AT = "f5e5f430", str(int(NOW.timestamp()))
 BODY = b'{"object_kind":"push"}'
-KEY = base64.b64encode(b"a signing key").decode()
+KEY = "whsec_" + base64.b64encode(b"a signing key").decode()
 SIGNED = base64.b64encode(hmac.new(b"a signing key", f"{ID}.{AT}.".encode() + BODY, hashlib.sha256).digest()).decode()
 DIALECT = Dialect(
     throttled=[
@@ -37,6 +37,11 @@ DIALECT = Dialect(
             key="projects",
             wait=60,
         ),
+        Sample(
+            "of one project", 429, K.THROTTLED, "Retry later\n", on="GET /api/v4/projects/7", key="project", wait=60
+        ),
+        Sample("of groups", 429, K.THROTTLED, "Retry later\n", on="GET /api/v4/groups", key="groups", wait=60),
+        Sample("of issues", 429, K.THROTTLED, "Retry later\n", on="GET /api/v4/projects/7/issues", key="", wait=60),
     ],
     refused=[
         Sample("scope", 403, K.PERMANENT, {"error": "insufficient_scope", "error_description": "needs api"}),
@@ -69,6 +74,16 @@ DIALECT = Dialect(
         ),
     ],
     hooks=[
-        Hook(KEY, BODY, {"webhook-id": ID, "webhook-timestamp": AT, "webhook-signature": f"v1,{SIGNED}"}),
+        Hook(
+            KEY,
+            BODY,
+            {
+                "Idempotency-Key": ID,
+                "webhook-id": ID,
+                "webhook-timestamp": AT,
+                "webhook-signature": f"v1,{SIGNED}",
+            },
+            delivery=ID,
+        ),
     ],
 )

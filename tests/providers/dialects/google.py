@@ -23,6 +23,24 @@ DIALECT = Dialect(
             wait=600,
         ),
         Sample(
+            "Calendar",
+            403,
+            K.THROTTLED,
+            said(403, "userRateLimitExceeded"),
+            on="GET /calendar/v3/calendars/a/events",
+            key="calendar",
+            wait=None,
+        ),
+        Sample(
+            "Drive",
+            403,
+            K.THROTTLED,
+            said(403, "userRateLimitExceeded"),
+            on="GET /drive/v3/files",
+            key="drive",
+            wait=None,
+        ),
+        Sample(
             "without a reason", 429, K.THROTTLED, {"error": {"message": "Retry after 2026-11-01T12:00:30Z"}}, wait=30
         ),
         Sample("the day", 403, K.QUOTA, said(403, "dailyLimitExceeded"), wait=3600),

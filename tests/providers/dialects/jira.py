@@ -10,7 +10,15 @@ from resilient.testing.contract import Dialect, Hook, Page, Pages, Sample
 BODY = b'{"webhookEvent":"jira:issue_updated"}'
 DIALECT = Dialect(
     throttled=[
-        Sample("burst", 429, K.THROTTLED, {}, {"Retry-After": "5", "RateLimit-Reason": "jira-burst-based"}, wait=5),
+        Sample(
+            "burst",
+            429,
+            K.THROTTLED,
+            {},
+            {"Retry-After": "5", "RateLimit-Reason": "jira-burst-based"},
+            wait=5,
+            scope=Scope.ENDPOINT,
+        ),
         Sample(
             "hourly points",
             429,

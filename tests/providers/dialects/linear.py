@@ -26,6 +26,7 @@ DIALECT = Dialect(
     throttled=[
         Sample("requests", 400, K.THROTTLED, error("RATELIMITED"), RESETS, on=POST, wait=90),
         Sample("complexity", 400, K.THROTTLED, error("RATELIMITED"), COMPLEX, on=POST, wait=5),
+        Sample("as a 403", 403, K.THROTTLED, error("RATELIMITED"), RESETS, on=POST, wait=90),
         Sample("429", 429, K.THROTTLED, "", {"Retry-After": "7"}, on=POST, wait=7),
     ],
     refused=[

@@ -19,6 +19,14 @@ DIALECT = Dialect(
     throttled=[
         Sample("429", 429, K.THROTTLED, fault("003001", "ThrottleExceeded"), wait=60),
         Sample("429 without a body", 429, K.THROTTLED, "", wait=60),
+        Sample("by its code", 403, K.THROTTLED, fault("3001", "message=ThrottleExceeded; errorCode=003001"), wait=60),
+        Sample(
+            "as XML",
+            403,
+            K.THROTTLED,
+            '<Error code="3001"><Message>message=ThrottleExceeded; errorCode=003001; statusCode=403</Message></Error>',
+            wait=60,
+        ),
         Sample("batches", 429, K.THROTTLED, "", on=f"POST {PATH}/batch", key="batch", wait=60),
     ],
     refused=[

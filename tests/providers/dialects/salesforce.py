@@ -9,7 +9,7 @@ def error(code, message=""):
     return [{"errorCode": code, "message": message}]
 
 
-BASE = "https://acme.my.salesforce.com/services/data/v64.0"
+BASE = "https://acme.my.salesforce.com/services/data/v67.0"
 DIALECT = Dialect(
     throttled=[
         Sample(
@@ -36,10 +36,10 @@ DIALECT = Dialect(
     reset=[Sample("locator", 400, K.RESET_CURSOR, error("INVALID_QUERY_LOCATOR"))],
     others=[
         Sample(
-            "row lock", 400, K.CONFLICT, error("UNABLE_TO_LOCK_ROW"), on="PATCH /services/data/v64.0/sobjects/Account/1"
+            "row lock", 400, K.CONFLICT, error("UNABLE_TO_LOCK_ROW"), on="PATCH /services/data/v67.0/sobjects/Account/1"
         ),
         Sample(
-            "there already", 400, K.CONFLICT, error("DUPLICATE_VALUE"), on="POST /services/data/v64.0/sobjects/Account"
+            "there already", 400, K.CONFLICT, error("DUPLICATE_VALUE"), on="POST /services/data/v67.0/sobjects/Account"
         ),
         Sample("down", 503, K.TRANSIENT, error("SERVER_UNAVAILABLE")),
     ],
@@ -48,6 +48,12 @@ DIALECT = Dialect(
     ],
     token_errors=[
         Sample("the limit, at the token", 403, K.QUOTA, error("REQUEST_LIMIT_EXCEEDED"), wait=900),
+        Sample(
+            "two refreshes at once",
+            400,
+            K.TRANSIENT,
+            {"error": "invalid_grant", "error_description": "token request is already being processed"},
+        ),
         Sample("client", 400, K.AUTH, {"error": "invalid_client"}, scope=Scope.PROVIDER),
     ],
     pages=[
@@ -57,7 +63,7 @@ DIALECT = Dialect(
             [
                 Page(
                     "/query",
-                    {"records": [1, 2], "done": False, "nextRecordsUrl": "/services/data/v64.0/query/01g-2000"},
+                    {"records": [1, 2], "done": False, "nextRecordsUrl": "/services/data/v67.0/query/01g-2000"},
                 ),
                 Page("/query/01g-2000", {"records": [3], "done": True}),
             ],

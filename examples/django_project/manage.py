@@ -1,0 +1,17 @@
+"""Django's command line for this project.
+
+python manage.py migrate
+python manage.py runserver
+python manage.py resilient worker
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+    execute_from_command_line(sys.argv)

@@ -1,0 +1,1 @@
+"""A shop: orders, and the invoices that an invoicing service writes for them."""

@@ -1,0 +1,61 @@
+"""The state of everything at a glance: what `resilient status` and the dashboard's first page show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.jobs.records import Count, StoppedGroup, fields_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    from resilient.core.alerts.rules import AlertInfo
+    from resilient.core.inspect.why import WorkerSeen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Jobs that failed alike: of one kind, with one kind of error and code. ``example`` is the latest of them.
+
+    ``next_at`` is when the first of them is tried again (None: dead).
+    """
+
+    kind: str
+    error_kind: str | None
+    error_code: str | None
+    count: Count
+    example: UUID
+    resource_key: str
+    error: str | None
+    next_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Bounded counts of jobs by state, who works, what is stopped, what fails.
+
+    ``jobs`` counts scheduled, ready, running and dead ones; ``lately`` what ended within the last hour. ``retrying``
+    and ``died`` (within the last hour) are samples of at most 1,000 jobs. ``stranded`` resources have ready jobs
+    and no turn; housekeeping repairs them. ``unserved``: kinds of ready jobs (of a sample of 1,000) that no running
+    worker has. ``learnt``: what throttles taught, by resource (`ResourceInfo.learnt`), of at most 200.
+    """
+
+    at: datetime
+    jobs: Mapping[str, Count]
+    lately: Mapping[str, Count]
+    overdue: Count  # scheduled jobs that should have become ready: no worker stages them
+    workers: list[WorkerSeen]
+    stopped: list[StoppedGroup]
+    retrying: list[Trouble]
+    died: list[Trouble]
+    alerts: list[AlertInfo]  # those that go on
+    stranded: int
+    unserved: Mapping[str, Count] = field(default_factory=dict)
+    learnt: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field under its own name."""
+        return fields_of(self)

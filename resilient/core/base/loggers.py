@@ -1,0 +1,185 @@
+"""The loggers of every floor: what a stranger wrote does nothing to a log, its readers and its disk.
+
+Much that is logged is somebody else's: codes and messages of providers, texts of exceptions, names in requests. So the
+rules are here and not at each call: an argument is one line without control characters, without credentials in the
+usual notations, and of a bounded length; a traceback is indented, so that no line of it can pass for a line of the
+log. Nothing on this floor logs.
+
+A call gives a template and its arguments, never a text made of them; the exception itself stays with its record, for
+error trackers.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import textwrap
+import traceback
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from resilient.core.base.bounds import LOGGED_TEXT, LOGGED_TRACEBACK
+from resilient.core.base.hosts import without_secrets
+from resilient.core.base.phrases import one_line, plain
+from resilient.core.base.tracing import current_id, forget_current
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+#
+# Credentials in the notations that everybody uses are masked in any text: nobody has to know the secret itself.
+
+MASK: Final = "[hidden]"
+# Databases and brokers have URLs too.
+_URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]{1,30}://[^\s'\"<>]+", re.IGNORECASE)
+_SCHEME: Final = re.compile(r"\b(Bearer|Basic|Token)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
+_NAMED: Final = re.compile(  # password=..., 'api_key': '...'; not "password: wrong"
+    r"""\b((?:password|passwd|passphrase|pwd|secret|client_secret|(?:access_|refresh_)?token|api_?key|private_key)"""
+    r"""(?:\s?=|['"]\s?[:=])\s?)('[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|[^\s,;&'"()…]+)""",
+    re.IGNORECASE,
+)
+
+
+def urls(text: str) -> str:
+    """``text`` with every URL in it as `without_secrets` shows it."""
+    return _URL.sub(lambda match: without_secrets(match[0]), text)
+
+
+def masked(text: str) -> str:
+    """``text`` without what follows "Bearer", "password=" and the like, and with harmless URLs; in linear time."""
+    return _NAMED.sub(rf"\1{MASK}", urls(_SCHEME.sub(rf"\1 {MASK}", text)))
+
+
+# -- loggers ----------------------------------------------------------------------------------------------------------
+
+_HARMLESS: Final = (int, float, type(None))  # what %d and %.1f take
+_INDENT: Final = "    "
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger ``resilient.<name>``."""
+    made = logging.getLogger(f"resilient.{name}")
+    made.addFilter(make_harmless)
+    return made
+
+
+class FailureLog:
+    """Logs a failure that lasts when it begins and when it ends; its repeats are for debugging only."""
+
+    def __init__(self, log: logging.Logger, end: str) -> None:
+        self._log, self._end = log, end
+        self._is_failing = False
+
+    def failed(self, template: str, *args: object) -> None:
+        """Something failed; the template and arguments of a line that says so."""
+        self._log.log(logging.DEBUG if self._is_failing else logging.WARNING, template, *args)
+        self._is_failing = True
+
+    def worked(self) -> None:
+        """It worked; a line says so if it failed before."""
+        if self._is_failing:
+            self._is_failing = False
+            self._log.warning("%s", self._end)
+
+
+def make_harmless(record: logging.LogRecord) -> bool:
+    """Rewrite a record before any handler sees it; a filter that lets everything through."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(_harmless(arg) for arg in record.args)
+    elif record.args:
+        record.args = {name: _harmless(arg) for name, arg in record.args.items()}
+    if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
+        record.exc_text = _trace(record.exc_info[1])
+    return True
+
+
+def _harmless(arg: object) -> Any:
+    return arg if isinstance(arg, _HARMLESS) else _shown(_text(arg), LOGGED_TEXT.value)
+
+
+def _shown(text: str, most: int) -> str:
+    shown = one_line(masked(text[:most]))
+    return shown[: most - 1] + "…" if len(text) > most else shown
+
+
+def _trace(error: BaseException) -> str:
+    """The last frames and the words of an exception and of what led to it."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception as second:  # noqa: BLE001 - a stranger's `__str__`
+        text = f"{type(error).__name__} (its traceback cannot be had: {type(second).__name__})"
+    return textwrap.indent(masked(plain(text[-LOGGED_TRACEBACK.value :])).rstrip(), _INDENT)
+
+
+def _text(arg: object) -> str:
+    try:
+        return str(arg)
+    except Exception as error:  # noqa: BLE001 - a stranger's `__str__`
+        return f"{type(arg).__name__} (its text cannot be had: {type(error).__name__})"
+
+
+# -- whose record it is -----------------------------------------------------------------------------------------------
+#
+# A worker's records say which job's they are, whoever logs: handlers, libraries that they call, and the engine. A
+# factory of records does that and no filter, because a logger's filter sees nothing of the loggers below it. It keeps
+# the factory that was there. Its names have a prefix, because `extra=` may name nothing that a record already has.
+
+
+class Labelled(Protocol):
+    """What runs: an execution, or the call that several share."""
+
+    def log_fields(self) -> Mapping[str, Any]:
+        """Its ``job_id``, ``kind``, ``resource_key`` and ``attempt``."""
+
+
+FIELDS: Final = ("job_id", "kind", "resource_key", "attempt", "trace_id")
+PREFIX: Final = "resilient_"
+running: Final[ContextVar[Labelled | None]] = ContextVar("resilient_running", default=None)
+_ABSENT: Final = {PREFIX + name: None for name in FIELDS}
+
+
+def apart() -> Context:
+    """The caller's context without its job and its span: for what the engine begins there and many jobs use."""
+    context = copy_context()
+    if running.get() is not None:
+        context.run(_forget)
+    return context
+
+
+def _forget() -> None:
+    running.set(None)
+    forget_current()
+
+
+def log_fields() -> dict[str, Any]:
+    """What logs say of the job whose handler calls this: job_id, kind, resource_key, attempt, trace_id; {} elsewhere.
+
+    For loggers that are not the standard library's.
+    """
+    job = running.get()
+    return {} if job is None else {**job.log_fields(), "trace_id": current_id()}
+
+
+def label_records() -> None:
+    """Let every record have the attributes ``resilient_job_id`` and so on; doing it again changes nothing."""
+    make = logging.getLogRecordFactory()
+    if isinstance(make, _Labelling):
+        return
+    logging.setLogRecordFactory(_Labelling(make))
+
+
+class _Labelling:
+    """A factory of records around another one."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record: logging.LogRecord = self._make(*args, **kwargs)
+        vars(record).update(_ABSENT)
+        job = running.get()
+        if job is not None:
+            vars(record).update({PREFIX + name: value for name, value in job.log_fields().items()})
+        record.resilient_trace_id = current_id()
+        return record

@@ -1,0 +1,81 @@
+"""Resource keys: paths such as ``github/acct-7/search``, most general first.
+
+A job must be let through by its own key and by every ancestor. Keys have 1 to 4 segments of ``[A-Za-z0-9._:@+-]``;
+patterns (for policies and bulk actions) may use ``*`` and ``?`` inside a segment and never cross a slash, except that
+a trailing ``/**`` stands for everything below.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Final
+
+from resilient.core.base.errors import BadResourceKey
+
+MAX_SEGMENTS: Final = 4
+MAX_LENGTH: Final = 255
+_KEY: Final = re.compile(r"[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+){0,3}")
+_PATTERN: Final = re.compile(r"[A-Za-z0-9._:@+*?-]+(?:/[A-Za-z0-9._:@+*?-]+){0,4}")
+
+
+@lru_cache(maxsize=65536)
+def check(key: str) -> str:
+    """Return ``key`` if it is a resource key, else raise `BadResourceKey`."""
+    if not isinstance(key, str) or len(key) > MAX_LENGTH or not _KEY.fullmatch(key):
+        raise BadResourceKey(
+            f"{key!r} is not a resource key: use 1 to {MAX_SEGMENTS} segments of letters, digits and ._:@+- "
+            f"joined by '/', at most {MAX_LENGTH} characters, such as 'github/acct-7'",
+        )
+    return key
+
+
+@lru_cache(maxsize=65536)
+def path(key: str) -> tuple[str, ...]:
+    """The key and its ancestors, deepest first: ``a/b/c`` gives ``(a/b/c, a/b, a)``."""
+    parts = key.split("/")
+    return tuple("/".join(parts[:n]) for n in range(len(parts), 0, -1))
+
+
+@lru_cache(maxsize=65536)
+def account(key: str) -> str:
+    """The account that the key belongs to, its first two segments; a root is its own."""
+    return "/".join(key.split("/", 2)[:2])
+
+
+def ancestors(key: str) -> tuple[str, ...]:
+    """Every proper ancestor, deepest first."""
+    return path(key)[1:]
+
+
+def parent(key: str) -> str | None:
+    """The key one level up, or None for a root."""
+    return key.rpartition("/")[0] or None
+
+
+def depth(key: str) -> int:
+    """How many segments the key has."""
+    return key.count("/") + 1
+
+
+def is_below(key: str, ancestor: str) -> bool:
+    """Whether ``key`` is ``ancestor`` or lies below it."""
+    return key == ancestor or key.startswith(ancestor + "/")
+
+
+def matches(key: str, pattern: str) -> bool:
+    """Whether ``key`` fits ``pattern``: segment by segment, ``/**`` at the end for everything below."""
+    if pattern.endswith("/**"):
+        stem = pattern[:-3]
+        cut = "/".join(key.split("/")[: depth(stem)])
+        return depth(key) > depth(stem) and matches(cut, stem)
+    names, patterns = key.split("/"), pattern.split("/")
+    return len(names) == len(patterns) and all(fnmatchcase(n, p) for n, p in zip(names, patterns, strict=True))
+
+
+def check_pattern(pattern: str) -> str:
+    """Return ``pattern`` if it may match resource keys, else raise `BadResourceKey`."""
+    if not _PATTERN.fullmatch(pattern):
+        raise BadResourceKey(f"{pattern!r} is not a resource pattern: write a key with * or ?, such as 'github/*'")
+    return pattern

@@ -1,0 +1,302 @@
+"""Traces: the spans of what the engine does, by OpenTelemetry's API and its semantic conventions (`SCHEMA_URL`).
+
+A program that traces has imported the API itself; nothing here imports it before that. Without an SDK there is no
+tracer, and every function here returns after one look.
+
+A job's run is *linked* to the span that enqueued it and is no child of it: hours may lie between the two, one span may
+enqueue 100,000 jobs, and a job may run several times. So each run is a trace of its own, and no trace stays open for
+days. Requests are children of their run.
+
+What a trace says leaves the house, so by default it holds only what is declared in code: kinds, providers, methods,
+statuses, kinds of errors. Keys and addresses that customers choose, and texts of errors, which hold such, need
+``Tracing(tenants=True)``; secrets are in none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+    from typing import Self
+
+    from opentelemetry.trace import Tracer, TracerProvider
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+LONGEST: Final = 255  # characters of a tracestate that is kept: an event's attribute holds no more
+STATUS_TEXT: Final = 1_000  # characters of why a span failed
+_IDLE: Final = frozenset({"ProxyTracerProvider", "NoOpTracerProvider"})  # the API's own: they record nothing
+_NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+
+
+def current() -> tuple[str | None, str | None]:
+    """``traceparent`` and ``tracestate`` of the program's span (W3C Trace Context); None where there is none."""
+    api: Any = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None, None
+    return _headers(api.get_current_span().get_span_context())
+
+
+def _headers(context: Any) -> tuple[str | None, str | None]:
+    if not context.is_valid:
+        return None, None
+    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+    state = context.trace_state.to_header()
+    return parent, state if 0 < len(state) <= LONGEST else None  # without it rather than a transaction that fails
+
+
+def current_id() -> str | None:
+    """The id of the trace that the caller is in."""
+    api: Any = sys.modules.get("opentelemetry.trace")
+    context = None if api is None else api.get_current_span().get_span_context()
+    return f"{context.trace_id:032x}" if context is not None and context.is_valid else None
+
+
+def forget_current() -> None:
+    """Let the caller's context be in no span."""
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry import context, trace  # noqa: PLC0415 - the program has imported it
+
+        context.attach(trace.set_span_in_context(trace.INVALID_SPAN))
+
+
+class Span:
+    """A span that was started; the current one between `enter` and `leave`."""
+
+    __slots__ = ("_span", "_token")
+
+    def __init__(self, span: Any) -> None:
+        self._span = span
+        self._token: Any = None
+
+    def enter(self) -> None:
+        """Make it the current one."""
+        from opentelemetry import context, trace  # noqa: PLC0415 - there is a span, so the program has imported it
+
+        self._token = context.attach(trace.set_span_in_context(self._span))
+
+    def leave(self) -> None:
+        """Make the one before the current one again; in the task or thread that entered."""
+        from opentelemetry import context  # noqa: PLC0415 - as above
+
+        if self._token is not None:
+            context.detach(self._token)
+            self._token = None
+
+    def note(self, **attributes: Any) -> None:
+        """Set attributes; ``__`` in a name stands for a dot. Those that are None are left out."""
+        for name, value in attributes.items():
+            if value is not None:
+                self._span.set_attribute(name.replace("__", "."), value)
+
+    def fail(self, error_type: str, text: str = "", traceback: str | None = None, *, name: str | None = None) -> None:
+        """Say that it failed. ``text`` and ``traceback`` hold no secrets; ``name`` is the exception's."""
+        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - as above
+
+        self._span.set_attribute("error.type", error_type)
+        self._span.set_status(Status(StatusCode.ERROR, text[:STATUS_TEXT] or None))
+        if text or traceback or name:
+            words = {"exception.type": name or error_type, "exception.message": text, "exception.stacktrace": traceback}
+            self.event("exception", {key: value for key, value in words.items() if value})
+
+    def event(self, name: str, attributes: Mapping[str, Any]) -> None:
+        """Something that happened within it."""
+        self._span.add_event(name, attributes)
+
+    def headers(self) -> dict[str, str]:
+        """The headers that make what is asked a part of this trace."""
+        pairs = zip((TRACEPARENT, TRACESTATE), _headers(self._span.get_span_context()), strict=True)
+        return {name: value for name, value in pairs if value is not None}
+
+    def end(self) -> None:
+        """End it; what comes later changes nothing."""
+        if self._span.is_recording():
+            self._span.end()
+
+
+class _Whole(Span):
+    """A span that is the current one within its block, and ends with it."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        self.enter()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.leave()
+        if error is not None:
+            self.fail(type(error).__qualname__)  # its text may hold what was enqueued
+        self.end()
+
+
+class Tracing:
+    """Where a program's spans go, and what they may say.
+
+    ``tracer_provider``: by default the program's global one. ``tenants``: resource keys, addresses and texts of
+    errors may be told too.
+    ``enabled=False``: no spans, and no trace context is kept with jobs.
+    """
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, *, tenants: bool = False, enabled: bool = True
+    ) -> None:
+        self.tenants = tenants
+        self._own, self._enabled = tracer_provider, enabled
+        self._provider: Any = None
+        self._tracer: Tracer | None = None
+
+    def tracer(self) -> Tracer | None:
+        """Who starts spans; None while nobody collects them."""
+        provider: Any = self._own
+        if not self._enabled:
+            return None
+        if provider is None and (provider := _global_provider()) is None:
+            return None
+        if provider is not self._provider:
+            idle = type(provider).__name__ in _IDLE
+            self._tracer = None if idle else provider.get_tracer("resilient", _version(), schema_url=SCHEMA_URL)
+            self._provider = provider
+        return self._tracer
+
+    def document(self) -> str | None:
+        """The caller's trace context as a job's row keeps it, JSON text; None where nobody collects spans."""
+        if self.tracer() is None:
+            return None
+        parent, state = current()
+        if parent is None:
+            return None
+        return json.dumps({TRACEPARENT: parent} | ({} if state is None else {TRACESTATE: state}))
+
+    def enqueue(self, kind: str) -> AbstractContextManager[Span | None]:
+        """Around the enqueueing of jobs."""
+        return self._produce("enqueue", "send", kind)
+
+    def create(self, event_type: str) -> AbstractContextManager[Span | None]:
+        """Around the publishing of an event into the outbox."""
+        return self._produce("create", "create", event_type)
+
+    def _produce(self, operation: str, operation_type: str, destination: str) -> AbstractContextManager[Span | None]:
+        tracer = self.tracer()
+        if tracer is None:
+            return _NOTHING
+        from opentelemetry.trace import SpanKind  # noqa: PLC0415 - there is a tracer, so it is there
+
+        span = tracer.start_span(
+            f"{operation} {destination}",
+            kind=SpanKind.PRODUCER,
+            attributes=_message(operation, operation_type, destination),
+        )
+        return _Whole(span)
+
+    def process(self, kind: str, traces: Iterable[Any], *, count: int | None = None) -> Span | None:
+        """The run of a job, or of a batch of ``count``; linked to what the jobs keep as their ``trace``."""
+        tracer = self.tracer()
+        if tracer is None:
+            return None
+        from opentelemetry.context import Context  # noqa: PLC0415 - as above
+        from opentelemetry.trace import SpanKind  # noqa: PLC0415 - as above
+
+        span = tracer.start_span(
+            f"process {kind}", context=Context(), kind=SpanKind.CONSUMER, links=_links(traces),
+            attributes=_message("process", "process", kind, count),
+        )  # fmt: skip
+        return Span(span)
+
+    def send(self, destination: str, trace: Mapping[str, Any]) -> AbstractContextManager[Span | None]:
+        """Around the sending of an event to its destination; ``trace``: of its publishing, linked."""
+        tracer = self.tracer()
+        if tracer is None:
+            return _NOTHING
+        from opentelemetry.trace import SpanKind  # noqa: PLC0415 - as above
+
+        span = tracer.start_span(
+            f"send {destination}", kind=SpanKind.CLIENT, links=_links([trace]),
+            attributes=_message("send", "send", destination),
+        )  # fmt: skip
+        return _Whole(span)
+
+    def request(self, method: str, attributes: Mapping[str, Any]) -> Span | None:
+        """One sending of a request: a child of the current span."""
+        tracer = self.tracer()
+        if tracer is None:
+            return None
+        from opentelemetry.trace import SpanKind  # noqa: PLC0415 - as above
+
+        return Span(tracer.start_span(method, kind=SpanKind.CLIENT, attributes=attributes))
+
+
+_NAMED_BY: Final = "OTEL_PYTHON_TRACER_PROVIDER"
+
+
+def _global_provider() -> Any:
+    """The program's provider, None if it has none.
+
+    The API's own function looks into the environment each time, which takes microseconds; so it is
+    asked only where the environment names a provider, or the API does not keep it as it always has.
+    """
+    api: Any = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    provider = vars(api).get("_TRACER_PROVIDER", api)
+    if provider is api or (provider is None and _IS_NAMED):
+        look = getattr(api, "get_tracer_provider", None)  # it may be half imported
+        return None if look is None else look()
+    return provider
+
+
+_IS_NAMED: Final = _NAMED_BY in os.environ
+
+
+def _message(operation: str, operation_type: str, destination: str, count: int | None = None) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "messaging.system": "resilient",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation_type,
+        "messaging.destination.name": destination,
+    }
+    if count is not None:
+        attributes["messaging.batch.message_count"] = count
+    return attributes
+
+
+MOST_LINKS: Final = 128  # what SDKs keep
+
+
+def _links(traces: Iterable[Any]) -> list[Any]:
+    """Links to the trace contexts that rows keep: each once, without those that are none."""
+    from opentelemetry.trace import Link, get_current_span  # noqa: PLC0415 - as above
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
+
+    read = TraceContextTextMapPropagator().extract
+    links: dict[tuple[int, int], Any] = {}
+    for one in traces:
+        if not isinstance(one, dict) or not isinstance(one.get(TRACEPARENT), str) or len(links) >= MOST_LINKS:
+            continue
+        state = one.get(TRACESTATE)
+        carrier = {TRACEPARENT: one[TRACEPARENT]} | ({TRACESTATE: state} if isinstance(state, str) else {})
+        context = get_current_span(read(carrier)).get_span_context()
+        if context.is_valid:
+            links.setdefault((context.trace_id, context.span_id), Link(context))
+    return list(links.values())
+
+
+def _version() -> str:
+    try:
+        return version("resilient-engine")
+    except PackageNotFoundError:  # a copy that was never installed
+        return ""
+
+
+OFF: Final = Tracing(enabled=False)

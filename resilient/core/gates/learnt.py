@@ -1,0 +1,486 @@
+r"""What throttles teach about a resource whose limit nobody declared, or declared too high: a state machine.
+
+    None --rest--> free --told shortly--> rate <----------------------+
+                    |  \--told for long--> quota                      |
+                    |   \--told nothing--> slots --refused again------+
+    rate, slots, quota --no longer binding, or quiet for long--> None
+
+One `Learnt` belongs to one resource row, so what it counts and allows is the fleet's, not one process's. `throttled`
+takes a refusal in, `answered` what was accepted. A refusal counts once: the state has a generation, requests carry the
+one they were sent under, and a refusal of an older one is the same event. Answers to requests from just before an
+event still belong to it: whoever counted them reports a moment later, and the estimate is made larger by as many.
+
+Which kind of limit it is follows from what the provider says. A wait of `LONG` or more is a spent window: a count
+(`quota`), obeyed, and no reason to go slower. No wait at all, from a resource that nothing is known of, is first taken
+for a limit of requests at once (`slots`), and for a rate when that does not end the refusals. Anything else is a rate.
+
+Why this rule. AIMD is the yardstick: it needs no model, and gets 61 to 68 % of what a provider allows, because
+each of its probes is refused and each refusal costs a whole rest (the told time, a second, jitter). CUBIC
+(botocore's adaptive mode) comes back to the refused rate faster and so is refused more often: 37 to 45 %. Learning from
+latency (TCP Vegas, Netflix's concurrency limits) sees queues, and who answers 429 keeps none. So this rule spends
+as few refusals as it can on as much as they tell:
+
+- The first estimate is measured: what was accepted, over the window that Retry-After shows the end of. Hints are
+  whole seconds, so the window is taken for the round one (`WINDOWS`) that fits. Where a burst shows no window it is
+  what was accepted between two refusals, over the time between them.
+- The rate stays `MARGIN` below what was refused, and grows by steps of `STEP` only as far as that.
+- There it rests for `CALM`, twice as long after every probe that failed, and then tries the next `PROBE` above, faster
+  and faster while it goes well. A probe that is refused gives back the rate from before it, not a share of it.
+- A rate that is not used to half does not grow, because that would prove nothing; ten minutes after the last refusal
+  it is forgotten.
+
+`botocore` measures one process's rate; here processes share the estimate and draw from one row, so a second worker
+neither doubles the rate nor halves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Kind = Literal["free", "rate", "slots", "quota"]
+Bounds = tuple[float, float]  # requests a second
+
+LONG: Final = 30.0  # seconds told, from which on a refusal is a spent window
+MARGIN: Final = 0.95  # of what was refused
+CLOSE: Final = 0.96  # the same where a window was counted
+STEP: Final = 1.25
+PROBE: Final = 1.06
+FASTER: Final = 1.5  # exponent of a probe's next step
+WIDEST: Final = 2.0  # step of a probe
+WIDEST_DRAIN: Final = 1.2  # the same for a bucket: what it gives while it fills is no rate
+CALM: Final = 20.0  # seconds
+SLOWEST: Final = 30.0  # seconds between two steps at most
+LONGEST_CALM: Final = 600.0
+FORGOTTEN: Final = 600.0  # seconds since the last refusal after which a rate that is not used is forgotten
+FEWEST: Final = 20  # in a spent window; a smaller one is obeyed and not counted
+QUIET: Final = 3600.0  # seconds without a request after which nothing holds any more
+LOWEST: Final = 1 / 60  # requests a second: a provider that refused everything for a while is tried once a minute
+WINDOWS: Final = (1.0, 10.0, 60.0, 3600.0)  # seconds
+SLACK: Final = 0.15  # seconds between counting at the provider and hearing of it
+STRETCH: Final = 10.0  # seconds over which the accepted rate is measured
+LATE: Final = 3.0  # seconds in which answers of the generation before are waited for
+LATEST: Final = 30.0  # the same for requests that were in flight
+STARTED: Final = 32  # answers after which a slow start is over
+RAMP: Final = 30.0  # seconds after which it is over in any case
+_DOUBLING: Final = RAMP / 10
+_SAME: Final = (0.87, 1.15)  # two drains of one bucket
+_DRAINS: Final = 2  # alike, that make a bucket
+_DRAIN: Final = 120.0  # seconds over which a drain means something
+_SOON: Final = 3.0  # seconds after a rest in which a refusal ends a burst
+_AGAIN: Final = 3  # a refusal after nothing was accepted says nothing about a rate, unless it comes so often
+_WHOLE: Final = 0.05  # seconds by which a wait that was told in whole ones may differ by now
+_NEAR: Final = 1.5  # times the plateau: a probe refused so near was one step too far
+_BACK: Final = 0.85  # of the rate before the refused one
+_FAR_BACK: Final = 0.7
+_CHANGED: Final = 0.6  # of the ceiling: less is another limit than before
+_ALIKE: Final = 0.15  # by which two bursts of one window may differ
+_STRIKES: Final = 3
+_BROKEN: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What is known of one resource. Times are epoch seconds, rates requests a second.
+
+    ``rate`` is what may be drawn; ``ceiling`` the least that is known to be too much (None while a probe is above it);
+    ``plateau`` where a failed probe goes back to; ``good`` the rate before the latest step.
+    """
+
+    kind: Kind = "free"
+    generation: int = 0
+    previous: int = 0  # the generation before
+    changed_at: float = 0.0
+    resumes_at: float = 0.0  # the end of the rest
+    throttles: int = 0  # events it was learnt from
+    accepted: int = 0  # in this generation
+    burst: int = 0  # in the one before
+    basis: int = 0  # answers the estimate was made from; 0: it was not made by counting
+    used_at: float = 0.0  # latest answer
+    # the accepted rate: the present stretch and the one before
+    count: int = 0
+    since: float = 0.0
+    count_before: int = 0
+    since_before: float = 0.0
+    # rate
+    rate: float | None = None
+    ceiling: float | None = None
+    plateau: float | None = None
+    good: float | None = None
+    step: float = 1.0
+    step_at: float = 0.0  # the latest step
+    uses: int = 0  # answers since then
+    rests: int = 0  # probes that failed one after the other; the calm doubles with each
+    window: float = 0.0  # seconds, if refusals showed it
+    windowed: bool = False  # the estimate came from it
+    broken: int = 0  # times that its promise did not hold
+    drain: float | None = None  # accepted between two events, over the time between them
+    drains: int = 0  # times the same drain came again
+    drain_rate: float = 0.0
+    matched: bool = False
+    # slots
+    slots: int = 0
+    strikes: int = 0
+    # quota
+    quota: int = 0  # in a window
+    reset_at: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As the resource row keeps it: what is not as at the beginning."""
+        return {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
+
+    @classmethod
+    def from_json(cls, doc: Any) -> Learnt | None:
+        """Read what `to_json` wrote, by older or newer code; None for anything else."""
+        if not isinstance(doc, dict):
+            return None
+        try:
+            state = cls(**{name: value for name, value in doc.items() if name in _DEFAULTS})
+            numbers = all(isinstance(getattr(state, name), (int, float)) for name in _NUMBERS)
+            sane = numbers and state.kind in _KINDS and (state.kind != "rate" or (state.rate or 0.0) > 0)
+        except TypeError:
+            return None
+        return state if sane else None
+
+
+def summary(s: Learnt | None, now: float) -> dict[str, Any] | None:
+    """What people and programs are shown; None if nothing is learnt."""
+    s = current(s, now)
+    if s is None or s.kind == "free" or (s.kind == "quota" and s.quota < FEWEST):
+        return None
+    return {
+        "kind": s.kind,
+        "rate": None if s.rate is None else float(f"{s.rate:.3g}"),
+        "at_once": s.slots if s.kind == "slots" else None,
+        "in_a_window": s.quota if s.kind == "quota" else None,
+        "at": datetime.fromtimestamp(s.changed_at, UTC),
+        "throttles": s.throttles,
+    }
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = {item.name: item.default for item in fields(Learnt)}
+_KINDS: Final = ("free", "rate", "slots", "quota")
+_NUMBERS: Final = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, (int, float)))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A throttle, and what the process that got it had counted and not reported yet.
+
+    ``generation``: under which it was sent. ``wait``: seconds that it told, or None. ``seconds``: over which
+    ``accepted`` was counted, up to `STRETCH` or two. ``peak``: most requests at once of those accepted.
+    """
+
+    generation: int
+    wait: float | None = None
+    accepted: int = 0
+    seconds: float = 0.0
+    peak: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one process got accepted under one generation since its last report.
+
+    ``peak``: most of them at once; 0 for those that were answered after the generation was over.
+    """
+
+    generation: int
+    accepted: int
+    peak: int = 0
+
+
+# -- events --------------------------------------------------------------------------------------------------
+
+
+def is_fresh(s: Learnt | None, generation: int) -> bool:
+    """Whether a refusal of a request sent under ``generation`` is an event of its own."""
+    return s is None or generation == s.generation
+
+
+def rested(s: Learnt | None, generation: int, now: float, resumes_at: float) -> Learnt:
+    """A rest that teaches nothing: the load comes back step by step."""
+    s = s or Learnt()
+    return replace(
+        s, generation=generation, previous=s.generation, resumes_at=resumes_at, accepted=0, step=1.0,
+        basis=s.quota if s.kind == "quota" else 0,
+        step_at=max(now, s.step_at), uses=0, used_at=now, count=0, count_before=0, since=now, since_before=now,
+        good=None, ceiling=s.ceiling if s.ceiling or s.rate is None else s.rate / MARGIN,
+    )  # fmt: skip
+
+
+def prolonged(s: Learnt, resumes_at: float) -> Learnt:
+    """One event, with a longer rest than was told first."""
+    return replace(s, resumes_at=max(s.resumes_at, resumes_at))
+
+
+def throttled(
+    s: Learnt | None, r: Refusal, generation: int, now: float, resumes_at: float, *, bounds: Bounds | None = None,
+    slots: bool | None = None,
+) -> Learnt:  # fmt: skip
+    """The state after a fresh refusal (`is_fresh`), under its new ``generation``; resting until ``resumes_at``.
+
+    ``bounds`` of the rate. ``slots``: it is known to be (True) or not to be (False) a limit of requests at once.
+    """
+    s = s or Learnt()
+    first = s.changed_at == 0.0 and s.kind == "free"
+    if s.kind == "free" and r.wait is not None and not s.accepted + r.accepted and s.throttles + 1 < _AGAIN:
+        return replace(rested(s, generation, now, resumes_at), throttles=s.throttles + 1)
+    elapsed = max(now - max(s.resumes_at, s.changed_at), 0.001)
+    if first:
+        elapsed = max(r.seconds, 0.001)
+    event = _Event(
+        wait=r.wait, accepted=max(1, s.accepted + r.accepted), elapsed=elapsed,
+        mean=r.accepted / max(1.0, r.seconds) if first else _mean(s, r.accepted, now),
+        drain=None if first else _drain(s, r, now), peak=r.peak,
+    )  # fmt: skip
+    after = _learnt(s, event, now, slots=slots)
+    after = replace(
+        after, generation=generation, previous=s.generation, changed_at=now, resumes_at=resumes_at,
+        throttles=s.throttles + 1, accepted=0, burst=event.accepted, step=1.0, step_at=now, uses=0, good=None,
+        used_at=now, count=0, since=now, count_before=0, since_before=now,
+        drain=event.drain if s.kind == "rate" else None,
+    )  # fmt: skip
+    return _bounded(after, bounds)
+
+
+def slowed(s: Learnt | None, r: Refusal, generation: int, now: float, times: float) -> Learnt:
+    """The state after answers took so many ``times`` as long as usual: nobody rests, but less is on its way."""
+    s = s or Learnt()
+    s = replace(
+        s, generation=generation, previous=s.generation, changed_at=now, resumes_at=now, throttles=s.throttles + 1,
+        accepted=STARTED, basis=0, step=1.0, step_at=now, uses=0, used_at=now, count=0, since=now, count_before=0,
+        since_before=now,
+    )  # fmt: skip
+    if s.kind == "rate" and s.rate is not None:
+        return replace(s, rate=max(LOWEST, s.rate / times), ceiling=s.rate, plateau=None, good=None)
+    slots = s.slots if s.kind == "slots" else r.peak
+    return replace(s, kind="slots", slots=max(1, int(slots / times)), strikes=0)
+
+
+def answered(s: Learnt, r: Answers, now: float, *, bounds: Bounds | None = None) -> Learnt | None:
+    """The state after answers; the same object if they change nothing, None if there is nothing left to know."""
+    if r.generation != s.generation:
+        return _late(s, r, now, bounds) if r.generation == s.previous else s
+    s = _counted(s, r.accepted, now)
+    match s.kind:
+        case "free":
+            return s if allowance(s, now) is not None else None
+        case "rate":
+            grown = _grown(s, now)
+            return None if grown is None else _bounded(grown, bounds)
+        case "slots":
+            return _more_slots(s, now)
+        case "quota":  # as many again as passed beyond what was counted
+            return replace(s, quota=max(s.quota, 2 * s.accepted + 1 - s.basis)) if s.accepted >= s.basis else s
+
+
+def current(s: Learnt | None, now: float) -> Learnt | None:
+    """What still holds: after a long quiet nothing does."""
+    if s is None or now - max(s.used_at, s.resumes_at, s.reset_at) > QUIET:
+        return None
+    return s
+
+
+def allowance(s: Learnt | None, now: float) -> int | None:
+    """How many jobs may run at once this soon after a rest: one, then as many more as were answered; None: over."""
+    if s is None or s.accepted >= STARTED:
+        return None
+    elapsed = now - s.resumes_at
+    if elapsed >= RAMP:
+        return None
+    return max(1 + s.accepted, 1 << int(max(elapsed, 0.0) / _DOUBLING))
+
+
+# -- what an event teaches -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """An event: what was told and accepted since the rest, and the rates that follow."""
+
+    wait: float | None
+    accepted: int
+    elapsed: float
+    mean: float
+    drain: float | None
+    peak: int
+
+
+def _learnt(s: Learnt, event: _Event, now: float, *, slots: bool | None) -> Learnt:
+    wait = event.wait
+    s = replace(s, basis=0)
+    if wait is not None and (wait >= LONG or (s.kind == "quota" and now + wait - s.reset_at >= LONG)):
+        return replace(s, kind="quota", quota=event.accepted, basis=event.accepted, reset_at=now + wait, rate=None)
+    if slots or (slots is None and wait is None and s.kind == "free"):
+        if s.kind != "slots":
+            return replace(s, kind="slots", slots=max(1, event.peak), strikes=1, rests=0, basis=1)
+        return replace(s, slots=max(1, s.slots - 1))
+    if slots is None and wait is None and s.kind == "slots" and s.strikes < _STRIKES and s.slots > 1:
+        return replace(s, slots=s.slots - 1, strikes=s.strikes + 1)
+    return _rate(s, event)
+
+
+def _rate(s: Learnt, event: _Event) -> Learnt:
+    window = None
+    if event.wait is not None and event.elapsed < min(_SOON, event.wait):  # a burst emptied it, its wait ends a window
+        s = replace(s, window=_window(event.elapsed, event.wait))
+        window = event.accepted / s.window
+    elif event.wait is not None and event.elapsed < _SOON * s.window <= _SOON * WINDOWS[1]:
+        window = event.accepted / max(event.elapsed, s.window)
+    same = bool(event.drain and s.drain and _SAME[0] < event.drain / s.drain < _SAME[1])
+    before, s = s.matched, replace(s, matched=same)
+    if s.kind != "rate":
+        return _first_rate(s, event, window)
+    same = same and (event.wait is not None or before or s.drains > 0)  # told nothing: three alike, not two
+    if s.ceiling is None and s.plateau:
+        return _failed_probe(s, same=same)
+    return _refused_below(s, event, window, same=same)
+
+
+def _first_rate(s: Learnt, event: _Event, window: float | None) -> Learnt:
+    if (
+        event.wait is None
+        and s.burst
+        and abs(event.accepted - s.burst) <= _ALIKE * s.burst
+        and event.elapsed < WINDOWS[0]
+    ):
+        window = event.accepted / WINDOWS[0]  # one burst like the other: a window, and short, for it was full again
+        s = replace(s, window=WINDOWS[0])
+    estimate = window or (event.drain if event.wait is None else None) or max(event.mean, LOWEST)
+    ceiling = window or (max(event.mean, LOWEST) if event.wait is not None else 4 * estimate)
+    return replace(
+        s, kind="rate", rate=(CLOSE if window else MARGIN) * estimate, ceiling=ceiling, plateau=None,
+        rests=0 if event.elapsed < STRETCH else -2, windowed=window is not None, basis=event.accepted,
+    )  # fmt: skip
+
+
+def _failed_probe(s: Learnt, *, same: bool) -> Learnt:
+    rate, plateau = s.rate or LOWEST, s.plateau or LOWEST
+    same = same and s.drains >= _DRAINS  # the mean is mostly our own pace: once is chance
+    near = rate <= _NEAR * plateau
+    if same:
+        after = plateau
+    elif near:
+        after = max(plateau, _BACK * (s.good or 0.0))
+    else:
+        after = max(plateau, _FAR_BACK * (s.good or rate))
+    ceiling = after / MARGIN if same or near else s.good or rate
+    rests = max(0, s.rests) + 1 if near or same else 0
+    return replace(s, rate=after, ceiling=max(ceiling, after), plateau=None, rests=rests, windowed=False)
+
+
+def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool) -> Learnt:
+    rate, ceiling, basis = s.rate or LOWEST, s.ceiling or s.rate or LOWEST, 0
+    broken = s.broken + s.windowed
+    windowed, drains, drain_rate = False, s.drains, s.drain_rate
+    top = min(rate, window) if window else rate
+    if window and broken <= _BROKEN:
+        estimate, basis, windowed = top, event.accepted, True
+    elif same and event.drain:
+        top = estimate = min(top, 1.04 * event.drain)
+        estimate = min(top, event.drain)
+        drains, drain_rate = drains + 1, event.drain
+    else:
+        least = (0.1 if event.elapsed < _SOON else 0.5) * top
+        estimate = min(top, max(event.drain or 0.0, s.good or 0.0, least))
+    rests = 0 if top < _CHANGED * ceiling else max(0, s.rests)
+    after = (CLOSE if windowed else MARGIN) * estimate
+    return replace(
+        s, rate=after, ceiling=max(top, after), plateau=None, rests=rests, broken=broken, windowed=windowed,
+        drains=drains, drain_rate=drain_rate, basis=basis,
+    )  # fmt: skip
+
+
+def _window(elapsed: float, wait: float) -> float:
+    """From the burst's start to the end that was told; a hint in whole seconds is up to a second too long."""
+    whole = abs(wait - round(wait)) < _WHOLE
+    least, most = elapsed + wait - SLACK - (1.0 if whole else 0.0), (elapsed + wait) * 1.02
+    return next((w for w in WINDOWS if least <= w <= most), elapsed + wait)
+
+
+# -- what answers teach --------------------------------------------------------------------------------------
+
+
+def _late(s: Learnt, r: Answers, now: float, bounds: Bounds | None) -> Learnt:
+    """Answers of the generation before: the estimate was made from too few."""
+    if s.kind == "slots" and s.basis and now < s.changed_at + LATEST:
+        # What passed and was not answered when the refusal came was in flight beside it: that many fit.
+        basis = s.basis + (0 if r.peak else r.accepted)
+        return replace(s, basis=basis, slots=max(s.slots + r.peak, basis - 1))
+    if not s.basis or now > max(s.changed_at + LATE, s.resumes_at):
+        return s
+    if s.kind == "quota":
+        return replace(s, quota=s.quota + r.accepted, basis=s.basis + r.accepted)
+    if s.kind != "rate" or s.rate is None:
+        return s
+    basis = s.basis + r.accepted
+    factor = basis / s.basis
+    ceiling = None if s.ceiling is None else s.ceiling * factor
+    return _bounded(replace(s, basis=basis, rate=s.rate * factor, ceiling=ceiling), bounds)
+
+
+def _counted(s: Learnt, accepted: int, now: float) -> Learnt:
+    count, since, count_before, since_before = s.count, s.since, s.count_before, s.since_before
+    if now - since > STRETCH:
+        count_before, since_before, count, since = count, since, 0, now
+    return replace(
+        s, accepted=s.accepted + accepted, uses=s.uses + accepted, count=count + accepted, since=since,
+        count_before=count_before, since_before=since_before, used_at=now,
+    )  # fmt: skip
+
+
+def _mean(s: Learnt, more: int, now: float) -> float:
+    began = max(s.since_before if s.count_before else s.since, s.resumes_at)
+    return (s.count + s.count_before + more) / max(1.0, now - began)
+
+
+def _drain(s: Learnt, r: Refusal, now: float) -> float | None:
+    accepted = s.accepted + r.accepted
+    if not accepted or now - s.changed_at >= _DRAIN:
+        return None
+    return accepted / max(now - s.changed_at, 0.001)
+
+
+def _grown(s: Learnt, now: float) -> Learnt | None:
+    rate = s.rate or LOWEST
+    calm = now - max(s.step_at, s.resumes_at)
+    if calm < max(1.0, min(6 / rate, SLOWEST), min(s.window, WINDOWS[1])):
+        return s
+    step, ceiling, plateau, drains = s.step, s.ceiling, s.plateau, s.drains
+    if ceiling is not None and rate < MARGIN * ceiling * 0.999:
+        after = min(MARGIN * ceiling, rate * STEP)
+    else:
+        if ceiling is not None:  # the plateau
+            if calm < min(LONGEST_CALM, CALM * 2.0**s.rests):
+                return s
+            drains = 0 if rate > 1.15 * s.drain_rate else drains
+        if s.uses / calm < rate / 2:  # not used, so it says nothing about more
+            return None if now - s.changed_at > FORGOTTEN else replace(s, step_at=now, uses=0, step=PROBE)
+        if ceiling is not None:
+            plateau, ceiling, step = rate, None, PROBE
+        after = rate * step
+        step = min(WIDEST_DRAIN if drains >= _DRAINS else WIDEST, step**FASTER)
+    return replace(
+        s, rate=after, good=rate, step_at=now, uses=0, step=step, ceiling=ceiling, plateau=plateau,
+        drains=drains, windowed=s.windowed and ceiling is not None,
+    )  # fmt: skip
+
+
+def _more_slots(s: Learnt, now: float) -> Learnt:
+    strikes = 0 if s.accepted >= 3 * s.slots and now - s.resumes_at > _SOON else s.strikes  # it lasts: slots they are
+    if now - max(s.step_at, s.resumes_at) > min(LONGEST_CALM, CALM * 2.0**s.rests):
+        return replace(s, strikes=strikes, slots=s.slots + 1, step_at=now, rests=s.rests + 1)
+    return s if strikes == s.strikes else replace(s, strikes=strikes)
+
+
+def _bounded(s: Learnt, bounds: Bounds | None) -> Learnt:
+    if s.kind != "rate" or s.rate is None:
+        return s
+    least, most = bounds or (LOWEST, float("inf"))
+    rate = min(max(s.rate, least, LOWEST), most)
+    return s if rate == s.rate else replace(s, rate=rate, ceiling=s.ceiling and max(s.ceiling, rate))

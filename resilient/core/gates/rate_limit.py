@@ -1,0 +1,344 @@
+"""Rate limits: as declared (`Limit`), and as drawn, by the generic cell rate algorithm.
+
+``Limit(100, per=60)`` keeps a promise about the provider's count: never more than 100 in *any* 60 seconds,
+wherever its window begins. A bucket as large as the rate would let 200 through in the first minute. So such a limit
+paces: a tenth of the rate may go at once (one request, if that is less), and the rest follows evenly.
+``Limit(10, per="1m")`` lets one request through every 6 seconds.
+
+A request counts at the moment it is written to its socket, because then it is on its way to the provider. That moment
+may be later than the draw, by the seconds that a worker may draw in advance (`lease`) and by `ROAD`; a request that is
+later still draws again (`engine/gates/drawing.py`). The window is longer by both, which is felt if it is short: 10 a
+second become 10 in 1.1 seconds, 100 a minute 100 in 60.18. What may go at once is kept free of the even flow: of 100 a
+minute, 91 are used by work that never pauses.
+
+``burst=`` says that the provider itself has a bucket: that many at once, refilled at the full rate. Draws keep to it;
+at the sockets the requests may exceed it by what the rate gives in `lease` and `ROAD` together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.misfit import explained_class
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Counts = Literal["requests", "jobs"]
+LONGEST_LEASE: Final = 0.1  # seconds of a limit's rate that a worker may hold in advance
+ROAD: Final = 0.08  # seconds that a request may take from its draw to its socket
+_LEASE: Final = 0.02  # share of the window a lease may last
+LEARNT: Final = "~learnt"
+_STATED: Final = re.compile(r"~([0-9.e+]+)/")
+_NAME: Final = re.compile(r"[A-Za-z0-9._:@+/-]{1,64}")
+_SPAN: Final = re.compile(r"([0-9]*\.?[0-9]*)\s*([a-z]+)")
+_UNITS: Final = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+
+
+def seconds(span: float | str | timedelta) -> float:
+    """A span as seconds: a number, a timedelta, or text such as ``"15m"``, ``"min"`` or ``"1h"``."""
+    if isinstance(span, timedelta):
+        value = span.total_seconds()
+    elif isinstance(span, str):
+        match = _SPAN.fullmatch(span.strip().lower())
+        if not match or match[2] not in _UNITS or match[1] == ".":
+            raise InvalidInput(
+                f"{span!r} is not a span of time: write seconds, or text such as '90s', '15m', '1h', '1d'"
+            )
+        value = float(match[1] or 1) * _UNITS[match[2]]
+    else:
+        value = float(span)
+    if not isfinite(value) or value <= 0:
+        raise InvalidInput(f"a span of time must be positive, not {span!r}")
+    return value
+
+
+@explained_class
+@dataclass(frozen=True, slots=True, init=False)
+class Limit:
+    """At most ``rate`` units in any ``per`` seconds, or with ``burst`` a bucket of that many at once.
+
+    ``per`` takes seconds, a timedelta or text such as ``"1m"``. ``name``: as the provider's headers call it, so that
+    what they report is applied to it. ``counts`` says of what: requests are drawn
+    when they are sent, jobs when they are claimed. Raises `InvalidInput`.
+    """
+
+    rate: float
+    per: float
+    burst: float | None
+    name: str
+    counts: Counts
+    interval: float = field(repr=False, compare=False)  # seconds for one unit to come back
+    capacity: float = field(repr=False, compare=False)  # units at once
+
+    def __init__(
+        self,
+        rate: float,
+        per: float | str | timedelta,
+        *,
+        burst: float | None = None,
+        name: str = "",
+        counts: Counts = "requests",
+    ) -> None:
+        span = seconds(per)
+        for word, number in (("rate", rate), ("burst", 1 if burst is None else burst)):
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise InvalidInput(f"Limit({word}={number!r}): write a number, such as Limit(100, per='1m', burst=20)")
+        if not isfinite(rate) or rate <= 0 or (burst is not None and not (isfinite(burst) and burst >= 1)):
+            raise InvalidInput(
+                f"Limit({rate!r}, per={per!r}, burst={burst!r}): rate must be positive, burst at least 1"
+            )
+        if counts not in ("requests", "jobs"):
+            raise InvalidInput(f"a limit counts 'requests' or 'jobs', not {counts!r}")
+        name = name or f"{rate:.12g}/{span:.12g}s"
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(f"{name!r} cannot name a limit: use at most 64 letters, digits and ._:@+/-")
+        if burst is not None:
+            interval, capacity = span / rate, float(burst)
+        elif rate >= 1:
+            capacity = max(1.0, rate / 10)
+            interval = (span + _lease(span) + ROAD) / (rate - capacity + 1)
+        else:  # less than one per span: one per longer span
+            capacity, interval = 1.0, (span + _lease(span) + ROAD) / rate
+        values = (float(rate), span, burst, name, counts, interval, capacity)
+        for item, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, item.name, value)
+
+    @property
+    def lease(self) -> float:
+        """How many seconds of the rate a worker may draw in advance."""
+        return _lease(self.per)
+
+    @classmethod
+    def parse(cls, text: str, *, counts: Counts = "requests", name: str = "") -> Limit:
+        """Read ``"100/min"``, ``"5000/1h"``, ``"10/s"`` or ``"2/s burst 40"``."""
+        head, _, burst = text.partition(" burst ")
+        rate, slash, per = head.partition("/")
+        try:
+            if not slash:
+                raise ValueError  # noqa: TRY301 - one message for everything malformed
+            return cls(float(rate), per, burst=float(burst) if burst else None, counts=counts, name=name)
+        except ValueError as error:
+            if isinstance(error, InvalidInput):
+                raise
+            raise InvalidInput(f"{text!r} is not a limit: write '100/min', '5000/1h' or '2/s burst 40'") from None
+
+    @classmethod
+    def learnt(cls, rate: float, per: float, burst: float) -> Limit:
+        """A limit that throttles taught; no declared limit can have its name."""
+        made = cls(rate, per, burst=burst, name="learnt")
+        object.__setattr__(made, "name", LEARNT)
+        return made
+
+    @classmethod
+    def stated(cls, name: str, total: float, per: float) -> Limit:
+        """A limit that only the provider's answers state, by the name they give it; no declared one is named so."""
+        made = cls(total, per, name="stated")
+        object.__setattr__(made, "name", f"~{total:.12g}/{name}")
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
+        doc = {
+            "rate": self.rate,
+            "per": self.per,
+            "burst": self.burst,
+            "name": self.name,
+            "counts": self.counts,
+        }
+        return {key: value for key, value in doc.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, doc: Any) -> Limit:
+        """Read what `to_json` wrote, or the text of `parse`."""
+        if isinstance(doc, str):
+            return cls.parse(doc)
+        try:
+            return cls(**doc)
+        except TypeError:
+            raise InvalidInput(f"{doc!r} is not a limit: give rate, per and perhaps burst, name, counts") from None
+
+
+def stated_limit(name: str, per: float) -> Limit | None:
+    """The limit that answers state, by the name that `Limit.stated` gave it; None for every other name."""
+    match = _STATED.match(name)
+    return None if match is None else Limit.stated(name[match.end() :], float(match[1]), max(per, 1.0))
+
+
+def _lease(span: float) -> float:
+    return min(LONGEST_LEASE, span * _LEASE)
+
+
+# -- draws ------------------------------------------------------------------------------------------------------------
+#
+# Rate limits: the generic cell rate algorithm on one number, several limits at once, the server on top.
+#
+# A limit's state is `tat`, the "theoretical arrival time" in epoch seconds: when everything drawn so far will have come
+# back. A draw of ``cost`` fits once ``tat + (cost - capacity) * interval`` has passed. By the same rule a cost above
+# the capacity waits for the units above it, so a big request keeps the promise of `Limit`, too.
+#
+# A draw over several limits takes from all or from none, at the moment of sending: if one limit delays it, the others
+# count it at that later moment, too. A delayed draw reserves its place: `Draw.wait` says how long, and later draws
+# queue behind it. `tat` is the end of that queue and knows no gaps in it. So a place that is not used comes back only
+# while it is the last; otherwise the next draw would get a moment that a draw behind that place has already.
+#
+# What the server reports (`remaining` until `reset_at`) can only lower our view: nothing is drawn beyond it, and what
+# is left is spread over the time until the reset, a tenth at once. Answers overtake each other, so a report counts only
+# if its request started after the one that is stored, and within one server window `remaining` only falls (our own
+# draws lower it too, so requests in flight are not spent twice).
+
+_EPSILON: Final = 1e-6  # seconds; epoch floats have a resolution of about 2e-7
+_SAME_WINDOW: Final = 2.0  # seconds by which resets of one server window may differ (rounding, skew)
+
+
+class LimitState(NamedTuple):
+    """Where one limit stands, in epoch seconds.
+
+    ``remaining`` is the server's count until ``reset_at``; ``observed_at`` is when the request was sent whose answer
+    stated it.
+    """
+
+    tat: float = 0.0
+    remaining: float | None = None
+    reset_at: float | None = None
+    observed_at: float | None = None
+
+
+FRESH: Final = LimitState()
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Granted after ``wait`` seconds with the new ``states``, or refused until ``until``.
+
+    ``by`` is the index of the limit that made the draw wait longest.
+    """
+
+    granted: bool
+    wait: float
+    until: float
+    by: int
+    states: tuple[LimitState, ...]
+
+
+def pace(limit: Limit, state: LimitState, now: float) -> tuple[float, float]:
+    """Seconds per unit and units at once, as far as the server's report allows."""
+    if state.remaining is None or state.reset_at is None or state.reset_at <= now:
+        return limit.interval, limit.capacity
+    units = max(state.remaining, 1.0)
+    interval = (state.reset_at - now) / units
+    if interval <= limit.interval:
+        return limit.interval, min(limit.capacity, units)
+    return interval, min(limit.capacity, max(1.0, units / 10))
+
+
+def ready_at(limit: Limit, state: LimitState, cost: float, now: float) -> float:
+    """When a draw of ``cost`` fits: ``now`` or a later epoch second."""
+    interval, capacity = pace(limit, state, now)
+    at = state.tat + (cost - capacity) * interval
+    if state.remaining is not None and state.reset_at is not None and state.remaining < cost:
+        at = max(at, state.reset_at)
+    return now if at <= now + _EPSILON else at
+
+
+def available(limit: Limit, state: LimitState, now: float, ahead: float = 0.0) -> float:
+    """How many units may be drawn from ``now`` until ``ahead`` seconds later, each as soon as it has come back."""
+    if state.remaining is None:  # by far the most common; the claim asks this thousands of times a second
+        spare = (now + _EPSILON - state.tat) / limit.interval
+        units = limit.capacity + min(0.0, spare) + ahead / limit.interval
+        return max(0.0, units)
+    interval, capacity = pace(limit, state, now)
+    units = capacity + min(0.0, (now + _EPSILON - state.tat) / interval) + ahead / interval
+    if state.reset_at is not None and state.reset_at > now:
+        units = min(units, state.remaining)
+    return max(0.0, units)
+
+
+def take(limit: Limit, state: LimitState, cost: float, now: float, at: float | None = None) -> LimitState:
+    """The state after drawing ``cost`` to be sent ``at`` (None: now), whether it fits or not.
+
+    It need not fit, because an answer may say that its request cost more than was drawn.
+    """
+    start = max(state.tat, now if at is None else at)
+    if state.remaining is None:
+        return LimitState(start + cost * limit.interval, None, state.reset_at, state.observed_at)
+    interval, _ = pace(limit, state, now)
+    remaining = None if state.reset_at is None or state.reset_at <= now else state.remaining - cost
+    return LimitState(start + cost * interval, remaining, state.reset_at, state.observed_at)
+
+
+def give_back(limit: Limit, state: LimitState, units: float, now: float, until: float) -> LimitState:
+    """The state with ``units`` that were drawn and never sent put back, if nobody has drawn since.
+
+    ``until``: the `tat` that their draw led to. The part of it that has passed does not come back: the bucket has
+    refilled meanwhile.
+    """
+    state = _unspent(state, units)
+    if abs(state.tat - until) > _EPSILON:
+        return state
+    return _lowered(limit, state, units, now, until)
+
+
+def refund(limit: Limit, state: LimitState, units: float, now: float, until: float | None = None) -> LimitState:
+    """The state after an answer said that its request cost ``units`` less than was drawn; ``until`` as for `give_back`.
+
+    While later draws wait for their moments, fewer units come back, so that the last of them keeps its moment.
+    """
+    state = _unspent(state, units)
+    interval, capacity = pace(limit, state, now)
+    if until is not None and state.tat > until and state.tat - capacity * interval > now:
+        units = min(units, capacity - 1)
+    return _lowered(limit, state, units, now, until)
+
+
+def _unspent(state: LimitState, units: float) -> LimitState:
+    """The state with ``units`` more of the server's count, if it has one."""
+    if state.remaining is None:
+        return state
+    return LimitState(state.tat, state.remaining + units, state.reset_at, state.observed_at)
+
+
+def _lowered(limit: Limit, state: LimitState, units: float, now: float, until: float | None) -> LimitState:
+    interval, _ = pace(limit, state, now)
+    back = units * interval if until is None else max(0.0, min(units * interval, until - now))
+    return LimitState(state.tat - back, state.remaining, state.reset_at, state.observed_at)
+
+
+def draw(limits: Sequence[tuple[Limit, LimitState]], cost: float, now: float, patience: float = 0.0) -> Draw:
+    """Draw ``cost`` from all limits or from none; a draw may wait at most ``patience`` seconds for its place."""
+    until, by = now, 0
+    for index, (limit, state) in enumerate(limits):
+        at = ready_at(limit, state, cost, now)
+        if at > until:
+            until, by = at, index
+    if until - now > patience:
+        return Draw(granted=False, wait=0.0, until=until, by=by, states=tuple(state for _, state in limits))
+    moments = [
+        None if i == by else until for i in range(len(limits))
+    ]  # the limit that delays it counts by its own `tat`
+    states = tuple(take(limit, state, cost, now, at) for (limit, state), at in zip(limits, moments, strict=True))
+    return Draw(granted=True, wait=until - now, until=until, by=by, states=states)
+
+
+def observe(state: LimitState, remaining: float, reset_at: float, started_at: float) -> LimitState:
+    """The state after an answer stated ``remaining``; ``started_at`` is when its request was sent.
+
+    See the top of this file.
+    """
+    if state.observed_at is not None and started_at < state.observed_at:
+        return state
+    if state.remaining is not None and state.reset_at is not None and reset_at <= state.reset_at + _SAME_WINDOW:
+        if reset_at < state.reset_at - _SAME_WINDOW:
+            return state  # the report is about an earlier window
+        remaining = min(remaining, state.remaining)
+    return LimitState(state.tat, max(0.0, remaining), reset_at, started_at)

@@ -1,0 +1,533 @@
+"""Why is it not running, and when will it? Facts in, sentences out.
+
+`why_job` and `why_resource` look at everything that can hold a job back, in the order in which the engine
+does: its state and time, the gates of its path (the deepest first), its place in line, its turn, the workers.
+They name every cause they find, not only the first: whoever opens one gate wants to know about the next one.
+
+``until`` of the answer is the time after which nothing known stops it any more: None if that is now, or if it
+depends on people or on other jobs (then a reason without ``until`` says on what).
+
+A `Reason` has a stable code and one sentence that names the resource, since when, until when, and what a person can do
+about it where somebody must. There is one for each thing that can hold a job back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
+from resilient.core.accounts.tokens import NOT_CONNECTED, REFRESHING, UNREADABLE
+from resilient.core.base.phrases import brief, counted, error_line, learnt_limit, when
+from resilient.core.base.resource_key import is_below
+from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit, stop_of
+from resilient.core.gates.learnt import summary
+from resilient.core.gates.rate_limit import FRESH
+from resilient.core.jobs import marks
+from resilient.core.jobs.outcomes import LEAST_STUCK, share_of_key
+from resilient.core.jobs.records import Count, JobInfo, plain
+from resilient.core.jobs.states import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from resilient.core.jobs.records import JobInfo
+
+
+_NOBODY: Final = "why"  # stands in for a worker where admission asks for one; nothing is written
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """The latest error of a resource."""
+
+    message: str
+    kind: str | None = None
+    code: str | None = None
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker process that was heard of lately."""
+
+    id: str
+    kinds: frozenset[str]
+    concurrency: int
+    running: int
+    stopping: bool
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSeen:
+    """Whether the resource is in the run queue: ``parked_on`` None is an ordinary turn."""
+
+    parked_on: str | None = None
+    recheck_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A resource key and its ancestors, deepest first, and what is known about the work on them."""
+
+    levels: Sequence[Level]
+    waiting: Mapping[str, Count]  # key to ready jobs at or below it
+    errors: Mapping[str, LastError] = field(default_factory=dict)
+    turn: TurnSeen | None = None
+    workers: Sequence[WorkerSeen] = ()
+    stuck: Mapping[str, int] = field(default_factory=dict)  # worker to running jobs of the key that do not end
+
+    @property
+    def key(self) -> str:
+        """The key itself."""
+        return self.levels[0].facts.key
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that holds it back, or is worth knowing. ``code`` is stable, ``text`` is one sentence."""
+
+    code: str
+    text: str
+    resource: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+# -- the state ----------------------------------------------------------------------------------------------
+
+
+def of_state(job: JobInfo, path: Path, now: datetime) -> Iterator[Reason]:
+    """What the job's own row says."""
+    match job.state:
+        case JobState.SUCCEEDED | JobState.CANCELLED:
+            at = f" at {when(job.finished_at, now)}" if job.finished_at else ""
+            yield Reason(job.state.value, f"It {_ENDED[job.state]}{at}.", since=job.finished_at)
+        case JobState.DEAD:
+            yield from _dead(job, now)
+        case JobState.RUNNING:
+            yield from _running(job, path, now)
+        case JobState.BLOCKED:
+            yield Reason("blocked", "It is blocked: other jobs come before it.")
+        case JobState.SCHEDULED:
+            yield from _scheduled(job, now)
+        case JobState.READY:
+            since = max(job.run_at, job.created_at)
+            yield Reason("ready", f"It is ready since {when(since, now)}.", since=since)
+            yield from _sent_back(job)
+
+
+_ENDED: Final = {JobState.SUCCEEDED: "succeeded", JobState.CANCELLED: "was cancelled"}
+
+
+def _tries(job: JobInfo) -> str:
+    if job.max_attempts is None:
+        return counted(job.attempts, "attempt")
+    return f"{job.attempts} of {counted(job.max_attempts, 'attempt')}"
+
+
+def _error(job: JobInfo) -> str:
+    return error_line(job.last_error_kind, job.last_error_code, job.last_error)
+
+
+def _dead(job: JobInfo, now: datetime) -> Iterator[Reason]:
+    at = f" since {when(job.finished_at, now)}" if job.finished_at else ""
+    text = f"It is dead{at} after {_tries(job)} and will not run again by itself."
+    yield Reason("dead", text, since=job.finished_at)
+    if job.last_error:
+        yield Reason("last_error", f"Last error: {_error(job)}")
+    if marks.unkeyed(job.sent) or job.last_error_kind == "ambiguous":
+        text = (
+            "Its last request may have taken effect: look at the provider, then"
+            f" `resilient jobs retry {job.id} --repeat-ambiguous` or `resilient dead discard {job.id}`."
+        )
+        yield Reason("ambiguous", text)
+    else:
+        yield Reason("remedy", f"To run it again: `resilient jobs retry {job.id}`.")
+
+
+def _running(job: JobInfo, path: Path, now: datetime) -> Iterator[Reason]:
+    since = f" since {when(job.started_at, now)}" if job.started_at else ""
+    text = f"It runs{since} on worker {job.locked_by} (execution {job.executions})."
+    yield Reason("running", text, since=job.started_at)
+    if job.last_error_code == "stuck":
+        text = f"Its handler should have ended at {when(job.updated_at, now)}: it {job.last_error}."
+        yield Reason("stuck", text, since=job.updated_at)
+    if job.lease_until is not None and job.lease_until <= now:
+        text = f"Its worker lost it at {when(job.lease_until, now)}: another worker will take it over."
+        yield Reason("lease_over", text, since=job.lease_until)
+        yield from workers(path, job.kind)
+    if job.cancel_requested:
+        yield Reason("cancel_requested", "It was asked to stop and has not ended yet.")
+
+
+def _scheduled(job: JobInfo, now: datetime) -> Iterator[Reason]:
+    at = when(job.run_at, now)
+    elsewhere = job.waiting_for is not None and not is_below(job.resource_key, job.waiting_for)
+    if job.run_at > now and elsewhere:
+        text = f"It waits for {job.waiting_for} and goes on with it (`resilient resources show {job.waiting_for}`)."
+        yield Reason("waits_for", text, job.waiting_for)
+        yield Reason("scheduled", f"It is looked at again at {at}.", until=job.run_at)
+    elif job.run_at > now:
+        text = f"It is {'tried again' if job.executions else 'scheduled to run'} at {at}."
+        yield Reason("scheduled", text, until=job.run_at)
+    else:
+        yield Reason("due", f"It is due since {at} and about to become ready.", since=job.run_at)
+    yield from _sent_back(job)
+
+
+def _sent_back(job: JobInfo) -> Iterator[Reason]:
+    if job.last_error and job.executions:
+        yield Reason("last_error", f"Last time ({_tries(job)} used): {_error(job)}")
+    if job.waiting_for is not None:
+        times = counted(job.deferrals, "time")
+        text = f"It was sent back {times} without spending an attempt, the last time for {job.waiting_for}."
+        yield Reason("deferred", text, job.waiting_for)
+
+
+# -- the gates ----------------------------------------------------------------------------------------------
+
+
+def gates(path: Path, now: datetime, priority: int = 0) -> Iterator[Reason]:
+    """Every gate of the path that would not let one more job of this priority through, the deepest key first."""
+    for level in path.levels:
+        key = level.facts.key
+        stop = stop_of(level.facts, now) or admit([level], 1, now, _NOBODY, priority).stop
+        if stop is not None:
+            budget = _budget(stop, level, now, priority) if stop.gate == "limit" else None
+            text = _gate_text(stop, level, path.errors.get(key), now) if budget is None else budget
+            if key != path.key and (waiting := path.waiting.get(key)) is not None:
+                text += (
+                    "" if text.endswith((".", "…")) else "."
+                ) + f" {counted(waiting, 'job waits', 'jobs wait')} there."
+            yield Reason(stop.gate, text, key, stop.since, stop.until)
+        if stop is None and (taught := summary(level.facts.learnt, now.timestamp())) is not None:
+            yield Reason("learnt", f"{key} is asked no faster than {learnt_limit(taught, now)}.", key)
+        if stop is None and level.facts.breaker.state != "closed":
+            text = f"The circuit of {key} is due for a probe: the next job to start there is the one."
+            yield Reason("probe", text, key, level.facts.breaker.opened_at)
+
+
+def _gate_text(  # noqa: C901, PLR0911 - one sentence a gate
+    stop: Stop, level: Level, error: LastError | None, now: datetime
+) -> str:
+    key = stop.resource
+    since = f" since {when(stop.since, now)}" if stop.since else ""
+    end = when(stop.until, now) if stop.until else ""
+    match stop.gate:
+        case "pause":
+            reason = f" ({brief(stop.code)})" if stop.code else ""
+            end = end or f"somebody runs `resilient resources resume {key}`"
+            return f"{key} is paused{reason}{since}, until {end}."
+        case "auth":
+            remedy = _REMEDIES.get(stop.code or "", "its account must be connected again")
+            remedy = remedy.replace("{key}", key).replace("{provider}", key.partition("/")[0])
+            return f"{key} lacks valid credentials ({stop.code}){since}: {remedy}."
+        case "cooldown":
+            if stop.code == REFRESHING:
+                return f"The token of {key} is being refreshed{since}: its jobs go on with it, or are tried at {end}."
+            if stop.code == SLOW_START:
+                running = counted(level.running, "job runs", "jobs run")
+                return f"{key} may be asked again{since}: its load comes back as it is answered, {running} now."
+            code = f" ({stop.code})" if stop.code else ""
+            return f"{key} was told to slow down{code}{since} and rests until {end}."
+        case "limit":
+            taught = summary(level.facts.learnt, now.timestamp())
+            if stop.code == SLOWER and taught is not None:
+                return f"{key} is asked no faster than {learnt_limit(taught, now)}; the next request may go at {end}."
+            return f"Limit {stop.code} of {key} is used up until {end}."
+        case "concurrency":
+            cap = counted(level.policy.concurrency or 0, "job")
+            taught = summary(level.facts.learnt, now.timestamp())
+            if taught is not None and taught["at_once"] == level.policy.concurrency:
+                return f"{key} takes {learnt_limit(taught, now)}, and {level.running:,} run."
+            return f"{key} lets {cap} run at once and {level.running:,} do: it goes on when one of them ends."
+        case "breaker":
+            text = _breaker_text(stop, level, since, end)
+            if error is None or stop.code == "ramp":
+                return text
+            at = f" at {when(error.at, now)}" if error.at else ""
+            return f"{text} Last error{at}: {error_line(error.kind, error.code, error.message)}"
+
+
+def _budget(stop: Stop, level: Level, now: datetime, priority: int) -> str | None:
+    """The sentence about a window of which the provider says what is left; None if another limit stops it."""
+    kept, epoch = level.policy.kept_from(priority), now.timestamp()
+    for limit in dict.fromkeys((*level.policy.request_limits, *level.stated)):
+        name = limit.name
+        state = level.limits.get(name, FRESH)
+        if state.remaining is None or state.reset_at is None or state.reset_at <= epoch:
+            continue
+        is_kept = state.remaining >= 1 > state.remaining - kept * limit.rate
+        if stop.code != (RESERVED if is_kept else name) or not (is_kept or limit in level.stated):
+            continue
+        budget = name.partition("/")[2] if name.startswith("~") else name
+        rest = f"{state.remaining:,.0f} of {limit.rate:,.0f} requests left"
+        reset = when(datetime.fromtimestamp(state.reset_at, UTC), now)
+        text = f"{stop.resource} has {rest} until {reset}, as its answers say ({budget})"
+        if is_kept:
+            above = min(least for least, _ in level.policy.reserve if least > priority)
+            return f"{text}: they are kept for jobs of priority {above} and above."
+        if state.remaining < 1:
+            return f"{text}."
+        if level.policy.pace == "even" and state.remaining - level.running >= 1:
+            end = when(stop.until, now) if stop.until else reset
+            return f"{text}: they are spread evenly, and the next may go at {end}."
+        return f"{text}, and {counted(level.running, 'job runs', 'jobs run')}: it goes on as those end."
+    return None
+
+
+_REMEDIES: Final = {
+    NOT_CONNECTED: "it was never connected: `resilient connect {provider} {key}` or `resilient connections add {key}`",
+    UNREADABLE: (
+        "its secrets are encrypted with a key that its workers lack: give them all keys in RESILIENT_SECRETS; or its"
+        " connection was changed in the database: the workers' log says so, and `resilient connect {provider} {key}`"
+        " mends it"
+    ),
+    APP_REFUSED: "the provider refuses the application, check its client_id and client_secret",
+    SUSPECT_AUTH: (
+        "the provider calls too many accounts dead at once; a probe decides, or `resilient connections release` or"
+        " `confirm`"
+    ),
+}
+
+
+def _breaker_text(stop: Stop, level: Level, since: str, end: str) -> str:
+    key = stop.resource
+    if stop.code == "isolated":
+        end = end or f"somebody runs `resilient resources close {key}`"
+        reason = f" ({brief(level.facts.paused_reason)})" if level.facts.paused_reason else ""
+        return f"The circuit of {key} was opened by hand{reason}{since}, until {end}."
+    if stop.code == "probing":
+        return f"The circuit of {key} is open{since}; a probe is under way, decided by {end}."
+    if stop.code == "ramp":
+        running = counted(level.running, "job runs", "jobs run")
+        return f"{key} works again{since}: its load comes back step by step, {running} now."
+    return f"The circuit of {key} is open{since}; the next probe is at {end}."
+
+
+# -- line, turn, workers ------------------------------------------------------------------------------------
+
+
+def line(path: Path, ahead: Count | None, now: datetime, *, stopped: bool) -> Iterator[Reason]:
+    """The place in line, and whether the line moves."""
+    key, turn = path.key, path.turn
+    if ahead:
+        before, all_ = counted(ahead, "job is", "jobs are"), counted(path.waiting.get(key, ahead), "job")
+        yield Reason("line", f"{before} ahead of it in the line of {key}; {all_} wait there.", key)
+    elif ahead is not None:
+        yield Reason("first", f"It is the next one of {key}.", key)
+    if turn is None:
+        text = f"{key} has no turn: a worker claims there right now, or housekeeping repairs it in a minute."
+        yield Reason("no_turn", text, key)
+    elif turn.parked_on is not None and not stopped and turn.recheck_at is not None:
+        again = when(turn.recheck_at, now)
+        text = f"{key} was stopped by {turn.parked_on} and is looked at again by {again}."
+        yield Reason("parked", text, turn.parked_on, until=turn.recheck_at)
+
+
+def stuck(path: Path) -> Iterator[Reason]:
+    """Handlers of the key that do not end: a worker with many of them leaves the rest of it to others."""
+    for id_, number in sorted(path.stuck.items()):
+        slots = next((one.concurrency for one in path.workers if one.id == id_), None)
+        if slots is None:
+            continue
+        most = share_of_key(max(LEAST_STUCK, slots))
+        jobs = counted(number, "job", "jobs")
+        text = (
+            f"{jobs} of {path.key} should have ended and {'do' if number > 1 else 'does'} not, on worker {id_}: with"
+            f" {most} such handlers of one key there, it runs nothing more of it until they end or it is restarted."
+        )
+        yield Reason("stuck_handlers", text, path.key)
+
+
+def workers(path: Path, kind: str | None, *, is_declared: bool | None = None) -> Iterator[Reason]:
+    """Whether anybody is there to run it."""
+    active = [worker for worker in path.workers if not worker.stopping]
+    able = [worker for worker in active if kind is None or kind in worker.kinds]
+    if not active:
+        yield Reason("no_worker", "No worker is running: start one with `resilient worker`.")
+    elif not able:
+        have = counted(len(active), "worker runs", "workers run")
+        text = f"{have}, but none has a handler for kind {kind!r}: deploy one that has."
+        yield Reason("unknown_kind", text)
+    elif all(worker.running >= worker.concurrency for worker in able):
+        slots = sum(worker.concurrency for worker in able)
+        text = f"Every slot that could take it is busy ({slots:,} on {counted(len(able), 'worker')})."
+        yield Reason("busy", text)
+    if is_declared is False and able:
+        yield Reason("not_declared", f"This program itself has no handler for kind {kind!r}.")
+
+
+# -- blocked ----------------------------------------------------------------------------------------------------------
+#
+# What a blocked job waits for, in words: its turn in an ordering key, other jobs, or both.
+
+MOST_NAMED: Final = 5  # blockers that are named one by one
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """Another job that this one waits for. ``state`` None: it does not exist (any more)."""
+
+    id: UUID
+    kind: str | None
+    state: JobState | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What is before it. ``head``: whose turn it is; ``ahead``: how many wait between; ``behind``: after it."""
+
+    blockers: Sequence[JobSeen] = ()
+    more: int = 0  # blockers beside those
+    head: JobSeen | None = None
+    ahead: Count | None = None
+    behind: Count | None = None
+
+
+def of_blocked(job: JobInfo, waits: Waits) -> Iterator[Reason]:
+    """One sentence for each thing a blocked job waits for; and for a dead one, whom it keeps waiting."""
+    if job.state == JobState.DEAD:
+        if job.ordering_policy == "block" and waits.behind:
+            text = (
+                f"It keeps {counted(waits.behind, 'job')} of ordering key {job.ordering_key!r} waiting: retry it, or"
+                f" give it up with `resilient dead discard {job.id}`."
+            )
+            yield Reason("holds_order", text)
+        return
+    if waits.head is not None and waits.head.id != job.id:
+        yield _turn(job, waits.head, waits.ahead)
+    for one in waits.blockers:
+        yield _blocker(one)
+    if waits.more:
+        yield Reason("blockers", f"It waits for {counted(waits.more, 'other job')} beside these.")
+
+
+def _turn(job: JobInfo, head: JobSeen, ahead: Count | None) -> Reason:
+    line = f"ordering key {job.ordering_key!r} of {job.resource_key}"
+    between = f", with {counted(ahead, 'job')} between" if ahead else ""
+    if head.state == JobState.DEAD:
+        text = (
+            f"It waits for its turn in {line}, which job {head.id} ({head.kind}) holds up since it is dead{between}:"
+            f" `resilient jobs retry {head.id}` or `resilient dead discard {head.id}` lets it go on."
+        )
+        if head.error:
+            text += f" Its error: {brief(head.error)}"
+        return Reason("order_dead", text)
+    return Reason("order", f"It waits for its turn in {line}, after job {head.id} ({_named(head)}){between}.")
+
+
+def _named(one: JobSeen) -> str:
+    return f"{one.kind}, {one.state}" if one.state else "deleted"
+
+
+def _blocker(one: JobSeen) -> Reason:
+    if one.state in (JobState.DEAD, JobState.CANCELLED):
+        what = "is dead" if one.state == JobState.DEAD else "was cancelled"
+        retry = f"`resilient jobs retry {one.id}`"
+        text = f"It waits for job {one.id} ({one.kind}), which {what}: {retry}, or cancel this one."
+        return Reason(f"blocker_{one.state}", text)
+    return Reason("blocker", f"It waits for job {one.id} ({_named(one)}).")
+
+
+# -- the answers ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The answer.
+
+    ``state``: the job's, or of a resource ``open`` or ``stopped``. ``waiting``: ready jobs there.
+    """
+
+    subject: str
+    state: str
+    until: datetime | None
+    waiting: Count
+    reasons: tuple[Reason, ...]
+
+    @property
+    def text(self) -> str:
+        """One readable sentence each line."""
+        return "\n".join(reason.text for reason in self.reasons)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer for programs; keys are stable."""
+        return {
+            "subject": self.subject,
+            "state": self.state,
+            "until": plain(self.until),
+            "waiting": int(self.waiting),
+            "waiting_is_more": self.waiting.more,
+            "reasons": [plain(reason) for reason in self.reasons],
+        }
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def why_job(
+    job: JobInfo,
+    path: Path,
+    now: datetime,
+    *,
+    ahead: Count | None = None,
+    is_declared: bool | None = None,
+    waits: Waits | None = None,
+) -> Why:
+    """Why ``job`` stands where it stands.
+
+    ``ahead``: jobs before it in line; ``is_declared``: whether this program has a handler of its kind; ``waits``: which
+    jobs it waits for.
+    """
+    waiting = path.waiting.get(job.resource_key, Count(0))
+    reasons = list(of_state(job, path, now))
+    if waits is not None:
+        reasons += of_blocked(job, waits)
+    if job.state in (JobState.READY, JobState.SCHEDULED):
+        stopped_by = list(gates(path, now, job.priority))
+        reasons += stopped_by
+        if job.state == JobState.READY:
+            reasons += line(path, ahead, now, stopped=bool(stopped_by))
+        reasons += stuck(path)
+        reasons += workers(path, job.kind, is_declared=is_declared)
+        if job.expires_at is not None:
+            text = f"It expires at {when(job.expires_at, now)} if it has not started by then."
+            reasons.append(Reason("expires", text, until=job.expires_at))
+        if all(reason.code in _HARMLESS for reason in reasons):
+            reasons.append(Reason("soon", "Nothing stops it: a worker should start it within moments."))
+    return Why(str(job.id), job.state.value, _latest(reasons, now), waiting, tuple(reasons))
+
+
+def why_resource(path: Path, now: datetime, *, example: UUID | None = None) -> Why:
+    """Why the jobs of a resource do not run. ``example``: one that waits."""
+    key, waiting = path.key, path.waiting.get(path.key, Count(0))
+    stopped_by = list(gates(path, now))
+    reasons = list(stopped_by)
+    if not stopped_by:
+        reasons.append(Reason("open", f"Nothing stops {key}.", key))
+    first = f", for example {example}" if example is not None else ""
+    waits = f"{counted(waiting, 'job is', 'jobs are')} ready at or below {key}{first}."
+    reasons.append(Reason("waiting", waits, key))
+    reasons += stuck(path)
+    if waiting:
+        reasons += workers(path, None)
+    state = "stopped" if stopped_by else "open"
+    return Why(key, state, _latest(reasons, now), waiting, tuple(reasons))
+
+
+_HARMLESS: Final = frozenset({"ready", "first", "last_error", "expires", "due", "cancel_requested", "learnt"})
+_GATES: Final = frozenset({"breaker", "cooldown", "pause", "auth", "limit", "concurrency", "scheduled"})
+
+
+def _latest(reasons: Sequence[Reason], now: datetime) -> datetime | None:
+    """When the last of the known stops ends; None if one of them has no known end."""
+    stops = [reason for reason in reasons if reason.code in _GATES]
+    if any(reason.until is None for reason in stops):
+        return None
+    return max((r.until for r in stops if r.until is not None and r.until > now), default=None)

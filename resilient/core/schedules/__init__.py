@@ -1,0 +1,6 @@
+"""When recurring jobs tick.
+
+May use: `base`, `jobs`.
+
+Begin with: `schedule.py`; `cron.py`.
+"""

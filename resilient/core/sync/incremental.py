@@ -1,0 +1,162 @@
+"""How a provider lists what changed since the last pass: facts about its cursors.
+
+A cursor either comes from the provider (a token, a link) or is made of the records (the newest time stamp). With a
+cursor that is made of records, passes must overlap: otherwise one of two records of a second (or of a minute, if the
+provider counts in minutes) is lost between them. Most ways do not show deletions; `deletions` says so, because a sync
+that does not know it keeps records that are gone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+from resilient.core.base.body import pick
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.misfit import check_braces, check_number, check_paths, check_word, explained_class
+
+# -- positions --------------------------------------------------------------------------------------------------------
+#
+# Positions in a stream as its records write them: times and numbers, compared and moved, in their own spelling.
+
+_MILLISECONDS: Final = 1e11  # numbers from here on are milliseconds, not seconds
+_MILLI: Final = 3  # digits
+
+
+def instant(value: str | None) -> float | None:
+    """Epoch seconds of a time as records write it: ISO 8601, seconds or milliseconds; None if it is neither."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None if (time := _iso(value)) is None else time.timestamp()
+    if not math.isfinite(number):
+        return None
+    return number / 1000 if abs(number) >= _MILLISECONDS else number
+
+
+def shifted(value: str, seconds: float) -> str:
+    """The time ``seconds`` later, in the spelling of ``value``; a ``value`` that is no time is returned as it is."""
+    if (at := instant(value)) is None:
+        return value
+    if (time := _iso(value)) is None:
+        if "." in value:
+            return f"{at + seconds:.6f}"
+        return str(math.floor((at + seconds) * 1000 if abs(float(value)) >= _MILLISECONDS else at + seconds))
+    moved = time + timedelta(seconds=seconds)
+    if "T" not in value and " " not in value.strip():
+        return moved.date().isoformat()
+    digits = len(_fraction(value))
+    fraction = "microseconds" if digits > _MILLI else "milliseconds" if digits else "seconds"
+    text = moved.replace(tzinfo=None).isoformat(sep="T" if "T" in value else " ", timespec=fraction)
+    return text + _zone(value)
+
+
+def _iso(value: str) -> datetime | None:
+    if value.isdigit():
+        return None  # a number, although ISO's basic form writes dates like this, too
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _fraction(value: str) -> str:
+    _, _, rest = value.partition(".")
+    return rest[: next((i for i, c in enumerate(rest) if not c.isdigit()), len(rest))]
+
+
+def _zone(value: str) -> str:
+    """How the time zone is spelled: ``Z``, ``+01:00``, ``+0100`` or not at all."""
+    _, _, clock = value.replace(" ", "T").partition("T")
+    at = next((i for i, c in enumerate(clock) if c in "Zz+-"), len(clock))
+    return clock[at:]
+
+
+def later(value: str | None, other: str | None) -> bool:
+    """Whether ``value`` comes after ``other``: as times or numbers where both are, else as text."""
+    if value is None or other is None:
+        return value is not None
+    here, there = instant(value), instant(other)
+    return here > there if here is not None and there is not None else value > other
+
+
+# -- incremental ------------------------------------------------------------------------------------------------------
+
+Style = Literal["filter", "token", "link", "key", "conditional"]
+Source = Literal["last_page", "every_page", "before_pass", "items"]
+Deletions = Literal["never", "marked", "separate", "webhook"]
+
+
+@explained_class
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incremental:
+    """One way to ask for changes.
+
+    ``style``: ``filter`` (changed since a time), ``token`` and ``link`` (the provider's own cursor), ``key``
+    (ids after the last one), ``conditional`` (a header; unchanged gives 304). ``query``, ``body``,
+    ``header``: where the cursor is sent; ``form``: how, as ``updated >= "{cursor}"``. ``cursor``: the path
+    where it is read; ``source``: when: on the last page, on each, from the items, or, where the answer has
+    none, by a request ``before_pass``. ``field``: the item's field that a filter compares.
+
+    ``precision``: seconds the provider counts in, so that far back the next pass begins. ``life``: seconds
+    after which a cursor may be refused. ``deletions``: ``marked`` in the feed, to be read ``separate``ly, told by
+    ``webhook`` only, or ``never``. ``deleted``: the field that marks them, or ``field=value``, with ``*`` in the
+    value. ``deleted_key``: the paths, separated by a space, of the keys of what is gone, where the record only tells
+    of it, as an event does. Raises `InvalidInput`.
+    """
+
+    style: Style
+    query: str = ""
+    body: str = ""
+    header: str = ""
+    form: str = "{cursor}"
+    cursor: str = ""
+    source: Source = "items"
+    field: str = ""
+    precision: float = 1.0
+    life: float | None = None
+    deletions: Deletions = "never"
+    deleted: str = ""
+    deleted_key: str = ""
+
+    def __post_init__(self) -> None:
+        check_word("Incremental", "style", self.style, Style)
+        check_word("Incremental", "source", self.source, Source)
+        check_word("Incremental", "deletions", self.deletions, Deletions)
+        check_number("Incremental", "precision", self.precision, above=False)
+        check_number("Incremental", "life", self.life)
+        check_braces("Incremental", "form", self.form, ("cursor",))
+        check_paths("Incremental", self, "cursor")
+        made = self.style in ("filter", "key")
+        if made and not self.field:
+            raise InvalidInput(f"Incremental(style={self.style!r}) needs field=, which its cursor is made of")
+        if not made and self.style != "conditional" and not self.cursor:
+            raise InvalidInput(f"Incremental(style={self.style!r}) needs cursor=, where its cursor is read")
+        places = [name for name in ("query", "body", "header") if getattr(self, name)]
+        if len(places) > 1 or (not places and self.style in ("filter", "token", "key", "conditional")):
+            raise InvalidInput(
+                f"Incremental(style={self.style!r}): say where its cursor is sent with one of query=, body=, header=,"
+                f" not with {' and '.join(places) or 'none'}"
+            )
+        if made and self.source != "items":
+            raise InvalidInput(
+                f"Incremental(style={self.style!r}, source={self.source!r}): its cursor is made of the 'items'"
+            )
+        if self.style in ("token", "link") and self.source == "items":
+            raise InvalidInput(
+                f"Incremental(style={self.style!r}): say source='last_page', 'every_page' or 'before_pass', for its"
+                " cursor is told, not made of the items"
+            )
+        if "{cursor}" not in self.form:
+            raise InvalidInput(f"Incremental(form={self.form!r}) has no place for the {{cursor}}")
+        if (self.deleted or self.deleted_key) and self.deletions != "marked":
+            raise InvalidInput(f"Incremental(deletions={self.deletions!r}): deleted= is for deletions='marked'")
+        for path in self.deleted_key.split():
+            pick(None, path)  # raises for what is no path
+        if self.deletions == "marked" and not self.deleted:
+            raise InvalidInput("Incremental(deletions='marked') needs deleted=, the field that marks them")

@@ -1,0 +1,357 @@
+"""Where a sync stream stands, as a state machine: full pass, incremental passes, reset.
+
+    cursor = begin(cursor, now, rules)          the pass under way, or the next one; each has a number of its own
+    news, cursor = take(cursor, ...)            one answer: its records, and the cursor behind it
+    cursor = restart(cursor, why)               the provider refused the cursor, or the pages go round: a full pass
+
+A cursor is saved with its page's rows, so what is in the database is what the cursor says. Rules:
+
+- nothing is lost at the border: an incremental pass begins at the newest record of the last one, the border
+  included, the provider's precision further back, and never after the time at which the last pass began (a
+  record may change behind a pass that takes long). What comes twice is known by its hash and dropped;
+- a stream without a cursor for the next pass starts a full one: never a pass that reads nothing;
+- records that are gone may be deleted only after a full pass that ended, and saw the key of each record.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from resilient.core.base.body import pick
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.instants import http_date
+from resilient.core.sync.incremental import instant, later, shifted
+from resilient.core.sync.paging import Loop, PageRead, PageRequest, cursor_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from resilient.core.base.exchange import AnswerFacts
+    from resilient.core.sync.incremental import Incremental
+
+EDGE: Final = 500  # hashes of the border's records that are kept; beyond them a record comes twice
+RESETS: Final = 5  # passes in a row that may begin anew before somebody must look
+_OUR_CLOCK: Final = 300.0  # seconds by which our clock may be ahead of a provider that does not tell its own
+Edge = tuple[tuple[str, float], ...]  # hash and instant of records at the border
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a stream says about its passes. ``overlap``, ``full_every`` and ``expected`` in seconds."""
+
+    key: str = "id"
+    incremental: Incremental | None = None
+    overlap: float = 0.0
+    full_every: float | None = None
+    expected: float | None = None
+    deleted: str = ""
+    deleted_key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Where a stream stands. ``next`` is the page to ask for; None: no pass is under way.
+
+    ``since``: where the next incremental pass begins; None: the next pass is a full one. ``provider_cursor`` (the one
+    that the provider named for the next pass), ``newest``, ``began`` and ``fresh`` belong to the pass under way.
+    ``full_pass``: the number of the last full pass that ended. ``nameless``: rejected records without a readable key,
+    in this pass.
+    """
+
+    version: int = 0  # of its row; 0: it has none
+    pass_id: int = 0
+    full: bool = True
+    next: PageRequest | None = None
+    since: str | None = None
+    provider_cursor: str | None = None
+    newest: str | None = None
+    began: float | None = None
+    edge: Edge = ()
+    fresh: Edge = ()
+    loop: Loop = Loop()  # noqa: RUF009 - immutable
+    resets: int = 0
+    nameless: int = 0
+    full_pass: int = 0
+    full_nameless: int = 0
+    swept_pass: int = 0
+    pages: int = 0
+    records: int = 0
+    rejected: int = 0
+    full_at: datetime | None = None
+    completed_at: datetime | None = None
+    error: str | None = None
+    expected: float | None = None  # seconds within which a pass shall end
+
+    @property
+    def may_sweep(self) -> bool:
+        """Whether what the last full pass did not see is gone: it ended, saw every key, and none is under way."""
+        return (
+            self.full_pass > self.swept_pass
+            and self.full_nameless == 0
+            and not (self.full and self.next is not None)
+            and self.resets == 0
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads; only what is not a column of its own."""
+        values = asdict(self)
+        doc = {key: values[name] for name, key in _STORED.items()}
+        doc["next"] = None if self.next is None else self.next.to_json()
+        doc["loop"] = list(self.loop)
+        return {name: value for name, value in doc.items() if value not in (None, (), 0)}
+
+    @classmethod
+    def from_json(cls, doc: Any, **columns: Any) -> Cursor:
+        """Read what `to_json` wrote. Raises `InvalidInput`."""
+        if not isinstance(doc, dict):
+            raise InvalidInput("the stored cursor is none: reset the stream, so that it starts a full pass")
+        fields = {name: doc[key] for name, key in _STORED.items() if key in doc}
+        fields["next"] = None if doc.get("next") is None else PageRequest.from_json(doc["next"])
+        fields["loop"] = Loop(*doc.get("loop", ()))
+        for name in ("edge", "fresh"):
+            fields[name] = tuple((str(h), float(at)) for h, at in doc.get(name, ()))
+        return cls(**fields, **columns)
+
+
+_STORED: Final = {  # field to its key in the stored document
+    "next": "next", "since": "since", "provider_cursor": "told", "newest": "newest", "began": "began", "edge": "edge",
+    "fresh": "fresh", "loop": "loop", "resets": "resets", "nameless": "nameless", "full_nameless": "full_nameless",
+}  # fmt: skip
+
+
+class Record(NamedTuple):
+    """One record as it came. ``key``: None if it cannot be read.
+
+    ``gone``: it is a deletion and nothing else. ``deleted``: the keys of what it says is gone.
+    """
+
+    raw: Any
+    key: str | None
+    gone: bool
+    deleted: tuple[str, ...] = ()
+
+
+class CursorInfo(NamedTuple):
+    """One stream of one resource, for people."""
+
+    resource_key: str
+    stream: str
+    part: str
+    cursor: Cursor
+    updated_at: datetime
+
+    @property
+    def doing(self) -> str:
+        """What the stream is doing: a full pass, an incremental one, or neither."""
+        if self.cursor.next is not None:
+            return "full pass" if self.cursor.full else "changes"
+        return "up to date" if self.cursor.completed_at is not None and self.cursor.error is None else "to be read anew"
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; never the cursor itself, which may name customers' data."""
+        c = self.cursor
+        return {
+            "resource_key": self.resource_key, "stream": self.stream, "part": self.part, "doing": self.doing,
+            "pass_id": c.pass_id, "full": c.full, "full_pass": c.full_pass, "may_sweep": c.may_sweep,
+            "pages": c.pages, "records": c.records, "rejected": c.rejected, "error": c.error,
+            "full_at": None if c.full_at is None else c.full_at.isoformat(),
+            "completed_at": None if c.completed_at is None else c.completed_at.isoformat(),
+            "updated_at": self.updated_at.isoformat(),
+        }  # fmt: skip
+
+
+def begin(cursor: Cursor, now: datetime, rules: Rules) -> Cursor:
+    """The pass under way, or the next one with nothing read; its first request is the caller's to set."""
+    if cursor.next is not None:
+        return replace(cursor, expected=rules.expected)
+    return replace(
+        cursor, expected=rules.expected,
+        pass_id=cursor.pass_id + 1, full=_wants_full(cursor, now, rules), provider_cursor=None, newest=None, began=None,
+        fresh=(), loop=Loop(), nameless=0, pages=0, records=0, rejected=0,
+    )  # fmt: skip
+
+
+def _wants_full(cursor: Cursor, now: datetime, rules: Rules) -> bool:
+    if rules.incremental is None or cursor.since is None:
+        return True
+    if rules.full_every is not None and (cursor.full_at is None or _age(cursor.full_at, now) >= rules.full_every):
+        return True
+    life = rules.incremental.life
+    return life is not None and (cursor.completed_at is None or _age(cursor.completed_at, now) >= life)
+
+
+def _age(then: datetime, now: datetime) -> float:
+    return (now - then).total_seconds()
+
+
+def asked_since(cursor: Cursor, rules: Rules) -> str:
+    """The cursor that an incremental pass sends: one made of a time goes back by the overlap."""
+    since = cursor.since or ""
+    if rules.incremental is None or rules.incremental.style != "filter":
+        return since
+    return shifted(since, -rules.overlap) if rules.overlap else since
+
+
+def take(
+    cursor: Cursor, request: PageRequest, answer: AnswerFacts, read: PageRead, rules: Rules, now: datetime
+) -> tuple[list[Record], Cursor]:
+    """The new records of one answer, and the cursor behind it.
+
+    ``read`` is what the paginator read. Raises `PagingError` if the pages go round.
+    """
+    cursor = replace(cursor, loop=cursor.loop.step(request, read), began=cursor.began or _clock_of(answer, now))
+    digests = set() if cursor.full else {digest for digest, _ in cursor.edge}
+    records: list[Record] = []
+    for raw in read.items:
+        digest = _digest(raw)
+        cursor = _measured(cursor, raw, digest, rules)
+        if digest not in digests:
+            digests.add(digest)
+            records.append(_record(raw, rules))
+    provider_cursor = _provider_cursor(answer, read, rules)
+    cursor = replace(
+        cursor,
+        next=read.next,
+        provider_cursor=provider_cursor or cursor.provider_cursor,
+        pages=cursor.pages + 1,
+        records=cursor.records + len(records),
+    )
+    return records, cursor if cursor.next is not None else _ended(cursor, rules, now)
+
+
+def refuse(cursor: Cursor, rejected: Iterable[str | None]) -> Cursor:
+    """The cursor after some records of the page were rejected; None stands for one without a readable key."""
+    keys = list(rejected)
+    nameless = cursor.nameless + keys.count(None)
+    cursor = replace(cursor, rejected=cursor.rejected + len(keys), nameless=nameless)
+    # The page may have been the pass's last one.
+    return replace(cursor, full_nameless=nameless) if cursor.full and cursor.full_pass == cursor.pass_id else cursor
+
+
+def unchanged(cursor: Cursor, now: datetime) -> Cursor:
+    """The provider says that nothing changed since the last pass (304)."""
+    return replace(cursor, next=None, pages=cursor.pages + 1, completed_at=now, error=None, resets=0)
+
+
+def restart(cursor: Cursor, why: str | None, *, refused: bool) -> Cursor:
+    """Forget where the stream stands: the next pass is a full one. ``refused``: by the provider."""
+    return replace(
+        cursor, full=True, next=None, since=None, provider_cursor=None, newest=None, began=None, edge=(), fresh=(),
+        loop=Loop(), resets=cursor.resets + 1 if refused else 0, error=why,
+    )  # fmt: skip
+
+
+def _ended(cursor: Cursor, rules: Rules, now: datetime) -> Cursor:
+    """The pass is over: where the next one begins."""
+    since = _next_since(cursor, rules)
+    edge: Edge = ()
+    if rules.incremental is not None and rules.incremental.style == "filter" and since is not None:
+        floor = (instant(since) or 0.0) - rules.overlap
+        kept = dict(cursor.fresh) if cursor.full else {**dict(cursor.edge), **dict(cursor.fresh)}
+        edge = tuple((digest, at) for digest, at in kept.items() if at >= floor)[-EDGE:]
+    if cursor.full:
+        cursor = replace(cursor, full_pass=cursor.pass_id, full_at=now, full_nameless=cursor.nameless)
+    return replace(
+        cursor, since=since, edge=edge, fresh=(), provider_cursor=None, newest=None, began=None, loop=Loop(), resets=0,
+        completed_at=now, error=None,
+    )  # fmt: skip
+
+
+def _next_since(cursor: Cursor, rules: Rules) -> str | None:
+    """The cursor of the next pass; an incremental pass that was told none keeps its own."""
+    before = None if cursor.full else cursor.since
+    incremental = rules.incremental
+    if incremental is None:
+        return None
+    if incremental.style == "key":
+        return cursor.newest if later(cursor.newest, before) else before
+    if incremental.style != "filter":
+        return cursor.provider_cursor or before
+    at = instant(cursor.newest)
+    if cursor.newest is None or at is None:
+        return before
+    # A record that was read early may have changed while the pass went on: not beyond the pass's beginning.
+    newest = cursor.newest if cursor.began is None or at <= cursor.began else shifted(cursor.newest, cursor.began - at)
+    return newest if later(newest, before) else before
+
+
+def _measured(cursor: Cursor, raw: Any, digest: str, rules: Rules) -> Cursor:
+    """The cursor with what this record tells about where the next pass begins."""
+    incremental = rules.incremental
+    if incremental is None or incremental.style not in ("filter", "key"):
+        return cursor
+    value = next((str(v) for v in pick(raw, incremental.field) if _measurable(v)), None)
+    if value is None:
+        return cursor
+    newest = value if later(value, cursor.newest) else cursor.newest
+    at = instant(value)
+    if incremental.style == "key" or at is None:
+        return replace(cursor, newest=newest)
+    top = instant(newest) or at
+    floor = min(top, cursor.began or top) - rules.overlap
+    if at < floor:
+        return replace(cursor, newest=newest)
+    fresh = (*cursor.fresh, (digest, at))
+    if len(fresh) > 2 * EDGE:
+        fresh = tuple(one for one in fresh if one[1] >= floor)[-EDGE:]
+    return replace(cursor, newest=newest, fresh=fresh)
+
+
+def _measurable(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != ""
+
+
+def _record(raw: Any, rules: Rules) -> Record:
+    key = next(iter(_keys(raw, rules.key)), None)
+    if not _is_gone(raw, rules.deleted):
+        return Record(raw, key, gone=False)
+    if rules.deleted_key:  # an event, which tells of other records
+        named = [name for path in rules.deleted_key.split() for name in _keys(raw, path)]
+        return Record(raw, key, gone=False, deleted=tuple(dict.fromkeys(named)))
+    return Record(raw, key, gone=True, deleted=() if key is None else (key,))
+
+
+def _keys(raw: Any, path: str) -> list[str]:
+    values = pick(raw, path)
+    every = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return [str(v) for v in every if isinstance(v, (str, int)) and not isinstance(v, bool) and v != ""]
+
+
+def _is_gone(raw: Any, marker: str) -> bool:
+    """Whether the record says that something was deleted: ``field`` has a value, or one that fits ``field=value``."""
+    if not marker:
+        return False
+    path, equals, value = marker.partition("=")
+    values = pick(raw, path)
+    return (
+        any(fnmatchcase(str(v), value) for v in values)
+        if equals
+        else any(v not in (None, False, "", [], {}) for v in values)
+    )
+
+
+def _provider_cursor(answer: AnswerFacts, read: PageRead, rules: Rules) -> str | None:
+    """The cursor for the next pass, where this answer tells one."""
+    incremental = rules.incremental
+    if incremental is None or incremental.source == "before_pass":
+        return read.resume
+    if incremental.style == "conditional":
+        return answer.headers.get("etag" if incremental.header.lower() == "if-none-match" else "last-modified")
+    if not incremental.cursor or incremental.source == "items" or (incremental.source == "last_page" and read.next):
+        return read.resume
+    return cursor_at(answer, incremental.cursor) or read.resume
+
+
+def _clock_of(answer: AnswerFacts, now: datetime) -> float:
+    """When the pass began, by the provider's clock if it tells it."""
+    at = http_date(answer.headers.get("date", ""), now)
+    return now.timestamp() - _OUR_CLOCK if at is None else at.timestamp()
+
+
+def _digest(raw: Any) -> str:
+    return sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest()[:16]

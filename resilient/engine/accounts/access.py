@@ -1,0 +1,298 @@
+"""The credentials of accounts, as this process has read them: from the connection's row, or from the app's own table.
+
+A row is read again after `MAX_AGE`. Until then this process may use a token that another process has replaced; the
+provider then refuses it. Decrypted secrets are in this process's memory only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from resilient.core.accounts.tokens import EMPTY, PROBED, USABLE, Credentials, GrantState
+from resilient.core.base.errors import ResourceStopped, SetupError
+from resilient.core.base.frames import frameless
+from resilient.core.base.loggers import logger
+from resilient.core.provider.placeholders import names_in
+from resilient.engine.accounts import seals
+from resilient.engine.accounts.token_endpoints import token_key
+from resilient.engine.ground.foreign import called
+from resilient.store.accounts import connections, grants
+from resilient.store.accounts.secrets import VARIABLE, key_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import Connection
+
+    from resilient.core.provider.auth import OAuth2
+    from resilient.core.provider.facts import Provider
+    from resilient.engine.ground.ground import Ground
+    from resilient.store.accounts.connections import Bound
+    from resilient.store.accounts.grants import Grant
+    from resilient.store.accounts.secrets import KeyRing
+    from resilient.store.db.dialect import Dialect
+
+log = logger("grants")
+MAX_AGE: Final = 2.0  # seconds for which credentials are used without reading them again
+MOST: Final = 10_000  # accounts that are remembered; beyond that all are read again
+TABLE: Final = "resilient_grant"
+
+
+class CredentialStore(Protocol):
+    """An app's own table of tokens; ``Resilient(credentials=...)``."""
+
+    async def load(self, resource_key: str) -> Credentials | None:
+        """The account's credentials as they are now; None if there are none."""
+
+    async def save(self, resource_key: str, expected_version: int, credentials: Credentials) -> bool:
+        """Commit them if the stored version is still the expected one; returns whether it was."""
+
+
+class SyncCredentialStore(Protocol):
+    """`CredentialStore` in plain functions: they are run in threads, several at once for several accounts."""
+
+    def load(self, resource_key: str) -> Credentials | None:
+        """The account's credentials as they are now; None if there are none."""
+
+    def save(self, resource_key: str, expected_version: int, credentials: Credentials) -> bool:
+        """Commit them if the stored version is still the expected one; returns whether it was."""
+
+
+def in_threads(store: CredentialStore | SyncCredentialStore) -> CredentialStore:
+    """A store whose plain functions run in threads. Raises `SetupError` for a store without ``load`` or ``save``."""
+    if not (callable(getattr(store, "load", None)) and callable(getattr(store, "save", None))):
+        raise SetupError(f"credentials={store!r} needs load() and save(): see resilient.CredentialStore")
+    return _Foreign(store)
+
+
+class _Foreign:
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    async def load(self, resource_key: str) -> Credentials | None:
+        return cast("Credentials | None", await called(self._store.load, resource_key))
+
+    async def save(self, resource_key: str, expected_version: int, credentials: Credentials) -> bool:
+        return cast("bool", await called(self._store.save, resource_key, expected_version, credentials))
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What one account's requests carry; its ``repr`` shows no secret.
+
+    ``headers`` are all of them: ``own_headers``, the account's, and ``secret_headers``, its credentials. ``params`` are
+    those of the URL. ``base_url``: where the account's API is, "" as long as that is unknown. ``values`` fill the
+    provider's placeholders. ``version`` counts the changes. ``grant`` identifies the grant: a refresh keeps it, a new
+    consent changes it.
+    """
+
+    headers: Mapping[str, str] = field(repr=False)
+    token: str = field(repr=False)
+    expires_at: datetime | None
+    version: int
+    values: Mapping[str, str] = field(repr=False)
+    params: Mapping[str, str] = field(default_factory=lambda: EMPTY, repr=False)
+    base_url: str = ""
+    own_headers: Mapping[str, str] = field(default_factory=lambda: EMPTY, repr=False)
+    secret_headers: Mapping[str, str] = field(default_factory=lambda: EMPTY, repr=False)
+    grant: str = field(default="", repr=False)
+
+
+@dataclass(slots=True)
+class Account:
+    """A connection with its credentials decrypted."""
+
+    bound: Bound
+    credentials: Credentials
+    provider: Provider
+    access: Access
+    endpoint: str = ""  # the resource that its token endpoint is
+
+    @property
+    def oauth(self) -> OAuth2 | None:
+        """The OAuth facts by which it is refreshed; None if it cannot be."""
+        return self.provider.oauth if self.bound.grant.kind == "oauth2" else None
+
+
+class Accounts:
+    """The accounts of one app, as far as this process has used them."""
+
+    def __init__(self, ground: Ground, ring: KeyRing, store: CredentialStore | None) -> None:
+        self._ground, self.ring, self.store = ground, ring, store
+        self._accounts: dict[str, Account | None] = {}
+        self._looked: dict[str, float] = {}
+        self._ahead = timedelta()  # the database's clock less this host's
+
+    def now(self) -> datetime:
+        """The database's time: this host's clock, corrected by the difference at the last read."""
+        return self._ground.now() + self._ahead
+
+    def forget(self, key: str | None = None) -> None:
+        """Read the credentials again before their next use: of one account, or of all."""
+        if key is None:
+            self._looked.clear()
+        self._looked.pop(key or "", None)
+
+    def peek(self, key: str) -> Account | None:
+        """An account as it was last read here; None if it never was, or has no connection."""
+        return self._accounts.get(key)
+
+    async def load_usable(self, key: str) -> Account | None:
+        """An account whose grant can be used; None without a connection. Raises `ResourceStopped` for other grants."""
+        account = await self.load(key)
+        if account is not None and (state := account.bound.grant.state) not in USABLE:
+            raise ResourceStopped(account.provider.name if state is GrantState.SUSPECT else key, "auth")
+        return account
+
+    @frameless
+    async def load(self, key: str) -> Account | None:
+        """An account, whatever its grant's state; None without a connection."""
+        at = time.monotonic()
+        account = self._accounts.get(key)
+        if at - self._looked.get(key, -1e9) > MAX_AGE:
+            account = await self._read(key)
+            if len(self._accounts) >= MOST and key not in self._accounts:
+                self._accounts.clear()
+                self._looked.clear()
+            self._accounts[key], self._looked[key] = account, at
+        return account
+
+    async def _read(self, key: str) -> Account | None:
+        bound, now = await self._run(_find, key)
+        self._ahead = now - self._ground.now()
+        external = bound is not None and bound.grant.secrets is None and bound.grant.state in PROBED
+        if (bound is None or external) and self.store is not None:
+            return await self._read_from_app(key, bound)
+        if bound is None:
+            return None
+        credentials = self.decrypt(bound.grant)
+        if bound.grant.state in PROBED:
+            seals.require(self.ring, bound, credentials)
+        return self._account_of(bound, credentials)
+
+    async def _read_from_app(self, key: str, bound: Bound | None) -> Account | None:
+        """An account of the app's own table; its row, for lease and state, is inserted when it is first used."""
+        assert self.store is not None  # noqa: S101 - the caller looked
+        credentials = await self.store.load(key)
+        if credentials is None:
+            return None
+        if bound is None:
+            refreshes = self._provider(key).oauth is not None and bool(credentials.refresh_token)
+            bound = await self._ground.database.transaction(adopt, key, refreshes=refreshes)
+        seals.require(self.ring, bound, credentials)
+        return self._account_of(bound, credentials)
+
+    def _account_of(self, bound: Bound, credentials: Credentials) -> Account:
+        provider = self._provider(bound.resource_key)
+        facts = provider.oauth
+        values = {**credentials.values, **bound.details}
+        if bound.grant.kind == "oauth2" and _names(provider.oauth):
+            provider = provider.filled(**values)
+        secret, params = carried(provider, bound.grant.kind, credentials)
+        own = provider.headers_for(values)
+        access = Access(
+            headers={**own, **secret}, token=credentials.token,
+            expires_at=credentials.expires_at, version=credentials.version, values=values, params=params,
+            base_url=provider.base_url_for(values), own_headers=own, secret_headers=secret,
+            grant=f"{bound.grant.id} {bound.grant.authorised_at}",
+        )  # fmt: skip
+        endpoint = token_key(provider.name, facts, provider.oauth)
+        return Account(bound, credentials, provider, access, endpoint)
+
+    def _provider(self, key: str) -> Provider:
+        name = key.partition("/")[0]
+        provider = self._ground.providers.get(name)
+        if provider is None:
+            raise SetupError(f"{key} has a connection, but no provider {name!r} is listed: Resilient(providers=[...])")
+        return provider
+
+    @frameless
+    def decrypt(self, grant: Grant) -> Credentials:
+        """A grant's credentials. Raises `SetupError` without the key of its secrets."""
+        if grant.secrets is None:
+            return Credentials(version=grant.version)
+        doc = json.loads(self.ring.open(grant.secrets, TABLE, grant.id.hex, "secrets"))
+        until = doc.pop("previous_until", None)
+        return Credentials(
+            **doc, previous_until=None if until is None else datetime.fromisoformat(until),
+            expires_at=grant.expires_at, refresh_at=grant.refresh_at, version=grant.version,
+        )  # fmt: skip
+
+    @frameless
+    def encrypt(self, id_: UUID, credentials: Credentials) -> grants.NewSecrets:
+        """Credentials as they stand in a grant's row. Raises `SetupError` without a key."""
+        until = credentials.previous_until
+        doc = {
+            "token": credentials.token, "refresh_token": credentials.refresh_token, "user": credentials.user,
+            "previous": credentials.previous, "previous_until": None if until is None else until.isoformat(),
+            "values": dict(credentials.values),
+        }  # fmt: skip
+        text = self.ring.seal(json.dumps(doc), TABLE, id_.hex, "secrets")
+        return grants.NewSecrets(text, key_id_of(text), credentials.expires_at, credentials.refresh_at)
+
+    @frameless
+    def encrypt_renewed(self, now: Grant, credentials: Credentials) -> grants.NewSecrets:
+        """`encrypt` for the row as it is ``now``: it keeps the row's note that connections are sealed."""
+        is_noted = now.secrets is not None and seals.is_noted(self.decrypt(now))
+        return self.encrypt(now.id, seals.noted(credentials) if is_noted else credentials)
+
+    async def check_keys(self) -> None:
+        """Raise `SetupError` if no stored credentials can be decrypted; log an error if some cannot."""
+        sealed: dict[str, int] = await self._run(connections.sealed_with)
+        missing, every = connections.unreadable(sealed, self.ring.key_ids), sum(sealed.values())
+        if missing and missing == every:
+            raise SetupError(
+                f"none of the {every} stored credentials can be read with the {len(self.ring.key_ids)} keys"
+                f" given: set {VARIABLE} (or Resilient(secrets=[...])) to what the other processes have;"
+                " nothing was started"
+            )
+        if missing:
+            log.error(
+                "%d of %d stored credentials cannot be read with the keys given: their accounts wait", missing, every
+            )
+
+    async def _run(self, fn: Any, *args: Any) -> Any:
+        return await self._ground.database.transaction(fn, *args)
+
+
+def carried(provider: Provider, kind: str, credentials: Credentials) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """The headers, and the parameters of the URL, that carry the credentials.
+
+    Raises `SetupError` for a kind that the provider does not take.
+    """
+    for auth in provider.auth:
+        if auth.kind != kind:
+            continue
+        if auth.kind == "basic":
+            return auth.headers(credentials.user, credentials.token), EMPTY
+        if auth.kind == "oauth2":
+            return auth.sends.headers(credentials.token) if credentials.token else {}, EMPTY
+        return auth.headers(credentials.token), EMPTY if auth.kind == "bearer" else auth.params(credentials.token)
+    kinds = ", ".join(auth.kind for auth in provider.auth) or "none"
+    raise SetupError(f"provider {provider.name!r} takes no credentials of the kind {kind!r}: it knows {kinds}")
+
+
+def _names(oauth: OAuth2 | None) -> frozenset[str]:
+    if oauth is None:
+        return frozenset()
+    return names_in(oauth.authorize_url, oauth.token_url, oauth.refresh_url, oauth.revoke_url)
+
+
+def _find(c: Connection, d: Dialect, key: str) -> tuple[Bound | None, datetime]:
+    return connections.find(c, d, key), d.now(c)
+
+
+def adopt(c: Connection, d: Dialect, key: str, *, refreshes: bool) -> Bound:
+    """The row for lease and state of an account whose secrets are in the app's own table; inserted if there is none."""
+    now = d.now(c)
+    grant = grants.new(uuid5(NAMESPACE_URL, f"resilient:{key}"), key, "oauth2" if refreshes else "bearer", now)
+    grants.insert_if_new(c, d, grant, None)
+    connections.bind(c, d, key, grant.id, {}, "ok")
+    bound = connections.find(c, d, key)
+    assert bound is not None  # noqa: S101 - it was just bound
+    return bound

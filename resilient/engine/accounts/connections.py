@@ -1,0 +1,505 @@
+"""`app.connections`: the accounts of an app's customers, and their credentials. `app.sync.connections`: synchronous.
+
+Credentials come by hand (`add`), from another system (`import_`), or from the provider's consent page
+(`authorize_url`, `complete`). New ones for an account whose grant died open its gate: its jobs go on by themselves.
+Nothing here ever shows a secret.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from uuid_utils.compat import uuid7
+
+from resilient.core.accounts import tokens
+from resilient.core.accounts.tokens import EMPTY, Credentials, GrantState
+from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SecretsUnreadable
+from resilient.core.base.frames import frameless_calls
+from resilient.core.base.loggers import logger
+from resilient.core.base.misfit import explained_calls
+from resilient.core.base.phrases import fits_header, nearest
+from resilient.core.base.resource_key import check
+from resilient.core.jobs.records import plain
+from resilient.core.provider.placeholders import names_in
+from resilient.engine.accounts import seals
+from resilient.engine.accounts.access import adopt, carried
+from resilient.engine.accounts.consent import Consent
+from resilient.engine.ground.audited import audited
+from resilient.engine.ground.providers import account_of, oauth_of
+from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
+from resilient.store.accounts import connections, fuse, grants
+from resilient.store.accounts.secrets import key_id_of
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Coroutine, Mapping, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.core.provider.auth import OAuth2
+    from resilient.core.provider.facts import Provider
+    from resilient.engine.accounts.access import Accounts
+    from resilient.engine.accounts.consent import Granted
+    from resilient.engine.accounts.grants import Grants
+    from resilient.engine.ground.ground import Ground
+    from resilient.store.accounts.connections import Bound
+    from resilient.store.accounts.grants import Grant, NewSecrets
+    from resilient.store.db.dialect import Dialect
+
+log = logger("connections")
+T = TypeVar("T")
+_BATCH: Final = 200  # grants in one transaction of `rotate_secrets`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionInfo:
+    """One connection, without its secrets. Times are aware and in UTC."""
+
+    resource_key: str
+    provider: str
+    kind: str
+    state: GrantState
+    state_since: datetime
+    grant_id: UUID
+    version: int
+    expires_at: datetime | None
+    refreshed_at: datetime | None
+    retry_at: datetime | None  # the next refresh is tried no earlier
+    failures: int  # of refreshes, in a row
+    last_code: str | None
+    created_at: datetime
+    details: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The stable form for programs."""
+        return {name: plain(getattr(self, name)) for name in self.__slots__}
+
+
+@frameless_calls
+@explained_calls("app.connections")
+class Connections:
+    """Connections of one app. Raises `BadResourceKey`, `InvalidInput`, and `SetupError` without a key for secrets."""
+
+    def __init__(self, ground: Ground, grants: Grants, *, here: bool = False) -> None:
+        self._ground, self._grants, self._db, self._here = ground, grants, Transactions(ground, here=here), here
+        self._consent = Consent(ground, grants, self._db, here=here)
+
+    @property
+    def sync(self) -> SyncConnections:
+        """The same for synchronous programs."""
+        return SyncConnections(Connections(self._ground, self._grants, here=True))
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> ConnectionInfo:
+        """One connection. Raises `ConnectionNotFound`."""
+        bound = await self._db.read(None, connections.find, check(key))
+        if bound is None:
+            raise ConnectionNotFound(f"{key} has no connection: see `resilient connections list`")
+        return info_of(bound)
+
+    async def list(
+        self,
+        provider: str | None = None,
+        *,
+        state: GrantState | str | None = None,
+        limit: int = 100,
+        after: str = "",
+    ) -> builtins.list[ConnectionInfo]:
+        """A page of connections by key: of one provider, in one state. The next page is ``after`` the last key."""
+        if state is not None and state not in list(GrantState):
+            words = [one.value for one in GrantState]
+            raise InvalidInput(f"state={state!r}: say one of {', '.join(words)}{nearest(str(state), words)}")
+        name = None if state is None else GrantState(state).value
+        rows = await self._db.read(None, connections.find_all, under=provider, state=name, after=after, limit=limit)
+        return [info_of(row) for row in rows]
+
+    # -- changing --------------------------------------------------------------------------------------------
+
+    @audited("connections add")
+    async def add(
+        self,
+        key: str,
+        *,
+        token: str = "",
+        api_key: str = "",
+        user: str = "",
+        password: str = "",
+        client_credentials: bool = False,
+        private_key: str = "",
+        issuer: str = "",
+        subject: str = "",
+        key_id: str = "",
+        grant_of: str | None = None,
+        details: Mapping[str, str] = EMPTY,
+    ) -> ConnectionInfo:
+        """Give an account credentials, or new ones: a token, an API key, user and password, or the app's own.
+
+        ``private_key`` (PEM) with ``issuer``: a service account, whose tokens are got by assertions signed with it (RFC
+        7523); ``subject``: the user it acts for; ``key_id``: the key's name at the provider. ``grant_of``: share the
+        grant of another account instead. ``details`` fill the provider's placeholders.
+        """
+        ways = [bool(token), bool(api_key), bool(user), client_credentials, bool(private_key), grant_of is not None]
+        if sum(ways) != 1 or bool(private_key) is not bool(issuer):
+            raise InvalidInput(
+                f"{key}: give one of token, api_key, user, client_credentials, private_key (with issuer) and grant_of"
+            )
+        if grant_of is not None:
+            if self.account_of(key).name != check(grant_of).partition("/")[0]:
+                raise InvalidInput(f"{key} cannot share the grant of {grant_of}: that is another provider's")
+            await self._db.write(None, _share, check(key), check(grant_of), details, self._grants.accounts)
+            self._grants.accounts.forget()
+            return await self.get(key)
+        if private_key:
+            values = {name: text for name, text in (("subject", subject), ("key_id", key_id)) if text}
+            credentials = Credentials(refresh_token=private_key, user=issuer, values=values)
+            from resilient.wire.oauth.endpoints import grant_assertion  # noqa: PLC0415 - cryptography: only where it is used
+
+            grant_assertion(self.oauth_of(key, details), credentials, self._ground.now())  # raises if it is no key
+            return await self._put(key, "oauth2", credentials, "jwt_bearer", details)
+        kind = ("bearer", "api_key", "basic", "oauth2")[ways.index(True)]
+        _check_sendable(key, token=token, api_key=api_key)
+        credentials = Credentials(token=token or api_key or password, user=user)
+        return await self._put(key, kind, credentials, "client_credentials" if client_credentials else None, details)
+
+    @audited("connections import")
+    async def import_(
+        self,
+        key: str,
+        *,
+        access_token: str = "",
+        refresh_token: str = "",
+        expires_at: datetime | None = None,
+        details: Mapping[str, str] = EMPTY,
+    ) -> ConnectionInfo:
+        """Take over OAuth tokens from another system; it must stop refreshing them then."""
+        if not (access_token or refresh_token):
+            raise InvalidInput(f"{key}: give access_token, refresh_token or both")
+        _check_sendable(key, access_token=access_token)
+        if expires_at is not None and expires_at.tzinfo is None:
+            raise InvalidInput(f"{key}: expires_at={expires_at.isoformat()} has no time zone")
+        margin = timedelta(seconds=self.oauth_of(key, details).margin)
+        refresh_at = None if expires_at is None or not refresh_token else expires_at - margin
+        credentials = Credentials(
+            token=access_token, refresh_token=refresh_token, expires_at=expires_at, refresh_at=refresh_at
+        )
+        return await self._put(key, "oauth2", credentials, "authorization_code", details)
+
+    @audited("connections revoke")
+    async def revoke(self, key: str) -> bool:
+        """Delete an account's credentials; its jobs wait. False if they were deleted before.
+
+        Accounts that share the grant lose it too. Nothing is sent to the provider: see `Connections.disconnect`.
+        """
+        grant_id = (await self.get(key)).grant_id
+        done = await self._db.write(None, grants.give_up, grant_id)
+        self._grants.accounts.forget()
+        return done
+
+    @audited("connections disconnect")
+    async def disconnect(self, key: str) -> bool:
+        """`revoke`, and revoke the token at the provider if it has an endpoint for that; returns whether it did."""
+        bound, accounts = await self._db.read(None, connections.find, check(key)), self._grants.accounts
+        credentials = Credentials() if bound is None else accounts.decrypt(bound.grant)
+        if bound is not None:
+            seals.require(accounts.ring, bound, credentials)
+        if bound is not None and bound.grant.secrets is None and accounts.store is not None:
+            own = await self._on_table(accounts.store.load(key))
+            credentials = own or credentials
+        await self.revoke(key)
+        if bound is None or bound.grant.kind != "oauth2":
+            return False
+        oauth, now = self.oauth_of(key, {**credentials.values, **bound.details}), self._ground.now()
+        secret = credentials.refresh_token or credentials.token
+        if not oauth.revoke_url or not secret:
+            return False
+        if self._here:
+            from resilient.wire.oauth.endpoints import ask_here  # noqa: PLC0415 - httpx: only where something is sent
+
+            return ask_here(lambda client: client.revoke(oauth, secret, now)) is None
+        return await self._grants.client.revoke(oauth, secret, now) is None
+
+    async def restored(self, key: str) -> None:
+        """Let the jobs of an account go on whose grant died, and which has new credentials in the app's own table."""
+        await self._db.write(None, connections.open_if_shut, check(key), tokens.NOT_CONNECTED)
+        bound = await self._db.read(None, connections.find, key)
+        if bound is None:  # it was never used: its first job reads the app's table
+            return self._grants.accounts.forget()
+        info = info_of(bound)
+        nothing = grants.NewSecrets(None, None, None, None)
+        await self._db.write(None, grants.authorise, info.grant_id, nothing, kind=info.kind, flow="authorization_code")
+        return self._grants.accounts.forget()
+
+    @audited("connections release")
+    async def release(self, provider: str, *, believed: bool = True) -> int:
+        """Let accounts go on that their provider refused in error, many at once. Returns the number of their grants.
+
+        Until then these are `suspect`, the provider is gated as ``suspect_auth``, and no customer is told. With
+        ``believed=False`` a grant that is refused again before it has worked is dead at once.
+        """
+        return self._decided(await self._db.write(None, fuse.release, check(provider), believed=believed))
+
+    @audited("connections confirm")
+    async def confirm(self, provider: str) -> int:
+        """Declare the suspects of a provider dead: their customers are told, all other accounts go on. See `release`.
+
+        Returns the number of dead grants.
+        """
+        return self._decided(await self._db.write(None, fuse.confirm, check(provider), self._grants.fuse))
+
+    @audited("connections rotate_secrets")
+    async def rotate_secrets(self) -> int:
+        """Encrypt all credentials with the first key of the ring, and seal all connections.
+
+        Returns how many grants were changed. From then on a connection that something else changed in the database is
+        refused.
+        """
+        done, refused = 0, set[str]()
+        for waits in (False, True):  # grants under refresh at this moment come last
+            step = _Step()
+            while not step.over:
+                step = await self._db.write(None, _reseal, self._grants.accounts, step.last, waits=waits)
+                done += step.changed
+                refused.update(step.refused)
+        for key in sorted(refused):
+            log.warning("the connection of %s does not fit its seal, and is refused: connect it again", key)
+        return done
+
+    # -- consent ---------------------------------------------------------------------------------------------
+
+    async def authorize_url(
+        self,
+        key: str,
+        *,
+        redirect_uri: str | None = None,
+        details: Mapping[str, str] = EMPTY,
+        bound_to: str = "",
+    ) -> str:
+        """The address of the consent page for an account, valid for half an hour; see `complete`.
+
+        ``redirect_uri`` must be the one of the provider's configuration, where there is one. ``bound_to`` identifies
+        the person's session or browser (a secret cookie, the user's id): `complete` must get the same text.
+        """
+        self.account_of(check(key))
+        oauth = self.oauth_of(key, details)
+        uri = redirect_uri or oauth.redirect_uri
+        if not uri or (oauth.redirect_uri and uri != oauth.redirect_uri):
+            raise InvalidInput(
+                f"{key}: redirect_uri={redirect_uri!r} is not the one of the provider: configure it,"
+                " provider(client_id=..., redirect_uri='https://...')"
+            )
+        return await self._consent.begin(key, oauth, uri, details=details, bound_to=bound_to)
+
+    async def complete(self, parameters: Mapping[str, str], *, bound_to: str = "") -> ConnectionInfo:
+        """Take the parameters of the callback: exchange the code and connect the account.
+
+        Raises `ConsentRefused`. The state can be used once, also if the callback is refused.
+        """
+        return await self.granted(await self._consent.finish(parameters, bound_to=bound_to))
+
+    @property
+    def consent(self) -> Consent:
+        """The consent flow, for the routes and the command line: they serve the callback's address themselves."""
+        return self._consent
+
+    async def granted(self, consent: Granted) -> ConnectionInfo:
+        """Connect the account that a person has granted access to."""
+        if self._grants.accounts.store is not None:
+            return await self._hand_over(consent.key, consent.credentials)
+        return await self._put(consent.key, "oauth2", consent.credentials, "authorization_code", consent.details)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _decided(self, rows: Sequence[Grant]) -> int:
+        self._grants.accounts.forget()
+        return len(rows)
+
+    def account_of(self, key: str) -> Provider:
+        """The provider of an account's key. Raises `InvalidInput` for any other key."""
+        return account_of(self._ground.providers, key)
+
+    def oauth_of(self, key: str, details: Mapping[str, str] = EMPTY) -> OAuth2:
+        """The OAuth facts for an account. Raises `InvalidInput`."""
+        return oauth_of(self._ground.providers, key, details)
+
+    async def _hand_over(self, key: str, credentials: Credentials) -> ConnectionInfo:
+        """Save new credentials in the app's own table; version 0 means that it has none yet."""
+        store = self._grants.accounts.store
+        assert store is not None  # noqa: S101 - the caller looked
+        before = await self._on_table(store.load(key))
+        version = 0 if before is None else before.version
+        if not await self._on_table(store.save(key, version, replace(credentials, version=version + 1))):
+            raise ConsentRefused(f"{key} was changed by somebody else at the same moment: start again")
+        await self._db.write(None, adopt, key, refreshes=bool(credentials.refresh_token))
+        await self.restored(key)
+        return await self.get(key)
+
+    async def _on_table(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call of the app's `CredentialStore`, on this loop or on one of its own."""
+        if not self._here:
+            return await call
+        from resilient.wire.oauth.endpoints import in_own_loop  # noqa: PLC0415 - httpx: only where something is sent
+
+        return in_own_loop(call)
+
+    async def _put(
+        self, key: str, kind: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]
+    ) -> ConnectionInfo:
+        provider = self.account_of(key)
+        carried(provider, kind, credentials)
+        before = _untouched(self._grants.accounts, await self._db.read(None, connections.find, key))
+        values = {**credentials.values, **(details or ({} if before is None else before.details))}
+        _require_places(key, provider, kind, values)
+        address = provider.base_url_for(values)
+        provider.origins(address)  # raises for a stranger's host
+        provider.check_address(provider.base_url, address)
+        provider.oauth_for(values)
+        await self._db.write(None, _put, check(key), kind, credentials, flow, details, self._grants.accounts)
+        self._grants.accounts.forget()
+        return await self.get(key)
+
+
+@frameless_calls
+class SyncConnections(SyncFacade[Connections]):
+    """`Connections` for synchronous programs: the same methods, without ``await``."""
+
+    get = blocking(Connections.get)
+    list = blocking(Connections.list)
+    add = blocking(Connections.add)
+    import_ = blocking(Connections.import_)
+    revoke = blocking(Connections.revoke)
+    disconnect = blocking(Connections.disconnect)
+    authorize_url = blocking(Connections.authorize_url)
+    complete = blocking(Connections.complete)
+    restored = blocking(Connections.restored)
+    release = blocking(Connections.release)
+    confirm = blocking(Connections.confirm)
+    rotate_secrets = blocking(Connections.rotate_secrets)
+
+
+def _require_places(key: str, provider: Provider, kind: str, values: Mapping[str, str]) -> None:
+    """Raise `InvalidInput` if a placeholder of the account's addresses has no value and no token answer gives one."""
+    places = names_in(provider.base_url)
+    if kind == "oauth2" and (oauth := provider.oauth) is not None:
+        places |= names_in(oauth.token_url, oauth.refresh_url, oauth.revoke_url)
+        places -= {path.rpartition(".")[2] for path in oauth.keep} | set(oauth.keep_callback)
+    if missing := sorted(places - values.keys()):
+        example = ", ".join(f"{name!r}: '...'" for name in missing)
+        raise InvalidInput(f"{key}: the address of its account is not known: give details={{{example}}}")
+
+
+def info_of(bound: Bound) -> ConnectionInfo:
+    """A connection as people see it."""
+    g = bound.grant
+    return ConnectionInfo(
+        resource_key=bound.resource_key, provider=g.provider, kind=g.kind, state=g.state, state_since=g.state_since,
+        grant_id=g.id, version=g.version, expires_at=g.expires_at, refreshed_at=g.refreshed_at, retry_at=g.retry_at,
+        failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=dict(bound.details),
+    )  # fmt: skip
+
+
+def _put(
+    c: Connection,
+    d: Dialect,
+    key: str,
+    kind: str,
+    credentials: Credentials,
+    flow: str | None,
+    details: Mapping[str, str],
+    accounts: Accounts,
+) -> None:
+    """Write new credentials: into the account's grant, else into a new one."""
+    credentials, row = seals.noted(credentials), connections.find(c, d, key)
+    old = _untouched(accounts, row)
+    if old is None:
+        id_, now = uuid7(), d.now(c)
+        new: NewSecrets = accounts.encrypt(id_, credentials)
+        made = replace(
+            grants.new(id_, key, kind, now, flow=flow),
+            secrets=new.secrets, expires_at=new.expires_at, refresh_at=new.refresh_at,
+        )  # fmt: skip
+        grants.insert_if_new(c, d, made, new.key_id)
+        seal = seals.seal(accounts.ring, key, id_, details)
+        if row is not None:  # something else has changed that row
+            return connections.bind(c, d, key, id_, details, "ok", seal=seal)
+        if connections.bind_if_new(c, d, key, id_, details, seal=seal):
+            return None
+        grants.delete(c, d, id_)  # somebody else connected the account at the same moment
+        old = connections.find(c, d, key)
+        assert old is not None  # noqa: S101 - the other connection is committed
+    id_ = old.grant.id
+    locked = grants.lock(c, d, id_) or old.grant
+    before = _wants_seals(accounts, locked)
+    grants.authorise(c, d, id_, accounts.encrypt(id_, credentials), kind=kind, flow=flow)
+    details = details or old.details
+    connections.bind(c, d, key, id_, details, "ok", seal=seals.seal(accounts.ring, key, id_, details))
+    seals.seal_all(c, d, accounts.ring, id_, noted_before=before)
+    return None
+
+
+def _wants_seals(accounts: Accounts, grant: Grant) -> bool:
+    """Whether connections to a grant must be sealed; True for secrets that no key opens."""
+    try:
+        return grant.secrets is None or seals.is_noted(accounts.decrypt(grant))
+    except SecretsUnreadable:
+        return True
+
+
+def _untouched(accounts: Accounts, bound: Bound | None) -> Bound | None:
+    """The connection, if this program wrote it; None if something else changed it, or may have."""
+    if bound is None or not accounts.ring or not _wants_seals(accounts, bound.grant):
+        return bound
+    return bound if seals.fits(accounts.ring, bound) else None
+
+
+def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], accounts: Accounts) -> None:
+    source = connections.find(c, d, other)
+    if source is None:
+        raise ConnectionNotFound(f"{other} has no connection whose grant {key} could share")
+    if source.grant.secrets is not None:
+        seals.require(accounts.ring, source, accounts.decrypt(source.grant))
+    before = connections.find(c, d, key)
+    ids = {source.grant.id} if before is None else {source.grant.id, before.grant.id}
+    locked = {id_: grants.lock(c, d, id_) for id_ in sorted(ids)}
+    grant = locked.pop(source.grant.id) or source.grant
+    auth = "ok" if grant.state in tokens.USABLE else grant.state.value
+    connections.bind(c, d, key, grant.id, details, auth, seal=seals.seal(accounts.ring, key, grant.id, details))
+    for id_ in locked:
+        grants.delete_if_unused(c, d, id_)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one transaction of `rotate_secrets` did: its last grant, its changes, the connections it refused."""
+
+    last: UUID | None = None
+    changed: int = 0
+    refused: tuple[str, ...] = ()
+    over: bool = False
+
+
+def _reseal(c: Connection, d: Dialect, accounts: Accounts, after: UUID | None, *, waits: bool) -> _Step:
+    batch, changed, refused = grants.with_secrets(c, d, after, _BATCH, waits=waits), 0, list[str]()
+    for grant in batch:
+        credentials = accounts.decrypt(grant)
+        refused += seals.seal_all(c, d, accounts.ring, grant.id, noted_before=seals.is_noted(credentials))
+        if key_id_of(grant.secrets or "") == accounts.ring.current and seals.is_noted(credentials):
+            continue
+        new = accounts.encrypt(grant.id, seals.noted(credentials))
+        grants.reseal(c, d, grant.id, new.secrets or "", new.key_id or "")
+        changed += 1
+    return _Step(batch[-1].id if batch else after, changed, tuple(refused), over=not batch)
+
+
+def _check_sendable(key: str, **values: str) -> None:
+    """Raise `InvalidInput`, without the token in it, for one that no header can hold, such as with a line break."""
+    wrong = [name for name, value in values.items() if not fits_header(value)]
+    if wrong:
+        raise InvalidInput(
+            f"{key}: {wrong[0]} holds a character that no header can (a line break, a blank at an end, a letter beyond"
+            " Latin-1): copy it again"
+        )

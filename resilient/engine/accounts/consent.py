@@ -1,0 +1,152 @@
+"""The way of a person through a provider's consent page: the address that begins it, the callback that ends it.
+
+The state parameter is 256 random bits and the hash of the account's key, signed by the key ring. A state that was not
+signed here is refused without a query. The database keeps only its hash, so it can hand the state to no other account.
+The first callback uses it up. Beside the hash stands, encrypted, what the callback must fit: PKCE's verifier, the
+address, and who began (``bound_to``). So nobody can finish what another person began: neither a victim who is sent an
+attacker's link, nor an attacker who is sent a victim's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.accounts import tokens
+from resilient.core.accounts.tokens import EMPTY, Credentials
+from resilient.core.base.errors import ConsentRefused, SetupError
+from resilient.core.base.frames import frameless
+from resilient.engine.ground.providers import account_of, oauth_of
+from resilient.store.accounts import connections, fuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import Connection
+
+    from resilient.core.provider.auth import OAuth2
+    from resilient.engine.accounts.grants import Grants
+    from resilient.engine.ground.ground import Ground
+    from resilient.engine.ground.sessions import Transactions
+    from resilient.store.db.dialect import Dialect
+    from resilient.wire.oauth.endpoints import TokenAnswer
+
+LASTS: Final = timedelta(minutes=30)  # to come back from a consent page
+_TABLE: Final = "resilient_authorization"
+_LONGEST_STATE: Final = 200
+_KEY: Final = 32  # hexadecimal digits, so 128 bits, of the account's key within a state
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The credentials that a callback brought. ``note`` is that of `Consent.begin`. The ``repr`` shows no secret."""
+
+    key: str
+    credentials: Credentials
+    details: Mapping[str, str]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What is stored, encrypted, until the callback."""
+
+    verifier: str
+    uri: str
+    details: Mapping[str, str]
+    bound: str
+    note: str
+
+
+class Consent:
+    """The consent pages of one app's providers."""
+
+    def __init__(self, ground: Ground, grants: Grants, db: Transactions, *, here: bool) -> None:
+        self._ground, self._grants, self._db, self._here = ground, grants, db, here
+
+    @frameless
+    async def begin(
+        self,
+        key: str,
+        oauth: OAuth2,
+        uri: str,
+        *,
+        details: Mapping[str, str] = EMPTY,
+        bound_to: str = "",
+        note: str = "",
+    ) -> str:
+        """The address to send the person to. Raises `SetupError`."""
+        account_of(self._ground.providers, key)
+        if not oauth.client_id or not oauth.authorize_url:
+            raise SetupError(f"{key}: the provider has no client_id: provider(client_id=..., client_secret=...)")
+        ring = self._grants.accounts.ring
+        state = ring.signed(secrets.token_urlsafe(32) + _hashed(key)[:_KEY])
+        verifier = secrets.token_urlsafe(48)
+        id_ = _hashed(state)
+        doc = {"verifier": verifier, "uri": uri, "details": dict(details), "bound": _hashed(bound_to), "note": note}
+        sealed = ring.seal(json.dumps(doc), _TABLE, id_, "secrets")
+        await self._db.write(None, _expect, id_, key, sealed)
+        from resilient.wire.oauth.endpoints import consent_url  # noqa: PLC0415 - httpx: only where something is sent
+
+        return consent_url(oauth, uri, state, verifier)
+
+    @frameless
+    async def finish(self, parameters: Mapping[str, str], *, bound_to: str = "") -> Granted:
+        """Exchange the code of a callback. Raises `ConsentRefused`. The state can be used once, also if that fails."""
+        from resilient.wire.oauth.endpoints import callback_error  # noqa: PLC0415 - httpx: only where something is sent
+
+        key, expected = await self._arrived(parameters.get("state") or "")
+        if not hmac.compare_digest(expected.bound, _hashed(bound_to)):
+            raise ConsentRefused("this callback belongs to another browser or another user: start again from your own")
+        oauth, now = oauth_of(self._ground.providers, key, expected.details), self._ground.now()
+        if not oauth.is_issuer(parameters.get("iss")):
+            raise ConsentRefused(f"{key}: this callback comes from another authorization server: start again")
+        if (error := callback_error(parameters)) is not None or not parameters.get("code"):
+            raise ConsentRefused(f"access to {key} was not granted: {error or 'no code came back'}")
+        answer = await self._exchange(oauth, parameters["code"], expected)
+        made = None if answer.failure is not None else tokens.merge(Credentials(), answer.body, oauth, now)
+        if made is None:
+            code = "no token" if answer.failure is None else answer.failure.code
+            raise ConsentRefused(f"{key}: the provider gave no token for the code ({code}): start again")
+        name = key.partition("/")[0]
+        facts = self._ground.providers[name].oauth
+        if facts is not None and not facts.at_tenants:
+            await self._db.write(None, fuse.client_taken, name)
+        kept = {name: parameters[name] for name in oauth.keep_callback if parameters.get(name)}
+        uri = {"redirect_uri": expected.uri} if oauth.refresh_redirect else {}
+        made = replace(made, values={**made.values, **kept, **uri})
+        return Granted(key, made, {**expected.details, **kept}, expected.note)
+
+    async def _arrived(self, state: str) -> tuple[str, _Expected]:
+        """The account of a callback, and what it must fit; a state is deleted by being looked up."""
+        ring, unexpected = self._grants.accounts.ring, "this callback is not expected (any more)"
+        if len(state) > _LONGEST_STATE or not ring.is_signed(state):
+            raise ConsentRefused(f"{unexpected}: start again at the consent page")
+        row = await self._db.write(None, connections.arrived, _hashed(state))
+        if row is None or not row[2]:
+            raise ConsentRefused(f"{unexpected}: start again at the consent page")
+        if not hmac.compare_digest(state.partition(".")[0][-_KEY:], _hashed(row[0])[:_KEY]):
+            raise ConsentRefused(f"{unexpected}, for {row[0]}: start again at the consent page")
+        doc: dict[str, Any] = json.loads(ring.open(row[1], _TABLE, _hashed(state), "secrets"))
+        return row[0], _Expected(**doc)
+
+    async def _exchange(self, oauth: OAuth2, code: str, expected: _Expected) -> TokenAnswer:
+        verifier, now = expected.verifier if oauth.pkce != "none" else "", self._ground.now()
+        if self._here:
+            from resilient.wire.oauth.endpoints import ask_here  # noqa: PLC0415 - httpx: only where something is sent
+
+            return ask_here(lambda client: client.exchange(oauth, code, verifier, expected.uri, now))
+        return await self._grants.client.exchange(oauth, code, verifier, expected.uri, now)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _expect(c: Connection, d: Dialect, id_: str, key: str, sealed: str) -> None:
+    connections.expect(c, d, id_, key, sealed, d.now(c) + LASTS)

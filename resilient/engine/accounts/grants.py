@@ -1,0 +1,600 @@
+"""Credentials for requests: read, decrypted, and refreshed before they expire, by one process at a time.
+
+A refresh begins in the database (lease, fence, write-ahead mark), is sent with no transaction open, and is committed
+before anybody uses its token. Whoever waits for it, in this process or another, reads the committed token. A refused
+token counts as expired for everybody. While no refresh succeeds, the old token is used until it expires; then jobs wait
+for the token endpoint, a resource of its own (`token_endpoints.py`). A dead grant gates its accounts, unless too many
+die at once (`fuse.py`).
+
+An app's own table can be the only store of its tokens (`CredentialStore`): lease, fence and state are in our tables
+then, and the secrets never are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.accounts import tokens
+from resilient.core.accounts.fuse import APP_REFUSED
+from resilient.core.accounts.tokens import (
+    NOT_CONNECTED,
+    PROBED,
+    UNREADABLE,
+    USABLE,
+    Credentials,
+    GrantEvent,
+    GrantState,
+    RefreshFailure,
+)
+from resilient.core.base import bounds
+from resilient.core.base.errors import (
+    ConnectionNotFound,
+    DatabaseUnreachable,
+    Failure,
+    FailureKind,
+    Permanent,
+    ResilientError,
+    ResourceStopped,
+    SecretsUnreadable,
+    SetupError,
+)
+from resilient.core.base.frames import frameless_calls
+from resilient.core.base.loggers import apart, logger
+from resilient.core.base.resource_key import check
+from resilient.core.jobs.backoff import spread_upwards
+from resilient.engine.accounts.access import Access, Account, Accounts, CredentialStore, SyncCredentialStore, in_threads
+from resilient.engine.accounts.fuse import Fuse
+from resilient.engine.accounts.token_endpoints import TokenEndpoints, nothing_to_refresh
+from resilient.store.accounts import connections, fuse, grants
+from resilient.store.gates import controls as gates
+from resilient.wire.requests.request_log import at_account
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from resilient.core.provider.auth import OAuth2
+    from resilient.engine.alerts import Alerts
+    from resilient.engine.gates.gate import Ticket
+    from resilient.engine.ground.ground import Ground
+    from resilient.engine.ground.kinds import Kind
+    from resilient.store.accounts.fuse import Standing
+    from resilient.store.accounts.grants import Grant, Lease
+    from resilient.store.accounts.secrets import KeyRing
+    from resilient.wire.oauth.endpoints import TokenAnswer, TokenClient
+
+log = logger("grants")
+LEASE: Final = 20.0  # seconds; kept up while the request is under way, so that a dead process's ends soon
+COMMITTING: Final = 60.0  # seconds of attempts to store a new token
+LONGEST: Final = 2 * tokens.EXCHANGE_TIMEOUT + 20.0  # seconds that a caller without a job waits for a refresh
+AT_ONCE: Final = 1.0  # seconds for which a job waits in its slot; then its account is parked
+POLL: Final = 0.1
+LOOK: Final = 5.0  # seconds of a look for accounts that lacked something, and for one of them at most
+MOST: Final = 10_000  # refused tokens that are remembered
+FRESH: Final = 60.0  # seconds; a token this young that is refused will not get better by another refresh
+NOTED: Final = timedelta(hours=1)  # how often it is written down that credentials work
+WARN_AT: Final = 3  # unexplained refusals in a row, at which the log warns
+_NO_TOKEN: Final = Failure(FailureKind.TRANSIENT, code="no_token", provider_wide=True)
+
+
+class _Died(ResourceStopped):
+    """The provider answered this refresh with a refusal for good."""
+
+
+@frameless_calls
+class Grants:
+    """The credentials of one app."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        alerts: Alerts,
+        ring: KeyRing,
+        store: CredentialStore | SyncCredentialStore | None,
+        on_needs_reauth: Kind[Any] | None = None,
+    ) -> None:
+        table = None if store is None else in_threads(store)
+        self._ground, self._alerts, self._store = ground, alerts, table
+        self.accounts = Accounts(ground, ring, table)
+        self.fuse = Fuse(ground, alerts, self.accounts, self.probe, on_needs_reauth)
+        self._endpoints = TokenEndpoints(ground, alerts.note_breaker)
+        self._bad: dict[str, int] = {}  # versions that were refused, the latest last; see `_is_bad`
+        self._flights: dict[UUID, asyncio.Task[Account]] = {}
+        self._witnesses: set[UUID] = set()  # grants whose refresh shows whether the application is refused
+        self._looked: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
+        self._roll = random.random  # of the module: a forked child has other dice than its siblings
+
+    @property
+    def client(self) -> TokenClient:
+        """The HTTP client for token endpoints."""
+        return self._endpoints.client
+
+    async def close(self) -> None:
+        """Let refreshes under way end (their answers must be committed), then close the connections."""
+        loop = asyncio.get_running_loop()
+        flights = [flight for flight in self._flights.values() if flight.get_loop() is loop]
+        await asyncio.gather(*flights, return_exceptions=True)
+        await self._endpoints.close()
+
+    # -- using -----------------------------------------------------------------------------------------------
+
+    async def access(self, key: str, patience: float | None = None) -> Access | None:
+        """What an account's requests carry; None if it has no connection. Raises `ResourceStopped`.
+
+        ``patience``: seconds for which a job waits for a refresh; then its account is parked until the refresh ends.
+        """
+        account = await self.accounts.load_usable(key)
+        if account is None:
+            return None
+        bad = self._is_bad(key, account.access.version)
+        if account.oauth is not None and (bad or tokens.needs_refresh(account.credentials, self.accounts.now())):
+            try:
+                account = await self._renewed(account, refused=bad, patience=patience)
+            except ResourceStopped as stopped:
+                if bad or tokens.is_expired(account.credentials, self.accounts.now()):
+                    account = await self._parked(account, stopped, waits=patience is not None)
+        return account.access
+
+    async def _parked(self, account: Account, stopped: ResourceStopped, *, waits: bool) -> Account:
+        """The account with a token that came meanwhile; else its jobs are parked. Raises `ResourceStopped`.
+
+        ``waits``: the caller is a job.
+        """
+        if stopped.gate != "cooldown" or not waits:
+            raise stopped
+        key = account.bound.resource_key
+        until = await self._run(grants.park, account.bound.grant.id)
+        if until is not None:
+            raise ResourceStopped(key, "auth", until)
+        newer = await self._again(key)
+        if newer.access.version != account.access.version:
+            return newer
+        if stopped.until is None:  # its lease has just ended: the next look is soon enough
+            raise ResourceStopped(key, "auth")
+        raise stopped
+
+    async def for_job(self, key: str, patience: float, *, anonymous: bool) -> Access | None:
+        """`access` for a job; None if its requests need no credentials.
+
+        An account without credentials, or whose secrets cannot be decrypted here, is gated. Raises `ResourceStopped`,
+        `Permanent`.
+        """
+        async with self._readable(key):
+            access = await self.access(key, patience)
+        facts = self._ground.providers.get(key.partition("/")[0])
+        if access is not None or anonymous or facts is None or not facts.auth or facts.anonymous:
+            return access
+        if "/" not in key and not facts.single_account:
+            raise Permanent(
+                f"{key} is a whole provider, and credentials belong to its accounts: enqueue this job on one, such as"
+                f" {key}/main, or declare what needs none: anonymous=True",
+                code="no_account",
+            )
+        self.accounts.forget(key)
+        if await self._run(connections.shut_unconnected, key, tell=self._tells):
+            log.warning("%s is not connected, its jobs wait: `resilient connect %s %s`", key, facts.name, key)
+            self._alerts.soon()
+        raise ResourceStopped(key, "auth")
+
+    @contextlib.asynccontextmanager
+    async def _readable(self, key: str) -> AsyncIterator[None]:
+        """Gate the account if its credentials cannot be decrypted in this block. Raises `ResourceStopped`."""
+        try:
+            yield
+        except SecretsUnreadable as error:
+            bound = await self._run(connections.find, key)
+            if bound is not None:
+                log.warning("%s waits: %s", key, error)
+                await self._run(connections.shut_unreadable, key, bound.grant.id, bound.grant.version, tell=self._tells)
+                self._alerts.soon()
+            raise ResourceStopped(key, "auth") from error
+
+    @property
+    def _tells(self) -> bool:
+        return self._alerts.config.wants("needs_reauth")
+
+    async def keep_house(self) -> None:
+        """Open the gates of accounts that have credentials now, or whose secrets can be decrypted now."""
+        for auth in (UNREADABLE, NOT_CONNECTED) if self._store is not None else (UNREADABLE,):
+            await self._look_again(auth, time.monotonic() + LOOK)
+
+    async def _look_again(self, auth: str, until: float) -> None:
+        """Look at one account after the other until the time is up, on from where the last look ended."""
+        while keys := await self._run(connections.shut, auth, self._looked.get(auth, ""), 50):
+            for key in keys:
+                if time.monotonic() > until:
+                    return
+                self._looked[auth] = key
+                await self._open_if_complete(key, auth)
+        self._looked[auth] = ""
+
+    async def _open_if_complete(self, key: str, auth: str) -> None:
+        self.accounts.forget(key)
+        try:
+            async with asyncio.timeout(LOOK):
+                account = await self.accounts.load(key)
+        except ResilientError:  # it lacks the same as before
+            return
+        except Exception as error:  # noqa: BLE001 - of the app's own table; one account's error keeps no other waiting
+            log.warning("credentials.load() of %s failed (%s): it waits on", key, type(error).__name__)
+            return
+        if account is not None:
+            await self._run(connections.open_if_shut, key, auth)
+
+    async def required(self, key: str) -> Access:
+        """`access` of the account of a resource. Raises `ResourceStopped`, `ConnectionNotFound`."""
+        access = await self.access(at_account(check(key)))
+        if access is None:
+            raise ConnectionNotFound(f"{key} has no connection: add one with app.connections.add")
+        return access
+
+    async def located(self, key: str, patience: float | None = None) -> Access | None:
+        """The address and headers of a job's account; its token may be expired. Raises `ResourceStopped`."""
+        async with self._readable(key):
+            account = await self.accounts.load_usable(key)
+            if account is None or account.access.base_url or account.oauth is None:
+                return None if account is None else account.access
+            return await self.access(key, patience)  # the first token answer may contain the address
+
+    async def renew(self, key: str, access: Access, patience: float | None = None) -> bool:
+        """Refresh credentials that the provider refused; returns whether there are newer ones now."""
+        account = await self.accounts.load_usable(key)
+        if account is None or account.oauth is None:
+            return False
+        if account.access.version == access.version:
+            self._note_bad(key, access.version)
+            try:
+                account = await self._renewed(account, refused=True, patience=patience)
+            except ResourceStopped as stopped:
+                if stopped.gate == "cooldown" and patience is not None:
+                    await self._run(grants.park, account.bound.grant.id)
+                return False
+        return account.access.version != access.version
+
+    async def refused(self, key: str, access: Access, failure: Failure, patience: float | None = None) -> None:
+        """The provider refused credentials again after `renew`: they are dead if they cannot be refreshed."""
+        self.accounts.forget(key)
+        account = await self.accounts.load_usable(key)
+        if account is None or account.access.version != access.version or self._is_bad(key, access.version):
+            return
+        grant, at = account.bound.grant, account.bound.grant.refreshed_at
+        if account.oauth is None or (at is not None and self.accounts.now() - at < timedelta(seconds=FRESH)):
+            code = failure.code or "refused"
+            if (await self.fuse.refused(grant, code)).died:
+                self.accounts.forget(key)
+                log.warning("the credentials of %s are refused (%s)", key, code)
+        else:
+            await self.renew(key, access, patience)
+
+    async def worked(self, key: str, used: Access) -> None:
+        """The provider accepted credentials: written once an hour, because the fuse counts only grants that worked."""
+        account = self.accounts.peek(key)
+        if account is None or account.access.version != used.version:
+            return
+        grant, now = account.bound.grant, self.accounts.now()
+        if grant.worked_at is not None and grant.doubted_at is None and now - grant.worked_at < NOTED:
+            return
+        account.bound = replace(account.bound, grant=replace(grant, worked_at=now, doubted_at=None))
+        with contextlib.suppress(DatabaseUnreachable):  # the next success is noted
+            await self._run(grants.note_worked, grant.id, grant.version)
+
+    async def test(self, key: str) -> Access | None:
+        """Refresh now, whatever the token's age and the gates; an account that cannot be refreshed: as `access`."""
+        self.accounts.forget(key)
+        account = await self.accounts.load(key)
+        if account is None or account.oauth is None or account.bound.grant.state not in PROBED:
+            account = await self.accounts.load_usable(key)
+            return None if account is None else account.access
+        return (await self._probed(account)).access
+
+    # -- refreshing ------------------------------------------------------------------------------------------
+
+    async def _renewed(self, account: Account, *, refused: bool, patience: float | None = None) -> Account:
+        """The account, refreshed: once at a time for each grant in this process. Raises `ResourceStopped`."""
+        id_, key = account.bound.grant.id, account.bound.resource_key
+        flight = self._flights.get(id_)
+        if flight is None:
+            flight = asyncio.create_task(self._refresh(account, refused=refused), name="refresh", context=apart())
+            self._flights[id_] = flight
+            flight.add_done_callback(lambda done: self._landed(id_, done))
+        done, _ = await asyncio.wait({flight}, timeout=patience)  # it goes on, whoever waits
+        if not done:
+            raise ResourceStopped(account.endpoint, "cooldown")
+        fresh = flight.result()
+        if fresh.bound.resource_key != key:  # another account of the same grant flew first
+            self.accounts.forget(key)
+            other = await self.accounts.load_usable(key)
+            if other is None:
+                raise ResourceStopped(key, "auth")
+            return other
+        return fresh
+
+    def _landed(self, id_: UUID, flight: asyncio.Task[Account]) -> None:
+        self._flights.pop(id_, None)
+        if not flight.cancelled():
+            flight.exception()  # its waiters have it
+
+    async def probe(self, key: str) -> bool | None:
+        """Refresh an account, whatever the gates say; returns whether its grant lives.
+
+        None if it cannot be refreshed, or if the endpoint did not answer.
+        """
+        self.accounts.forget(key)
+        account = await self.accounts.load(key)
+        if account is None or account.oauth is None:
+            return None
+        if not account.credentials.refresh_token and account.bound.grant.flow != "client_credentials":
+            return None
+        try:
+            await self._probed(account)
+        except _Died:
+            return False
+        except ResourceStopped:
+            return None
+        return True
+
+    async def _probed(self, account: Account) -> Account:
+        """Refresh now. Raises `ResourceStopped`, also if another process is refreshing the grant."""
+        key, grant = account.bound.resource_key, account.bound.grant
+        begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=False, probe=True)
+        if begun is None:
+            raise ResourceStopped(key, "auth")
+        if not begun.may_send:
+            raise ResourceStopped(account.endpoint, "cooldown", begun.grant.lease_until)
+        return await self._send(account, begun)
+
+    async def _refresh(self, account: Account, *, refused: bool) -> Account:
+        """Take the lease and send, or wait for the process that has it."""
+        grant, endpoint = account.bound.grant, account.endpoint
+        await self._endpoints.check(endpoint)
+        room, patience = await self._endpoints.room(endpoint), time.monotonic() + LONGEST
+        pause = POLL
+        while True:
+            async with room:
+                begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
+                if begun is not None and begun.may_send:
+                    return await self._send(account, begun)
+            self._require_hope(account, begun, refused=refused, last=time.monotonic() > patience)
+            if begun is None or begun.grant.version != grant.version or begun.grant.state not in USABLE:
+                return await self._again(account.bound.resource_key)
+            await asyncio.sleep(pause * (0.5 + self._roll()))
+            pause = min(1.2 * pause, 10 * POLL)
+
+    def _require_hope(self, account: Account, begun: Lease | None, *, refused: bool, last: bool) -> None:
+        """Raise `ResourceStopped` if waiting for another process can bring no newer token."""
+        key, endpoint = account.bound.resource_key, account.endpoint
+        if begun is None:
+            raise ResourceStopped(key, "auth")
+        if begun.shut:
+            raise ResourceStopped(account.provider.name, "auth")
+        now, waits = begun.grant, begun.grant.retry_at
+        if now.version != account.bound.grant.version or now.state not in USABLE:
+            return
+        if waits is not None and waits > begun.now:
+            raise ResourceStopped(endpoint, "cooldown", waits)
+        if last or (not refused and not tokens.is_expired(account.credentials, begun.now)):
+            raise ResourceStopped(endpoint, "cooldown", now.lease_until)  # the old one does meanwhile
+
+    async def _again(self, key: str) -> Account:
+        """The account as the process that refreshed it has written it. Raises `ResourceStopped`."""
+        self.accounts.forget(key)
+        account = await self.accounts.load_usable(key)
+        if account is None:
+            raise ResourceStopped(key, "auth")
+        return account
+
+    async def _send(self, account: Account, begun: Lease) -> Account:
+        """Refresh under the lease and commit."""
+        key, oauth, grant = account.bound.resource_key, account.oauth, begun.grant
+        assert oauth is not None  # noqa: S101 - callers looked
+        own = grant.secrets is not None
+        credentials = self.accounts.decrypt(grant) if own or self._store is None else await self._store.load(key)
+        if credentials is None or (not own and credentials.version != account.credentials.version):
+            await self._run(grants.let_go, grant)  # the app's table has moved on
+            return await self._again(key)
+        try:
+            ticket = await self._endpoints.admit(account.endpoint)
+        except BaseException:
+            await self._run(grants.let_go, grant)
+            raise
+        async with self._kept_up(grant):
+            return await self._sent(account, oauth, credentials, ticket, begun, own=own)
+
+    @contextlib.asynccontextmanager
+    async def _kept_up(self, grant: Grant) -> AsyncIterator[None]:
+        """Renew the grant's lease for as long as the block runs."""
+        over = asyncio.Event()
+
+        async def keep() -> None:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEASE / 4):
+                        await over.wait()
+                        return
+                with contextlib.suppress(DatabaseUnreachable):
+                    await self._run(grants.keep_up, grant, LEASE)
+
+        task = asyncio.create_task(keep(), name="resilient-refresh-lease")
+        try:
+            yield
+        finally:
+            over.set()
+            await task
+
+    async def _sent(
+        self, account: Account, oauth: OAuth2, credentials: Credentials, ticket: Ticket, begun: Lease, *, own: bool
+    ) -> Account:
+        """Send the refresh and write its outcome."""
+        key, grant = account.bound.resource_key, begun.grant
+        try:
+            answer = await self._ask(oauth, grant, credentials, begun.now)
+        except SetupError:  # nothing was sent: a key that is none
+            await self._endpoints.unsent(ticket)
+            await self._run(grants.let_go, grant)
+            raise
+        await self._endpoints.answered(ticket, answer.failure)
+        fresh = None if answer.failure is not None else tokens.merge(credentials, answer.body, oauth, begun.now)
+        if fresh is None:
+            await self._failed(account, grant, answer.failure or _NO_TOKEN)
+            return await self._again(key)
+        if grant.flow == "jwt_bearer":  # its key is what stays
+            fresh = replace(fresh, refresh_token=credentials.refresh_token, previous="", previous_until=None)
+        await self._commit(key, grant, credentials, fresh, own=own)
+        return await self._again(key)
+
+    async def _ask(self, oauth: OAuth2, grant: Grant, credentials: Credentials, now: datetime) -> TokenAnswer:
+        if grant.flow == "client_credentials":
+            return await self.client.client_credentials(oauth, now)
+        if grant.flow == "jwt_bearer":
+            return await self.client.by_key(oauth, credentials, now)
+        if not credentials.refresh_token:
+            return nothing_to_refresh()
+        oauth = replace(oauth, redirect_uri=credentials.values.get("redirect_uri", oauth.redirect_uri))
+        answer = await self.client.refresh(oauth, credentials.refresh_token, now)
+        older = tokens.replay(credentials, now)
+        if answer.failure is None or not older or tokens.refresh_failure(answer.failure) is not RefreshFailure.DEAD:
+            return answer
+        return await self.client.refresh(oauth, older, now)
+
+    async def _commit(self, key: str, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool) -> None:
+        """Store the new credentials before anybody uses them; try for `COMMITTING` seconds if the database is away."""
+        until = time.monotonic() + COMMITTING
+        while not await self._stored(key, grant, old, fresh, own=own, last=time.monotonic() > until):  # noqa: ASYNC110
+            await asyncio.sleep(spread_upwards(1.0, self._roll()))
+
+    async def _stored(
+        self, key: str, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool, last: bool
+    ) -> bool:
+        try:
+            if own:
+                new: Any = partial(self.accounts.encrypt_renewed, credentials=fresh)
+            elif self._store is not None and await self._saved(key, old, fresh, last=last):
+                new = grants.NewSecrets(None, None, fresh.expires_at, fresh.refresh_at)
+            else:
+                await self._run(grants.let_go, grant)
+                return True
+            won = await self._run(grants.renew_if_held, grant, new)
+        except DatabaseUnreachable:
+            if last:
+                raise
+            return False
+        if won:
+            log.info("the token of %s was refreshed (version %d)", key, grant.version + 1)
+            await self.client_taken(key.partition("/")[0])
+        return True
+
+    async def _saved(self, key: str, old: Credentials, fresh: Credentials, *, last: bool) -> bool:
+        """Whether the app's table stored them. An error of its own is tried again: the old token may be used up."""
+        assert self._store is not None  # noqa: S101 - callers looked
+        try:
+            return await self._store.save(key, old.version, fresh)
+        except Exception as error:
+            if last or isinstance(error, DatabaseUnreachable):
+                raise
+            log.warning("credentials.save() of %s failed (%s): it is tried again", key, type(error).__name__)
+            raise DatabaseUnreachable(f"credentials.save() of {key} failed: see the log") from error
+
+    async def _failed(self, account: Account, grant: Grant, failure: Failure) -> None:
+        """Write what a failed refresh means. Raises `ResourceStopped` unless another process refreshed the grant."""
+        key, name, endpoint = account.bound.resource_key, account.provider.name, account.endpoint
+        kind, now = tokens.refresh_failure(failure), self.accounts.now()
+        if kind is RefreshFailure.DEAD and not self._is_tenants(account):
+            await self.client_taken(name)
+        unexplained = kind in (RefreshFailure.UNEXPLAINED, RefreshFailure.MISCONFIGURED)
+        hopeless = unexplained and tokens.is_hopeless(grant.refusals + 1, grant.refused_since, now)
+        if kind is RefreshFailure.DEAD or hopeless:
+            return await self._died(key, name, grant, failure)
+        retry_at = now + timedelta(seconds=tokens.delay(grant.failures + 1, self._roll()))
+        if kind is RefreshFailure.THROTTLED:
+            most = float(bounds.TOLD_WAIT.value)
+            wait = (failure.retry_at - now).total_seconds() if failure.retry_at else failure.retry_in or 0.0
+            retry_at = max(now + timedelta(seconds=min(wait, most)), retry_at)
+        event = GrantEvent.LOST if kind is RefreshFailure.LOST else GrantEvent.REFUSED
+        client = kind is RefreshFailure.MISCONFIGURED
+        row = await self._run(
+            grants.settle_if_held, grant, event, failure.code, retry_at, unexplained=unexplained, client=client
+        )
+        self.accounts.forget(key)
+        if row is None or row.version != grant.version:
+            return None
+        warns = kind is RefreshFailure.LOST or (unexplained and row.refusals == WARN_AT)
+        level = logging.WARNING if warns else logging.INFO
+        log.log(level, "the token of %s could not be refreshed: %s (%s)", key, kind.value, failure.code)
+        if client and await self._is_application(account, grant, failure):
+            raise ResourceStopped(name, "auth")
+        raise ResourceStopped(key if unexplained else endpoint, "cooldown", retry_at)
+
+    async def _is_application(self, account: Account, grant: Grant, failure: Failure) -> bool:
+        """Whether the provider refuses the application (it is gated then); judged by `core.accounts.tokens`."""
+        assert account.oauth is not None  # noqa: S101 - it was refreshed
+        facts: Standing = await self._run(fuse.standing, grant)
+        refusal = tokens.Refusal(
+            explicit=tokens.is_explicit(failure, account.oauth), witness=grant.id in self._witnesses,
+            tenants=self._is_tenants(account), credible=facts.credible, others=facts.others, lately=facts.lately,
+        )  # fmt: skip
+        verdict, name = tokens.judge(refusal), account.provider.name
+        if verdict is tokens.Verdict.OPEN:
+            if facts.witnesses:
+                return await self._ask_witness(name, facts.witnesses)
+            verdict = tokens.Verdict.APPLICATION
+        if verdict is tokens.Verdict.APPLICATION:
+            await self.fuse.app_refused(name, failure.code)
+        return verdict is tokens.Verdict.APPLICATION
+
+    async def _ask_witness(self, name: str, ids: Sequence[UUID]) -> bool:
+        """Refresh a grant that has worked; returns whether its provider is gated after that."""
+        for id_ in ids:
+            self._witnesses.add(id_)
+            try:
+                lives = await self.fuse.lives([id_])
+            finally:
+                self._witnesses.discard(id_)
+            if await self._run(gates.auth_of, name) == APP_REFUSED:
+                return True
+            if lives is not None:
+                break
+        return False
+
+    def _is_tenants(self, account: Account) -> bool:
+        """Whether the account's customer owns the endpoint, or the key that requests to it are signed with."""
+        facts = self._ground.providers[account.provider.name].oauth
+        return (facts is not None and facts.at_tenants) or account.bound.grant.flow == "jwt_bearer"
+
+    async def client_taken(self, name: str) -> None:
+        """The provider accepted the application: accounts that wait because it was refused go on."""
+        await self._run(fuse.client_taken, name)
+
+    async def _died(self, key: str, provider: str, grant: Grant, failure: Failure) -> None:
+        death = await self.fuse.died(grant, failure.code)
+        self.accounts.forget(key)
+        if not death.died:
+            return
+        log.warning("the token of %s could not be refreshed: dead (%s)", key, failure.code)
+        doubted = death.grant is not None and death.grant.state is GrantState.SUSPECT
+        raise _Died(provider if doubted else key, "auth")
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _is_bad(self, key: str, version: int) -> bool:
+        """Whether this version of the credentials was refused; a note about an older version is deleted."""
+        if self._bad.get(key, version) != version:
+            del self._bad[key]
+        return key in self._bad
+
+    def _note_bad(self, key: str, version: int) -> None:
+        self._bad.pop(key, None)
+        self._bad[key] = version
+        if len(self._bad) > MOST:  # the oldest would be refused once more, if it is ever used again
+            del self._bad[next(iter(self._bad))]
+
+    async def _run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        return await self._ground.database.transaction(fn, *args, **kwargs)

@@ -1,0 +1,129 @@
+"""Token endpoints as resources of their own: ``github:token`` has limits, a cooldown and a breaker like any other.
+
+No job is claimed through them, so the refresh itself elects the breaker's probe. Every answer of the endpoint counts as
+a success, a refusal too; silence, an outage or a throttle counts as a failure. Only `AT_ONCE` requests of a process are
+under way to one endpoint, so that of thousands of tokens that expire together only a few meet an outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+from uuid_utils.compat import uuid7
+
+from resilient.core.base.errors import Failure, FailureKind, InvalidInput
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.base.hosts import origin_of
+from resilient.core.gates.breaker import counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilient.core.provider.auth import OAuth2
+    from resilient.engine.gates.gate import Gate, Ticket
+    from resilient.engine.ground.ground import Ground
+    from resilient.store.gates.circuits import Change
+    from resilient.wire.oauth.endpoints import TokenAnswer, TokenClient
+
+AT_ONCE: Final = 16  # requests of one process to one token endpoint
+_LONGEST: Final = 200  # characters of a key
+_MOST_ROOMS: Final = 1_000
+_ALIVE: Final = AnswerFacts(200)
+_THROTTLES: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
+
+
+def token_key(name: str, facts: OAuth2 | None, filled: OAuth2 | None) -> str:
+    """The resource key of an account's token endpoint; ``facts``: the provider's, before they were ``filled``.
+
+    Each host is a resource of its own where accounts name the host: its failures stop only accounts at that host.
+    """
+    if facts is None or filled is None or not facts.at_tenants:
+        return f"{name}:token"
+    try:
+        _, host, port = origin_of(filled.refresh_url or filled.token_url)
+    except InvalidInput:  # the account has no value for it
+        return f"{name}:token"
+    text = f"{name}:token@{host}:{port}"
+    if len(text) > _LONGEST or not text.isascii() or "[" in text:
+        text = f"{name}:token@{hashlib.sha256(host.encode()).hexdigest()[:32]}:{port}"
+    return text
+
+
+def nothing_to_refresh() -> TokenAnswer:
+    """The answer for a grant that has no refresh token to send."""
+    from resilient.wire.oauth.endpoints import TokenAnswer  # noqa: PLC0415 - httpx: only where something is sent
+
+    return TokenAnswer(failure=Failure(FailureKind.AUTH, code="no_refresh_token"))
+
+
+class TokenEndpoints:
+    """The gates of one app's token endpoints."""
+
+    def __init__(self, ground: Ground, on_change: Callable[[Change], None]) -> None:
+        self._ground, self._on_change, self._owner = ground, on_change, f"grants:{uuid7()}"
+        self._gate: Gate | None = None
+        self._client: TokenClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
+        self._rooms: dict[str, asyncio.Semaphore] = {}
+
+    async def close(self) -> None:
+        """Write what the gate has counted, and close the connections."""
+        if self._gate is not None and self._loop is asyncio.get_running_loop():
+            await self._gate.close()
+        self._gate, self._loop = None, None
+        if self._client is not None:
+            await self._client.aclose()
+
+    @property
+    def client(self) -> TokenClient:
+        """The HTTP client for token endpoints."""
+        if self._client is None:
+            from resilient.wire.oauth.endpoints import TokenClient  # noqa: PLC0415 - httpx: only where something is sent
+
+            self._client = TokenClient()
+        return self._client
+
+    async def check(self, key: str) -> None:
+        """Raise `ResourceStopped` if nothing may be sent now; a breaker that is due for its probe stops nobody."""
+        gate = await self._opened()
+        await gate.check(key, own="")
+
+    async def room(self, key: str) -> asyncio.Semaphore:
+        """The semaphore to enter before sending."""
+        await self._opened()
+        if key not in self._rooms and len(self._rooms) >= _MOST_ROOMS:  # hosts that accounts named
+            self._rooms = {name: room for name, room in self._rooms.items() if room.locked()}
+        return self._rooms.setdefault(key, asyncio.Semaphore(AT_ONCE))
+
+    async def admit(self, key: str) -> Ticket:
+        """The permit to send one request, perhaps as the probe. Raises `ResourceStopped`."""
+        gate = await self._opened()
+        return await gate.admit(key, own="")
+
+    async def unsent(self, ticket: Ticket) -> None:
+        """Nothing was sent: if this was the probe, the next one need not wait for the end of its lease."""
+        gate = await self._opened()
+        for key, generation in ticket.elected:
+            gate.give_back(key, generation)
+
+    async def answered(self, ticket: Ticket, failure: Failure | None) -> None:
+        """Report the outcome of a request; ``failure`` None: it succeeded."""
+        gate = await self._opened()
+        if failure is None or not (counts(failure) or failure.kind in _THROTTLES):
+            await gate.answered(ticket, ticket.key, _ALIVE, None)
+        else:
+            await gate.failed(ticket, ticket.key, failure)
+
+    async def _opened(self) -> Gate:
+        from resilient.engine.gates.gate import Gate  # noqa: PLC0415 - only where something is sent
+
+        loop = asyncio.get_running_loop()
+        if self._gate is None or self._loop is not loop:
+            self._rooms = {}
+            ground, on_change = self._ground, self._on_change
+            gate = Gate(ground.database, ground.policies, owner=self._owner, on_change=on_change)
+            self._gate, self._loop = gate, loop
+            await gate.start()
+        return self._gate

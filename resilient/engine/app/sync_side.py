@@ -1,0 +1,106 @@
+"""``app.sync.credentials``, for programs and threads without an event loop: see `SyncSide`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from resilient.core.base.errors import SetupError
+from resilient.store.db import pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from concurrent.futures import Future
+
+    from resilient.engine.accounts.access import Access
+    from resilient.engine.accounts.grants import Grants
+    from resilient.engine.alerts import Alerts
+    from resilient.engine.ground.ground import Ground
+
+T = TypeVar("T")
+
+
+class Credentials(NamedTuple):
+    """The features that `Resilient.credentials` needs, on one ground."""
+
+    alerts: Alerts
+    grants: Grants
+
+
+class _Side(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    features: Credentials
+    calls: set[Future[Any]]  # that threads wait for
+
+
+class SyncSide:
+    """``app.sync.credentials``, for programs and threads without an event loop.
+
+    A refresh needs a loop for its request, and the app's own may be busy, or none. So there is one in a thread of its
+    own, started by the first call, with its own connections to token endpoints; its transactions are synchronous. The
+    app and this side share nothing but the database, as two processes do. ``make`` makes the features on a ground.
+    """
+
+    def __init__(self, ground: Ground, make: Callable[[Ground], Credentials]) -> None:
+        self._ground, self._make = ground, make
+        self.begin_anew()
+        pool.renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """See `pool.renew_in_children`."""
+        self._lock = threading.Lock()
+        self._side: _Side | None = None
+
+    def credentials(self, key: str) -> Access:
+        """See `Resilient.credentials`. Raises `SetupError` if the app is closed while it waits."""
+        self._ground.ready_sync()
+        return self._run(lambda grants: grants.required(key))
+
+    def _run(self, ask: Callable[[Grants], Coroutine[Any, Any, T]]) -> T:
+        with self._lock:  # begun under it, too: `close` ends every call of the side that it takes away
+            side = self._side = self._side or self._opened()
+            call = asyncio.run_coroutine_threadsafe(ask(side.features.grants), side.loop)
+            side.calls.add(call)
+        try:
+            return call.result()
+        except CancelledError:
+            raise SetupError("the app was closed while a thread waited for credentials: ask again") from None
+        finally:
+            side.calls.discard(call)
+
+    def _opened(self) -> _Side:
+        features, loop = self._make(self._ground.in_threads()), asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="resilient-sync", daemon=True)
+        thread.start()
+        return _Side(loop, thread, features, set())
+
+    def close(self) -> None:
+        """Stop the loop and its thread; `Resilient.close` does it too. The next call of `credentials` starts them.
+
+        Refreshes under way end first. Calls that wait for anything else raise `SetupError`.
+        """
+        with self._lock:
+            side, self._side = self._side, None
+        if side is None:
+            return
+        asyncio.run_coroutine_threadsafe(side.features.grants.close(), side.loop).result()
+        for call in side.calls.copy():
+            call.cancel()
+        asyncio.run_coroutine_threadsafe(_closed(side.features), side.loop).result()
+        side.loop.call_soon_threadsafe(side.loop.stop)
+        side.thread.join()
+        side.loop.close()
+
+
+async def _closed(features: Credentials) -> None:
+    """Close the features, and end what is left of calls that were cancelled."""
+    await features.grants.close()  # a call may have begun a refresh while the others ended
+    await features.alerts.close()
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()

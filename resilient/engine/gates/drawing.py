@@ -1,0 +1,501 @@
+"""Request limits: drawn from the database when requests are sent, and lowered by what servers say.
+
+All draws of a worker that come while one transaction is under way go into the next, so a thousand waiting
+requests cost one. A busy path through fast limits leases some units more (a fraction of a second of the rate)
+and spends them without asking; what is left over goes back with the next draw, if nobody has drawn since. A
+draw that must wait a moment has reserved its place; one that would wait longer is refused, and so are those
+behind it until that time, without asking the database.
+
+A draw is for a moment of the database's clock, and good for a short while (`Place.until`): a request that reaches its
+socket later, because the commit was slow, a connection had to be opened or the process stood still, draws again, for a
+moment far enough ahead to be on time then (`lead`). So what goes over all sockets keeps to the limit, not only what was
+drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from resilient.core.base.bounds import ACTUAL_COST, believed_wait
+from resilient.core.base.errors import ResourceStopped
+from resilient.core.base.loggers import apart, logger
+from resilient.core.base.resource_key import depth
+from resilient.core.gates.policy import Tenancy
+from resilient.core.gates.rate_limit import ROAD, Limit
+from resilient.core.jobs.backoff import retry_pause
+from resilient.store.gates import limits
+from resilient.store.gates.limits import Observation, Settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from resilient.core.base.budgets import Budget
+    from resilient.store.db.database import Database
+    from resilient.store.gates.limits import Drawn
+
+log = logger("gate")
+PATIENCE: Final = 2.0  # seconds a request may wait in place
+Path = tuple[tuple[str, "Limit"], ...]  # (resource, limit) of every request limit on a request's path
+FRESH: Final = ROAD / 2  # seconds a draw is good for; the other half is for the way from the last look to the socket
+LEAST_LEAD, LONGEST_LEAD = 0.005, 1.0  # seconds
+_BATCH: Final = 500  # draws in one transaction
+_MOST_PURSES: Final = 10_000
+_LEAST_LEASE: Final = 2  # units
+_MOST_WINDOWS: Final = ACTUAL_COST.value
+_AWAY: Final = 5.0  # seconds a job waits if the database does not answer
+
+
+@dataclass(slots=True)
+class Purse:
+    """What this worker holds of one path of limits: units that were leased, to be spent without asking."""
+
+    path: Path
+    chunk: int  # units worth leasing at once; below 2: none
+    lease: float  # seconds
+    units: float = 0.0  # leased and not spent
+    until: float = 0.0  # monotonic
+    tats: tuple[float, ...] = ()  # of each limit, its theoretical arrival time (GCRA) after the lease
+    draws: int = 0  # in the present lease's time
+    before: int = 0  # draws in the lease's time before
+    since: float = 0.0  # monotonic
+    shut_until: float = 0.0  # epoch seconds; before that a draw of `shut_cost` is refused
+    shut_cost: float = 0.0
+    shut_by: str = ""
+
+    def count(self, at: float) -> None:
+        """One more draw."""
+        if at - self.since > self.lease:
+            self.before = self.draws if at - self.since <= 2 * self.lease else 0
+            self.draws, self.since = 0, at
+        self.draws += 1
+
+    def spend(self, cost: float, at: float) -> bool:
+        """Take from the leased units."""
+        if self.units < cost or at >= self.until:
+            return False
+        self.units -= cost
+        return True
+
+
+@dataclass(slots=True)
+class Place:
+    """One draw: when to send (monotonic), until when at the latest, and what `Settled` needs to give it back."""
+
+    purse: Purse
+    cost: float
+    send_at: float
+    until: float
+    slot: float  # the earliest the moment it was drawn for can be, monotonic
+    tats: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    purse: Purse
+    cost: float
+    answer: asyncio.Future[Drawn]
+    lead: float = 0.0
+
+
+class Drawing:
+    """The draws of one worker."""
+
+    def __init__(
+        self,
+        database: Database,
+        monotonic: Callable[[], float],
+        now: Callable[[], datetime],
+        roll: Callable[[], float],
+    ) -> None:
+        self._database, self._monotonic, self._now, self._roll = database, monotonic, now, roll
+        self._purses: dict[tuple[tuple[str, str], ...], Purse] = {}
+        self._leased: list[Purse] = []  # purses with units
+        self._waiting: list[_Waiting] = []
+        self._settled: list[Settled] = []
+        self._clocks = ClockBracket()
+        self._lead = 0.0  # seconds; how far ahead a draw must be to be on time
+        self._observations: dict[tuple[str, str], Observation] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._failures = 0  # transactions in a row that failed
+        self._pause: asyncio.TimerHandle | None = None  # at its end settlements that failed are tried again
+
+    async def draw(self, path: Path, cost: float) -> Place:
+        """Draw ``cost`` from every limit of ``path``; send at `Place.send_at`. Raises `ResourceStopped`."""
+        purse, at = self._purse(path), self._monotonic()
+        purse.count(at)
+        if purse.spend(cost, at):
+            return Place(purse, cost, at, purse.until + FRESH, at, purse.tats)
+        self._refuse_if_shut(purse, cost)
+        waiting = _Waiting(purse, cost, asyncio.get_running_loop().create_future(), self._lead)
+        self._lead = self._lead * 0.95 if self._lead > LEAST_LEAD else 0.0  # perhaps less will do
+        self._waiting.append(waiting)
+        self._start()
+        try:
+            drawn = await waiting.answer
+        except asyncio.CancelledError:
+            self._cancelled(waiting)
+            raise
+        if not drawn.draw.granted:
+            purse.shut_until, purse.shut_cost = drawn.draw.until, cost
+            purse.shut_by = path[drawn.draw.by][0]
+            raise self._stopped(purse)
+        return self._place(purse, cost, drawn)
+
+    def _place(self, purse: Purse, cost: float, drawn: Drawn) -> Place:
+        slot, send_at = self._clocks.earliest(drawn.draw.until), self._clocks.latest(drawn.draw.until)
+        until = slot + purse.lease + FRESH
+        if self._clocks.settled:  # the bracket will get no narrower: it is sent as soon as it surely may be
+            until = max(until, send_at + FRESH / 2)
+        return Place(purse, cost, send_at, until, slot, drawn.tats)
+
+    def is_late(self, place: Place) -> bool:
+        """Whether a request may not be sent on this draw any more. May be asked from any thread."""
+        return self._monotonic() > place.until
+
+    async def draw_again(self, place: Place) -> Place:
+        """Another draw for one that is late. Raises `ResourceStopped`."""
+        self._lead = min(LONGEST_LEAD, 1.25 * max(0.0, self._monotonic() - place.slot))
+        place.purse.units = 0.0  # leased at the same time, and as late
+        self.give_back(place)
+        return await self.draw(place.purse.path, place.cost)
+
+    def give_back(self, place: Place) -> None:
+        """Nothing was sent on this draw: it comes back with the next one, if it is the last by then."""
+        for (key, limit), until in zip(place.purse.path, place.tats, strict=True):
+            self._settled.append(Settled(key, limit, -place.cost, until, unsent=True))
+        self._start()
+
+    def settle(self, place: Place, units: float, *, shared: bool = True) -> None:
+        """With the next draw take ``units`` more than were asked for; negative: an answer cost so many less.
+
+        A cost is bounded by what the limit gives in its window, and at a limit that accounts share also by what the
+        account's own limits give in theirs. ``shared``: settle at such limits too.
+        """
+        if units:
+            path = place.purse.path
+            most = min((limit.rate for key, limit in path if depth(key) > 1), default=float("inf"))
+            for (key, limit), until in zip(path, place.tats, strict=True):
+                if depth(key) > 1:
+                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS), until))
+                elif shared:
+                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS, most), until))
+            self._start()
+
+    def observe(self, observation: Observation) -> None:
+        """Remember what the server reported; `flush` writes it."""
+        id_ = (observation.resource_key, observation.limit.name)
+        before = self._observations.get(id_)
+        if before is None or observation.sent_at >= before.sent_at:
+            self._observations[id_] = observation
+
+    async def flush(self) -> None:
+        """Try once to write settlements, which stay pending while the database is away; write observations."""
+        self._end_pause()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+        if observations := list(self._observations.values()):
+            self._observations = {}
+            await self._database.transaction(limits.observe, observations)
+
+    async def close(self) -> None:
+        """Wait for the try under way; what it could not settle is given up."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+        self._settled.clear()
+        self._end_pause()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _purse(self, path: Path) -> Purse:
+        id_ = tuple((key, limit.name) for key, limit in path)
+        purse = self._purses.get(id_)
+        if purse is None or purse.path != path:
+            if len(self._purses) >= _MOST_PURSES:
+                self._purses.clear()
+            lease = min(limit.lease for _, limit in path)
+            chunk = int(min(lease / limit.interval for _, limit in path))
+            purse = self._purses[id_] = Purse(path, chunk if chunk >= _LEAST_LEASE else 0, lease)
+        return purse
+
+    def _refuse_if_shut(self, purse: Purse, cost: float) -> None:
+        if cost >= purse.shut_cost and purse.shut_until > self._now().timestamp() + PATIENCE:
+            raise self._stopped(purse)
+
+    def _stopped(self, purse: Purse) -> ResourceStopped:
+        # A little early: the rest of the wait takes place in `draw`, where its end is reserved.
+        until = datetime.fromtimestamp(purse.shut_until - PATIENCE / 2, UTC)
+        return ResourceStopped(purse.shut_by, "limit", until)
+
+    def _cancelled(self, waiting: _Waiting) -> None:
+        answer = waiting.answer
+        if not answer.done() or answer.cancelled() or answer.exception() is not None:
+            return
+        if answer.result().draw.granted:
+            self.give_back(self._place(waiting.purse, waiting.cost, answer.result()))
+
+    def _start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="resilient-draw", context=apart())
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if self._settled:
+            self._start()
+
+    def _failed(self, error: Exception) -> None:
+        """Settlements pause before they are tried again; a draw does not wait for that, and takes them along."""
+        if not self._failures:  # once per outage
+            log.warning("cannot draw request limits (%s: %s)", type(error).__name__, error)
+        if self._settled and self._pause is None:
+            pause = retry_pause(self._failures, self._roll())
+            self._pause = asyncio.get_running_loop().call_later(pause, self._end_pause, context=apart())
+        self._failures += 1
+
+    async def _run(self) -> None:
+        while self._waiting or (self._settled and self._pause is None):
+            batch = [w for w in self._waiting[:_BATCH] if not w.answer.cancelled()]
+            self._waiting = self._waiting[_BATCH:]
+            settled, self._settled = self._settled + self._left_over(), []
+            asks = [limits.Ask(w.purse.path, w.cost, PATIENCE, self._more(w, batch), w.lead) for w in batch]
+            try:
+                drawn = await self._transaction(asks, settled)
+            except Exception as error:  # noqa: BLE001 - the database may be away; the jobs wait
+                self._settled += [one for one in settled if one.units > 0]
+                self._failed(error)
+                until = self._now() + timedelta(seconds=_AWAY)
+                for w in batch:
+                    if not w.answer.done():
+                        w.answer.set_exception(ResourceStopped(w.purse.path[0][0], "database", until))
+                continue
+            self._failures = 0
+            self._end_pause()
+            for w, answer in zip(batch, drawn, strict=True):
+                if answer.leased:
+                    w.purse.units, w.purse.tats = w.purse.units + answer.leased, answer.tats
+                    w.purse.until = self._clocks.earliest(answer.now) + w.purse.lease
+                    self._leased.append(w.purse)
+                if not w.answer.done():
+                    w.answer.set_result(answer)
+                elif answer.draw.granted:  # cancelled meanwhile
+                    self.give_back(self._place(w.purse, w.cost, answer))
+
+    async def _transaction(self, asks: list[limits.Ask], settled: list[Settled]) -> list[limits.Drawn]:
+        try:
+            return await self._exchange(asks, settled)
+        except Exception:  # noqa: BLE001 - once more: a deadlock or a cut connection is over by then
+            await asyncio.sleep(0.05)
+            return await self._exchange(asks, settled)
+
+    async def _exchange(self, asks: list[limits.Ask], settled: list[Settled]) -> list[limits.Drawn]:
+        before = self._monotonic()
+        drawn: list[limits.Drawn] = await self._database.transaction(limits.draw, asks, settled)
+        if drawn:
+            self._clocks.learn(drawn[0].now, before, self._monotonic())
+        return drawn
+
+    def _more(self, w: _Waiting, batch: list[_Waiting]) -> int:
+        """Units to lease on top: as many as the purse used lately, for the last of its draws in the batch."""
+        purse = w.purse
+        if not purse.chunk or w.lead or next(x for x in reversed(batch) if x.purse is purse) is not w:
+            return 0
+        lately = max(purse.before, purse.draws)
+        return min(purse.chunk, lately) if lately >= _LEAST_LEASE else 0
+
+    def _left_over(self) -> list[Settled]:
+        """Leased units nobody spent in time."""
+        at = self._monotonic()
+        over = [purse for purse in self._leased if purse.until <= at]
+        self._leased = [purse for purse in self._leased if purse.until > at]
+        refunds = [
+            Settled(key, limit, -purse.units, until, unsent=True)
+            for purse in over
+            if purse.units
+            for (key, limit), until in zip(purse.path, purse.tats, strict=True)
+        ]
+        for purse in over:
+            purse.units = 0.0
+        return refunds
+
+
+# -- clocks -----------------------------------------------------------------------------------------------------------
+#
+# Where a moment of the database's clock lies on this process's own clock: at the earliest, at the latest.
+#
+# Each exchange with the database that names its time brackets the difference of the two clocks: the time was read after
+# the question left and before the answer was here. The narrowest bracket of late is kept; drift widens it. A clock that
+# was set breaks it, and a new one begins.
+
+_DRIFT: Final = 5e-4  # seconds a second, of two clocks that nobody disciplines
+_ENOUGH: Final = 8  # exchanges after which the bracket is as narrow as the way to the database allows
+
+
+class ClockBracket:
+    """See the top of this file. Moments of the database are epoch seconds, those of this process are monotonic."""
+
+    def __init__(self) -> None:
+        self._low = self._high = 0.0  # the database's clock less this process's: at least, at most
+        self._at = 0.0  # when that was learnt
+        self._exchanges = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether more exchanges would not make it narrower."""
+        return self._exchanges >= _ENOUGH
+
+    def learn(self, moment: float, before: float, after: float) -> None:
+        """Take in that the database's time was ``moment`` between ``before`` and ``after`` of this process."""
+        drift = (after - before) * _DRIFT
+        bracket = moment - after - drift, moment - before + drift
+        low, high = bracket
+        if self._exchanges:
+            drift = (after - self._at) * _DRIFT
+            low, high = max(low, self._low - drift), min(high, self._high + drift)
+        if low > high:
+            (low, high), self._exchanges = bracket, 0
+        self._low, self._high, self._at = low, high, after
+        self._exchanges += 1
+
+    def earliest(self, moment: float) -> float:
+        """The time of this process before which it is not yet ``moment`` at the database."""
+        return moment - self._high
+
+    def latest(self, moment: float) -> float:
+        """The time of this process from which on it is ``moment`` at the database, or later."""
+        return moment - self._low
+
+
+# -- the server's word ------------------------------------------------------------------------------------------------
+#
+# Which declared limit a server's budget belongs to, and what follows from it.
+#
+# A budget belongs to the limit of the same name, else of the same size, else to the only one there is for the only
+# thing it could mean. A limit that all accounts of a provider share is lowered only by a budget of its name, which is
+# the facts' word, and never by a host that an account chose: what is told to one account binds that account. A budget
+# that no limit was declared for is noted all the same (`Stated`), so that no more jobs are claimed than it has left;
+# when it is spent, requests would only be refused, so the resource rests until its reset. Resets are believed as far as
+# `bounds.believed_wait` says.
+
+MOST_STATED: Final = 8  # budgets of a resource
+CLOSE: Final = 200  # left: what the slots of a few workers use up within a second
+_STEADY: Final = 2  # answers in a row that state a budget, after which every request is taken to count for it
+_MOST: Final = 20_000  # resources
+_WINDOWS: Final = (1.0, 10.0, 60.0, 3600.0, 86400.0)  # seconds, of a budget that does not say how long it is
+
+
+@dataclass(slots=True)
+class _Stated:
+    limit: Limit
+    until: float  # epoch seconds
+    answers: int = 0
+
+
+class Stated:
+    """The budgets that the answers of each resource state and nobody declared, at most `MOST_STATED` of each.
+
+    Where some answers state one and others do not (another one for searches, say), nobody knows before a request what
+    it will count for, so that budget limits nothing: give such requests a resource of their own.
+    """
+
+    def __init__(self) -> None:
+        self.limits: dict[str, tuple[Limit, ...]] = {}  # by resource, those that jobs are held to
+        self._of: dict[str, dict[str, _Stated]] = {}
+
+    def take_in(
+        self, key: str, stated: Sequence[tuple[Budget, float]], now: float, *, everything: bool = False
+    ) -> list[tuple[Limit, Budget]]:
+        """One answer's budgets, each with the seconds until its reset; returns those that are nearly used up.
+
+        ``everything``: also the others.
+        """
+        if len(self._of) >= _MOST:
+            self._of.clear()
+            self.limits.clear()
+        kept, names = self._of.setdefault(key, {}), {budget.name for budget, _ in stated}
+        for name in [name for name in kept if name not in names]:
+            kept[name].answers = 0
+            if now > kept[name].until + kept[name].limit.per:
+                del kept[name]
+        near = []
+        for budget, seconds in stated:
+            one = self._one(kept, budget, seconds, now)
+            if one is not None and one.answers >= _STEADY and (everything or (budget.remaining or 0.0) <= CLOSE):
+                near.append((one.limit, budget))
+        if near:
+            self.limits[key] = tuple(limit for limit, _ in near)
+        else:
+            self.limits.pop(key, None)
+        return near
+
+    def _one(self, kept: dict[str, _Stated], budget: Budget, seconds: float, now: float) -> _Stated | None:
+        if not budget.limit or (budget.name not in kept and len(kept) >= MOST_STATED):
+            return None
+        per = budget.window or next((w for w in _WINDOWS if seconds <= w + 1), seconds)
+        one = kept.get(budget.name)
+        if one is None or one.limit.rate != budget.limit or one.limit.per < per:
+            answers = 0 if one is None else one.answers
+            one = kept[budget.name] = _Stated(Limit.stated(budget.name, budget.limit, per), now, answers)
+        one.until, one.answers = now + seconds, one.answers + 1
+        return one
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The limits on a request's path, and which of them its answer may speak about.
+
+    ``own`` are those of its account and below: what an unnamed budget may mean. ``named`` may be lowered by a budget
+    of their name.
+    """
+
+    own: Path
+    named: Path
+
+    @classmethod
+    def of(cls, declared: Path, key: str, tenancy: Tenancy = Tenancy.SHARED) -> Reach:
+        """The limits on the path of ``key``; a root's own requests speak about the root."""
+        own = declared if depth(key) == 1 else tuple(one for one in declared if depth(one[0]) > 1)
+        return cls(own, own if tenancy is Tenancy.APART else declared)
+
+
+def observation_of(budget: Budget, reach: Reach, sent_at: datetime, now: datetime) -> Observation | None:
+    """What the budget says about a declared limit; None if it says nothing, or nothing that slows us."""
+    owner = _owner(budget, reach)
+    if owner is None or budget.remaining is None or budget.reset_at is None:
+        return None
+    key, limit = owner
+    seconds = believed_wait((budget.reset_at - now).total_seconds(), limit.per)
+    if seconds <= 0 or (budget.remaining > limit.capacity and seconds <= budget.remaining * limit.interval):
+        return None
+    return Observation(key, limit, budget.remaining, now.timestamp() + seconds, sent_at.timestamp())
+
+
+def undeclared(budget: Budget, reach: Reach, now: datetime) -> float | None:
+    """Seconds until a budget that no limit was declared for is full again; None if it has one, or none is told."""
+    if budget.unit != "requests" or budget.remaining is None or budget.reset_at is None or budget.reset_at <= now:
+        return None
+    return None if _owner(budget, reach) is not None else believed_wait((budget.reset_at - now).total_seconds())
+
+
+def spent(budget: Budget, reach: Reach, now: datetime) -> datetime | None:
+    """When an undeclared budget that is used up is full again; None if there is nothing to wait for."""
+    if budget.unit != "requests" or budget.remaining is None or budget.remaining > 0 or budget.reset_at is None:
+        return None
+    if budget.reset_at <= now or _owner(budget, reach) is not None:
+        return None
+    return now + timedelta(seconds=believed_wait((budget.reset_at - now).total_seconds()))
+
+
+def _owner(budget: Budget, reach: Reach) -> tuple[str, Limit] | None:
+    if budget.unit != "requests":
+        return None
+    for key, limit in reach.named:
+        if limit.name == budget.name:
+            return key, limit
+    same = [(key, limit) for key, limit in reach.own if budget.limit is not None and limit.rate == budget.limit]
+    if not same and budget.limit is None and len(reach.own) == 1:
+        same = list(reach.own)
+    return same[0] if same else None

@@ -1,0 +1,540 @@
+"""The gate of one worker process: may this job start, may this request be sent, and what came of it.
+
+Before each start and each request the facts of the whole path are looked at; they are at most `MAX_AGE` old
+(the promise is a second). What this worker finds out itself counts at once, what another one finds out as soon as
+it is told (`forget`); where nobody can be told, on SQLite, facts age faster, so that little is sent after a 429.
+Limits are drawn per request (`drawing.py`), outcomes summed (`reporter.py`), throttles written immediately and once,
+however many requests were in flight.
+
+Everything runs on the worker's event loop; requests of threads come to it (`Worker.from_thread`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.base.errors import WAITS_FOR_RESOURCE, DatabaseUnreachable, FailureKind, ResourceStopped
+from resilient.core.base.instants import add_seconds
+from resilient.core.base.loggers import logger
+from resilient.core.base.phrases import moment
+from resilient.core.base.resource_key import path
+from resilient.core.gates.admission import ResourceFacts, Stop, in_force, needs_count, paced, refusal
+from resilient.core.gates.breaker import child_of, judge, names, scoped
+from resilient.core.gates.policy import Tenancy
+from resilient.core.jobs.backoff import retry_pause
+from resilient.core.jobs.outcomes import Failed, Succeeded
+from resilient.engine.gates.drawing import CLOSE, Drawing, Reach, Stated, observation_of, spent, undeclared
+from resilient.engine.gates.lessons import Lessons
+from resilient.engine.gates.reporter import QUIET, Probing, Reporter
+from resilient.engine.gates.snapshot import Snapshot
+from resilient.store.gates import controls as gates
+from resilient.store.gates.limits import Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
+
+    from resilient.core.base.budgets import Budget
+    from resilient.core.base.errors import Failure
+    from resilient.core.base.exchange import AnswerFacts
+    from resilient.core.gates.breaker import Probes
+    from resilient.core.gates.learnt import Refusal
+    from resilient.core.gates.policy import Policies
+    from resilient.core.jobs.outcomes import Outcome
+    from resilient.engine.gates.drawing import Path, Place
+    from resilient.engine.gates.lessons import Flight
+    from resilient.store.db.database import Database
+    from resilient.store.gates.circuits import Change
+
+log = logger("gate")
+MAX_AGE: Final = 0.25  # seconds
+MAX_AGE_UNTOLD: Final = 0.05
+FRESH_FOR: Final = 0.75  # seconds from the look at the gates to the socket; with `MAX_AGE` a second
+LOOK_BEFORE: Final = 0.1  # seconds before a reserved moment in which the gates are looked at
+_MOST_TRIES: Final = 5  # draws for one request, where every one comes too late
+_SOON: Final = 0.1  # seconds until other processes may know of a window that is nearly spent
+HORIZON: Final = timedelta(hours=24)  # a cooldown that ends later is one that a person should look at
+
+
+@dataclass(slots=True)
+class Ticket:
+    """Leave to send one request: the generations it is sent under, and what was drawn for it."""
+
+    key: str
+    generations: tuple[int, ...]  # of `path(key)`
+    probing: tuple[str, ...]
+    sent_at: datetime
+    elected: Probes = ()  # circuits it tries out by election of its own
+    fresh_until: float = 0.0  # monotonic; the gates were looked at so lately
+    place: Place | None = field(default=None, repr=False)
+    flights: tuple[Flight, ...] = field(default=(), repr=False)
+
+
+class Gate:
+    """See the top of this file.
+
+    ``owner`` is the worker's id, under which the claim elects its probes. ``on_change`` hears of circuits
+    that opened or closed, ``on_cooldown`` of resources that began to rest, or rest longer.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        policies: Policies,
+        *,
+        owner: str | None = None,
+        rng: random.Random | None = None,
+        monotonic: Callable[[], float] | None = None,
+        max_age: float | None = None,
+        on_change: Callable[[Change], None] | None = None,
+        on_cooldown: Callable[[ResourceFacts], None] | None = None,
+    ) -> None:
+        clock = database.dialect.clock
+        # Under a test clock facts age with it; timers and leases still run by the process's own time.
+        aging = monotonic or (time.monotonic if clock is None else lambda: clock().timestamp())
+        self._monotonic = monotonic = monotonic or time.monotonic
+        self._database, self._policies, self._owner = database, policies, owner
+        self._roll = (rng or random.Random()).random  # noqa: S311 - jitter
+        if max_age is None:
+            max_age = MAX_AGE_UNTOLD if database.is_sqlite else MAX_AGE
+        self._snapshot = Snapshot(database, aging, max_age)
+        self._drawing = Drawing(database, monotonic, self.now, self._roll)
+        self._reporter = Reporter(
+            database, policies, snapshot=self._snapshot, drawing=self._drawing, monotonic=monotonic,
+            roll=self._roll, on_change=on_change,
+        )  # fmt: skip
+        self._probing = Probing(
+            database, policies, owner=owner, snapshot=self._snapshot, reporter=self._reporter, is_probe=self._probes
+        )
+        self._on_cooldown = on_cooldown
+        self._lessons = Lessons(
+            database, policies, snapshot=self._snapshot, monotonic=monotonic, spawn=self._reporter.spawn
+        )
+        self.stated = Stated()
+        self._resting: dict[str, datetime] = {}  # throttles on their way to the database
+        self._closing = False
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin on this loop."""
+        self._closing = False
+        self._reporter.start(asyncio.get_running_loop())
+
+    async def close(self) -> None:
+        """Write everything and stop."""
+        self._closing = True
+        await self._lessons.close()
+        await self._reporter.close()
+
+    async def flush(self) -> None:
+        """Write all sums now."""
+        await self._reporter.flush()
+        await self._lessons.flush()
+
+    def now(self) -> datetime:
+        """The database's time."""
+        return self._snapshot.now()
+
+    # -- knowing ---------------------------------------------------------------------------------------------
+
+    def learn(self, facts: Mapping[str, ResourceFacts], now: datetime) -> None:
+        """Take in what a claim has read and written."""
+        self._snapshot.learn(facts, now)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Somebody says that these resources changed: read them again before they are used."""
+        self._snapshot.forget(keys)
+
+    def stop(self, key: str, *, probes: Probes = ()) -> Stop | None:
+        """What stops a job of ``key`` from starting, as far as is known without asking the database."""
+        if not self._resting and not self._uneasy(key):
+            return None
+        facts_of, now = self._snapshot.known, None
+        for level in path(key):
+            facts = facts_of.get(level)
+            if level in self._resting:
+                return Stop(level, "cooldown", self._resting[level])
+            if facts is None or facts.calm:
+                continue
+            now = now or self.now()
+            stop = refusal(facts, now, probing=self._probes(facts, probes))
+            if stop is not None:
+                return stop
+        return None
+
+    def capped(self, key: str) -> Sequence[str]:
+        """The keys of the path on which an ended job frees a slot that others may wait for."""
+        if not self._uneasy(key):
+            return self._policies.capped(key)
+        facts_of, keys = self._snapshot.known, []
+        for level in path(key):
+            facts = facts_of.get(level)
+            override = None if facts is None else facts.policy_override
+            policy = in_force(
+                self._policies.for_key(level, override), None if facts is None else facts.learnt, self.now()
+            )
+            if policy.concurrency is not None or (facts is not None and needs_count(facts, policy, self.now())):
+                keys.append(level)
+        return keys
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    async def check(self, key: str, *, probes: Probes = (), own: str | None = None) -> bool:
+        """Raise `ResourceStopped` if a gate of the path is shut; facts are fresh.
+
+        ``own``: the job's key, whose path the claim elects the probes of; "" if there is no job. A circuit of any other
+        resource that is due may be tried out by a request (True then), or nobody ever would.
+        """
+        await self._snapshot.refresh(path(key))
+        if (stop := self.stop(key, probes=probes)) is None:
+            return False
+        if own is not None and stop.gate == "breaker" and self._probing.due(key, own, probes):
+            return True
+        raise ResourceStopped(stop.resource, stop.gate, stop.until)
+
+    async def admit(self, key: str, cost: float = 1.0, *, probes: Probes = (), own: str | None = None) -> Ticket:
+        """Check the gates and draw the request limits, waiting up to two seconds; raises `ResourceStopped`.
+
+        Exactly one of `answered`, `failed` and `abandoned` takes the ticket back. See `check` for ``own``.
+        """
+        due = await self.check(key, probes=probes, own=own)
+        flights = await self._lessons.flows.enter(key, limited=bool(self._limits(key)))
+        try:
+            limits = self._limits(key)
+            if (not limits or cost <= 0) and not due:
+                if self.stop(key, probes=probes) is not None:  # it waited for its turn
+                    await self.check(key, probes=probes, own=own)
+                ticket = self._ticket(key, probes)
+            else:
+                ticket = await self._drawn(key, cost, limits, probes=probes, own=own)
+        except BaseException:
+            self._lessons.flows.leave(flights)
+            raise
+        ticket.flights = flights
+        return ticket
+
+    async def _drawn(self, key: str, cost: float, limits: Path, *, probes: Probes, own: str | None) -> Ticket:
+        """A ticket with what was drawn for it, and with the circuits that it tries out."""
+        place: Place | None = None
+        elected: Probes = ()
+        try:
+            for _ in range(_MOST_TRIES):
+                if limits and cost > 0:
+                    place = await self._drawing.draw(limits, cost)
+                due, now = await self._look_and_wait(place, key, probes, own), self._limits(key)
+                if place is None or now == limits or not self._lessons.is_slower_now(place, now):
+                    break
+                self._drawing.give_back(place)  # drawn at a rate that holds no more
+                place, limits = None, now
+            if due:
+                elected = await self._probing.elect(key, own or "")
+                probes = (*probes, *elected)
+                await self.check(key, probes=probes)
+        except BaseException:
+            if place is not None:
+                self._drawing.give_back(place)
+            for level, generation in elected:
+                self._probing.give_back(level, generation)
+            raise
+        ticket = self._ticket(key, probes)
+        ticket.place, ticket.elected = place, elected
+        return ticket
+
+    async def _look_and_wait(self, place: Place | None, key: str, probes: Probes, own: str | None) -> bool:
+        """Be at a place's moment with the gates looked at just before; see `check` for what is returned."""
+        ahead = 0.0 if place is None else place.send_at - self._monotonic()
+        if ahead > LOOK_BEFORE:
+            await asyncio.sleep(ahead - LOOK_BEFORE)
+        due = await self.check(key, probes=probes, own=own)  # both the wait and the draw took time
+        if place is not None and (ahead := place.send_at - self._monotonic()) > 0:
+            await asyncio.sleep(ahead)
+            if not due and (stop := self.stop(key, probes=probes)) is not None:  # this worker has heard of it meanwhile
+                raise ResourceStopped(stop.resource, stop.gate, stop.until)
+        return due
+
+    def is_late(self, ticket: Ticket) -> bool:
+        """Asked in the moment before the request is written, from any thread: whether to call `again` first."""
+        if self._monotonic() > ticket.fresh_until:
+            return True
+        return ticket.place is not None and self._drawing.is_late(ticket.place)
+
+    async def again(self, ticket: Ticket) -> None:
+        """What was admitted has waited too long to be sent: look at the gates, and draw, once more.
+
+        Raises `ResourceStopped`; nothing was sent then, and what was drawn is given back.
+        """
+        key = ticket.key
+        of_path = zip(path(key), ticket.generations, strict=True)
+        probes = tuple(one for one in of_path if one[0] in ticket.probing)
+        for _ in range(_MOST_TRIES):
+            place, ticket.place = ticket.place, None  # it is the drawing's again
+            if place is not None:
+                place = await self._drawing.draw_again(place) if self._drawing.is_late(place) else place
+            try:
+                await self._look_and_wait(place, key, probes, None)
+            except BaseException:
+                if place is not None:
+                    self._drawing.give_back(place)
+                raise
+            new = self._ticket(key, probes)
+            ticket.generations, ticket.sent_at, ticket.fresh_until = new.generations, new.sent_at, new.fresh_until
+            ticket.place = place
+            if not self.is_late(ticket):
+                return
+
+    def give_back(self, key: str, generation: int) -> None:
+        """See `Probing.give_back`."""
+        self._probing.give_back(key, generation)
+
+    async def answered(self, ticket: Ticket, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
+        """Take in an answer: a cooldown at once, then breaker, budgets and the real cost."""
+        if failure is not None and failure.kind in WAITS_FOR_RESOURCE:
+            await self._throttled(key, failure, ticket)
+        elif failure is None and self._policies.for_key(ticket.key).learn.latency:
+            with contextlib.suppress(DatabaseUnreachable):  # it is measured again
+                await self._lessons.timed(ticket, (self.now() - ticket.sent_at).total_seconds())
+        self._count(ticket, failure)
+        if (place := ticket.place) is not None and answer.cost is not None:
+            shared = self._policies.tenancy(key) is not Tenancy.APART  # a host of its own bills its account alone
+            self._drawing.settle(place, answer.cost - place.cost, shared=shared)
+        if answer.budgets:
+            await self.budgets(ticket, answer.budgets)
+
+    async def failed(self, ticket: Ticket, key: str, failure: Failure) -> None:
+        """Take in a request without an answer."""
+        if failure.kind in WAITS_FOR_RESOURCE:
+            await self._throttled(key, failure, ticket)
+        self._count(ticket, failure)
+
+    def abandoned(self, ticket: Ticket) -> None:
+        """A request nobody waits for any more: it says nothing, and what was drawn for it is gone."""
+        self._lessons.flows.leave(ticket.flights)
+        ticket.flights = ()
+
+    def ended(self, key: str, probes: Probes, outcome: Outcome, *, answered: bool) -> None:
+        """An execution is over: what no request of it said about its resource, its outcome does.
+
+        A probe that decided nothing gives its circuit back.
+        """
+        if isinstance(outcome, Succeeded) and not probes and (answered or not self._uneasy(key)):
+            return
+        failure = outcome.failure if isinstance(outcome, Failed) else None
+        silent = not answered and isinstance(outcome, (Failed, Succeeded))
+        telling = silent and (failure is not None or bool(probes) or self._uneasy(key))
+        if telling or probes:
+            ticket = self._ticket(key, probes)
+            if telling:
+                self._count(ticket, failure)
+            elif ticket.probing:
+                self._undecided(ticket)
+        if failure is not None and failure.status is None and failure.kind in WAITS_FOR_RESOURCE:
+            self._said_throttled(key, failure)
+
+    async def cool_down(
+        self,
+        key: str,
+        until: datetime | None,
+        code: str | None = None,
+        *,
+        sent_at: datetime | None = None,
+        exact: bool = False,
+        refusal: Refusal | None = None,
+    ) -> None:
+        """``key`` was throttled until the told time (None: it did not say); see `core.gates.retry_after.cooled`.
+
+        ``refusal``: what it may teach (`core.gates.learnt`).
+        """
+        if not self._rest(key, until):
+            self._lessons.in_vain(key, refusal)
+            return
+        try:
+            await self._cool_down(key, until, code, sent_at=sent_at, exact=exact, refusal=refusal)
+        except DatabaseUnreachable as error:  # what was answered is not lost over it
+            log.warning("cannot write yet that %s is throttled (%s)", key, error)
+            words = {"sent_at": sent_at, "exact": exact, "refusal": refusal}
+            self._reporter.spawn(self._cool_down_later(key, until, code, words))
+
+    async def _cool_down_later(
+        self, key: str, until: datetime | None, code: str | None, words: Mapping[str, Any]
+    ) -> None:
+        """Until it is written, or over; this worker rests meanwhile."""
+        rests, tries = until or self.now() + timedelta(seconds=1), 0
+        while self.now() < rests and not self._closing:
+            self._resting.setdefault(key, rests)
+            await asyncio.sleep(retry_pause(tries, self._roll()))
+            tries += 1
+            try:
+                return await self._cool_down(key, until, code, **words)
+            except DatabaseUnreachable:
+                continue
+        self._resting.pop(key, None)
+        return None
+
+    def _rest(self, key: str, until: datetime | None) -> bool:
+        """It counts here before it is written; False if that is known: one signal, however many were in flight."""
+        now = self.now()
+        facts = self._snapshot.known.get(key)
+        rests = None if facts is None else facts.blocked_until
+        rests = max((t for t in (rests, self._resting.get(key)) if t is not None and t > now), default=None)
+        if rests is not None and (until is None or until <= rests):
+            return False
+        self._resting[key] = until if until is not None and until > now else now + timedelta(seconds=1)
+        return True
+
+    async def _cool_down(
+        self,
+        key: str,
+        until: datetime | None,
+        code: str | None,
+        *,
+        sent_at: datetime | None,
+        exact: bool,
+        refusal: Refusal | None = None,
+    ) -> None:
+        facts = self._snapshot.known.get(key)
+        learning = self._policies.for_key(key, None if facts is None else facts.policy_override).learn
+        try:
+            cooled, news = await self._database.transaction(
+                gates.cool_down, key, until, code, self._roll(), sent_at=sent_at, exact=exact, refusal=refusal,
+                learning=learning,
+            )  # fmt: skip
+            self._snapshot.put(cooled)
+            self._lessons.taught(cooled, None if news else refusal)
+        finally:
+            self._resting.pop(key, None)
+        if news and cooled.blocked_until is not None:
+            level = logging.WARNING if cooled.blocked_until - self.now() > HORIZON else logging.INFO
+            log.log(level, "%s is throttled until %s (%s)", key, moment(cooled.blocked_until), code or "no code")
+            if self._on_cooldown is not None:
+                self._on_cooldown(cooled)
+
+    async def budgets(self, ticket: Ticket, budgets: Sequence[Budget]) -> None:
+        """What the server says is left lowers our view of declared limits; a spent unknown one cools down."""
+        now = self.now()
+        declared = tuple(one for one in self._limits(ticket.key) if not one[1].name.startswith("~"))
+        reach = Reach.of(declared, ticket.key, self._policies.tenancy(ticket.key))
+        stated: list[tuple[Budget, float]] = []
+        for budget in budgets:
+            if (observation := observation_of(budget, reach, ticket.sent_at, now)) is not None:
+                self._drawing.observe(observation)
+                self._reporter.wake(0.0 if observation.remaining <= observation.limit.capacity else 1.0)
+            elif (seconds := undeclared(budget, reach, now)) is not None and budget.remaining:
+                self._lessons.flows.hold_to(ticket.key, budget.remaining, seconds)
+                stated.append((budget, seconds))
+            elif (reset_at := spent(budget, reach, now)) is not None:
+                await self.cool_down(ticket.key, reset_at, f"budget:{budget.name}", exact=True)
+        if stated:
+            self._keep_to(ticket, stated)
+
+    def _keep_to(self, ticket: Ticket, stated: Sequence[tuple[Budget, float]]) -> None:
+        """Write down what is left of budgets that nobody declared, for every process's claims and draws."""
+        key, sent_at = ticket.key, ticket.sent_at.timestamp()
+        policy, now = self._policies.for_key(key), self.now()
+        spread = policy.pace is not None or bool(policy.reserve)
+        for limit, budget in self.stated.take_in(key, stated, now.timestamp(), everything=spread):
+            remaining, reset_at = budget.remaining or 0.0, budget.reset_at or now
+            self._drawing.observe(Observation(key, limit, remaining, reset_at.timestamp(), sent_at))
+            self._reporter.wake(_SOON if remaining <= CLOSE else 1.0)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _ticket(self, key: str, probes: Probes) -> Ticket:
+        facts_of = self._snapshot.known
+        levels = [facts_of.get(level) for level in path(key)]
+        probing: tuple[str, ...] = ()
+        if probes:
+            probing = tuple(facts.key for facts in levels if facts is not None and self._probes(facts, probes))
+        generations = tuple(-1 if facts is None else facts.breaker.generation for facts in levels)
+        return Ticket(key, generations, probing, self.now(), fresh_until=self._monotonic() + FRESH_FOR)
+
+    def _probes(self, facts: ResourceFacts, probes: Probes) -> bool:
+        """Whether a job with these probes is the one its half-open circuit lets through.
+
+        Not one whose lease ended before it sent anything: another has been elected since, in a generation of its own.
+        """
+        b = facts.breaker
+        return b.state == "half_open" and (facts.key, b.generation) in probes and self._owner in (None, b.probe_owner)
+
+    def _uneasy(self, key: str) -> bool:
+        """Whether some gate of the path is known to stop or slow it."""
+        return bool(self._snapshot.uneasy) and not self._snapshot.uneasy.isdisjoint(path(key))
+
+    def _limits(self, key: str) -> Path:
+        limits: list[Any] = []
+        facts_of = self._snapshot.known
+        for level in path(key):
+            facts = facts_of.get(level)
+            policy = self._policies.for_key(level, None if facts is None else facts.policy_override)
+            if policy.pace is not None and (stated := self.stated.limits.get(level)) is not None:
+                policy = paced(policy, stated)
+            if facts is not None and facts.learnt is not None:
+                policy = in_force(policy, facts.learnt, self.now())
+            if policy.request_limits:
+                limits += [(level, limit) for limit in policy.request_limits]
+        return tuple(limits)
+
+    def _count(self, ticket: Ticket, failure: Failure | None) -> None:
+        """Add the outcome of a request to the sums of its path."""
+        key, soonest, facts_of, passed = ticket.key, QUIET, self._snapshot.known, list[str]()
+        retry_at, tenancy = None if failure is None else self._retry_at(failure), self._policies.tenancy(key)
+        for level, generation in zip(path(key), ticket.generations, strict=True):
+            verdict = "ok" if failure is None else judge(failure, key, level, tenancy)
+            if verdict == "ok" and (failure is None or failure.kind not in WAITS_FOR_RESOURCE):
+                passed.append(level)  # a refused request is proof of life, but nobody let it through
+            floor = retry_at if failure is not None and names(failure, key, level, tenancy) else None
+            if level in ticket.probing:
+                self._reporter.tally.probe(level, generation, verdict, failure, floor)
+                soonest = 0.0
+                continue
+            facts = facts_of.get(level)
+            calm = facts is not None and facts.calm
+            wait = self._reporter.tally.add(
+                level, generation, verdict, child_of(key, level), failure=failure, floor=floor, calm=calm
+            )
+            soonest = min(soonest, wait)
+        self._reporter.wake(soonest)
+        self._lessons.over(key, ticket.flights, passed)
+        ticket.flights = ()
+
+    def _undecided(self, ticket: Ticket) -> None:
+        for level, generation in zip(path(ticket.key), ticket.generations, strict=True):
+            if level in ticket.probing:
+                self._reporter.tally.probe(level, generation, "neutral", None, None)
+        self._reporter.wake(0.0)
+
+    async def _throttled(self, key: str, failure: Failure, ticket: Ticket) -> None:
+        if failure.kind == "auth":
+            return  # credentials are not waited for by the clock
+        retry_at = self._retry_at(failure)
+        with contextlib.suppress(ResourceStopped):
+            resource, seconds = scoped(failure, key, self._policies.tenancy(key)), None
+            if retry_at is not None:
+                seconds = max(0.0, (retry_at - self.now()).total_seconds())
+            teaches = failure.kind == FailureKind.THROTTLED
+            herd = self._lessons.herd(key, resource, seconds) if teaches else []
+            refusal = self._lessons.refusal(resource, ticket, seconds) if teaches and not herd else None
+            await self.cool_down(resource, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
+            if herd:
+                root = key.partition("/")[0]
+                refusal = self._lessons.refusal(root, ticket, seconds)
+                await self.cool_down(root, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
+                await self._lessons.not_theirs(herd)
+
+    def _said_throttled(self, key: str, failure: Failure) -> None:
+        """A handler says so itself: the next one, which may begin before anything is written, does not start."""
+        resource, until = scoped(failure, key, self._policies.tenancy(key)), self._retry_at(failure)
+        if failure.kind != "auth" and self._rest(resource, until):
+            self._reporter.spawn(self._cool_down(resource, until, failure.code, sent_at=None, exact=False))
+
+    def _retry_at(self, failure: Failure) -> datetime | None:
+        if failure.retry_at is not None:
+            return failure.retry_at
+        return None if failure.retry_in is None else add_seconds(self.now(), failure.retry_in)

@@ -1,0 +1,165 @@
+"""Kinds of jobs as values: `Kind`, the name and shape of what is enqueued, and `Handler`, what runs it.
+
+Both sides import them from here: those that enqueue, and the worker. `handler.py` makes a `Handler` from a function.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_origin,
+)
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
+from resilient.core.base.misfit import explained_class
+from resilient.core.jobs.backoff import Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
+R = TypeVar("R")
+Mode: TypeAlias = Literal["staged", "atomic"]
+_KIND: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
+DEFAULT_TIMEOUT: Final = 300.0
+DEFAULT_RETRY: Final = Retry()
+_UNTYPED: Final[TypeAdapter[Any]] = TypeAdapter(Any)
+
+
+class HasPayload(Protocol[P_co]):
+    """A `Job` or a `SyncJob`."""
+
+    @property
+    def payload(self) -> P_co:
+        """What was enqueued."""
+
+
+def name_of(kind: Kind[Any] | str) -> str:
+    """The name of a kind that is meant by its name or its declaration."""
+    return kind.kind if isinstance(kind, Kind) else kind
+
+
+def adapter_of(model: Any) -> TypeAdapter[Any]:
+    """What checks values of a model. Raises `InvalidInput` for what is no type at all."""
+    try:
+        return TypeAdapter(model)
+    except (PydanticUserError, TypeError, AttributeError, KeyError) as error:
+        if isinstance(model, type) or get_origin(model) is not None:  # then pydantic's words are about it
+            raise
+        raise InvalidInput(
+            f"model= takes a pydantic model, a dataclass or any other type, such as dict[str, int]; not the value of a"
+            f" {type(model).__name__}"
+        ) from error
+
+
+@explained_class
+@dataclass(frozen=True, eq=False)
+class Kind(Generic[P]):
+    """One kind of job: its name and the shape of its payload.
+
+    ``version`` is stored with every payload; ``upgrade(payload, version)`` turns an older stored payload (decoded JSON)
+    into the present shape.
+    """
+
+    kind: str
+    model: Any = None
+    version: int = 1
+    upgrade: Callable[[Any, int], Any] | None = None
+    max_attempts: int | None = None
+    _adapter: TypeAdapter[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not _KIND.fullmatch(self.kind):
+            raise SetupError(
+                f"{self.kind!r} is not a handler kind: use letters, digits and ._:@+-, such as 'mail.send'"
+            )
+        object.__setattr__(self, "_adapter", _UNTYPED if self.model is None else adapter_of(self.model))
+
+    def encode(self, payload: Any) -> str:
+        """Check a payload against the model and return it as JSON text; raises `BadPayload`."""
+        try:
+            checked = payload if self.model is None else self._adapter.validate_python(payload)
+            return self._adapter.dump_json(checked).decode()
+        except ValidationError as error:
+            raise BadPayload(
+                f"payload of {self.kind!r} does not fit its model: {self._misfit(payload, error)}"
+            ) from None
+        except ValueError as error:  # PydanticSerializationError: not JSON
+            raise BadPayload(f"payload of {self.kind!r} is not JSON: {error}") from None
+
+    def _misfit(self, payload: Any, error: ValidationError) -> str:
+        """What is wrong with a payload; one of another class altogether is named, because its fields say little."""
+        within = any(e["loc"] for e in error.errors(include_input=False, include_url=False))
+        if within or payload is None or type(payload).__module__ == "builtins" or not isinstance(self.model, type):
+            return _brief(error)
+        return f"it takes {_named(self.model)}, not {_named(type(payload))}"
+
+    def decode(self, text: str | None, version: int) -> P:
+        """A stored payload back as the model; raises `BadPayload`."""
+        try:
+            if version != self.version and self.upgrade is not None:
+                return cast(
+                    "P",
+                    self._adapter.validate_python(self.upgrade(_UNTYPED.validate_json(text or "null"), version)),
+                )
+            return cast("P", self._adapter.validate_json(text or "null"))
+        except ValidationError as error:
+            raise BadPayload(
+                f"stored payload (version {version}) does not fit the model of {self.kind!r}: {_brief(error)}"
+            ) from None
+
+
+@explained_class
+@dataclass(frozen=True, eq=False)
+class Handler(Kind[P], Generic[P, R]):
+    """A user's function for one kind of job, and how it is to be run."""
+
+    fn: Callable[[Any], Any] = field(default=lambda _job: None, repr=False)
+    retry: Retry = DEFAULT_RETRY
+    timeout: float | None = DEFAULT_TIMEOUT  # seconds an execution may take; None: no limit
+    reconcile: Callable[[Any], Any] | None = None
+    is_async: bool = True
+    batch: int | None = None  # how many jobs of one resource a call takes at most; None: one, as a `Job`
+    mode: Mode = "staged"
+    anonymous: bool = False
+
+    def __call__(self, job: HasPayload[P] | Sequence[HasPayload[P]]) -> Any:
+        """Run the function itself; that of a batch handler takes a `Batch`."""
+        return self.fn(job)
+
+
+def _named(model: type[Any]) -> str:
+    return f"{model.__module__}.{model.__qualname__}".removeprefix("builtins.")
+
+
+def _brief(error: ValidationError) -> str:
+    """The first few problems, by place and rule; never the values (they may be secrets)."""
+    first = error.errors(include_input=False, include_url=False)[:3]
+    problems = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in first]
+    more = error.error_count() - len(problems)
+    return "; ".join(problems) + (f" (and {more} more)" if more > 0 else "")
+
+
+def by_kind(handlers: Any) -> Mapping[str, Handler[Any, Any]]:
+    """Handlers by kind; raises `SetupError` for two of one kind or something that is no handler."""
+    handlers_by_kind: dict[str, Handler[Any, Any]] = {}
+    for h in handlers:
+        if not isinstance(h, Handler):
+            raise SetupError(f"{h!r} is not a handler: decorate it with @handler('some.kind')")
+        if h.kind in handlers_by_kind:
+            raise SetupError(f"two handlers are declared for kind {h.kind!r}: give one another name")
+        handlers_by_kind[h.kind] = h
+    return handlers_by_kind

@@ -1,0 +1,157 @@
+"""The providers of an app, by name, and what a resource key says about them; every provider that is installed.
+
+Installed are the modules of `providers`, and what third parties announce. A third party's package names a function that
+takes what an app may say and gives a `Provider`:
+
+    [project.entry-points."resilient.providers"]
+    acme = "acme_resilient:provider"
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from functools import cache
+from importlib.metadata import entry_points, packages_distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from resilient.core.accounts.tokens import EMPTY
+from resilient.core.base.errors import InvalidInput, SetupError
+from resilient.core.base.resource_key import check
+from resilient.core.events import message as events
+from resilient.core.gates.policy import Tenancy
+from resilient.core.provider.facts import Provider
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from resilient.core.gates.rate_limit import Limit
+    from resilient.core.provider.auth import OAuth2
+
+
+_ACCOUNT: Final = 2  # segments of an account's key
+
+
+def registry(providers: Iterable[Provider]) -> Mapping[str, Provider]:
+    """Providers by name; raises `SetupError` for two of one name or something that is no provider."""
+    by_name: dict[str, Provider] = {}
+    for provider in providers:
+        if not isinstance(provider, Provider):
+            raise SetupError(f"{provider!r} is not a Provider: pass github.provider(...), not the module")
+        if provider.name in by_name:
+            raise SetupError(f"two providers are called {provider.name!r}: a resource key could mean either")
+        by_name[provider.name] = provider
+    return by_name
+
+
+def limits_of(providers: Iterable[Provider]) -> dict[str, Sequence[Limit]]:
+    """Their limits by key pattern, those of token endpoints too."""
+    limits: dict[str, Sequence[Limit]] = {}
+    for p in providers:
+        limits |= p.limit_patterns()
+        if p.oauth is not None and p.oauth.limits:
+            limits[f"{p.name}:token@*" if p.oauth.at_tenants else f"{p.name}:token"] = p.oauth.limits
+    return limits
+
+
+def caps_of(providers: Iterable[Provider]) -> dict[str, int]:
+    """Their concurrency caps by key pattern."""
+    return {pattern: cap for p in providers for pattern, cap in p.concurrency_patterns().items()}
+
+
+def tenancies_of(providers: Iterable[Provider]) -> dict[str, Tenancy]:
+    """What the keys below each root have in common: nothing for the outbox's destinations and token endpoints."""
+    tenancies = {p.name: p.tenancy for p in providers}
+    return {events.RESOURCE: Tenancy.APART, **{f"{name}:token": Tenancy.APART for name in tenancies}, **tenancies}
+
+
+def provider_of(providers: Mapping[str, Provider], key: str) -> Provider:
+    """The provider of a resource. Raises `InvalidInput` if it is not listed."""
+    name = check(key).partition("/")[0]
+    if (provider := providers.get(name)) is None:
+        raise InvalidInput(f"{key}: no provider {name!r} is listed: Resilient(providers=[{name}.provider()])")
+    return provider
+
+
+def account_of(providers: Mapping[str, Provider], key: str) -> Provider:
+    """The provider of an account's key. Raises `InvalidInput` for any other key."""
+    provider, parts = provider_of(providers, key), check(key).split("/")
+    if len(parts) > _ACCOUNT:
+        raise InvalidInput(f"{key}: credentials belong to an account: {'/'.join(parts[:2])}")
+    if len(parts) < _ACCOUNT and not provider.single_account:
+        raise InvalidInput(
+            f"{key} is the whole provider: credentials belong to one account of it, such as {key}/main (if it has"
+            f" no accounts at all: {key}.provider(single_account=True))"
+        )
+    return provider
+
+
+def oauth_of(providers: Mapping[str, Provider], key: str, details: Mapping[str, str] = EMPTY) -> OAuth2:
+    """The OAuth facts for an account. Raises `InvalidInput`."""
+    provider = provider_of(providers, key)
+    facts = provider.oauth_for(details)
+    if facts is None:
+        raise InvalidInput(f"provider {provider.name!r} has no OAuth: use add()")
+    return facts
+
+
+GROUP: Final = "resilient.providers"
+OURS: Final = "providers"
+
+
+def providers_by_name() -> dict[str, Callable[..., Provider]]:
+    """The ``provider(...)`` function of each installed provider; a third party's wins over ours.
+
+    Raises `SetupError` for an announced provider that cannot be imported, and where something else of that name hides
+    the modules of `providers`; the message names it.
+    """
+    if hidden := hidden_by():
+        raise SetupError(f"{hidden} hides the package 'providers' of resilient-engine: give it another name")
+    makers: dict[str, Callable[..., Provider]] = {}
+    package = importlib.import_module(OURS)
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.name.startswith("_"):
+            makers[module.name] = importlib.import_module(f"{OURS}.{module.name}").provider
+    for point in entry_points(group=GROUP):
+        try:
+            make = point.load()
+        except (ImportError, AttributeError) as error:
+            raise SetupError(
+                f"the provider {point.name!r} ({point.value}) cannot be loaded: {error}; repair or uninstall"
+                " the package that announces it"
+            ) from error
+        makers[point.name] = make
+    return dict(sorted(makers.items()))
+
+
+def hidden_by() -> str:
+    """What Python takes for the package `providers` instead of ours, as a path; empty if it is ours."""
+    spec = importlib.util.find_spec(OURS)
+    if spec is None:
+        return ""
+    places = [Path(place) for place in spec.submodule_search_locations or ()] or [Path(spec.origin or "")]
+    own = Path(__file__).parents[3] / OURS
+    return "" if own in places else str(places[0])
+
+
+@cache
+def also_installed_by() -> tuple[str, ...]:
+    """Other distributions that install a package of that name, into the same place.
+
+    Asked once a process: to read what every distribution installs takes a third of a second of CPU.
+    """
+    others = packages_distributions().get(OURS, [])
+    return tuple(sorted({name for name in others if name != "resilient-engine"}))
+
+
+def provider_named(name: str) -> Provider:
+    """The facts of one installed provider, as it is made without options. Raises `SetupError`."""
+    providers = providers_by_name()
+    if name not in providers:
+        raise SetupError(f"no provider is called {name!r}: there are {', '.join(providers)}")
+    made = providers[name]()
+    if not isinstance(made, Provider):
+        raise SetupError(f"the provider {name!r} gives {type(made).__name__}, not a Provider")
+    return made

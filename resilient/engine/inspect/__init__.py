@@ -1,0 +1,6 @@
+"""`resilient doctor`, and pruning.
+
+May use: `ground`.
+
+Begin with: `doctor.py`; `retention.py`.
+"""

@@ -1,0 +1,450 @@
+"""`resilient doctor`: what is wrong, or will be, with the database and the workers, and what to do about it.
+
+`examine` gathers the facts (`store/inspect/health.py`, this host); the checks are functions from facts to findings.
+A check reports only where a person can act: a finding that is always there would be read by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from resilient.core.base.errors import DatabaseUnreachable, SchemaOutdated, SetupError
+from resilient.core.base.phrases import counted, span
+from resilient.core.provider.facts import warning
+from resilient.engine.ground.providers import also_installed_by, hidden_by
+from resilient.store.accounts import connections
+from resilient.store.db import schema
+from resilient.store.inspect import health
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from datetime import date
+
+    from sqlalchemy.engine import URL
+
+    from resilient.core.provider.facts import Provider
+    from resilient.store.db.database import Database
+    from resilient.store.inspect.health import Contents, Server
+
+Level = Literal["ok", "warn", "fail"]
+SKEW: Final = 5.0  # seconds this host's clock may differ from the database's
+LONG: Final = 300.0  # seconds a transaction may stay open
+SILENT: Final = 30.0  # seconds after which a worker counts as gone
+DEAD_ROWS: Final = 10_000  # below that a bad ratio means nothing
+NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "ceph", "fuse.glusterfs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check says. ``name`` is stable, for programs; ``remedy`` is empty if all is well."""
+
+    name: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+async def examine(
+    database: Database,
+    *,
+    listen_url: URL | None = None,
+    providers: Iterable[Provider] = (),
+    keys: Collection[str] | None = None,
+    host_now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> list[Finding]:
+    """Look at everything. Never raises for a database that is away, outdated or not ours to look into.
+
+    ``providers``: those of the program, whose facts may be old; ``keys``: the ids of its keys for secrets.
+    """
+    names = check_names(hidden_by(), also_installed_by())
+    facts = [*names, *check_facts(providers, host_now().date())]
+    try:
+        await schema.check(database)
+        outdated = None
+    except DatabaseUnreachable as error:
+        remedy = "" if database.is_sqlite else "start it, or correct the address"  # the message has that of a file
+        return [Finding("database", "fail", str(error), remedy), *facts]
+    except SetupError as error:
+        outdated = error
+    before = host_now()
+    server = await database.transaction(health.server)
+    skew = (server.now - before).total_seconds(), (server.now - host_now()).total_seconds()
+    findings = [_database(database, server), *check_server(server, skew, sqlite=database.is_sqlite)]
+    if database.is_sqlite:
+        findings += await asyncio.to_thread(_check_file, database)
+    else:
+        findings.append(await asyncio.to_thread(_check_notify, database, listen_url))
+    if outdated is not None:
+        remedy = "resilient db upgrade" if isinstance(outdated, SchemaOutdated) else "deploy what fits"
+        return [*findings, Finding("schema", "fail", str(outdated), remedy), *facts]
+    if not database.is_sqlite and not database.dialect.generic_plans:
+        message = (
+            "PostgreSQL chooses plans by itself (generic_plans=False): the first jobs of a new connection begin later"
+        )
+        findings.append(Finding("plans", "ok", message))
+    contents = await database.transaction(health.contents)
+    if database.is_own:
+        findings += check_room(server, contents, database.connections.most)
+    findings += [Finding("schema", "ok", f"revision {schema.head()}"), *check_contents(contents)]
+    if keys is not None:
+        findings += check_secrets(await database.transaction(connections.sealed_with), keys)
+    return [*findings, *facts]
+
+
+def _database(database: Database, server: Server) -> Finding:
+    name = "SQLite" if database.is_sqlite else "PostgreSQL"
+    return Finding("database", "ok", f"{name} {'.'.join(map(str, server.version))} at {database.address}")
+
+
+def _check_notify(database: Database, listen_url: URL | None) -> Finding:
+    url = listen_url or database.url.set(drivername="postgresql+psycopg")
+    try:
+        works = health.notifies(url)
+    except DatabaseUnreachable as error:
+        message = f"LISTEN could not be tried: {error}"
+        return Finding("notify", "warn", message, "give listen_url= an address workers can reach")
+    if works:
+        return Finding("notify", "ok", "LISTEN and NOTIFY work: idle workers wake at once")
+    return Finding(
+        "notify",
+        "warn",
+        "NOTIFY does not reach LISTEN (PgBouncer in transaction mode?): idle workers find work by polling",
+        "give listen_url= the address of PostgreSQL itself",
+    )
+
+
+def _check_file(database: Database) -> list[Finding]:
+    if database.file is None:
+        return []
+    mounts = Path("/proc/mounts")
+    table = mounts.read_text() if mounts.exists() else ""
+    log = Path(f"{database.file}-wal")
+    return list(
+        check_disk(
+            database.file,
+            filesystem_of(database.file, table),
+            shutil.disk_usage(database.file.parent).free,
+            log.stat().st_size if log.exists() else 0,
+        )
+    )
+
+
+# -- the server ----------------------------------------------------------------------------------------------
+
+
+def check_server(server: Server, skew: tuple[float, float], *, sqlite: bool) -> list[Finding]:
+    """Settings, clock and other people's transactions.
+
+    ``skew``: the database's clock less this host's, in seconds, as read before and after asking.
+    """
+    if sqlite:
+        return list(_check_pragmas(server.settings))
+    return [
+        *_check_standby(server),
+        _check_clock(skew),
+        *_check_settings(server.settings),
+        *_check_sessions(server),
+        *_check_long(server),
+    ]
+
+
+def _check_standby(server: Server) -> Iterator[Finding]:
+    if server.standby:
+        yield Finding(
+            "standby",
+            "fail",
+            "this is a standby: it takes no writes, so nothing can be enqueued or run",
+            "give the primary's address, or all of them: ?host=a,b&port=5432,5432&target_session_attrs=read-write",
+        )
+
+
+def check_room(server: Server, contents: Contents, connections: int) -> Iterator[Finding]:
+    """Whether the server has room for the living workers; ``connections``: of each, as this program is set up."""
+    alive = sum(worker.silent <= SILENT for worker in contents.workers)
+    if server.room and max(alive, 1) * connections > server.room:
+        yield Finding(
+            "connection_budget",
+            "warn",
+            f"{counted(max(alive, 1), 'worker', 'workers')} of {connections} connections each may open"
+            f" {max(alive, 1) * connections}, and the server has {server.room} for everybody",
+            "raise max_connections (or the limit of the user or database), or lower Resilient(connections=...)",
+        )
+
+
+def _check_clock(skew: tuple[float, float]) -> Finding:
+    low, high = min(skew), max(skew)
+    off = max(low, -high, 0.0)  # what the way to the server and back cannot explain
+    if off <= SKEW:
+        return Finding("clock", "ok", f"this host and the database agree within {max(off, 0.1):.1f} s")
+    return Finding(
+        "clock",
+        "warn",
+        f"this host's clock is {span(off)} {'behind' if low > 0 else 'ahead of'} the database's",
+        "set it (NTP): jobs go by the database's clock, what this host logs and signs does not",
+    )
+
+
+def _check_settings(settings: dict[str, str]) -> Iterator[Finding]:
+    if settings.get("autovacuum") == "off" or settings.get("track_counts") == "off":
+        yield Finding(
+            "autovacuum",
+            "fail",
+            "autovacuum is off: finished turns pile up and claiming gets slower and slower",
+            "set autovacuum = on and track_counts = on",
+        )
+    else:
+        yield Finding("autovacuum", "ok", "autovacuum is on")
+    lost = [name for name in ("fsync", "synchronous_commit") if settings.get(name) == "off"]
+    if lost:
+        yield Finding(
+            "durability",
+            "warn",
+            f"{' and '.join(lost)} is off: a crash of the server can lose jobs that were committed",
+            f"set {lost[0]} = on",
+        )
+    else:
+        yield Finding("durability", "ok", "a commit survives a crash")
+    if settings.get("server_encoding", "UTF8") != "UTF8":
+        yield Finding(
+            "encoding",
+            "warn",
+            f"the database stores text as {settings['server_encoding']}: payloads with other letters fail",
+            "create the database with ENCODING 'UTF8'",
+        )
+
+
+def _check_sessions(server: Server) -> Iterator[Finding]:
+    most = int(server.settings.get("max_connections", 0))
+    if most and server.sessions > 0.9 * most:
+        yield Finding(
+            "connections",
+            "warn",
+            f"{server.sessions} of {most} connections are in use",
+            "run fewer workers and programs, or raise max_connections",
+        )
+    if server.hidden:
+        yield Finding(
+            "privileges",
+            "warn",
+            f"{server.hidden} sessions of other users are hidden from us: a long transaction may be missing",
+            "GRANT pg_monitor TO the database user",
+        )
+
+
+def _check_long(server: Server) -> Iterator[Finding]:
+    long = [session for session in server.long if session.seconds >= LONG]
+    for session in long:
+        who = f" of {session.application!r}" if session.application else ""
+        yield Finding(
+            "long_transaction",
+            "warn",
+            f"session {session.pid}{who} has had a transaction open for {session.seconds / 60:.0f} minutes"
+            f" ({session.state}): nothing deleted since can be cleaned up",
+            f"end it there, or: SELECT pg_terminate_backend({session.pid})",
+        )
+    for gid in server.prepared:
+        yield Finding(
+            "long_transaction",
+            "warn",
+            f"the prepared transaction {gid!r} is waiting: nothing deleted since can be cleaned up",
+            f"COMMIT PREPARED or ROLLBACK PREPARED {gid!r}",
+        )
+    for slot in server.idle_slots:
+        yield Finding(
+            "replication_slot",
+            "warn",
+            f"nobody reads the replication slot {slot!r}: it holds back cleaning up",
+            f"SELECT pg_drop_replication_slot({slot!r}), if it is not needed",
+        )
+    if not long and not server.prepared:
+        yield Finding("long_transaction", "ok", f"no transaction is older than {LONG / 60:.0f} minutes")
+
+
+# -- SQLite --------------------------------------------------------------------------------------------------
+
+
+def _check_pragmas(pragmas: dict[str, str]) -> Iterator[Finding]:
+    if pragmas["journal_mode"] in ("wal", "memory"):
+        yield Finding("wal", "ok", "readers do not wait for writers (WAL)")
+    else:
+        yield Finding(
+            "wal",
+            "warn",
+            f"journal_mode is {pragmas['journal_mode']}: readers and writers lock each other out",
+            "PRAGMA journal_mode=WAL on the engine handed to Resilient, or give it the address instead",
+        )
+    if int(pragmas["synchronous"]) >= 2:  # noqa: PLR2004 - 2 is FULL, 3 EXTRA
+        yield Finding("durability", "ok", "a commit survives a power cut")
+    else:
+        yield Finding(
+            "durability",
+            "warn",
+            "synchronous is less than FULL: a power cut can lose jobs that were committed",
+            "PRAGMA synchronous=FULL on the engine handed to Resilient, or give it the address instead",
+        )
+
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """The type of the filesystem ``path`` is on, by the text of /proc/mounts; empty if that does not tell."""
+    best, filesystem = -1, ""
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split(" ")
+        if path.is_relative_to(point) and len(point) >= best:
+            best, filesystem = len(point), kind
+    return filesystem
+
+
+def check_disk(file: Path, filesystem: str, free: int, log: int) -> Iterator[Finding]:
+    """Whether the file's disk suits it; ``free`` and ``log`` (the WAL's size) in bytes."""
+    if filesystem in NETWORK:
+        yield Finding(
+            "filesystem",
+            "fail",
+            f"{file} is on a network filesystem ({filesystem}): locks do not hold there, the file will break",
+            "move it to a local disk, or use PostgreSQL",
+        )
+    if free < 256 * 2**20:
+        yield Finding(
+            "disk",
+            "fail",
+            f"only {free / 2**20:.0f} MB are free beside {file}",
+            "make room, or prune finished jobs",
+        )
+    else:
+        yield Finding("disk", "ok", f"{free / 2**30:.1f} GB are free beside {file}")
+    if log > 2**30:
+        yield Finding(
+            "wal_size",
+            "warn",
+            f"the write-ahead log has grown to {log / 2**30:.1f} GB: some reader has been open all the time",
+            "close programs that keep a transaction open on the file",
+        )
+
+
+# -- our own tables ------------------------------------------------------------------------------------------
+
+
+def check_contents(contents: Contents) -> list[Finding]:
+    """Workers, the invariant, and what vacuum leaves behind."""
+    return [
+        *_check_workers(contents),
+        _check_turns(contents),
+        *_check_rows(contents),
+        *_check_neighbours(contents),
+    ]
+
+
+def _check_workers(contents: Contents) -> Iterator[Finding]:
+    alive = [worker for worker in contents.workers if worker.silent <= SILENT]
+    for worker in contents.workers:
+        if worker.silent > SILENT:
+            yield Finding(
+                "lost_worker",
+                "warn",
+                f"worker {worker.id} (process {worker.pid} on {worker.host}) has been silent for {span(worker.silent)}",
+                "look why it died; other workers take its jobs over when their lease ends",
+            )
+    kinds = {kind for worker in alive if not worker.stopping for kind in worker.kinds}
+    if not alive:
+        level: Level = "fail" if contents.waiting else "warn"
+        message = "no worker is alive" + (", and jobs are waiting" if contents.waiting else "")
+        yield Finding("workers", level, message, "resilient worker")
+        return
+    yield Finding("workers", "ok", f"{len(alive)} alive")
+    if unknown := sorted(contents.waiting - kinds):
+        yield Finding(
+            "kinds",
+            "warn",
+            f"jobs of kind {', '.join(unknown)} are waiting, and no living worker knows that kind",
+            "list the handler in Resilient(handlers=...) and deploy it, or cancel the jobs",
+        )
+    if len(versions := sorted({worker.code_version for worker in alive})) > 1:
+        yield Finding(
+            "versions",
+            "warn",
+            f"workers run different versions: {', '.join(versions)}",
+            "finish the deployment",
+        )
+
+
+def _check_turns(contents: Contents) -> Finding:
+    if not contents.stranded:
+        return Finding("turns", "ok", "every resource with ready jobs has its turn")
+    return Finding(
+        "turns",
+        "fail",
+        f"{contents.stranded} resources have ready jobs and no turn",
+        "workers mend this within a minute; if it comes back, report it as a bug",
+    )
+
+
+def _check_rows(contents: Contents) -> Iterator[Finding]:
+    for table in contents.unvacuumed:
+        yield Finding(
+            "table_autovacuum",
+            "fail",
+            f"autovacuum was turned off for {table}",
+            f"ALTER TABLE {table} RESET (autovacuum_enabled)",
+        )
+    for table, (live, dead) in contents.rows.items():
+        if dead > DEAD_ROWS and dead > 5 * live:
+            yield Finding(
+                "dead_rows",
+                "warn",
+                f"{table} holds {dead} dead rows beside {live} live ones: claiming gets slower",
+                f"look for a long transaction above; else VACUUM {table}",
+            )
+
+
+def _check_neighbours(contents: Contents) -> Iterator[Finding]:
+    if contents.beside_alembic:
+        yield Finding(
+            "alembic",
+            "ok",
+            "an application's Alembic shares the schema: its env.py must pass"
+            " include_name=resilient.alembic.include_name, or autogenerate proposes to drop these tables",
+        )
+
+
+# -- providers -----------------------------------------------------------------------------------------------
+
+
+def check_secrets(sealed: Mapping[str, int], keys: Collection[str]) -> Iterator[Finding]:
+    """Whether stored credentials can be read: ``sealed`` says how many are encrypted with each key, by its id."""
+    every, missing = sum(sealed.values()), sum(n for key_id, n in sealed.items() if key_id not in keys)
+    if missing:
+        yield Finding(
+            "secrets",
+            "fail",
+            f"{missing} of {every} stored credentials are encrypted with a key that is not given here",
+            "set RESILIENT_SECRETS (or Resilient(secrets=[...])) to the keys that the other processes have",
+        )
+    elif every:
+        yield Finding("secrets", "ok", f"all {every} stored credentials can be read")
+
+
+def check_names(hidden_by: str, others: Sequence[str]) -> list[Finding]:
+    """Whether the top-level package ``providers`` is ours: other programs like that name too."""
+    remedy = "give that package another name, or install one of the two elsewhere"
+    if hidden_by:
+        message = f"{hidden_by} hides the package `providers` of resilient-engine: its providers cannot be imported"
+        return [Finding("providers", "fail", message, remedy)]
+    if others:
+        message = f"{', '.join(others)} installs a package `providers` into the same place: files of both are mixed"
+        return [Finding("providers", "warn", message, remedy)]
+    return []
+
+
+def check_facts(providers: Iterable[Provider], today: date) -> list[Finding]:
+    """Which providers' facts are so old that somebody should compare them with the documentation."""
+    remedy = "compare `resilient providers show {}` with its sources, override what has changed, and tell us"
+    return [
+        Finding("facts", "warn", message, remedy.format(provider.name))
+        for provider in sorted(providers, key=lambda one: one.name)
+        if (message := warning(provider, today))
+    ]

@@ -1,0 +1,460 @@
+"""Enqueueing: jobs that were checked and encoded, written in a transaction of their own or in the caller's.
+
+Plain jobs are written where the call stands. Jobs with a unique or ordering key would make other transactions wait for
+this one's end (and so would a look at what a job waits for), so in a caller's Session they are buffered and written,
+sorted, in the outermost commit's hook: the wait then lasts one commit. Lanes come last of all, in one order: their
+numbers are given in the order of commits, and those whose jobs were cancelled or discarded here go on. SQLAlchemy fires
+``before_commit`` at savepoint releases too (ignored), and not at all for a session that sits on a connection whose
+transaction somebody else began (there, and on plain connections, they are written at once). A rolled-back savepoint
+takes its buffered jobs with it, and so does whatever is closed without a commit, of which no rollback tells.
+
+What comes after the hook (the commit's own flush calls the program's listeners, and so may `before_commit` itself) is
+written when the connection is about to commit, if nothing was written before; else it is refused: numbers drawn twice
+in one transaction could make two of them wait for each other.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from sqlalchemy import Connection, event
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from resilient.core.base.errors import DuplicateJob, InvalidInput
+from resilient.core.jobs import marks
+from resilient.engine.ground import sessions
+from resilient.engine.ground.encoder import Enqueued, JobRequest, with_trace
+from resilient.engine.ground.kinds import name_of
+from resilient.engine.ground.sessions import Transactions
+from resilient.store.db.direct import direct, through_driver
+from resilient.store.db.schema import missing_tables_explained
+from resilient.store.jobs import dependencies, order, ready
+from resilient.store.jobs import insert as jobs
+from resilient.store.jobs.dependencies import Ends
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from typing import Unpack
+    from uuid import UUID
+
+    from resilient.engine.ground.encoder import Item, JobOptions
+    from resilient.engine.ground.ground import Ground
+    from resilient.engine.ground.kinds import Kind
+    from resilient.engine.ground.sessions import CallersSession
+    from resilient.store.db.dialect import Dialect
+    from resilient.store.jobs.columns import NewJob
+
+
+BATCH: Final = 10_000  # jobs that `write_many` writes at once
+
+
+@direct
+def write(
+    c: Connection, d: Dialect, ordered: Sequence[JobRequest], *, last: bool = True, ended: Collection[UUID] = ()
+) -> list[Enqueued]:
+    """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane.
+
+    ``last``: the commit follows, so a look at what jobs wait for keeps nobody waiting; else staging does it.
+    ``ended``: jobs whose lanes go on in this transaction too. Raises `SchemaOutdated` where there are no tables.
+    """
+    with missing_tables_explained(c):
+        return _write(c, d, ordered, last=last, ended=ended)
+
+
+def _write(
+    c: Connection, d: Dialect, ordered: Sequence[JobRequest], *, last: bool, ended: Collection[UUID]
+) -> list[Enqueued]:
+    if len(ordered) == 1 and not ordered[0].after and not ended and jobs.can_append(d, row := ordered[0].row):
+        jobs.append(c, d, row)
+        return [Enqueued(row.id)]  # an event of its own: a business transaction waits for it
+    plain = [o.row for o in ordered if o.row.unique_key is None and o.row.ordering_key is None]
+    if plain:
+        jobs.insert(c, d, plain)
+    if len(plain) == len(ordered) and not any(o.after for o in ordered):
+        return [Enqueued(row.id) for row in plain]
+    results = {o.row.id: Enqueued(o.row.id) for o in ordered}
+    for o in sorted((o for o in ordered if o.row.unique_key is not None), key=_unique_order):
+        results[o.row.id] = _write_unique(c, d, o)
+    in_lanes = [o.row for o in ordered if o.row.ordering_key is not None and results[o.row.id].created]
+    if in_lanes:
+        _write_in_lanes(c, d, in_lanes, ended)
+    if waiting := [o for o in ordered if o.after and results[o.row.id].created]:
+        _write_edges(c, d, waiting, results, last=last)
+    return [results[o.row.id] for o in ordered]
+
+
+@direct
+def write_many(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list[Enqueued]:
+    """`write`, in statements of a bounded size."""
+    done: list[Enqueued] = []
+    for start in range(0, len(ordered), BATCH):
+        done += write(c, d, ordered[start : start + BATCH])
+    return done
+
+
+@direct
+def write_back(c: Connection, d: Dialect, rows: Sequence[NewJob]) -> None:
+    """Insert jobs that have their numbers already: they are next in their lanes."""
+    if rows:
+        jobs.insert(c, d, [row._replace(waits=1) for row in rows])
+        order.put_back(c, d, {r.id: ((r.resource_key, r.ordering_key or ""), r.order_no or 0) for r in rows}, d.now(c))
+
+
+def is_one_statement(o: JobRequest) -> bool:
+    """Whether `write` of this job alone is one statement (PostgreSQL)."""
+    return not o.waits_for_commit
+
+
+def _write_edges(
+    c: Connection, d: Dialect, waiting: Sequence[JobRequest], results: Mapping[UUID, Enqueued], *, last: bool
+) -> None:
+    """Insert what jobs wait for; where another job holds a blocker's unique key, they wait for that one."""
+    edges, surplus = set(), {}  # blockers that turned out to be one job, by the job that waits
+    for o in waiting:
+        blockers = {results[i].id if i in results else i for i in o.after}
+        edges |= {dependencies.Edge(o.row.id, i, o.on_dead) for i in blockers}
+        if len(blockers) < len(o.after):
+            surplus[o.row.id] = len(o.after) - len(blockers)
+    dependencies.insert(c, d, edges)
+    now = d.now(c)
+    ready.unblock(c, d, surplus, now)
+    if last:
+        dependencies.resolve_dependencies(c, d, now, [o.row.id for o in waiting])
+
+
+def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[NewJob], ended: Collection[UUID]) -> None:
+    """Number jobs with an ordering key and insert them; those with a unique key stand there already, blocked."""
+    newcomers = [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows]
+    if ended:
+        order.hold(c, d, newcomers, ended)
+    if len(rows) == 1 and jobs.can_append(d, rows[0]):
+        jobs.append(c, d, rows[0])
+        return
+    places = order.draw(c, d, newcomers)
+    new = [
+        r._replace(order_no=places[r.id].order_no, waits=r.waits + (not places[r.id].is_head))
+        for r in rows
+        if r.unique_key is None
+    ]
+    if new:
+        jobs.insert(c, d, new)
+    if len(new) < len(rows):
+        order.settle(c, d, {r.id: places[r.id] for r in rows if r.unique_key is not None}, d.now(c))
+
+
+def _unique_order(o: JobRequest) -> tuple[str, str]:
+    return o.row.kind, o.row.unique_key or ""
+
+
+def _write_unique(c: Connection, d: Dialect, o: JobRequest) -> Enqueued:
+    """Insert a job, or deal with the one that holds its key. Never select, then insert: the unique index decides."""
+    row = o.row
+    if row.unique_key is None:
+        raise ValueError("a job without a unique key")
+    new = row if row.ordering_key is None else row._replace(waits=row.waits + 1)
+    for _ in range(5):
+        if jobs.insert_unique(c, d, [new]):
+            return Enqueued(row.id)
+        holder = jobs.holder(c, d, row.kind, row.unique_key)
+        if holder is None:  # it ended between the two statements
+            continue
+        if o.on_conflict == "raise":
+            raise DuplicateJob(
+                f"job {holder.id} ({row.kind}, {holder.state}) already holds unique_key {row.unique_key!r}"
+            )
+        if _told_the_holder(c, d, o, holder):
+            return Enqueued(holder.id, created=False)
+    raise DuplicateJob(f"unique_key {row.unique_key!r} of {row.kind!r} is taken and freed faster than it can be read")
+
+
+def _told_the_holder(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyHolder) -> bool:
+    """Tell the job that holds the key what was ordered; False if it moved on meanwhile."""
+    row, now = o.row, d.now(c)
+    if holder.state == "running":
+        return o.while_running != "once_more" or jobs.mark_once_more(c, d, holder.id, now)
+    if o.on_conflict != "replace":
+        return True
+    if marks.unkeyed(holder.sent):
+        raise DuplicateJob(
+            f"job {holder.id} ({row.kind}, {holder.state}) holds unique_key {row.unique_key!r} and waits to look up a"
+            " request that may have been received: it cannot be replaced before that"
+        )
+    return jobs.replace_if_waiting(c, d, holder, row, now)
+
+
+_BUFFER: Final = "resilient.buffered"
+_COMMITTING: Final = "resilient.committing"  # the hook of the outermost commit is over
+
+
+class _Buffered(NamedTuple):
+    what: JobRequest | Ends
+    within: tuple[Any, ...]  # the session's transactions, innermost first, when it was ordered
+    dialect: Dialect  # of its app: there may be two, in two schemas
+
+
+def join(target: Any, d: Dialect, ordered: Sequence[JobRequest], on_commit: sessions.Wake) -> list[Enqueued]:
+    """Write into the caller's transaction: a sync Session or Connection."""
+    target, c = sessions.enter(target, on_commit)
+    if isinstance(target, Connection):
+        return write(through_driver(c), d, ordered, last=False)
+    is_foreign = isinstance(target.get_bind(), Connection)
+    at_once = [o for o in ordered if is_foreign or not o.waits_for_commit]
+    later = [o for o in ordered if o.waits_for_commit and not is_foreign]
+    written = (
+        dict(zip([o.row.id for o in at_once], write(through_driver(c), d, at_once, last=False), strict=True))
+        if at_once
+        else {}
+    )
+    if later:
+        _buffer(target, d, later)
+    return [written.get(o.row.id) or Enqueued(o.row.id, created=None) for o in ordered]
+
+
+async def join_async(
+    target: Any, d: Dialect, ordered: Sequence[JobRequest], on_commit: sessions.Wake
+) -> list[Enqueued]:
+    """Write into the caller's transaction: a Session or Connection, synchronous or not."""
+    target = sessions.unscoped(target)
+    if isinstance(target, (AsyncSession, AsyncConnection)):
+        return await target.run_sync(join, d, ordered, on_commit)
+    return join(target, d, ordered, on_commit)
+
+
+def buffer(session: Session, d: Dialect, ordered: Iterable[JobRequest], on_commit: sessions.Wake) -> None:
+    """Buffer jobs of any sort until the outermost commit, without any I/O now: for `outbox.publish`.
+
+    Only that commit sees what connection the session has: with one that commits each statement, it fails.
+    """
+    sessions.on_outermost_commit(session, on_commit)
+    _buffer(session, d, ordered)
+
+
+def ends(target: Any, d: Dialect, on_commit: sessions.Wake) -> Ends | None:
+    """Collects what ends in the caller's session: lanes and workflows go on with its commit. None: they do at once."""
+    target = sessions.unscoped(target)
+    session = target.sync_session if isinstance(target, AsyncSession) else target
+    if not isinstance(session, Session) or isinstance(session.get_bind(), Connection):
+        return None
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is not None and pending.written is not None and pending.written in _transactions(session):
+        return None
+    later = Ends()
+    sessions.on_outermost_commit(session, on_commit)
+    _buffer(session, d, [later])
+    return later
+
+
+def _buffer(session: Session, d: Dialect, what: Iterable[JobRequest | Ends]) -> None:
+    listen()
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is None:
+        pending = session.info[_BUFFER] = _Pending()
+    within = _transactions(session)
+    if pending.written is not None and pending.written in within:
+        raise InvalidInput("this transaction is being committed: enqueue and publish before its commit begins")
+    if _COMMITTING in session.info:
+        c = session.connection()
+        sessions.require_transaction(c, "session")
+        if not pending.waiting:
+            for end in ("commit", "prepare_twophase"):  # the second: with Session(twophase=True)
+                event.listen(c, end, lambda c, *_: _write_buffered(pending, session, c), once=True)
+    elif not pending.own_hook and not _is_last(session):
+        event.listen(session, "before_commit", _own_hook)
+        pending.own_hook = True
+    pending.waiting.extend([_Buffered(one, within, d) for one in what])
+
+
+def take_buffered(session: Session, d: Dialect) -> tuple[list[JobRequest], Ends]:
+    """What was buffered for the tables of ``d``: its taker writes it, as the last thing before the commit."""
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is None:
+        return [], Ends()
+    buffered = [b for b in pending.waiting if b.dialect.schema == d.schema]
+    pending.waiting = [b for b in pending.waiting if b.dialect.schema != d.schema]
+    return _sorted_out(buffered)
+
+
+def _sorted_out(waiting: Iterable[_Buffered]) -> tuple[list[JobRequest], Ends]:
+    ordered, ends = list[JobRequest](), Ends()
+    for one in waiting:
+        if isinstance(one.what, Ends):
+            ends.take(one.what)
+        else:
+            ordered.append(one.what)
+    return ordered, ends
+
+
+class _Pending:
+    """What one session has buffered."""
+
+    def __init__(self) -> None:
+        self.waiting: list[_Buffered] = []
+        self.own_hook = False  # whether the session itself has the hook, after the program's
+        self.released: set[Any] = set()  # savepoints whose jobs go on to the outer transaction
+        self.written: Any = None  # the transaction whose jobs are written: what comes now would come too late
+
+    def drop(self, over: Any) -> None:
+        """Drop the jobs of a transaction that was rolled back."""
+        if self.waiting:
+            self.waiting = [b for b in self.waiting if over not in b.within]
+
+
+def _before_commit(session: Session) -> None:
+    """The hook, for all sessions; those where the program's own listeners come later have it once more."""
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is None or not pending.own_hook:
+        _hook(session, pending)
+
+
+def _own_hook(session: Session) -> None:
+    _hook(session, session.info[_BUFFER])
+
+
+def _hook(session: Session, pending: _Pending | None) -> None:
+    if session.in_nested_transaction():
+        if pending is not None:
+            pending.released.add(session.get_nested_transaction())
+        return
+    if pending is not None and pending.waiting:
+        session.flush()
+        c = session.connection()
+        sessions.require_transaction(c, "session")
+        _write_buffered(pending, session, c)
+    session.info[_COMMITTING] = True
+
+
+def _write_buffered(pending: _Pending, session: Session, c: Connection) -> None:
+    pending.waiting = [b for b in pending.waiting if not isinstance(b.what, Ends) or b.what.released]
+    if pending.waiting:
+        for d, waiting in _by_schema(pending.waiting):
+            ordered, ends = _sorted_out(waiting)
+            driver = through_driver(c)
+            write(driver, d, ordered, ended=ends.in_order)
+            if ends.released:
+                ends.go_on(driver, d, d.now(driver))
+        pending.waiting = []
+        pending.written = session.get_transaction()
+
+
+def _by_schema(waiting: Iterable[_Buffered]) -> list[tuple[Dialect, list[_Buffered]]]:
+    groups: dict[str, tuple[Dialect, list[_Buffered]]] = {}
+    for b in waiting:
+        groups.setdefault(b.dialect.schema or "", (b.dialect, []))[1].append(b)
+    return [groups[schema] for schema in sorted(groups)]  # one order for all, so that nobody waits in a circle
+
+
+def _is_last(session: Session) -> bool:
+    """Whether nobody else's listener comes after the hook that all sessions have."""
+    *_, last = session.dispatch.before_commit
+    return last is _before_commit
+
+
+@cache
+def listen() -> None:
+    """Listen to all sessions, once: a listener of its own costs a session as much as a statement.
+
+    A session without jobs pays a look into a dictionary. Called when an app is made, so that no commit is on its way
+    already.
+    """
+    event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "after_soft_rollback", _rolled_back)
+    event.listen(Session, "after_transaction_end", _over)
+
+
+def _rolled_back(session: Session, over: Any) -> None:
+    if (pending := session.info.get(_BUFFER)) is not None:
+        pending.drop(over)
+
+
+def _over(session: Session, over: Any) -> None:
+    """A transaction ended: one that was closed without a commit is rolled back too, and no other event says so."""
+    if over.parent is None:
+        session.info.pop(_COMMITTING, None)
+    pending: _Pending | None = session.info.get(_BUFFER)
+    if pending is None:
+        return
+    if over in pending.released:
+        pending.released.discard(over)
+    else:
+        pending.drop(over)
+    if over is pending.written:
+        pending.written = None
+
+
+def _transactions(session: Session) -> tuple[Any, ...]:
+    stack, current = [], session.get_nested_transaction() or session.get_transaction()
+    while current is not None:
+        stack.append(current)
+        current = current.parent
+    return tuple(stack)
+
+
+P = TypeVar("P")
+
+
+class Queue:
+    """Takes the jobs of one app. With ``here`` it blocks the calling thread and never suspends."""
+
+    def __init__(self, ground: Ground, *, here: bool = False) -> None:
+        self._ground, self._here = ground, here
+        self._db = Transactions(ground, here=here)
+
+    async def enqueue(
+        self,
+        kind: Kind[P] | str,
+        payload: P | None = None,
+        *,
+        resource_key: str,
+        session: CallersSession = None,
+        **options: Unpack[JobOptions],
+    ) -> Enqueued:
+        """See `Resilient.enqueue`."""
+        tracing = self._ground.tracing
+        with tracing.enqueue(name_of(kind)) as span:
+            ordered = with_trace([self._ground.encoder.encode(kind, payload, resource_key, **options)], tracing)
+            self._ground.foresight.look(ordered)
+            if span is not None:
+                span.note(messaging__message__id=str(ordered[0].row.id))
+            if session is not None:
+                return (await self._join(session, ordered))[0]
+            run = self._db.statement if is_one_statement(ordered[0]) else self._db.transaction
+            (done,) = await run(write, ordered)
+        self._accept(ordered, [done])
+        self._ground.poke()
+        return done
+
+    async def enqueue_many(
+        self,
+        kind: Kind[P] | str,
+        payloads: Iterable[P | Item],
+        *,
+        resource_key: str | None = None,
+        session: CallersSession = None,
+        **options: Unpack[JobOptions],
+    ) -> list[Enqueued]:
+        """See `Resilient.enqueue_many`."""
+        tracing = self._ground.tracing
+        with tracing.enqueue(name_of(kind)) as span:
+            ordered = with_trace(self._ground.encoder.encode_many(kind, payloads, resource_key, options), tracing)
+            self._ground.foresight.look(ordered)
+            if span is not None:
+                span.note(messaging__batch__message_count=len(ordered))
+            if session is not None:
+                return await self._join(session, ordered)
+            done = await self._db.transaction(write_many, ordered)
+        self._accept(ordered, done)
+        self._ground.poke()
+        return done
+
+    async def _join(self, session: CallersSession, ordered: Sequence[JobRequest]) -> list[Enqueued]:
+        d, poke = self._ground.database.dialect, self._ground.poke
+        done = join(session, d, ordered, poke) if self._here else await join_async(session, d, ordered, poke)
+        self._accept(ordered, done)
+        return done
+
+    def _accept(self, ordered: Sequence[JobRequest], done: Sequence[Enqueued]) -> None:
+        """Count what is new, by kind."""
+        new = zip(ordered, done, strict=True)
+        self._ground.counts.enqueue(o.row.kind for o, result in new if result.created is not False)

@@ -1,0 +1,415 @@
+"""The completer: results into the database, in batches, under their fences.
+
+Handlers never wait for a commit. What cannot be written (database away) is tried again with the same batch: the fence
+makes that harmless, and a commit whose answer was lost is recognised by the version it left behind.
+
+A program's open transaction may hold a job, or what follows it: a lane, a workflow. After a second the others of the
+batch are written without it (jobs are looked at, anything else is found by halving), and it is tried again beside them.
+Nobody can rescue a job that is held; once it is let go, a living worker's is spared for a while (`sweeper.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from resilient.core.base.errors import DuplicateJob
+from resilient.core.base.loggers import FailureLog, apart, logger
+from resilient.core.jobs.backoff import retry_pause
+from resilient.engine.jobs import queue
+from resilient.store.db.dialect import LOCK_WAIT, SHORT_LOCK_WAIT, is_lock_timeout
+from resilient.store.db.direct import direct, reserved
+from resilient.store.gates import resources, turns
+from resilient.store.jobs import finishing, leases
+from resilient.store.jobs.dependencies import Ends
+from resilient.store.jobs.queries import locked_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.engine.ground.encoder import JobRequest
+    from resilient.store.db.database import Database
+    from resilient.store.db.dialect import Dialect
+
+log = logger("worker")
+BATCH: Final = 500
+BACKLOG: Final = 5_000  # results waiting to be written, beyond which slots wait
+CAREFUL_FOR: Final = 30.0  # seconds after somebody was found to hold what a result needs
+HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
+Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
+
+
+class Results(NamedTuple):
+    """Results to be written together, each with its resource key."""
+
+    done: list[tuple[Done, str]]
+    finishes: list[tuple[finishing.Finish, str]]
+    tries: int = 0  # that failed: one may have been committed although its answer was lost
+
+    @property
+    def ids(self) -> list[UUID]:
+        """Their jobs."""
+        return [x[0] for x, _ in self.done] + [f.id for f, _ in self.finishes]
+
+    def only(self, ids: Collection[UUID]) -> Results:
+        """Those of these jobs."""
+        done, finishes = [x for x in self.done if x[0][0] in ids], [x for x in self.finishes if x[0].id in ids]
+        return Results(done, finishes, self.tries)
+
+    def parts(self) -> list[Results]:
+        """The batch in two, or nothing if it is one result."""
+        if self.done and self.finishes:
+            return [self._replace(finishes=[]), self._replace(done=[])]
+        half = (len(self.done) + len(self.finishes)) // 2
+        first, rest = slice(half), slice(half, None)
+        return [Results(self.done[some], self.finishes[some], self.tries) for some in (first, rest)] if half else []
+
+
+class Completer:
+    """Writes results; `written` counts them, `stale` those whose fence was gone."""
+
+    def __init__(
+        self,
+        database: Database,
+        capped: Callable[[str], Sequence[str]],
+        on_written: Callable[[Sequence[UUID], Collection[UUID], bool], None],
+        on_refused: Callable[[UUID, Exception], None],
+        poke: Callable[[], None],
+        *,
+        roll: Callable[[], float],
+    ) -> None:
+        self._roll = roll
+        self._database, self._capped, self._is_sqlite = database, capped, database.is_sqlite
+        self._on_written, self._on_refused, self._poke = on_written, on_refused, poke
+        self._follow_ups: dict[UUID, Sequence[JobRequest]] = {}  # of jobs whose results wait to be written
+        self._alone: deque[tuple[Done, str]] = deque()  # successes that are probably nobody else's affair
+        self._done: deque[tuple[Done, str]] = deque()
+        self._finishes: deque[tuple[finishing.Finish, str]] = deque()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._quiet = True  # nothing to write
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None  # writes
+        self._careful_until = -1e9  # loop time
+        self._held: list[Results] = []
+        self._failures = FailureLog(log, "results can be saved again")
+        self._beside: asyncio.Task[None] | None = None  # writes those
+        self.on_saved: Callable[[], None] = _nothing  # results are written, whatever they are
+        self.written = 0
+        self.stale = 0
+
+    def follow(self, id_: UUID, ordered: Sequence[JobRequest]) -> None:
+        """Call it before `succeed` or `finish`: these jobs are enqueued if that one's end is written."""
+        self._follow_ups[id_] = ordered
+
+    def succeed(
+        self, id_: UUID, fence: int, result: str | None, resource_key: str, *, is_followed: bool = True
+    ) -> None:
+        """A job succeeded. ``is_followed``: something else is to be written with its end."""
+        is_alone = not (is_followed or self._is_sqlite or id_ in self._follow_ups or self._capped(resource_key))
+        (self._alone if is_alone else self._done).append(((id_, fence, result), resource_key))
+        self._added()
+
+    def finish(self, finish: finishing.Finish, resource_key: str) -> None:
+        """Anything else was decided about a job."""
+        self._finishes.append((finish, resource_key))
+        self._added()
+
+    def _added(self) -> None:
+        if self._quiet:
+            self._quiet = False
+            self._wake.set()
+            self._idle.clear()
+        if self._backlog() > BACKLOG:
+            self._room.clear()
+
+    def _backlog(self) -> int:
+        return len(self._alone) + len(self._done) + len(self._finishes)
+
+    @property
+    def full(self) -> bool:
+        """Whether slots should wait for `room`."""
+        return not self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until there is room for more results."""
+        await self._room.wait()
+
+    async def flushed(self) -> None:
+        """Wait until everything is written."""
+        await self._idle.wait()
+
+    async def start(self) -> None:
+        """Begin to write."""
+        self._task = asyncio.create_task(self._run(), name="resilient-completer")
+
+    async def close(self) -> None:
+        """End once everything is written."""
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        try:
+            while not (self._closing and self._idle.is_set()):
+                await self._wake.wait()
+                self._wake.clear()
+                while self._backlog():
+                    await self._write_batch()
+                self._quiet = True
+                self._room.set()
+                if self._beside is None:
+                    self._idle.set()
+        finally:
+            if self._beside is not None:
+                self._beside.cancel()
+
+    async def _write_batch(self) -> None:
+        if alone := [self._alone.popleft() for _ in range(min(BATCH, len(self._alone)))]:
+            await self._save_alone(Results(alone, []))
+        done = [self._done.popleft() for _ in range(min(BATCH, len(self._done)))]
+        finishes = [self._finishes.popleft() for _ in range(min(BATCH, len(self._finishes)))]
+        if done or finishes:
+            await self._save(Results(done, finishes))
+        if self._backlog() < BACKLOG:
+            self._room.set()
+
+    async def _save_alone(self, results: Results) -> None:
+        """Write successes the short way; what it leaves goes the other."""
+        if asyncio.get_running_loop().time() >= self._careful_until:
+            try:
+                done = [x for x, _ in results.done]
+                written: set[UUID] = await self._database.transaction(write, done, [], {}, alone=True)
+            except Exception as error:  # noqa: BLE001 - the other way meets it again, and says so
+                if is_lock_timeout(error):
+                    self._take_care()
+                else:
+                    results = results._replace(tries=1)  # it may have been committed
+            else:
+                self._saved([i for i in results.ids if i in written], written, released=False)
+                results = results.only(set(results.ids) - written)
+        if results.done:
+            await self._save(results)
+
+    async def _save(self, results: Results) -> None:
+        """Write results, however often it takes; one that cannot be written must not hold up the others."""
+        while True:
+            careful = asyncio.get_running_loop().time() < self._careful_until
+            try:
+                if careful and not (results := await self._free(results)).ids:
+                    return
+                effective, released = await self._write(results, SHORT_LOCK_WAIT if careful else LOCK_WAIT)
+            except Exception as error:  # noqa: BLE001 - whatever it is, results are not thrown away
+                if is_lock_timeout(error):
+                    self._take_care()
+                    parts = self._halves(results) if careful else [results]
+                else:
+                    parts = await self._failed(results, error)
+            else:
+                self._saved(results.ids, effective, released=released)
+                return
+            if len(parts) != 1:
+                break
+            results = parts[0]
+        for part in parts:
+            await self._save(part)
+
+    async def _write(self, results: Results, how_long: str) -> tuple[set[UUID], bool]:
+        """In one transaction; returns whose results are written, and whether something may be ready over it."""
+        ids, ends = results.ids, Ends()
+        freed = self._freed(key for _, key in (*results.done, *results.finishes))
+        following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
+        effective = await self._database.transaction(
+            write, [x for x, _ in results.done], [f for f, _ in results.finishes], freed, again=results.tries > 0,
+            follow_ups=following, ends=ends, how_long=how_long,
+        )  # fmt: skip
+        if following:
+            for id_ in following:
+                del self._follow_ups[id_]
+            self._poke()
+        is_released = (
+            results.finishes or freed or following or results.tries
+        )  # the last: a commit whose answer was lost did it
+        return effective, bool(is_released) or ends.released
+
+    async def _failed(self, results: Results, error: Exception) -> list[Results]:
+        """What to try next."""
+        pause, results = retry_pause(results.tries, self._roll()), results._replace(tries=results.tries + 1)
+        is_about_data = _is_about_data(error)
+        tell = log.warning if is_about_data else self._failures.failed
+        tell(
+            "cannot save %d results (%s: %s); trying again in %.1f s",
+            len(results.ids),
+            type(error).__name__,
+            error,
+            pause,
+        )
+        if is_about_data:
+            if parts := results.parts():
+                return parts
+            (id_,) = results.ids
+            if self._follow_ups.pop(id_, None):
+                self._on_refused(id_, error)
+                return []
+            results = _bare(results)
+        await asyncio.sleep(pause)
+        return [results]
+
+    # -- what somebody holds --------------------------------------------------------------------------------------
+
+    def _take_care(self) -> None:
+        self._careful_until = asyncio.get_running_loop().time() + CAREFUL_FOR
+
+    async def _free(self, results: Results) -> Results:
+        """The results of jobs that nobody holds; the others are put aside."""
+        locked: set[UUID] = await self._database.statement(locked_jobs, results.ids)
+        if not locked:
+            return results
+        self._take_care()
+        self._put_aside(results.only(locked))
+        return results.only(set(results.ids) - locked)
+
+    def _halves(self, results: Results) -> list[Results]:
+        """Something else is held that one of these results needs; the last one is put aside."""
+        if not (parts := results.parts()):
+            self._put_aside(results)
+        return parts
+
+    def _put_aside(self, results: Results) -> None:
+        self._held.append(results)
+        if self._beside is None:
+            log.warning(
+                "%d results cannot be saved yet: a transaction that is open holds their jobs, or what follows them"
+                " (first: job %s)",
+                len(results.ids),
+                min(results.ids),
+            )
+            self._beside = asyncio.create_task(self._write_held(), name="resilient-held-results", context=apart())
+
+    async def _write_held(self) -> None:
+        while self._held:
+            await asyncio.sleep(HELD_PAUSE)
+            batches, self._held = self._held, []
+            for results in batches:
+                await self._save(results)
+        self._beside = None
+        self._wake.set()
+
+    def _freed(self, keys: Iterable[str]) -> dict[str, int]:
+        """How many slots got free under each concurrency cap."""
+        freed: dict[str, int] = {}
+        for key in keys:
+            for capped in self._capped(key):
+                freed[capped] = freed.get(capped, 0) + 1
+        return freed
+
+    def _saved(self, ids: Sequence[UUID], effective: set[UUID], *, released: bool) -> None:
+        self._failures.worked()
+        self.written += len(effective)
+        stale: set[UUID] = set()
+        if len(effective) < len(ids):
+            stale = set(ids) - effective
+            self.stale += len(stale)
+            log.warning(
+                "%d results changed nothing: their leases had been lost to other workers (first: job %s)",
+                len(stale),
+                min(stale),
+            )
+        self._on_written(ids, stale, released)
+        self.on_saved()
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""
+
+
+def _is_about_data(error: Exception) -> bool:
+    """Whether the same batch would fail for ever: a value the database refuses, or one beyond its limits."""
+    if isinstance(error, (ValueError, TypeError, OverflowError, RecursionError, DuplicateJob)):
+        return True
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    return state[:2] in ("22", "54") or "malformed JSON" in str(error)
+
+
+def _bare(results: Results) -> Results:
+    """The same decision without the words and values that cannot be stored."""
+    log.error("the result or error of job %s cannot be stored and is left out", results.ids[0])
+    finishes = [
+        (replace(f, transition=f.transition.without_words(mark=bool(f.marks)), marks=None), key)
+        for f, key in results.finishes
+    ]
+    return Results([((i, fence, None), key) for (i, fence, _), key in results.done], finishes, results.tries)
+
+
+@direct
+@reserved
+def write(
+    c: Connection,
+    d: Dialect,
+    done: Sequence[Done],
+    finishes: Sequence[finishing.Finish],
+    freed: dict[str, int],
+    *,
+    again: bool = False,
+    follow_ups: Mapping[UUID, Sequence[JobRequest]] | None = None,
+    ends: Ends | None = None,
+    how_long: str | None = None,
+    alone: bool = False,
+) -> set[UUID]:
+    """One batch: jobs by id, then the resources whose slots got free, then, in a later statement, their parked turns.
+
+    ``again``: an earlier try may have been committed although its answer was lost; what it wrote counts.
+    ``follow_ups``: what is enqueued with a job's end, if it is this write that ends it. ``ends`` hears what followed.
+    ``how_long``: waits for each lock so long (see `db/dialect.py`). ``alone``: only successes with whose end nothing
+    else is written, in one round trip; the others of the batch are left.
+    """
+    if alone:
+        return finishing.succeed_alone(c, d, sorted(done, key=_by_id), how_long or LOCK_WAIT)
+    now = d.steer(c, how_long)
+    ends = ends or Ends()
+    effective = finishing.succeed_if_held(c, d, sorted(done, key=_by_id), now, ends)
+    effective |= finishing.finish_if_held(c, d, finishes, now, ends)
+    if follow_ups and (new := [o for i, ordered in follow_ups.items() if i in effective for o in ordered]):
+        queue.write(c, d, new, ended=ends.in_order)
+    ends.go_on(c, d, now)
+    if again:
+        effective |= _written_before(c, d, done, finishes, effective)
+    free_slots(c, d, freed, now)
+    return effective
+
+
+def _by_id(one: Done) -> int:
+    return one[0].int  # comparing the ids themselves is Python code
+
+
+def _written_before(
+    c: Connection, d: Dialect, done: Sequence[Done], finishes: Sequence[finishing.Finish], effective: set[UUID]
+) -> set[UUID]:
+    """Ids that now stand exactly one version further, in a state this batch meant for them.
+
+    Ready may also be what another made of it, a rescue say; what runs once more has a new idempotency key besides.
+    """
+    meant = {i: (v + 1, finishing.AFTER_SUCCESS) for i, v, _ in done}
+    meant |= {f.id: (f.version + 1, finishing.ends_of(f.transition)) for f in finishes}
+    missing = [i for i in meant if i not in effective]
+    present = leases.ends(c, d, missing) if missing else {}
+    return {i for i, (version, *end) in present.items() if version == meant[i][0] and tuple(end) in meant[i][1]}
+
+
+def free_slots(c: Connection, d: Dialect, freed: Mapping[str, int], now: datetime) -> None:
+    """As many turns parked on each key as jobs ended there become ordinary ones."""
+    if not freed:
+        return
+    resources.touch(c, d, list(freed), now)
+    for key, count in sorted(freed.items()):
+        turns.release(c, d, key, count, now)

@@ -1,0 +1,580 @@
+"""A claimed job's way to what is written of it, from top to bottom.
+
+    claimed      the worker makes an `Execution` of each row that its claim brought, and the executor gives it a slot
+    admitted     `admit`, `admit_late`: why it does not run; None if it does
+    decoded      `decode`: its payload
+    called       `run_job`, `run_batch`: its function, on the loop or in a thread
+    explained    `explain_result`, `explain_error`, `explain_interruption`: an `Outcome`
+    decided      `Finisher.conclude`: a `Transition`
+    written      by the completer, in a batch; `finish_of` is the row of it
+
+Each takes plain values and returns one. Nothing here raises but for a bug of the engine's own, whatever a handler
+returned or raised: an exception without a text, or a text no database takes, must not cost a slot or hold up the
+results of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import re
+import time
+from collections import Counter
+from contextvars import copy_context
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter
+
+from resilient.core.base.bounds import RESULT
+from resilient.core.base.errors import (
+    BadPayload,
+    Cancel,
+    DatabaseBusy,
+    Failure,
+    FailureKind,
+    JobFailure,
+    LostLease,
+    ResourceStopped,
+    Snooze,
+)
+from resilient.core.base.loggers import logger
+from resilient.core.base.phrases import error_line, plain
+from resilient.core.jobs.decide import decide
+from resilient.core.jobs.outcomes import (
+    SUCCEEDED,
+    CancelledByHandler,
+    Deferred,
+    Expired,
+    Failed,
+    HandedBack,
+    Outcome,
+    Reconciled,
+    Snoozed,
+    Succeeded,
+    Transition,
+)
+from resilient.core.jobs.states import TERMINAL
+from resilient.engine.ground.counts import OTHER
+from resilient.engine.ground.foreign import Ended, NoThread, tried
+from resilient.engine.ground.sessions import to_the_end
+from resilient.engine.run import two_phase
+from resilient.engine.run.backend import HandlerBackend
+from resilient.engine.run.completer import Completer
+from resilient.engine.run.execution import begin_span, elapsed, end_span
+from resilient.engine.run.job import Job, SyncJob
+from resilient.store.db import trouble
+from resilient.store.jobs.finishing import Finish
+from resilient.wire.requests.explain import Explained, chain, explain
+from resilient.wire.requests.redact import scrub, text_of, trace_of, value_text, without_secrets_in_code
+from resilient.wire.requests.sockets import Line, using
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from concurrent.futures import Executor as ThreadPool
+    from uuid import UUID
+
+    from resilient.engine.run.backend import Wire
+    from resilient.engine.run.execution import Execution, Features, RunContext, SharedCall
+
+log = logger("worker")
+NEWER_VERSION_DELAY: Final = 30.0  # seconds, and up to as many again
+NO_THREAD_PAUSE: Final = 1.0  # seconds until a slot that got no thread tries the next job
+NOT_KEPT: Final = "result_not_kept"  # the only member of a document that stands for a result
+_WAITS: Final = frozenset({"defer", "handed_back"})
+_RESULT: Final[TypeAdapter[Any]] = TypeAdapter(Any)
+_NUL: Final = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+# -- admitted and decoded ------------------------------------------------------------------------------------
+
+
+def admit(execution: Execution) -> Outcome | None:
+    """Why it does not run, as far as this process knows; None if it does."""
+    if execution.lost:
+        return HandedBack("its lease was lost before it started")
+    row, context = execution.row, execution.context
+    # Housekeeping ends expired jobs too, but only now and then. One with a mark runs, so that its request is looked up.
+    if row.expires_at is not None and not row.sent and row.expires_at <= context.now():
+        return Expired()
+    stop = context.gate.stop(execution.resource_key, probes=execution.probes)  # it may have closed since the claim
+    if stop is not None:
+        return _deferred(ResourceStopped(stop.resource, stop.gate, stop.until))
+    if execution.sent and execution.handler.reconcile is None:
+        return Failed(Failure(FailureKind.AMBIGUOUS), execution.doubt())
+    return None
+
+
+async def admit_late(execution: Execution, wire: Wire) -> Outcome | None:
+    """Ask the gate as it is now, if the execution waited, and where its account lives. Why it does not run."""
+    try:
+        if execution.waited:
+            await execution.context.gate.check(execution.resource_key, probes=execution.probes)
+        await wire.prepare(execution)
+    except Exception as error:  # noqa: BLE001 - a stopped account, the database, an address that is none
+        return explain_error(execution, error)
+    return None
+
+
+def decode(execution: Execution) -> tuple[Any, Outcome | None]:
+    """Its payload, or why that cannot be read."""
+    handler, row = execution.handler, execution.row
+    if row.payload_version > handler.version:
+        return None, Snoozed(
+            delay=NEWER_VERSION_DELAY * (1 + execution.context.roll()),
+            message=f"payload version {row.payload_version} is newer than this worker's {handler.version} of"
+            f" {handler.kind!r}; waiting for a newer worker",
+        )
+    if row.tags and not isinstance(row.tags, dict):
+        return None, Failed(Failure(FailureKind.UNDECODABLE), "its tags are not a JSON object of strings")
+    try:
+        return handler.decode(row.payload, row.payload_version), None
+    except BadPayload as error:
+        return None, Failed(Failure(FailureKind.UNDECODABLE), str(error))
+    except BaseException as error:  # noqa: BLE001 - the user's upgrade function
+        return None, Failed(
+            Failure(FailureKind.UNDECODABLE),
+            f"upgrade of payload version {row.payload_version}: {text_of(error)}",
+        )
+
+
+# -- called --------------------------------------------------------------------------------------------------
+
+
+async def run_job(execution: Execution, wire: Wire, threads: ThreadPool) -> Outcome:
+    """A job of its own, from its slot to its outcome."""
+    if (refusal := admit(execution)) is not None:
+        return refusal
+    payload, refusal = decode(execution)
+    if refusal is not None:
+        return refusal
+    handler = execution.handler
+    try:
+        if (execution.waited or wire.scattered) and (refusal := await admit_late(execution, wire)) is not None:
+            return refusal
+        job = _job(execution, payload, wire)
+        begin_span(execution, [execution])
+        reconciling = execution.sent and handler.reconcile is not None
+        fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
+        if not handler.is_async:
+            ended = await _in_thread(execution, threads, partial(_call_in_thread, execution, fn, job, reconciling))
+            result = ended.unpacked()
+        elif inspect.isawaitable(result := fn(job)):
+            result = await result
+    except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the job, not the worker
+        uncancel(execution)
+        outcome = explain_error(execution, error if execution.work is None else two_phase.named(error))
+        if execution.work is not None and not execution.thread:
+            await two_phase.roll_back(execution)
+            uncancel(execution)
+        return outcome
+    uncancel(execution)
+    if execution.work is None:
+        return _explain_end(execution, result, reconciling)
+    if execution.thread:  # `_call_in_thread` has done it
+        outcome = result
+    else:
+        outcome = await _commit(execution, _explain_end(execution, result, reconciling))
+    uncancel(execution)
+    return outcome
+
+
+async def run_batch(
+    call: SharedCall, wire: Wire, threads: ThreadPool, close: Callable[[Execution, Outcome], None]
+) -> None:
+    """The jobs of a batch, from their slot to their outcomes; ``close`` is called with one that ends apart."""
+    payloads: dict[int, Any] = {}
+    for one in list(call.members.values()):
+        refusal = admit(one)
+        if refusal is None:
+            payloads[one.number], refusal = decode(one)
+        if refusal is None:
+            refusal = await admit_late(one, wire)
+        if refusal is not None:
+            close(one, refusal)
+    if not call.members:
+        return
+    begin_span(call, list(call.members.values()))
+    batch = call.batch([_job(one, payloads[one.number], wire) for one in call.members.values()])
+    fn, result = call.handler.fn, None
+    failure: BaseException | None = None
+    try:
+        if not call.handler.is_async:
+            result, failure = await _in_thread(call, threads, partial(fn, batch))
+        elif inspect.isawaitable(result := fn(batch)):
+            result = await result
+    except BaseException as error:  # noqa: BLE001 - as in `run_job`
+        failure = error
+    uncancel(call)
+    call.end(result, failure)
+
+
+def uncancel(execution: Execution | SharedCall) -> None:
+    """The next job of this slot begins without the cancellations of this one."""
+    task = execution.task or asyncio.current_task()
+    if task is not None:
+        while task.cancelling():
+            task.uncancel()
+
+
+async def _in_thread(execution: Execution | SharedCall, threads: ThreadPool, fn: Callable[[], Any]) -> Ended:
+    """Call a function in a thread. Raises `NoThread`."""
+    called_off = False
+
+    def begin() -> Ended:
+        if called_off:
+            return Ended(None, NoThread("it was called off"))
+        with using(line):
+            return tried(fn)
+
+    line = Line()
+    execution.take_thread(line)
+    try:
+        execution.future = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, begin)
+    except RuntimeError as error:  # its worker has closed, or the system gives no more threads
+        called_off = True  # it stays in the pool's queue, where a thread that gets free would find it
+        await asyncio.sleep(NO_THREAD_PAUSE)
+        raise NoThread(f"its worker has no thread for it: {error}") from None
+    await asyncio.wait([execution.future])  # a cancellation leaves the future alone, because the thread goes on
+    if execution.future.cancelled():
+        raise NoThread("its worker closed before a thread was free")
+    end: Ended = execution.future.result()
+    return end
+
+
+def _call_in_thread(execution: Execution, fn: Callable[[Any], Any], job: Any, reconciling: bool) -> Any:  # noqa: FBT001
+    """In the thread: the result, or what came of its transactions, which are ended where they began."""
+    try:
+        result = fn(job)
+    except BaseException:
+        to_the_end(two_phase.roll_back(execution))
+        raise
+    if execution.work is None:
+        return result
+    return to_the_end(_commit(execution, _explain_end(execution, result, reconciling)))
+
+
+async def _commit(execution: Execution, outcome: Outcome) -> Outcome:
+    """The handler's transaction, committed with the job's success or rolled back; returns what came of it."""
+    if execution.work is None or execution.work.opened is None:
+        return outcome
+    success = Succeeded() if isinstance(outcome, Reconciled) and outcome.took_effect else outcome
+    if not isinstance(success, Succeeded):
+        await two_phase.roll_back(execution)
+        return outcome
+    if (error := await two_phase.commit(execution, success)) is not None:
+        return explain_error(execution, error)
+    return Succeeded(success.result, written=True)
+
+
+def _explain_end(execution: Execution, result: Any, reconciling: bool) -> Outcome:  # noqa: FBT001 - hot
+    """What it means that the handler returned."""
+    if execution.reason is not None and (not execution.thread or execution.is_warned or execution.line.broke):
+        # it swallowed its cancellation, heard of it and left, or read half an answer
+        return explain_interruption(execution)
+    return explain_result(execution, result, reconciling=reconciling)
+
+
+def _job(execution: Execution, payload: Any, wire: Wire) -> Job[Any] | SyncJob[Any]:
+    """What the handler sees of it."""
+    row = execution.row
+    return (Job if execution.handler.is_async else SyncJob)(
+        id=execution.id,
+        kind=row.kind,
+        payload=payload,
+        resource_key=row.resource_key,
+        attempt=row.attempts + 1,
+        execution=row.executions + 1,
+        idempotency_key=row.idempotency_key,
+        tags=row.tags or {},
+        ordering_key=row.ordering_key,
+        order_no=row.order_no,
+        backend=HandlerBackend(wire, execution),
+    )
+
+
+# -- explained ---------------------------------------------------------------------------------------------
+
+
+def explain_result(execution: Execution, result: Any, *, reconciling: bool) -> Outcome:
+    """What a handler's return value means; ``reconciling``: it is its reconcile hook's."""
+    if isinstance(result, (Snooze, Cancel)):
+        return _explain_return(result, execution.secrets())
+    if inspect.isawaitable(result):
+        return _never_ran(result)
+    if reconciling:
+        return Reconciled(took_effect=result)
+    return SUCCEEDED if result is None else _keep(execution, result)
+
+
+def _keep(execution: Execution, result: Any) -> Outcome:
+    """The result as JSON text."""
+    try:
+        document = _RESULT.dump_json(result)
+    except BaseException as error:  # noqa: BLE001 - what a value of the program's own raises when it is read
+        return _leave_out(execution, f"it is not JSON ({type(error).__name__}: {type(result).__name__})")
+    if len(document) > RESULT.value:
+        return _leave_out(execution, f"it has {len(document):,} bytes of JSON, and {RESULT.value:,} are kept at most")
+    text = document.decode()
+    if "\\u0000" in text:  # PostgreSQL takes no NUL in a text
+        text = _NUL.sub(r"\1\\ufffd", text)
+    return Succeeded(text)
+
+
+def _leave_out(execution: Execution, why: str) -> Outcome:
+    """Its work is done, so it has succeeded, and is not done again; what is missing stands where the result would."""
+    log.warning("the result of job %s (%s) is not kept: %s", execution.id, execution.row.kind, why)
+    return Succeeded(json.dumps({NOT_KEPT: why}))
+
+
+def _never_ran(result: Any) -> Outcome:
+    if inspect.iscoroutine(result):
+        result.close()
+    message = "the handler returned an awaitable: a decorator hides that it is async, so nobody awaited it"
+    return Failed(Failure(FailureKind.BUG, code="NotAwaited"), message)
+
+
+def explain_error(execution: Execution, error: BaseException) -> Outcome:
+    """What an exception that left a handler means."""
+    if isinstance(error, asyncio.CancelledError) and execution.reason is not None:
+        return explain_interruption(execution)
+    if execution.lost or (isinstance(error, (LostLease, NoThread)) and execution.reason != "timeout"):
+        why = str(error) if isinstance(error, NoThread) else "its lease was lost"
+        return HandedBack(execution.doubt_effect() + why)
+    if (outcome := _explain_chain(execution, error)) is not None:
+        return outcome
+    if execution.reason == "timeout":
+        return explain_interruption(execution)
+    explained, secrets = _explained(execution, error), execution.secrets()
+    text = text_of(error, secrets)
+    if explained.failure.kind is FailureKind.BUG:
+        trace = trace_of(error, secrets)
+        return Failed(explained.failure, execution.doubt_effect() + text, trace, resource=explained.resource)
+    return Failed(explained.failure, text, resource=explained.resource)
+
+
+def _explained(execution: Execution, error: BaseException) -> Explained:
+    """The failure of an exception, in the light of what its execution's requests were answered; without secrets."""
+    last = execution.request_logs.get(execution.request_resource)
+    others = [request_log for request_log in execution.request_logs.values() if request_log is not last]
+    explained = explain(error, last, execution.context.now(), *others)
+    failure = without_secrets_in_code(explained.failure, execution.secrets()) or explained.failure
+    return explained if failure is explained.failure else explained._replace(failure=failure)
+
+
+def _explain_chain(execution: Execution, error: BaseException) -> Outcome | None:
+    """What a Snooze, a Cancel, the database's trouble or a stopped resource in its chain means; None without one.
+
+    SDKs and task groups wrap what they catch, so these may stand anywhere in the chain.
+    """
+    for one in chain(error):
+        if isinstance(one, (Snooze, Cancel)):
+            return _explain_return(one, execution.secrets())
+        if _is_databases(one):
+            return explain_trouble(one, execution)
+        if isinstance(one, ResourceStopped):
+            return _deferred(one)
+        if isinstance(one, JobFailure):
+            return None  # raised over one of the others: it says more
+    return None
+
+
+def _deferred(stopped: ResourceStopped) -> Deferred:
+    return Deferred(stopped.resource, stopped.gate, stopped.until, value_text(stopped))
+
+
+def _is_databases(error: BaseException) -> bool:
+    return trouble.is_of_database(error) or (isinstance(error, ResourceStopped) and error.gate == "database")
+
+
+def explain_trouble(error: BaseException, execution: Execution | None = None) -> Failed:
+    """The engine's own database was away, busy or full: nothing is charged, unless a repeat might do something twice.
+
+    What was answered without a provider's key would be sent again with the handler: it took effect, and nothing that
+    was to be written beside it has been.
+    """
+    code = "busy" if isinstance(error, DatabaseBusy) else "unreachable"
+    effect = None if execution is None else execution.effect
+    if effect is None:
+        return Failed(Failure(FailureKind.DATABASE, code=code, counts_for_breaker=False), text_of(error))
+    failure = Failure(FailureKind.AMBIGUOUS, code=f"database_{code}", counts_for_breaker=False)
+    return Failed(failure, f"{effect} was answered, and then the engine's database failed the job: {text_of(error)}")
+
+
+def explain_interruption(execution: Execution) -> Outcome:
+    """What it means that an execution was stopped from outside."""
+    if execution.reason in ("timeout", "stop") and execution.outage is not None:
+        return explain_trouble(execution.outage, execution)
+    before = execution.doubt_effect()
+    if execution.reason == "timeout":
+        return Failed(Failure(FailureKind.TIMEOUT), before + _late(execution) + _overtime(execution))
+    if execution.reason == "cancel":
+        return CancelledByHandler(before + "cancelled on request", interrupted=True)
+    return HandedBack(before + ("its worker stopped" if execution.reason == "stop" else "its lease was lost"))
+
+
+def _overtime(execution: Execution) -> str:
+    """For how long a stuck one went on after its timeout: until now, or until its worker gave it up."""
+    if not execution.aside:
+        return ""
+    seconds = time.monotonic() - execution.cancelled_at
+    if execution.future is not None and execution.future.done():
+        return f", and ended {seconds:.1f} s after that"
+    return f", and did not end within {min(seconds, execution.context.patience):.1f} s after that"
+
+
+def stuck_text(execution: Execution) -> str:
+    """That its handler does not end, and what that means."""
+    why = _late(execution) if execution.reason == "timeout" else f"was told to end ({execution.reason})"
+    return f"{why} and does not end: it is not run again until it does, or until {execution.context.patience:g} s later"
+
+
+def _late(execution: Execution) -> str:
+    return f"took longer than its timeout of {execution.handler.timeout:g} s"
+
+
+def explain_bug(execution: Execution, error: BaseException) -> Outcome:
+    """What it means that the engine itself failed over an execution."""
+    if any(_is_databases(one) for one in chain(error)):
+        return explain_trouble(error, execution)
+    text = execution.doubt_effect() + text_of(error)
+    return Failed(Failure(FailureKind.BUG, code=type(error).__name__), text, trace_of(error))
+
+
+def _explain_return(word: Snooze | Cancel, secrets: Iterable[str]) -> Outcome:
+    """What a Snooze or a Cancel means that a handler returned or raised."""
+    if isinstance(word, Cancel):
+        return CancelledByHandler(scrub(plain(value_text(word.reason)), secrets))
+    return Snoozed(delay=word.delay, until=word.until)
+
+
+# -- decided and written -------------------------------------------------------------------------------------
+
+
+def finish_of(execution: Execution, transition: Transition, worker_id: str, started_at: Any) -> Finish:
+    """The store's form of a decision about what this process ran.
+
+    Which requests are unanswered is written as this process knows it: a mark whose write was cut off may stand in the
+    database although its request was never sent.
+    """
+    row = execution.row
+    marks = execution.marks or {}
+    return Finish(row.id, execution.fence, transition, marks, row.executions + 1, worker_id, started_at)
+
+
+class Finisher:
+    """Decides what becomes of a worker's executions, and has it written.
+
+    ``on_end(execution)`` is called when an execution was decided. ``on_written(is_followed, is_released)`` is called
+    when results were committed: whether another job or a workflow waits for one of them, so that staging has work, and
+    whether a job may be ready now that was not before.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        features: Features,
+        wire: Wire,
+        *,
+        on_end: Callable[[Execution], None],
+        on_written: Callable[[bool, bool], None],
+    ) -> None:
+        ground, self._context, self._alerts, self._wire = context.ground, context, features.alerts, wire
+        self._on_end, self._on_written, self._counts = on_end, on_written, ground.counts
+        self.completer = Completer(
+            ground.database, context.gate.capped, self._written, self._refused, ground.poke, roll=context.roll
+        )
+        self.unwritten: dict[int, Execution] = {}  # decided, not yet committed: their leases still matter
+        self.ended = 0
+        self.outcomes: Counter[str] = Counter()
+
+    def conclude(self, execution: Execution, outcome: Outcome) -> None:
+        """An execution is over: what it came to goes to the completer."""
+        self.ended += 1
+        self.unwritten[execution.number] = execution
+        try:
+            if isinstance(outcome, Succeeded):
+                self._succeed(execution, outcome)
+            else:
+                self._decide(execution, outcome)
+        except BaseException:  # nobody writes it: its lease must end, so that it is rescued
+            self.unwritten.pop(execution.number, None)
+            raise
+        self._tell(self._wire.ended, execution, outcome)
+        self._on_end(execution)
+
+    def _succeed(self, execution: Execution, outcome: Succeeded) -> None:
+        """It needs no decision of its own: its transition is always the same."""
+        self._count(execution, "succeeded")
+        end_span(execution, "succeeded", outcome)
+        if outcome.written:
+            self.completer.written += 1
+            self._written([execution.id], (), released=True)
+            return
+        if execution.follow_ups is not None:
+            self.completer.follow(execution.id, execution.follow_ups)
+        row = execution.row
+        is_followed = row.followed or row.ordering_key is not None
+        self.completer.succeed(
+            execution.id, execution.fence, outcome.result, execution.resource_key, is_followed=is_followed
+        )
+
+    def _decide(self, execution: Execution, outcome: Outcome) -> None:
+        now, retry, roll = self._context.now(), execution.handler.retry, self._context.roll()
+        try:
+            transition = decide(execution.facts(), outcome, retry, now, roll)
+        except BaseException as error:  # noqa: BLE001 - a handler said something impossible: a time that is none, say
+            outcome = explain_bug(execution, error)
+            transition = decide(execution.facts(), outcome, retry, now, roll)
+        self._count(execution, transition.decision)
+        execution.ending = transition.decision, transition.error_kind or ""
+        end_span(execution, transition.decision, outcome)
+        started = now - timedelta(seconds=max(0.0, elapsed(execution)))
+        if execution.follow_ups is not None and transition.decision in ("succeeded", "once_more"):
+            self.completer.follow(execution.id, execution.follow_ups)
+        finish = finish_of(execution, transition, self._context.worker_id, started)
+        self.completer.finish(finish, execution.resource_key)
+        level = logging.WARNING if transition.state in TERMINAL and transition.decision != "cancelled" else logging.INFO
+        if transition.decision in _WAITS:  # its gate has told, once for all of them
+            level = logging.DEBUG
+        if log.isEnabledFor(level):
+            row, kind, code, text = execution.row, transition.error_kind, transition.error_code, transition.error
+            why = f": {error_line(kind, code, text, 2_000)}" if text else ""
+            log.log(level, "job %s (%s on %s): %s%s", row.id, row.kind, row.resource_key, transition.decision, why)
+        self._tell(self._alerts.noticed, execution, transition)
+
+    def _tell(self, listener: Callable[[Execution, Any], None], execution: Execution, what: Any) -> None:
+        """Gate and alerts hear how it ended: counts may be lost, slots may not."""
+        try:
+            listener(execution, what)
+        except Exception:
+            log.exception("%s failed over job %s", getattr(listener, "__qualname__", listener), execution.id)
+
+    def _count(self, execution: Execution, decision: str) -> None:
+        """Count a decision; one that is taken back (`_refused`) does not count any more."""
+        if execution.decision:
+            self.outcomes -= Counter([execution.decision])
+        self.outcomes[decision] += 1
+        if execution.follow_ups is not None:
+            execution.decision = decision
+
+    def _written(self, ids: Sequence[UUID], stale: Collection[UUID], released: bool) -> None:  # noqa: FBT001 - a callback
+        followed, executions, providers = False, self._counts.executions, self._counts.providers
+        for id_ in ids:
+            if (execution := self.unwritten.pop(id_.int, None)) is not None:
+                if not stale or id_ not in stale:
+                    root = execution.resource_key.partition("/")[0]
+                    executions[execution.row.kind, root if root in providers else OTHER, *execution.ending] += 1
+                followed = followed or execution.row.followed
+                released = released or bool(execution.probes)
+        if released or followed:
+            self._on_written(followed, released)
+
+    def _refused(self, id_: UUID, error: Exception) -> None:
+        """Take a decision back: the follow-up jobs cannot be written, so neither can the job's end. It has failed."""
+        if (execution := self.unwritten.get(id_.int)) is not None:
+            execution.take_back_follow_ups()
+            self._decide(execution, explain_bug(execution, error))

@@ -1,0 +1,123 @@
+"""The relay: the handlers that publish the outbox's events, one kind a destination.
+
+An event waits as a job like any other, so what is true of jobs is true of it: the destination's circuit, pauses and
+limits hold it without a charge, errors are retried by its policy, what is refused for good is dead and can be replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from resilient.core.base import resource_key
+from resilient.core.base.errors import FailureKind, JobFailure, Permanent, ResourceStopped, SetupError
+from resilient.core.base.tracing import TRACEPARENT, TRACESTATE
+from resilient.core.events.message import RESOURCE, Message, decode
+from resilient.engine.events.outbox import PREFIX
+from resilient.engine.ground.kinds import Handler
+from resilient.engine.run.job import backend_of
+from resilient.wire.publishers.base import ConnectionLost, destination
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.engine.run.backend import HandlerBackend
+    from resilient.engine.run.job import Batch, Job
+    from resilient.wire.publishers.base import Destination
+
+IN_FLIGHT: Final = 100  # events of a batch that wait for their confirms at once
+AWAY: Final = 5  # failures in a row after which the rest of a batch is not tried
+_SLACK: Final = 30.0  # seconds of a batch beyond its destination's own timeouts: for opening the connection
+
+
+@dataclass(frozen=True, eq=False)
+class Relay(Handler[str, None]):
+    """Publishes the events of one destination. Their payload is the event as JSON text, and stays text."""
+
+    def encode(self, payload: Any) -> str:
+        """The payload as it is: `Outbox` has encoded it."""
+        return str(payload)
+
+    def decode(self, text: str | None, version: int) -> str:  # noqa: ARG002 - the event has its own version
+        """The text as it stands in the database: `message_of` decodes it."""
+        return text or ""
+
+
+def relays(destinations: Mapping[str, Destination]) -> list[Relay]:
+    """A handler for each destination."""
+    return [_relay(name, one) for name, one in destinations.items()]
+
+
+def _relay(name: str, target: Destination) -> Relay:
+    longest = target.timeout * -(-target.batch // IN_FLIGHT) + _SLACK
+    return Relay(kind=PREFIX + name, fn=_publish, retry=target.retry, batch=target.batch, timeout=longest)
+
+
+def named(destinations: Mapping[str, Any] | None) -> dict[str, Destination]:
+    """The destinations of ``Resilient(destinations=)`` by name; raises `SetupError` or `BadResourceKey`."""
+    by_name = {}
+    for name, one in (destinations or {}).items():
+        if "/" in resource_key.check(name):
+            raise SetupError(f"destination {name!r}: give it a name without a slash; its resource is {RESOURCE}/<name>")
+        by_name[name] = destination(name, one)
+    return by_name
+
+
+async def _publish(batch: Batch[str]) -> None:
+    """Publish a batch, many events at once; of one key a batch has one event, because the key's next waits for it.
+
+    Each event is settled as soon as it is confirmed, so that a crash repeats few. A destination that is away costs the
+    first `AWAY` events an attempt; the others wait for it at no charge.
+    """
+    name, publishers = batch.kind.removeprefix(PREFIX), _backend(batch[0]).publishers
+    waiting, strikes = iter(batch), 0
+    try:
+        await publishers.open(name)
+    except Exception as error:  # noqa: BLE001 - whatever was raised, the first event is charged with it
+        batch.fail(next(waiting), error)
+        strikes = AWAY
+
+    async def publish_waiting() -> None:
+        nonlocal strikes
+        for job in waiting:
+            if strikes >= AWAY:
+                batch.fail(job, ResourceStopped(batch.resource_key, "connection"))
+                continue
+            try:
+                await _backend(job).admit()
+                message = message_of(job)
+                trace = {TRACEPARENT: message.traceparent, TRACESTATE: message.tracestate}
+                with _backend(job).tracing.send(name, trace):
+                    await publishers.publish(name, message)
+            except ConnectionLost as error:  # all events in flight meet it: only the first are charged
+                batch.fail(job, ResourceStopped(batch.resource_key, "connection") if strikes >= AWAY else error)
+                strikes += 1
+            except Exception as error:  # noqa: BLE001 - whatever was raised, this event is charged with it
+                batch.fail(job, error)
+                strikes += _is_ill(error)
+            else:
+                batch.succeed(job)
+                strikes = 0
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(len(batch), IN_FLIGHT)):
+            group.create_task(publish_waiting())
+
+
+def _backend(job: Job[str]) -> HandlerBackend:
+    return cast("HandlerBackend", backend_of(job))
+
+
+def _is_ill(error: Exception) -> bool:
+    """Whether an error is about the destination, and not about the event."""
+    failure = error.failure if isinstance(error, JobFailure) else None
+    return failure is not None and failure.kind is FailureKind.TRANSIENT and failure.counts_for_breaker is not False
+
+
+def message_of(job: Job[str]) -> Message:
+    """The event of a job; raises `Permanent` for a payload that is none."""
+    try:
+        return decode(job.payload, delivery=job.idempotency_key, number=job.order_no)
+    except ValueError as error:
+        raise Permanent(f"the payload of job {job.id} ({job.kind}) is {error}", code="undecodable") from None

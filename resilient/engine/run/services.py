@@ -1,0 +1,135 @@
+"""What runs beside a worker's claiming: services, started in one order and closed in the opposite one.
+
+A `Loop` polls: it calls a function that does one piece of work and says in how many seconds it wants to do the next.
+Here is the one answer to a database that is away: whatever a poll raises, the loop stays, and polls again after a pause
+that grows from a tenth of a second to ten seconds, spread so that no two workers of a fleet come back at one moment.
+The first failure is logged, the fifth, and then each thirtieth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Protocol
+
+from resilient.core.base.loggers import logger
+from resilient.core.jobs.backoff import retry_pause
+from resilient.store.db.wake import Listener
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from sqlalchemy import URL
+
+    from resilient.store.db.database import Database
+
+log = logger("worker")
+
+
+class Service(Protocol):
+    """Something that runs from `start` to `close`."""
+
+    async def start(self) -> None:
+        """Begin; raises if it cannot, and is not closed then."""
+
+    async def close(self) -> None:
+        """End, with all that must be done before."""
+
+
+class Loop:
+    """Polls until it is closed. ``poll`` returns seconds until the next; ``rest`` waits so long or until a wake-up."""
+
+    def __init__(
+        self,
+        name: str,
+        poll: Callable[[], Awaitable[float]],
+        roll: Callable[[], float],
+        *,
+        rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._name, self._poll, self._roll, self._rest = name, poll, roll, rest
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to poll."""
+        self._task = asyncio.create_task(self.run(), name=f"resilient-{self._name}")
+
+    async def close(self) -> None:
+        """End; a poll under way is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Poll until ``until()``."""
+        failures = 0
+        while not until():
+            try:
+                delay = await self._poll()
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - the database may be away; the loop stays
+                delay = retry_pause(failures, self._roll())
+                failures += 1
+                if failures in (1, 5) or failures % 30 == 0:
+                    log.warning(
+                        "%s failed (%s: %s); trying again in %.1f s", self._name, type(error).__name__, error, delay
+                    )
+                await asyncio.sleep(delay)
+                continue
+            if delay > 0:
+                await self._rest(delay)
+
+
+class Wakeups:
+    """The listener for commits and gates of other processes, in a thread of its own."""
+
+    def __init__(
+        self,
+        database: Database,
+        wake: Callable[[], None],
+        gates_changed: Callable[[Sequence[str]], None],
+        listen_url: URL | None,
+        roll: Callable[[], float],
+    ) -> None:
+        self._listener = Listener(database, wake, gates_changed, listen_url=listen_url, roll=roll)
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        self._listener.start()
+
+    async def close(self) -> None:
+        """Stop the thread."""
+        await asyncio.to_thread(self._listener.close)
+
+
+class Attachment:
+    """A service that is two functions."""
+
+    def __init__(self, start: Callable[[], object], close: Callable[[], Awaitable[object] | None]) -> None:
+        self._start, self._close = start, close
+
+    async def start(self) -> None:
+        """Call the first."""
+        self._start()
+
+    async def close(self) -> None:
+        """Call the second."""
+        if (end := self._close()) is not None:
+            await end
+
+
+class Services:
+    """Services as a block: ``async with Services(...)``. What follows one that cannot start is not started."""
+
+    def __init__(self, services: Iterable[Service]) -> None:
+        self._services = services
+
+    async def __aenter__(self) -> None:
+        async with AsyncExitStack() as stack:
+            for service in self._services:
+                await service.start()
+                stack.push_async_callback(service.close)
+            self._stack = stack.pop_all()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()

@@ -1,0 +1,314 @@
+"""A stream read page by page: written once, as coroutines, which a handler's thread drives to their end on the spot.
+
+    pages        reads the cursor, asks for a page, yields it, and goes on only after its checkpoint
+    checkpoint   one transaction: the user's rows, the cursor (if nobody moved it), the job's fence, commit
+    sweep        the same, entered with something to do only after a complete full pass
+
+The cursor after a page is known before its rows are written, and committed with them: it never runs ahead of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from resilient.core.base.body import pick
+from resilient.core.base.bounds import SCRUBBED_TEXT
+from resilient.core.base.errors import (
+    Failure,
+    FailureKind,
+    InvalidInput,
+    JobFailure,
+    Permanent,
+    ResilientError,
+    Transient,
+)
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.base.hosts import without_params
+from resilient.core.base.phrases import one_line
+from resilient.core.sync.paginators import GraphQLPages
+from resilient.core.sync.paging import PagingError
+from resilient.core.sync.stream import RESETS, begin, refuse, restart, take, unchanged
+from resilient.engine.run.execution import patiently
+from resilient.engine.run.two_phase import committed_session
+from resilient.engine.sync import Page, Rejected, Stream, checked_params
+from resilient.store import sync as cursors
+from resilient.store.jobs import leases
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from datetime import datetime
+
+    import httpx
+    from sqlalchemy.orm import Session
+
+    from resilient.core.sync.paging import PageRequest
+    from resilient.core.sync.stream import Cursor, Record
+    from resilient.engine.run.execution import Execution, WorkerLoop
+    from resilient.store.sync import Place
+
+T = TypeVar("T")
+_UNCHANGED: Final = 304
+
+
+@dataclass(slots=True)
+class Move:
+    """What a checkpoint saves; ``done``: it is saved."""
+
+    place: Place
+    cursor: Cursor
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class UnsavedPage(Page[Any]):
+    """A page with what its checkpoint saves."""
+
+    move: Move = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep(Generic[T]):
+    """Delete what the last full pass did not see: the rows whose latest pass is before ``pass_id``."""
+
+    session: T
+    pass_id: int
+
+
+class Reader(Generic[T]):
+    """Reads one stream for one execution. ``client``: that of its handler, for coroutines or for threads."""
+
+    def __init__(self, execution: Execution, client: Any, stream: Stream[T], params: dict[str, Any]) -> None:
+        self._execution, self._client, self._stream, self._params = execution, client, stream, params
+
+    async def pages(self) -> AsyncGenerator[Page[T], None]:
+        """The pages of one pass; if the provider refuses the cursor, those of a full pass after it."""
+        stream = self._stream
+        place = stream.place(self._execution.resource_key, checked_params(stream, self._params))
+        while True:
+            cursor, now = await self._query(cursors.read, place)
+            cursor = begin(cursor, now, stream.rules)
+            try:
+                async for page in self._pass(place, cursor):
+                    yield page
+            except _Refused as refusal:
+                again = restart(refusal.cursor, str(refusal), refused=True)
+                if not await self._query(cursors.write_if_unmoved, place, again, None, now):
+                    raise _moved(place) from None
+                if again.resets >= RESETS or refusal.final:
+                    raise Permanent(
+                        f"stream {stream.name!r} cannot be read: {refusal}", code="reset_cursor"
+                    ) from refusal.__cause__
+                continue
+            return
+
+    async def _query(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Run a store function in a transaction of its own."""
+        db = self._execution.db
+        return await patiently(self._execution, partial(db.transaction, fn, *args), db.rest)
+
+    async def _ask(self, request: PageRequest) -> httpx.Response:
+        """Send a request."""
+        response = self._client.request(**_words(request))
+        answer: httpx.Response = await response if inspect.isawaitable(response) else response
+        return answer
+
+    async def _pass(self, place: Place, cursor: Cursor) -> AsyncGenerator[UnsavedPage, None]:
+        stream = self._stream
+        hidden = self._client.secret_params  # providers repeat these in the next page's address; no row keeps them
+        paginator = stream.pages_by(cursor)
+        request = cursor.next
+        if request is None:
+            if stream.before is not None:
+                cursor = replace(cursor, provider_cursor=await self._told_before())
+            request = stream.first(cursor, self._params)
+        now: datetime | None = None
+        while request is not None:
+            response = await self._ask(request)
+            answer = _answer(response, cursor)
+            if answer.status == _UNCHANGED:
+                records: list[Record] = []
+                moved = unchanged(cursor, await self._query(_clock))
+            else:
+                if stream.rules.incremental is not None and stream.rules.incremental.style == "conditional":
+                    cursor = replace(cursor, full=True)  # a feed that changed is sent whole
+                request = replace(request, url=str(response.request.url)) if not _absolute(request) else request
+                read = _read(paginator, request, answer)
+                if now is None or read.next is None:  # a page in between needs no time: a round trip less
+                    now = await self._query(_clock)
+                try:
+                    records, moved = take(cursor, request, answer, read, stream.rules, now)
+                except PagingError as error:
+                    raise _Refused(str(error), cursor, final=True) from error
+            if hidden and moved.next is not None:
+                moved = replace(moved, next=replace(moved.next, url=without_params(moved.next.url, hidden)))
+            page = _page(stream, place, records, moved)
+            yield page
+            if not page.move.done:
+                raise ResilientError(
+                    f"the page of stream {stream.name!r} was not saved: write its rows in `async with"
+                    " job.checkpoint(page) as session:` before asking for the next one"
+                )
+            cursor = page.move.cursor
+            request = cursor.next
+
+    async def _told_before(self) -> str | None:
+        """The cursor as the request before the pass (`Stream.before`) names it."""
+        stream = self._stream
+        assert stream.before is not None  # noqa: S101
+        assert stream.incremental is not None  # noqa: S101
+        response = await self._ask(stream.before(**self._params))
+        response.raise_for_status()
+        path = stream.incremental.cursor
+        values = [v for v in pick(_json(response), path) if isinstance(v, (str, int)) and v]
+        if not values:
+            raise Transient(f"stream {stream.name!r}: the answer before the pass has no {path!r}")
+        return str(values[0])
+
+
+class _Refused(Exception):
+    """The provider refuses the cursor; ``final``: a new pass would end in the same way."""
+
+    def __init__(self, why: str, cursor: Cursor, *, final: bool = False) -> None:
+        self.cursor, self.final = cursor, final
+        super().__init__(why)
+
+
+def _page(stream: Stream[Any], place: Place, records: list[Record], moved: Cursor) -> UnsavedPage:
+    read = [(record, stream.read(record)) for record in records if not record.gone]
+    rejected = [item for _, item in read if isinstance(item, Rejected)]
+    moved = refuse(moved, [one.key for one in rejected]) if rejected else moved
+    return UnsavedPage(
+        full=moved.full,
+        pass_id=moved.pass_id,
+        items=[item for _, item in read if not isinstance(item, Rejected)],
+        deleted=[key for record in records for key in record.deleted],
+        rejected=rejected,
+        last=moved.next is None,
+        stream=stream.name,
+        move=Move(place, moved),
+    )
+
+
+def _answer(response: httpx.Response, cursor: Cursor) -> AnswerFacts:
+    """The answer as values. Raises the classified failure; `_Refused` if it is about the cursor."""
+    if response.status_code == _UNCHANGED and not cursor.full:
+        return AnswerFacts(_UNCHANGED)
+    try:
+        response.raise_for_status()
+    except JobFailure as error:
+        if error.failure.kind is not FailureKind.RESET_CURSOR:
+            raise
+        first = cursor.full and cursor.next is None
+        raise _Refused("the provider refused the cursor", cursor, final=first) from error
+    from resilient.wire.requests.flow import fields  # noqa: PLC0415 - httpx and more, only where something is sent
+
+    return AnswerFacts(response.status_code, fields(response.headers), body=_json(response))
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+def _read(paginator: Any, request: PageRequest, answer: AnswerFacts) -> Any:
+    if isinstance(paginator, GraphQLPages) and pick(answer.body, "errors[].message"):
+        message = str(pick(answer.body, "errors[].message")[0])[: SCRUBBED_TEXT.value]  # cut where secrets are masked
+        raise Permanent(f"GraphQL error: {one_line(message)}", code="graphql_error")
+    try:
+        return paginator.read(request, answer)
+    except PagingError as error:
+        raise Transient(f"an answer is no page: {error}") from error
+
+
+def _absolute(request: PageRequest) -> bool:
+    return "://" in request.url
+
+
+def _clock(c: Any, d: Any) -> datetime:
+    now: datetime = d.now(c)
+    return now
+
+
+def _moved(place: Place) -> JobFailure:
+    return JobFailure(
+        f"the cursor of stream {place[1]!r} of {place[0]} was moved meanwhile, by a reset or another job: this job"
+        " reads it again",
+        failure=Failure(FailureKind.CONFLICT, code="cursor_moved"),
+    )
+
+
+def _words(request: PageRequest) -> dict[str, Any]:
+    words: dict[str, Any] = {"method": request.method, "url": request.url, "extensions": {"idempotent": True}}
+    if request.body is not None:
+        words["json"] = request.body
+    if request.headers:
+        words["headers"] = dict(request.headers)
+    return words
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------
+
+
+def _save(session: Session, execution: Execution, move: Move) -> None:
+    """The last statements before the commit: the cursor, then the fence."""
+    session.flush()
+    c, d = session.connection(), execution.context.ground.database.dialect
+    now, cursor = d.now(c), move.cursor
+    if not cursors.write_if_unmoved(c, d, move.place, cursor, execution.id, now):
+        raise _moved(move.place)
+    progress = {"stream": move.place[1], "pass": cursor.pass_id, "pages": cursor.pages, "records": cursor.records}
+    is_held = leases.checkpoint_if_held(
+        c, d, execution.id, execution.fence, json.dumps(progress), now, clear_sent=execution.is_settled
+    )
+    execution.require_held(is_held)
+
+
+def _saved(execution: Execution, move: Move, loop: WorkerLoop) -> None:
+    """Note that a checkpoint is committed; the handler's time begins anew."""
+    move.done = True
+    move.cursor = replace(move.cursor, version=move.cursor.version + 1)
+    execution.checkpointed = True
+    execution.settle()
+    if execution.handler.is_async:
+        execution.begin_time_anew()
+    else:
+        loop.call_soon(execution.begin_time_anew)
+
+
+def _move_of(page: Page[Any]) -> Move:
+    if not isinstance(page, UnsavedPage) or page.move.done:
+        raise InvalidInput(f"this page of stream {page.stream!r} was saved before: a page has one checkpoint")
+    return page.move
+
+
+@asynccontextmanager
+async def checkpoint(execution: Execution, page: Page[Any], loop: WorkerLoop) -> AsyncIterator[Any]:
+    """The user's session; its rows, the cursor and the fence are committed together."""
+    move = _move_of(page)
+    async with committed_session(execution, lambda s: _save(s, execution, move)) as session:
+        yield session
+    _saved(execution, move, loop)
+
+
+@asynccontextmanager
+async def sweep(
+    execution: Execution, stream: Stream[Any], params: dict[str, Any], loop: WorkerLoop
+) -> AsyncIterator[Sweep[Any] | None]:
+    """A `Sweep`, or None while nothing may be deleted."""
+    place = stream.place(execution.resource_key, checked_params(stream, params))
+    db = execution.db
+    cursor, _ = await patiently(execution, partial(db.transaction, cursors.read, place), db.rest)
+    if not cursor.may_sweep:
+        yield None
+        return
+    move = Move(place, replace(cursor, swept_pass=cursor.full_pass))
+    async with committed_session(execution, lambda s: _save(s, execution, move)) as session:
+        yield Sweep(session, cursor.full_pass)
+    _saved(execution, move, loop)

@@ -1,0 +1,498 @@
+"""The worker: wires claiming, running and finishing into one process and stops them gracefully.
+
+Threads and tasks: the event loop runs dispatcher, slots and completer; a thread of its own sends heartbeats, so that a
+handler that blocks the loop is seen (and named in the log) instead of costing every other job its lease. Once the loop
+has been blocked for longer than `BLOCKED_LIMIT` the heartbeat stops on purpose: the jobs move to other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import signal
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.alerts.rules import of_stuck_handlers
+from resilient.core.base.errors import DatabaseUnreachable, SetupError
+from resilient.core.base.loggers import apart, label_records, logger
+from resilient.core.base.phrases import counted, nearest
+from resilient.core.jobs.backoff import retry_pause
+from resilient.core.jobs.outcomes import LEAST_STUCK
+from resilient.engine.gates.gate import Gate
+from resilient.engine.ground.counts import Figures
+from resilient.engine.ground.garbage import rare_collections
+from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE, STUCK_PATIENCE
+from resilient.engine.ground.sessions import Transactions, Writer
+from resilient.engine.run.backend import Wire
+from resilient.engine.run.dispatcher import Dispatcher, Shares
+from resilient.engine.run.execution import Execution, RunContext, WorkerLoop, elapsed
+from resilient.engine.run.executor import Executor
+from resilient.engine.run.heartbeat import DatabaseLink, Heartbeat, code_version
+from resilient.engine.run.pipeline import Finisher, stuck_text
+from resilient.engine.run.services import Attachment, Loop, Services, Wakeups
+from resilient.engine.run.sweeper import Sweeper
+from resilient.store.db.wake import AWAITED
+from resilient.store.gates import resources
+from resilient.store.inspect import health, workers
+from resilient.store.jobs import leases
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from resilient.engine.ground.kinds import Handler
+    from resilient.engine.run.execution import Features
+    from resilient.engine.run.services import Service
+    from resilient.store.jobs.claim import Claimed
+
+log = logger("worker")
+
+
+class Worker:
+    """Runs jobs until told to stop. ``lease`` and ``grace`` are seconds; see `Resilient.worker`."""
+
+    def __init__(
+        self,
+        features: Features,
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        kinds: Sequence[str] | None = None,
+        except_kinds: Sequence[str] = (),
+        lease: float = LEASE,
+        grace: float = GRACE,
+        patience: float = STUCK_PATIENCE,
+        rng: random.Random | None = None,
+    ) -> None:
+        ground = features.ground
+        _check(concurrency, kinds, except_kinds, ground.kinds)
+        self._features, self._ground = features, ground
+        label_records()
+        self.id = f"{socket.gethostname()[:80]}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.kinds = tuple(kind for kind in kinds or ground.kinds if kind not in except_kinds)
+        self.concurrency, self.grace = concurrency, grace
+        self.lease = timedelta(seconds=lease)
+        self.rng = rng or random.Random()  # noqa: S311 - jitter
+        self.monotonic = time.monotonic
+        self._loop = WorkerLoop(self.id)
+        self._wake = asyncio.Event()
+        self._watched = False  # somebody waits until an execution has ended
+        self._stopping = asyncio.Event()
+        self._told = (datetime.now(UTC), self.monotonic())
+        self._notes: set[asyncio.Task[None]] = set()
+        self.executions = 0
+        self._make_parts(patience)
+
+    def _make_parts(self, patience: float) -> None:
+        features, ground, roll = self._features, self._ground, self.rng.random
+        self.gate = Gate(
+            ground.database, ground.policies, owner=self.id, rng=self.rng, on_change=features.alerts.note_breaker,
+            on_cooldown=lambda facts: ground.tell(facts.key),
+        )  # fmt: skip
+        self.wire = Wire(features, self.kinds, self.gate, self._loop, self.now)
+        self.context = RunContext(
+            ground=ground, on_loop=Transactions(ground), in_threads=Transactions(ground, here=True), worker_id=self.id,
+            gate=self.gate, sessions=features.sessions, writer=Writer(), patience=patience, now=self.now, roll=roll,
+            app=features.app, deps=features.deps,
+        )  # fmt: skip
+        self.threads = ThreadPoolExecutor(self.concurrency + max(LEAST_STUCK, self.concurrency), "resilient-handler")
+        self.finisher = Finisher(self.context, features, self.wire, on_end=self._ended, on_written=self._written)
+        self.completer = self.finisher.completer
+        self.executor = Executor(
+            self.concurrency, self.threads, self.wire, on_done=self.finisher.conclude, on_stuck=self._stuck,
+            patience=patience,
+        )  # fmt: skip
+        self.dispatcher = Dispatcher(
+            ground.database,
+            worker_id=self.id,
+            kinds=self.kinds,
+            concurrency=self.concurrency,
+            lease=self.lease,
+            policies=ground.policies,
+            monotonic=self.monotonic,
+            rng=self.rng,
+            batches={kind: size for kind in self.kinds if (size := ground.kinds[kind].batch)},
+        )
+        self.shares = Shares(self.concurrency, self.monotonic)
+        self.dispatcher.rooms, self.dispatcher.stated = self.shares.rooms, self.gate.stated.limits
+        self.completer.on_saved = ground.waker.tell_ended
+        self.link = DatabaseLink()
+        self.sweeper = Sweeper(features, self.link, lease=self.lease, wake=self.wake, now=self.now, roll=roll)
+        self.heartbeat = Heartbeat(
+            ground.database, self.id, self.lease, self.link, self, self.executor, features.alerts.outage, ground.counts
+        )
+
+    def _services(self, *, background: bool = True) -> Services:
+        """What runs while this worker does; with ``background`` also what looks by itself.
+
+        The heartbeat is first: if the database does not answer, there is nothing to close yet. The executor is closed
+        before what it hands its results to.
+        """
+        if self.executor.closed:
+            raise SetupError(f"worker {self.id} has run and ended: make another one with app.worker(...)")
+        ground, features = self._ground, self._features
+        services: list[Service] = [
+            Attachment(self._loop.attach, _nothing),
+            self.heartbeat,
+            Attachment(_nothing, self._shut_threads),
+            Attachment(_nothing, partial(self._leave_alerts, background=background)),
+            Attachment(_nothing, self.wire.close),
+            self.gate,
+            self.completer,
+            self.executor,
+        ]
+        if background:
+            changed = self._gates_changed
+            services.append(Wakeups(ground.database, self.wake, changed, features.listen_url, self.rng.random))
+            services += self.sweeper.loops()
+        services.append(Attachment(partial(ground.workers.add, self), partial(ground.workers.discard, self)))
+        return Services(services)
+
+    async def _leave_alerts(self, *, background: bool) -> None:
+        alerts = self._features.alerts
+        alerts.outage.leave(self.id, reached=self.heartbeat.is_answered)
+        if background:
+            await alerts.close()  # the process may end with this worker
+
+    def _shut_threads(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _gates_changed(self, keys: Sequence[str]) -> None:
+        """Another process shut or opened these gates, or waits for jobs; called from the listener's thread."""
+        if AWAITED in keys:
+            self._ground.waker.note_awaited()
+        self._loop.call_soon(self.gate.forget, keys)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Work until `stop` (or SIGTERM, SIGINT); then finish or hand back what is running, and return.
+
+        ``signals=False`` in a process that is not the worker's alone: signals and garbage collection stay as they are.
+        """
+        loop = asyncio.get_running_loop()
+        handled = self._on_signals(loop) if signals else []
+        try:
+            if not await self._until_ready():
+                return
+            with rare_collections() if signals else contextlib.nullcontext():
+                await self._run()
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+        log.info("worker %s stopped after %d executions", self.id, self.executions)
+
+    async def _until_ready(self) -> bool:
+        """Wait for a database that is away; False if the worker was stopped meanwhile. Raises `SetupError`."""
+        tries, began, outage = 0, self.monotonic(), self._features.alerts.outage
+        while not self._stopping.is_set():
+            try:
+                await self._ground.ready()
+                await self._features.grants.accounts.check_keys()
+                await self._look_for_room()
+                await self._look_for_accounts()
+                await asyncio.to_thread(self.heartbeat.sign_on)
+            except DatabaseUnreachable as error:
+                if tries in (0, 5) or tries % 30 == 0:
+                    log.warning("worker %s waits for the database: %s", self.id, error)
+                outage.unanswered(self.id, self.monotonic() - began, str(error))
+                await self._wake_or(retry_pause(tries, self.rng.random()))
+                tries += 1
+            else:
+                return True
+        outage.leave(self.id, reached=False)
+        return False
+
+    async def _look_for_room(self) -> None:
+        """Say it now if the server has no room for this process's connections."""
+        database = self._ground.database
+        if database.is_sqlite or not database.is_own:
+            return
+        server, most = await database.transaction(health.server), database.connections.most
+        if server.room and server.sessions + most > server.room:
+            log.warning(
+                "the database has %d connections for everybody, %d are in use, and this worker may open %d: it waits"
+                " whenever there is none (raise max_connections, or lower Resilient(connections=...))",
+                server.room, server.sessions, most,
+            )  # fmt: skip
+
+    async def _look_for_accounts(self) -> None:
+        """Whether an account could be in the way of others, before the first claim; later ones are met there."""
+        if not self.shares.is_shared:
+            self.shares.is_shared = await self._ground.database.transaction(resources.has_accounts)
+
+    async def _run(self) -> None:
+        async with self._services():
+            log.info("worker %s started: %d slots, kinds %s", self.id, self.concurrency, ", ".join(self.kinds))
+            claiming = Loop("claiming", self._claim_step, self.rng.random, rest=self._wake_or)
+            await claiming.run(self._stopping.is_set)
+            await self._wind_down()
+
+    async def drain(self, *, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the caller's bound
+        """Run until nothing is ready or running any more (what is due later, blocked or parked stays); for tests.
+
+        Returns how many executions ended.
+        """
+        await self._ground.ready()
+        await self._features.grants.accounts.check_keys()
+        await self._look_for_accounts()
+        before, self._watched = self.ended, True
+        async with asyncio.timeout(timeout), self._services(background=False):
+            while True:
+                staged = await self.sweeper.stage()
+                claimed = await self._claim_all()
+                while self.executor.running:
+                    await self._wake_or(0.01)
+                await self.completer.flushed()
+                await self.gate.flush()
+                if not staged and not claimed and not await self._claim_all():
+                    if self.executor.running:
+                        continue
+                    break
+            await self._wind_down()
+        return self.ended - before
+
+    def stop(self) -> None:
+        """Claim nothing more, then finish or hand back what is running. Call it from the worker's loop."""
+        self._stopping.set()
+        self._wake.set()
+
+    def _on_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
+        handled: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(number, self._signalled)
+                handled.append(number)
+            except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
+                break
+        return handled
+
+    def _signalled(self) -> None:
+        if self._stopping.is_set():  # the second time: hand back now
+            self.grace = 0.0
+            self._interrupt_all()
+        running = counted(len(self.executor.running), "job still runs", "jobs still run")
+        log.info("worker %s is stopping: %s", self.id, running)
+        self.stop()
+
+    # -- claiming -------------------------------------------------------------------------------------------------
+
+    async def _claim_step(self) -> float:
+        """Claim once if it is worth it; returns how long to wait before the next step."""
+        self.dispatcher.ended(self.ended - self.executor.beside)
+        slots = 0 if self.executor.wants_quiet else self.dispatcher.slots_to_claim(self.executor.slots_in_use)
+        self._watched = slots <= 0
+        if self._watched:
+            return 0.005 if self.executor.running else 0.05
+        if self.completer.full:
+            await self.completer.room()
+        self._wake.clear()
+        claimed, delay = await self._claim(slots)
+        if claimed is not None:
+            self._submit(claimed)
+            if claimed.stops:
+                self.sweeper.parked(claimed.stops.values())
+            await asyncio.sleep(0)
+        return delay
+
+    async def _claim_all(self) -> int:
+        """Claim until a look brings nothing; for `drain`."""
+        total = 0
+        for _ in range(1000):
+            slots = self.concurrency - self.executor.slots_in_use
+            if slots <= 0 or self.executor.wants_quiet:
+                return total
+            claimed, delay = await self._claim(slots)
+            if claimed is not None:
+                self._submit(claimed)
+                total += len(claimed.jobs)
+            elif delay > 0:
+                return total
+        return total
+
+    async def _claim(self, slots: int) -> tuple[Claimed | None, float]:
+        """One look of the dispatcher, past what has its share of this worker."""
+        has_share = self.shares.look(self.executor.running.values(), self.dispatcher.worth)
+        self.dispatcher.avoid = self.executor.crowded | has_share
+        claimed, delay = await self.dispatcher.poll(slots)
+        if claimed is not None and claimed.full:
+            self.shares.passed(claimed.full)
+        return claimed, delay
+
+    def _submit(self, claimed: Claimed) -> None:
+        self.gate.learn(claimed.facts, claimed.now)
+        self.executions += len(claimed.jobs)
+        handlers = self._ground.kinds
+        for row in claimed.jobs:
+            self.executor.submit(Execution(self.context, row, handlers[row.kind], claimed.probes.get(row.id, ())))
+
+    async def _wake_or(self, delay: float) -> None:
+        if self._wake.is_set():
+            await asyncio.sleep(0)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
+        self._wake.clear()
+
+    def wake(self) -> None:
+        """There may be work; call it from any thread."""
+        self._loop.call_soon(self._wake.set)
+
+    # -- deciding -------------------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> int:
+        """How many executions have ended."""
+        return self.finisher.ended
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many ended how."""
+        return self.finisher.outcomes
+
+    def _ended(self, execution: Execution) -> None:
+        seconds = elapsed(execution)
+        self._ground.counts.durations[execution.row.kind].observe(seconds)
+        if self.shares.ended(execution.resource_key, seconds) or self._watched:
+            self._wake.set()
+
+    def _written(self, is_followed: bool, is_released: bool) -> None:  # noqa: FBT001 - a callback
+        if is_followed:
+            self.sweeper.nudge()  # it may be a step of a workflow
+        if is_released:  # what waited for them may be ready now
+            self._wake.set()
+
+    def _stuck(self, execution: Execution) -> None:
+        """Its handler does not end: people are told, and its row says so."""
+        text = f"{stuck_text(execution)}; it runs on in worker {self.id}"
+        since = self.now() - timedelta(seconds=asyncio.get_running_loop().time() - execution.cancelled_at)
+        alert = of_stuck_handlers(execution.row.kind, 1, str(execution.id), execution.resource_key, since)
+        try:
+            self._features.alerts.add(alert)
+        except Exception:
+            log.exception("the alert failed over job %s", execution.id)
+        task = asyncio.get_running_loop().create_task(
+            self._note(execution, text), name="resilient-stuck", context=apart()
+        )
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    async def _note(self, execution: Execution, text: str) -> None:
+        try:
+            await self._ground.database.transaction(leases.note_stuck_if_held, execution.id, execution.fence, text)
+        except Exception as error:  # noqa: BLE001 - the database may be away; the log and the alert say it too
+            log.debug("that job %s is stuck is not written (%s)", execution.id, type(error).__name__)
+
+    def now(self) -> datetime:
+        """The database's time, as last told plus what has passed since: workers' clocks may be hours apart."""
+        if (clock := self._ground.database.dialect.clock) is not None:
+            return clock()
+        database_time, at = self._told
+        return database_time + timedelta(seconds=self.monotonic() - at)
+
+    def synchronise(self, database_time: datetime, at: float) -> None:
+        """Take the database's time, read at the monotonic time ``at``."""
+        self._told = (database_time, at)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it claims nothing more."""
+        return self._stopping.is_set()
+
+    def facts(self) -> workers.Beat:
+        """What it says of itself with each heartbeat."""
+        return workers.Beat(
+            id=self.id,
+            host=socket.gethostname()[:255],
+            pid=os.getpid(),
+            kinds=list(self.kinds),
+            concurrency=self.concurrency,
+            running=len(self.executor.running),
+            code_version=code_version(),
+            stopping=self.stopping,
+        )
+
+    def figures(self) -> Figures:
+        """How it stands; from any thread."""
+        running = len(self.executor.running)
+        return Figures(running, self.concurrency, self.completer.stale, self.heartbeat.lag)
+
+    def fences(self) -> list[tuple[UUID, int]]:
+        """Every job this worker holds, with its fence (heartbeat)."""
+        executions = {**self.finisher.unwritten, **self.executor.running, **self.executor.aside}
+        return [(e.id, e.fence) for e in list(executions.values()) if not e.lost]
+
+    # -- stopping -------------------------------------------------------------------------------------------------
+
+    async def _wind_down(self) -> None:
+        """Drop what waits, give what runs its grace, hand the rest back, write everything."""
+        self._watched = True
+        for execution in [e for e in self.executor.running.values() if not e.started]:
+            self.executor.interrupt(execution, "stop")
+        deadline = self.monotonic() + self.grace
+        while self.executor.running and self.monotonic() < deadline:
+            await self._wake_or(min(0.05, max(0.0, deadline - self.monotonic())))
+            self._wake.clear()
+        self._interrupt_all()
+        deadline = self.monotonic() + 5.0
+        while any(not e.thread for e in self.executor.running.values()) and self.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for execution in [*self.executor.running.values(), *self.executor.aside.values()]:  # that will not stop
+            log.warning(
+                "job %s (%s) does not stop; it goes on elsewhere, and what it still does here is refused",
+                execution.id,
+                execution.row.kind,
+            )
+            self.executor.abandon(execution)
+        await self.completer.flushed()
+
+    def _interrupt_all(self) -> None:
+        for execution in list(self.executor.running.values()):
+            self.executor.interrupt(execution, "stop")
+
+
+def _nothing() -> None:
+    """Not to be started."""
+
+
+def _check(
+    concurrency: int,
+    kinds: Sequence[str] | None,
+    except_kinds: Sequence[str],
+    handlers: Mapping[str, Handler[Any, Any]],
+) -> None:
+    """Raise `SetupError` for what no worker can be."""
+    if concurrency < 1:
+        raise SetupError(f"concurrency must be at least 1, not {concurrency}")
+    if isinstance(kinds, str) or isinstance(except_kinds, str):
+        raise SetupError("kinds and except_kinds are lists of kinds, such as ['mail.send']")
+    if unknown := {*(kinds or ()), *except_kinds} - set(handlers):
+        names, word = ", ".join(sorted(handlers)) or "none", min(unknown)
+        raise SetupError(
+            f"no handler is declared for {word!r}{nearest(word, handlers)}; those of this app are: {names}"
+        )
+    if not handlers:
+        raise SetupError("this app declares no handlers: list them in Resilient(handlers=[...])")
+    if set(kinds or handlers) <= set(except_kinds):
+        raise SetupError("this worker would run no kind at all: except_kinds (--except-kind) names all of its kinds")
+
+
+def exit_if_stuck(worker: Worker) -> None:
+    """End a process whose handlers never end; otherwise the interpreter would wait for them for ever.
+
+    Call it on the worker's loop, once `Worker.run` has returned and nothing else is left to do.
+    """
+    if worker.executor.stuck:
+        log.error("%d handlers never ended; the process ends without them", len(worker.executor.stuck))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

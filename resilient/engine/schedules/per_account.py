@@ -1,0 +1,221 @@
+"""Schedules `for_each` account: the list of the accounts, and the jobs of those whose tick is due.
+
+Twice a minute the worker that wins the schedule's row reads the accounts: the usable connections that match the
+pattern, or the keys that the program's function returns (called outside of any transaction, because it may send
+requests). Changes are written in batches. A new account begins with its next tick. An account that was revoked, or that
+must be connected again, has no ticks until it is connected.
+
+Ticks are served under the lock of the schedule's row, at most `JOBS` accounts in a transaction, so that ten thousand
+accounts delay nobody for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterable, Iterable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.base import resource_key
+from resilient.core.base.errors import DatabaseUnreachable, InvalidInput
+from resilient.core.base.loggers import logger
+from resilient.core.schedules import cron, schedule
+from resilient.engine.ground.foreign import called, contained, is_async
+from resilient.engine.schedules.declaration import job_of
+from resilient.store.jobs import insert as jobs
+from resilient.store.schedules import accounts as schedule_accounts
+from resilient.store.schedules import ticks as schedules
+from resilient.store.schedules.accounts import Moved
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+    from resilient.engine.schedules.declaration import Schedule
+    from resilient.store.db.database import Database
+    from resilient.store.db.dialect import Dialect
+    from resilient.store.jobs.columns import NewJob
+
+log = logger("schedules")
+LOOK_AGAIN: Final = timedelta(seconds=30)
+PATIENCE: Final = 60.0  # seconds for the program's function, and for writing its keys
+JOBS: Final = 500  # in one transaction, at one tick an account
+ACCOUNTS: Final = 1_000  # that come or go in one transaction
+
+
+async def serve(database: Database, declared: Schedule, roll: float) -> int:
+    """Enqueue the jobs of one schedule's accounts that are due; returns how many jobs are new."""
+    run = database.transaction
+    if await run(_elect, declared.name):
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await _look(database, declared)
+        except DatabaseUnreachable:
+            raise
+        except Exception:  # the accounts of the last reading still have their ticks
+            log.exception("schedule %s: its accounts cannot be told; it goes on with those it knows", declared.name)
+    enqueued, more = 0, True
+    while more:
+        done, more = await run(_serve, declared.name, roll)
+        enqueued += done
+    return enqueued
+
+
+# -- the accounts ------------------------------------------------------------------------------------------------------
+
+
+def _elect(c: Connection, d: Dialect, name: str) -> bool:
+    """Whether this worker is to read the accounts now."""
+    if (due := schedules.lock_if_due(c, d, name)) is None:
+        return False
+    row, now = due
+    if row.accounts_at is not None and row.accounts_at > now:
+        return False
+    schedules.look_again(c, d, name, now + LOOK_AGAIN)
+    return True
+
+
+async def _look(database: Database, declared: Schedule) -> None:
+    current, before, run = set[str](), set[str](), database.transaction
+    async for keys in _keys(database, declared.for_each):
+        current.update(keys)
+    after = ""
+    while page := await run(schedule_accounts.page_of_keys, declared.name, after):
+        before.update(page)
+        after = page[-1]
+    for keys in _batches(sorted(before - current)):
+        await run(_leave, declared.name, keys)
+    for keys in _batches(sorted(current - before)):
+        await run(_join, declared.name, keys)
+
+
+async def _keys(database: Database, source: Any) -> AsyncIterator[Iterable[str]]:
+    """The keys of the accounts with ticks, in batches."""
+    run = database.transaction
+    if isinstance(source, str):
+        after = ""
+        while page := await run(schedule_accounts.connected, source, after):
+            yield page
+            after = page[-1]
+        return
+    for keys in _batches([resource_key.check(key) async for key in _keys_of(source)]):
+        yield set(keys) - await run(schedule_accounts.cut_off, keys)
+
+
+async def _keys_of(source: Any) -> AsyncIterator[str]:
+    """The keys of a function (plain, async, or a generator of either sort) or of a collection."""
+    answer = source
+    if inspect.isasyncgenfunction(source):
+        answer = source()
+    elif callable(source):
+        answer = await called(source if is_async(source) else partial(_call, source))
+    if isinstance(answer, AsyncIterable):
+        keys = aiter(answer)
+        while True:
+            with contained():
+                try:
+                    key = await anext(keys)
+                except StopAsyncIteration:
+                    return
+            yield key
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        raise InvalidInput(f"for_each= gives resource keys one by one, not {type(answer).__name__}")
+    for key in answer:
+        yield key
+
+
+def _call(source: Callable[[], Any]) -> Any:
+    """The keys of a plain function or generator, which runs in a thread because it may use a database."""
+    answer = source()
+    return list(answer) if isinstance(answer, Iterator) else answer
+
+
+def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (keys[start : start + ACCOUNTS] for start in range(0, len(keys), ACCOUNTS))
+
+
+def _leave(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
+    if schedules.lock(c, d, name) is not None:
+        schedule_accounts.remove(c, d, name, keys)
+
+
+def _join(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
+    """Insert new accounts with their first ticks; the schedule is due when the first of them is."""
+    if (row := schedules.lock(c, d, name)) is None or not row.spec.for_each:
+        return
+    now = d.now(c)
+    ahead = schedule.window(row.spec, now, now)
+    first = [(key, ahead.serve(row.spec, now, schedule.place(name, key)).next_at) for key in keys]
+    schedule_accounts.add(c, d, name, first, now)
+    soonest = min(row.next_at, *(at for _, at in first))
+    schedules.move_accounts_on(c, d, row, now, next_at=soonest, last_at=None, job=None)
+
+
+# -- ticks ---------------------------------------------------------------------------------------------------
+
+
+def _serve(c: Connection, d: Dialect, name: str, roll: float) -> tuple[int, bool]:
+    """Enqueue the jobs of some accounts that are due; returns how many are new, and whether more may be due."""
+    if (pair := schedules.lock_if_due(c, d, name)) is None:
+        return 0, False
+    row, now = pair
+    most = JOBS // cron.MOST if row.spec.catch_up == "all" else JOBS
+    by_pattern = "*" in row.spec.for_each or "?" in row.spec.for_each
+    due = schedule_accounts.due(c, d, name, now, most, connected_only=by_pattern)
+    moved, made = _decided(row, due, now, roll)
+    new = _insert(c, d, made)
+    last = {one.resource_key: one.id for one in made if one.id in new}
+    moved = [Moved(m.key, m.next_at, m.last_at, last.get(m.key)) for m in moved]
+    if moved:
+        schedule_accounts.move_on(c, d, name, moved)
+    if len(new) < len(made):
+        log.debug("schedule %s: %d accounts have an unfinished job: no new one", name, len(made) - len(new))
+    more = len(due) == most
+    soonest = now if more else (schedule_accounts.soonest(c, d, name) or now + LOOK_AGAIN)
+    latest = max((m.last_at for m in moved if m.last_at is not None), default=None)
+    schedules.move_accounts_on(c, d, row, now, next_at=soonest, last_at=latest, job=next(reversed(last.values()), None))
+    return len(new), more
+
+
+def _decided(
+    row: schedules.Row, due: Sequence[schedule_accounts.Due], now: datetime, roll: float
+) -> tuple[list[Moved], list[NewJob]]:
+    """The next ticks of accounts that are due, and their jobs; an account that cannot be used gets no job."""
+    moved: list[Moved] = []
+    made: list[NewJob] = []
+    if not due:
+        return moved, made
+    ahead = schedule.window(row.spec, min(one.next_at for one in due), now)
+    for one in due:
+        place = schedule.place(row.name, one.key)
+        served = ahead.serve(row.spec, one.next_at, place)
+        ticks = served.ticks if one.usable else []
+        moved.append(Moved(one.key, served.next_at, ticks[-1] if ticks else None))
+        made += [job_of(row, tick, (roll + place) % 1.0, account=one.key).row for tick in ticks]
+    return moved, made
+
+
+def _insert(c: Connection, d: Dialect, made: Sequence[NewJob]) -> set[Any]:
+    """Insert jobs; returns the ids of the new ones: an account whose last job is unfinished gets no new one."""
+    return jobs.insert_unique(c, d, sorted(made, key=lambda job: job.unique_key or "")) if made else set()
+
+
+def require(c: Connection, d: Dialect, name: str, account: str) -> None:
+    """Raise `InvalidInput` for an account that the schedule does not have."""
+    if schedule_accounts.find(c, d, name, resource_key.check(account)) is None:
+        raise InvalidInput(
+            f"{account} is not among the accounts of schedule {name!r}: `resilient schedules show {name}` lists them;"
+            " a new one is found within half a minute"
+        )
+
+
+def ran(c: Connection, d: Dialect, row: schedules.Row, account: str, job: UUID) -> None:
+    """Note the job that a person enqueued for one account; the account's ticks stay as they are."""
+    entry = schedule_accounts.find(c, d, row.name, account)
+    if entry is not None:
+        schedule_accounts.move_on(c, d, row.name, [Moved(account, entry.next_at, None, job)])

@@ -1,0 +1,54 @@
+"""Prometheus metrics for servers of your own (extra ``metrics``); a worker has ``resilient worker --metrics :9100``.
+
+`collector` goes into a registry that you have. `asgi` is an application to mount at ``/metrics``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.base.errors import MissingExtra
+
+try:
+    from prometheus_client import CollectorRegistry, make_asgi_app
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise MissingExtra("metrics need prometheus-client: pip install 'resilient-engine[metrics]'") from error
+
+from resilient.surface.metrics import AppCollector, registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import Metric
+
+    from resilient.engine.app.app import Resilient
+
+__all__ = ["AppCollector", "asgi", "collector"]
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def collector(app: Resilient) -> AppCollector:
+    """What reads an app's metrics: ``REGISTRY.register(resilient.metrics.collector(app))``."""
+    return AppCollector(app)
+
+
+def asgi(app: Resilient) -> Any:
+    """An ASGI application that answers with an app's metrics: mount it at ``/metrics``."""
+    source = registry(app)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        metrics = await asyncio.to_thread(lambda: [*source.collect()])  # it reads the database
+        collected = CollectorRegistry()
+        collected.register(_Collected(metrics))
+        await make_asgi_app(collected)(scope, receive, send)
+
+    return answer

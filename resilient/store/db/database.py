@@ -1,0 +1,469 @@
+"""One database: how transactions are opened, for async and sync callers alike.
+
+Ways in, by what was handed over:
+
+- a PostgreSQL address or an `AsyncEngine`: SQLAlchemy's async engine and `run_sync`, so statements are
+  written once;
+- SQLite, or an `Engine`: threads. SQLite has one writer, so there it is one thread and its transactions run
+  one after the other: no busy waiting inside a process, one hop per transaction. Between processes ``BEGIN
+  IMMEDIATE`` and the busy timeout keep the queue;
+- synchronous callers: the `Engine`, or one of our own made from the address;
+- for what is done all day on PostgreSQL: psycopg itself, with connections of its own (`direct.py`).
+
+An engine that was handed over keeps its settings. Only inside our transactions two things differ: PostgreSQL
+runs at READ COMMITTED (statements after a lock must see what was committed meanwhile), SQLite begins as a
+writer (a reader that turns writer fails at once instead of waiting).
+
+SQLite is opened with WAL and ``synchronous=FULL``: a commit survives a power cut, as on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
+
+from resilient.core.base.errors import DatabaseBusy, DatabaseUnreachable, SetupError
+from resilient.core.base.frames import frameless, without_frames
+from resilient.store.db import pool, trouble
+from resilient.store.db.address import (
+    BUSY_TIMEOUT,
+    checked,
+    connect_args,
+    loses_statements,
+    of_engine,
+    reason,
+    shown,
+    without_threshold,
+)
+from resilient.store.db.dialect import Dialect
+from resilient.store.db.direct import Direct, DirectSQLite, engine_options, is_direct, is_reserved
+from resilient.store.db.pool import Watch, asking
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from datetime import datetime
+
+    from sqlalchemy import Connection
+    from sqlalchemy.engine import URL
+
+T = TypeVar("T")
+THREADS: Final = 10  # that serve coroutines on an engine for threads
+_PRAGMAS: Final = ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY")
+# SQLite checks no text. A byte that is none, written by hand, would fail every query that meets its row.
+_LENIENT_TEXT: Final = partial(str, encoding="utf-8", errors="replace")
+
+
+class Database:
+    """A database and its two ways in."""
+
+    @frameless
+    def __init__(
+        self,
+        target: str | URL | Engine | AsyncEngine,
+        *,
+        schema: str | None = None,
+        clock: Callable[[], datetime] | None = None,
+        connections: int = pool.DEFAULT,
+        generic_plans: bool = True,
+    ) -> None:
+        """Connect to nothing yet. Raises `SetupError` (or its `MissingExtra`) for what can never work."""
+        self.connections = pool.Connections(connections)
+        self._uses: weakref.WeakKeyDictionary[Engine, tuple[str, float]] = weakref.WeakKeyDictionary()
+        self._owned: list[Engine | AsyncEngine] = []
+        self._watch: Watch | None = None
+        self._direct_sync: Engine | None = None
+        self._direct_async: AsyncEngine | None = None
+        self._reserved_sync: Engine | None = None  # of what must not wait for others: heartbeat, finish
+        self._reserved_async: AsyncEngine | None = None
+        self._sync = target if isinstance(target, Engine) else None
+        self._async = target if isinstance(target, AsyncEngine) else None
+        self.is_own = not isinstance(target, Engine | AsyncEngine)  # its engines are made here, from an address
+        self.url = of_engine(target) if isinstance(target, Engine | AsyncEngine) else checked(target)
+        self.url, self._connect_args = without_threshold(self.url)
+        backend = self.url.get_backend_name()
+        if schema is not None and backend != "postgresql":
+            raise SetupError(f"schema={schema!r} needs PostgreSQL; this database is {backend}")
+        try:
+            self.dialect = Dialect(backend, schema=schema, clock=clock, generic_plans=generic_plans)
+        except ValueError as error:
+            raise SetupError(str(error)) from None
+        self.is_sqlite = backend == "sqlite"
+        if isinstance(target, AsyncEngine):
+            trouble.mark_errors_of(target.sync_engine)
+        elif isinstance(target, Engine):
+            trouble.mark_errors_of(target)
+        self.is_in_threads = self._async is None and (self.is_sqlite or self._sync is not None)
+        self._queue_up()
+        pool.renew_in_children(self)
+
+    def _queue_up(self) -> None:
+        # Not the loop's default executor: the application's own threads may fill that.
+        self._threads = ThreadPoolExecutor(1 if self.is_sqlite else THREADS, "resilient-database")
+        self._async_turn = asyncio.Lock()
+        self._sync_turn = threading.RLock()
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file; None on PostgreSQL and in memory."""
+        name = self.url.database or ":memory:"
+        if not self.is_sqlite or name == ":memory:" or name.startswith("file:"):
+            return None
+        return Path(name).absolute()
+
+    # -- engines ---------------------------------------------------------------------------------------------
+
+    @property
+    def sync_engine(self) -> Engine:
+        """The synchronous engine, made on first use."""
+        if self._sync is None:
+            if self._async is not None and self.is_sqlite and self.file is None:
+                raise SetupError("an AsyncEngine in memory cannot serve synchronous callers: use a file")
+            self._sync = _sqlite_engine(self.url) if self.is_sqlite else self.new_engine()
+            self._owned.append(self._sync)
+        return self._sync
+
+    @property
+    def async_engine(self) -> AsyncEngine | None:
+        """The asynchronous engine, made on first use; None where threads serve async callers."""
+        if self.is_in_threads:
+            return None
+        if self._async is None:
+            self._async = self.new_async_engine()
+            self._owned.append(self._async)
+        return self._async
+
+    def options(self) -> dict[str, Any]:
+        """The options of our own PostgreSQL engines."""
+        return {
+            "url": self.url.set(drivername="postgresql+psycopg"),
+            "connect_args": connect_args(self.url) | self._connect_args,
+            "isolation_level": "READ COMMITTED",  # whatever default_transaction_isolation is
+            "hide_parameters": True,  # payloads do not belong into error messages
+        }
+
+    def new_engine(
+        self, use: str = "engine", options: dict[str, Any] | None = None, *, timeout: float = pool.TIMEOUT
+    ) -> Engine:
+        """An engine on PostgreSQL whose connections are watched, and counted by their use (`Connections.place`)."""
+        engine = sa.create_engine(poolclass=pool.BudgetPool, **(options or self.options()))
+        return self._placed(engine, use, timeout)
+
+    def new_async_engine(
+        self, use: str = "engine", options: dict[str, Any] | None = None, *, timeout: float = pool.TIMEOUT
+    ) -> AsyncEngine:
+        """`new_engine` for coroutines."""
+        engine = create_async_engine(poolclass=pool.AsyncBudgetPool, **(options or self.options()))
+        self._placed(engine.sync_engine, use, timeout)
+        return engine
+
+    def _placed(self, engine: Engine, use: str, timeout: float) -> Engine:
+        self.connections.place(engine.pool, use, timeout)
+        self._uses[engine] = use, timeout
+        trouble.mark_errors_of(engine)
+        event.listen(engine, "connect", self._connected)
+        return engine
+
+    def _connected(self, connection: Any, _record: Any) -> None:
+        self.watch.add(getattr(connection, "driver_connection", connection))
+
+    @property
+    def watch(self) -> Watch:
+        """What notices that the server does not answer; see `pool.py`."""
+        if self._watch is None:
+            self._watch = Watch(self.address, asking(self.driver_arguments()), also=self._close_idle)
+        return self._watch
+
+    def _close_idle(self, now: float) -> None:
+        self.connections.budget.close_idle(now)
+
+    def driver_arguments(self, url: URL | None = None) -> dict[str, Any]:
+        """The address (or another one) as psycopg's own arguments."""
+        url = (url or self.url).set(drivername="postgresql+psycopg")
+        _, arguments = url.get_dialect()().create_connect_args(url)
+        return {**arguments, **connect_args(url)}
+
+    def in_threads(self) -> Database:
+        """The same database for another event loop: its transactions for coroutines run in the threads of this one."""
+        _ = self.sync_engine  # made here, so that both have the same
+        twin = copy(self)
+        twin.is_in_threads = True
+        return twin
+
+    # -- transactions ----------------------------------------------------------------------------------------
+
+    async def transaction(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run ``fn(connection, dialect, *args, **kwargs)`` in a transaction of its own and commit.
+
+        Raises `DatabaseUnreachable` where the database refuses, is gone, or stays busy; nothing was committed
+        then, unless the connection broke during the commit itself.
+        """
+        if self._goes_direct and is_direct(fn):
+            return await self._direct(fn, args, kwargs)
+        if (engine := self.async_engine) is None:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, lambda: self.transaction_sync(fn, *args, **kwargs))
+        with self.named_errors():
+            async with self._writer(), engine.connect() as ac:
+                c = await ac.execution_options(**self._isolation(engine))
+                async with c.begin():
+                    return await c.run_sync(self._run, engine, fn, args, kwargs)
+
+    def transaction_sync(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The same for synchronous callers."""
+        if self.is_sqlite and self.is_own and is_direct(fn) and not self.sync_engine.dispatch.before_cursor_execute:
+            with self.named_errors(), self._sync_writer():
+                return self._on(DirectSQLite(self.sync_engine), fn, args, kwargs)
+        engine = self._reserved_engine if self._goes_direct and is_reserved(fn) else self.sync_engine
+        with self.named_errors(), self._sync_writer(), engine.connect() as c:
+            c.execution_options(**self._isolation(engine))
+            with c.begin():
+                return self._run(c, engine, fn, args, kwargs)
+
+    async def statement(self, fn: Callable[..., T], *args: Any) -> T:
+        """`transaction` for a `direct` function that runs exactly one statement: it needs no BEGIN and no COMMIT."""
+        if not self._goes_direct:
+            return await self.transaction(fn, *args)
+        return await self._direct(fn, args, {}, one_statement=True)
+
+    def statement_sync(self, fn: Callable[..., T], *args: Any) -> T:
+        """The same for synchronous callers."""
+        if not self._goes_direct:
+            return self.transaction_sync(fn, *args)
+        if self._direct_sync is None:
+            self._direct_sync = self.new_engine(options=engine_options(self.options()))
+            self._owned.append(self._direct_sync)
+        with self.named_errors():
+            return self._on(self._connection(self._direct_sync, asynchronous=False, one_statement=True), fn, args, {})
+
+    @property
+    def _goes_direct(self) -> bool:
+        """Whether there may be connections beside SQLAlchemy's: not beside an engine that was handed over."""
+        return self.is_own and not self.is_sqlite and not self.is_in_threads
+
+    async def _direct(self, fn: Callable[..., T], args: Any, kwargs: Any, *, one_statement: bool = False) -> T:
+        engine = self._direct_engine("_reserved_async" if is_reserved(fn) else "_direct_async")
+        with self.named_errors():
+            c = self._connection(engine.sync_engine, asynchronous=True, one_statement=one_statement)
+            return await greenlet_spawn(self._on, c, fn, args, kwargs)
+
+    def _connection(self, engine: Engine, *, asynchronous: bool, one_statement: bool) -> Direct:
+        plans = self.dialect.generic_plans
+        return Direct(engine, asynchronous=asynchronous, one_statement=one_statement, generic_plans=plans)
+
+    def _direct_engine(self, name: str) -> AsyncEngine:
+        engine: AsyncEngine | None = getattr(self, name)
+        if engine is None:
+            use = "reserved" if name == "_reserved_async" else "engine"
+            engine = self.new_async_engine(use, engine_options(self.options()))
+            setattr(self, name, engine)
+            self._owned.append(engine)
+        return engine
+
+    @property
+    def _reserved_engine(self) -> Engine:
+        if self._reserved_sync is None:
+            self._reserved_sync = self.new_engine("reserved")
+            self._owned.append(self._reserved_sync)
+        return self._reserved_sync
+
+    def _on(self, c: Direct | DirectSQLite, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        with c:
+            return fn(c, self.dialect, *args, **kwargs)
+
+    def _run(self, c: Connection, engine: Engine | AsyncEngine, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        if self.is_sqlite and engine not in self._owned:
+            _begin_as_writer(c)
+        return fn(c, self.dialect, *args, **kwargs)
+
+    def begin_as_writer(self, c: Connection) -> None:
+        """Begin the transaction of somebody's session as a writer, where that matters."""
+        if self.is_sqlite and c.engine not in self._owned:
+            _begin_as_writer(c)
+
+    def _isolation(self, engine: Engine | AsyncEngine) -> dict[str, Any]:
+        is_foreign = engine not in self._owned
+        return {"isolation_level": "READ COMMITTED"} if is_foreign and not self.is_sqlite else {}
+
+    @asynccontextmanager
+    async def _writer(self) -> AsyncIterator[None]:
+        """SQLite's one writer of this process, so that its busy timeout is left for other processes."""
+        if not self.is_sqlite:
+            yield
+            return
+        async with self._async_turn:
+            yield
+
+    @contextmanager
+    def _sync_writer(self) -> Iterator[None]:
+        if not self.is_sqlite:
+            yield
+            return
+        with self._sync_turn:
+            yield
+
+    # -- errors ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Turn trouble of the database's own into an error that names the database; let any other error pass."""
+        try:
+            yield
+        except PoolTimeout:
+            own = f"raise Resilient(connections=...), which is {self.connections.most}"
+            foreign = "hand over an engine with a larger pool: Resilient(create_async_engine(..., pool_size=...))"
+            remedy = own if self.is_own else foreign
+            raise DatabaseBusy(
+                f"every connection to {self.address} is in use: shorten transactions, or {remedy}"
+            ) from None
+        except NotImplementedError as error:
+            if "DateStyle" not in str(error):
+                raise
+            raise SetupError(
+                f"the database user of {self.address} is set up to write times as psycopg cannot read them ({error}):"
+                " ALTER ROLE ... SET DateStyle = 'ISO', or add ?options=-cDateStyle=ISO to the address"
+            ) from None
+        except DBAPIError as error:
+            if loses_statements(error):
+                raise SetupError(
+                    f"the pooler at {self.address} does not keep prepared statements (PgBouncer in transaction mode?):"
+                    " add ?prepare_threshold=none to the address"
+                ) from error.orig
+            if not trouble.is_trouble(error):
+                raise
+            raise self._unreachable(error) from without_frames(error).orig  # drivers keep the password in theirs
+
+    def _unreachable(self, error: DBAPIError) -> DatabaseUnreachable:
+        message = reason(error, self.url)
+        if trouble.is_busy(error):
+            return DatabaseBusy(f"the database {self.address} has no connection left: {message}")
+        if trouble.is_read_only(error):
+            return DatabaseUnreachable(f"the database {self.address} takes no writes: {message}")
+        return DatabaseUnreachable(f"the database {self.address} does not answer: {message}")
+
+    @property
+    def address(self) -> str:
+        """The address without its password, for people."""
+        return str(self.file) if self.file is not None else shown(self.url)
+
+    def begin_anew(self) -> None:
+        """In a forked child. An engine that was handed over is its owner's affair; memory can be opened once only."""
+        self._queue_up()
+        if self.is_sqlite and self.file is None:
+            return
+        self.connections.begin_anew()
+        for engine in self._owned:
+            plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+            if plain not in self._uses:
+                pool.PARENTS_POOLS.append(plain.pool)
+                plain.dispose(close=False)
+        for plain, (use, timeout) in self._uses.items():
+            pool.PARENTS_POOLS.append(plain.pool)
+            plain.dispose(close=False)
+            self.connections.place(plain.pool, use, timeout)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Close what was opened here; an engine that was handed over stays open. What is used again opens anew."""
+        for engine in self._let_go(AsyncEngine):
+            await engine.dispose()
+        self.close_sync()
+
+    def close_sync(self) -> None:
+        """Close the synchronous side."""
+        for engine in self._let_go(Engine):
+            engine.dispose()
+        if self._watch is not None:
+            self._watch.close()
+        self._threads.shutdown(wait=True)
+        self._queue_up()  # it starts no thread before one is needed
+
+    def _let_go(self, kind: type[T]) -> list[T]:
+        """The engines of this kind that were made here; from now on there are none."""
+        engines: list[T] = [one for one in self._owned if isinstance(one, kind)]
+        self._owned = [one for one in self._owned if one not in engines]
+        for name in ("_sync", "_async", "_direct_sync", "_direct_async", "_reserved_sync", "_reserved_async"):
+            if getattr(self, name) in engines:
+                setattr(self, name, None)
+        return engines
+
+
+# -- SQLite --------------------------------------------------------------------------------------------------
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    """SQLite as a queue wants it: WAL, durable commits, every transaction a writer from its start."""
+    memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
+    file = None if memory or str(url.database).startswith("file:") else Path(str(url.database))
+    engine = sa.create_engine(
+        url.set(drivername="sqlite"),
+        connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
+        poolclass=sa.StaticPool if memory else None,
+        hide_parameters=True,
+    )
+
+    @event.listens_for(engine, "do_connect")
+    def _(*_: Any) -> None:
+        if file is not None:
+            _make_private(file)
+
+    @event.listens_for(engine, "connect")
+    def _(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN is deferred: see `_begin_as_writer`
+        connection.text_factory = _LENIENT_TEXT
+        _use_wal(connection)
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _(c: Connection) -> None:
+        c.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _make_private(file: Path) -> None:
+    """A new file is its owner's alone (0600), and so are the -wal and -shm that SQLite makes beside it."""
+    with contextlib.suppress(OSError):  # it exists; or the connection tells what is wrong
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def _use_wal(connection: Any) -> None:
+    """Processes that open a new file at once refuse each other this change, without the busy timeout."""
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _begin_as_writer(c: Connection) -> None:
+    """On an engine that was handed over: begin as a writer, whatever its own settings do at a begin."""
+    driver: Any = c.connection.driver_connection
+    if driver.in_transaction:
+        c.exec_driver_sql("COMMIT")  # its own BEGIN, with nothing in it yet
+    c.exec_driver_sql("BEGIN IMMEDIATE")

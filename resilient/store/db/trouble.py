@@ -1,0 +1,87 @@
+"""Trouble of the database's own (away, busy, full, read-only), as opposed to the mistake of a statement.
+
+A job that meets it is charged nothing, so what counts as trouble is decided here, once, for every way to the database.
+PostgreSQL's states are those of its documentation, appendix A ("PostgreSQL Error Codes"); before a session there is
+only a text. SQLite has texts alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
+
+from resilient.core.base.errors import DatabaseUnreachable
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.engine import ExceptionContext
+
+
+_CLASSES: Final = ("08", "53", "57P", "58")  # connection, resources, operator's intervention, system
+_READ_ONLY: Final = "25006"  # a standby, or a primary that became one
+_BUSY: Final = ("too many clients", "remaining connection slots", "too many connections")
+_UNREACHED: Final = ("connect", "resolve host", "read-write", "starting up", "shutting down")
+_SQLITE: Final = (
+    "unable to open",
+    "database is locked",
+    "database table is locked",
+    "disk I/O error",
+    "disk is full",
+    "readonly database",
+    "not a database",
+    "disk image is malformed",
+)
+
+
+def is_trouble(error: DBAPIError) -> bool:
+    """Whether the database could not serve, whatever the statement was."""
+    if error.connection_invalidated or is_busy(error):
+        return True
+    state, text = getattr(error.orig, "sqlstate", None) or "", str(error.orig)
+    name = type(error.orig).__name__
+    return (
+        state.startswith(_CLASSES)
+        or state == _READ_ONLY
+        or name == "ConnectionTimeout"
+        or (name == "OperationalError" and not state and any(sign in text for sign in _UNREACHED))
+        or (name in ("OperationalError", "DatabaseError") and any(sign in text for sign in _SQLITE))
+    )
+
+
+def is_busy(error: DBAPIError) -> bool:
+    """Whether every connection the server has is taken."""
+    return getattr(error.orig, "sqlstate", None) == "53300" or any(sign in str(error.orig) for sign in _BUSY)
+
+
+def is_read_only(error: DBAPIError) -> bool:
+    """Whether a write was sent to a server that takes none: a standby."""
+    text = str(error.orig)
+    return getattr(error.orig, "sqlstate", None) == _READ_ONLY or "session is read-only" in text
+
+
+def is_of_database(error: BaseException) -> bool:
+    """Whether an exception is trouble of the engine's database: `DatabaseUnreachable`, or met on an engine of ours."""
+    return isinstance(error, DatabaseUnreachable) or getattr(error, _NOTE, False)
+
+
+def mark_errors_of(engine: Engine) -> None:
+    """Mark the errors of this engine that are its database's trouble; see `is_of_database`."""
+    if not event.contains(engine, "handle_error", _note):
+        event.listen(engine, "handle_error", _note)
+
+
+def _note(context: ExceptionContext) -> None:
+    if context.sqlalchemy_exception is not None:
+        mark(context.sqlalchemy_exception)
+
+
+def mark(error: BaseException) -> BaseException:
+    """Mark an error for `is_of_database`, if it is the database's trouble; returns it."""
+    if isinstance(error, DBAPIError) and is_trouble(error):
+        setattr(error, _NOTE, True)
+    return error
+
+
+_NOTE: Final = "_resilient_trouble"

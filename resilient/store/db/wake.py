@@ -1,0 +1,286 @@
+"""Waking workers: a hint that there may be work, or that gates changed. Polling is the truth, this makes it quick.
+
+PostgreSQL: NOTIFY from a thread and connection of its own, after the commit and coalesced: inside the business
+transaction it takes a database-wide lock at commit and cost 65 % of the throughput. It goes straight to libpq, because
+busy publishers pay for each. A caller's Connection reports only that its commit begins: the thread looks for its end.
+Those who wait for jobs to end say so now and then, and only then workers tell of ends, on a channel of its own.
+SQLite: every commit changes ``PRAGMA data_version`` for other connections, so a thread looks at that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import selectors
+import socket
+import sqlite3
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.base.loggers import logger
+from resilient.core.jobs.backoff import spread_upwards
+from resilient.store.db import pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sqlalchemy.engine import URL
+
+    from resilient.store.db.database import Database
+
+log = logger("wake")
+PAYLOAD: Final = 7_000  # bytes of one NOTIFY; PostgreSQL takes 8,000
+COALESCE: Final = 0.01  # seconds between two NOTIFYs of one process
+SQLITE_LOOK: Final = 0.01  # seconds between two looks at data_version
+AWAITED: Final = "!awaited"  # no resource key: somebody waits for jobs to end
+AWAITED_FOR: Final = 30.0  # seconds for which workers say that jobs ended, once they heard that somebody waits
+ENDS: Final = "_ends"  # behind a channel's name: what only those listen to who wait
+RETRY: Final = 5.0  # seconds before listening again, plus up to half: a restart cuts every worker off at once
+
+
+def channel(database: Database) -> str:
+    """The NOTIFY channel of one schema."""
+    name = f"{database.url.database}/{database.dialect.schema or ''}"
+    return "resilient_" + hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+class _Lost:
+    """Logs once that a connection for hints was lost, however often connecting fails."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        self._what, self._instead, self._is_reported = what, instead, False
+
+    def because(self, error: Exception) -> None:
+        """Log that it was lost, unless that was logged."""
+        if not self._is_reported:
+            message = (str(error).strip().splitlines() or [""])[0]
+            log.warning("no %s (%s: %s); %s", self._what, type(error).__name__, message, self._instead)
+        self._is_reported = True
+
+    def over(self) -> None:
+        """Log that there is one again, if the loss was logged."""
+        if self._is_reported:
+            log.info("%s works again", self._what)
+        self._is_reported = False
+
+
+class Waker:
+    """Wakes the workers of other processes. Call `poke` and `tell` after the commit: they never block, never fail."""
+
+    def __init__(self, database: Database, *, listen_url: URL | None = None) -> None:
+        self._database, self._url = database, listen_url
+        self.begin_anew()
+        pool.renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """See `pool.renew_in_children`."""
+        self._closed, self._poked = threading.Event(), threading.Event()
+        self._work, self._has_ended, self._awaited_until = False, False, -1e9
+        self._changed: set[str] = set()
+        self._ending: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def poke(self) -> None:
+        """Tell workers that there may be work."""
+        self._work = True
+        self._send()
+
+    def tell(self, key: str) -> None:
+        """Tell workers that a gate of this resource shut or opened: their snapshots are out of date."""
+        self._changed.add(key)
+        self._send()
+
+    def tell_awaited(self) -> None:
+        """Tell workers that somebody waits for jobs to end, for `AWAITED_FOR` seconds."""
+        self.tell(AWAITED)
+
+    def note_awaited(self) -> None:
+        """Somebody said `tell_awaited`."""
+        self._awaited_until = time.monotonic() + AWAITED_FOR
+
+    def tell_ended(self) -> None:
+        """Tell those who wait that jobs have ended; nothing is sent while nobody waits."""
+        if time.monotonic() < self._awaited_until:
+            self._has_ended = True
+            self._send()
+
+    def call_after(self, is_open: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Call ``then`` once a transaction whose commit begins now is over."""
+        self._ending.append((is_open, then))
+        self._send()
+
+    def _send(self) -> None:
+        if self._database.is_sqlite:
+            return
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    run, closed = self._run, self._closed
+                    self._thread = threading.Thread(target=run, args=(closed,), name="resilient-waker", daemon=True)
+                    self._thread.start()
+        self._poked.set()
+
+    def _run(self, closed: threading.Event) -> None:
+        name, lost = channel(self._database).encode(), _Lost("NOTIFY", "workers find the work by polling")
+        while not closed.is_set() or self._poked.is_set():
+            try:
+                with _autocommit(self._database, self._url) as driver:
+                    lost.over()
+                    while True:
+                        self._poked.wait(COALESCE if self._ending else None)
+                        self._poked.clear()
+                        self._call_ended()
+                        self._notify(driver.pgconn, name)  # also when closing: a short program may just have begun
+                        if closed.is_set():
+                            return
+                        closed.wait(COALESCE)
+            except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
+                lost.because(error)
+                if closed.wait(0.5):
+                    return
+
+    def _call_ended(self) -> None:
+        for _ in range(len(self._ending)):
+            is_open, then = self._ending.popleft()
+            if is_open():
+                self._ending.append((is_open, then))
+            else:
+                then()
+
+    def _notify(self, libpq: Any, name: bytes) -> None:
+        """Send every payload; what a lost connection did not take stays for the next one."""
+        if self._has_ended:  # lost, it costs those who wait a second
+            self._has_ended = False
+            libpq.exec_params(b"SELECT pg_notify($1, '')", [name + ENDS.encode()])
+        for payload in self._payloads():
+            with self._kept_if_gone(libpq, payload):
+                done = libpq.exec_params(b"SELECT pg_notify($1, $2)", [name, payload.encode()])
+                if done.error_message:
+                    raise ConnectionError("the database took no NOTIFY")
+
+    @contextlib.contextmanager
+    def _kept_if_gone(self, libpq: Any, payload: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            if libpq.status:  # not OK
+                self._work = self._work or not payload
+                self._changed.update(payload.split())
+                self._poked.set()
+            raise
+
+    def _payloads(self) -> Iterator[str]:
+        """What to send: nothing for work, else keys, as many as fit."""
+        if self._work:  # read before it is reset: a poke in between is sent now, one after it is a new one
+            self._work = False
+            yield ""
+        while self._changed:
+            keys, size = list[str](), 0
+            while self._changed and size <= PAYLOAD - 300:
+                keys.append(self._changed.pop())
+                size += len(keys[-1]) + 1
+            yield " ".join(keys)
+
+    def close(self) -> None:
+        """Send what is pending and stop the thread. A later call of `poke` or `tell` starts another one."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            closed, self._closed = self._closed, threading.Event()
+        closed.set()
+        self._poked.set()
+        if thread is not None:
+            thread.join(timeout=2)
+
+
+class Listener:
+    """Calls ``wake`` (from a thread) whenever somebody may have committed work, ``changed`` with keys of gates."""
+
+    def __init__(
+        self,
+        database: Database,
+        wake: Callable[[], None],
+        changed: Callable[[Sequence[str]], None] | None = None,
+        *,
+        listen_url: URL | None = None,
+        roll: Callable[[], float] = random.random,
+        suffix: str = "",
+    ) -> None:
+        self._database, self._wake, self._changed, self._url = database, wake, changed, listen_url
+        self._roll, self._suffix = roll, suffix
+        self._stop = threading.Event()
+        self._lost = _Lost("LISTEN", "polling goes on")
+        self._bell: socket.socket | None = None  # ends the wait for a NOTIFY, which looks at no event
+        target = self._watch_sqlite if database.is_sqlite else self._listen
+        self._thread = threading.Thread(target=target, name="resilient-listener", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self.end()
+        self._thread.join(timeout=2)
+
+    def end(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._stop.set()
+        if (bell := self._bell) is not None:
+            with contextlib.suppress(OSError):  # the thread has ended
+                bell.send(b"!")
+
+    def _listen(self) -> None:
+        receiver, self._bell = socket.socketpair()
+        with receiver, self._bell:
+            while not self._stop.is_set():
+                self._listen_once(receiver)
+
+    def _listen_once(self, bell: socket.socket) -> None:
+        try:
+            with _autocommit(self._database, self._url) as driver, selectors.DefaultSelector() as either:
+                driver.execute(f"LISTEN {channel(self._database)}{self._suffix}")
+                self._lost.over()
+                either.register(driver.fileno(), selectors.EVENT_READ)
+                either.register(bell, selectors.EVENT_READ)
+                self._wake()  # what was committed before the LISTEN
+                while not self._stop.is_set():
+                    for note in driver.notifies(timeout=0):
+                        self._on_notify(note.payload)
+                    either.select()
+        except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
+            self._lost.because(error)
+            self._stop.wait(spread_upwards(RETRY, self._roll()))
+
+    def _on_notify(self, payload: str) -> None:
+        if not payload:
+            self._wake()
+        elif self._changed is not None:
+            self._changed(payload.split())
+
+    def _watch_sqlite(self) -> None:
+        path = self._database.url.database
+        if path in (None, "", ":memory:"):
+            return
+        with contextlib.closing(sqlite3.connect(str(path), timeout=1, check_same_thread=False)) as connection:
+            last = None
+            while not self._stop.is_set():
+                time.sleep(SQLITE_LOOK)  # a third of what waiting for an event costs
+                with contextlib.suppress(sqlite3.OperationalError):
+                    (version,) = connection.execute("PRAGMA data_version").fetchone()
+                    if version != last:
+                        last = version
+                        self._wake()
+
+
+@contextlib.contextmanager
+def _autocommit(database: Database, listen_url: URL | None) -> Any:
+    """A connection of psycopg's own, outside every pool."""
+    import psycopg  # noqa: PLC0415 - the extra may be missing, and then nobody comes here
+
+    with contextlib.closing(psycopg.connect(**database.driver_arguments(listen_url), autocommit=True)) as driver:
+        database.watch.add(driver)
+        yield driver

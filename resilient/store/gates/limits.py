@@ -1,0 +1,237 @@
+"""Rate limits: every statement that writes a rate-limit row.
+
+Rows are locked in one ordered SELECT, by (resource, name), and missing ones made before. Draws are computed
+in Python under those locks (`core.gates.rate_limit`): reservations, weights and the server's view in SQL would be a
+second implementation of the same rules. Request limits are drawn here, job limits by the claim, which holds
+the resource rows and so needs no lock on theirs; the two never touch each other's rows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from resilient.core.gates import rate_limit
+from resilient.core.gates.rate_limit import FRESH, Draw, LimitState
+from resilient.store.db.direct import direct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy import Connection
+
+    from resilient.core.gates.rate_limit import Limit
+    from resilient.store.db.dialect import Dialect
+
+LimitId = tuple[str, str]  # resource, name
+_ID: Final = {"resource_key": "text", "name": "text"}
+_FIELDS: Final = _ID | dict.fromkeys(("tat", "remaining", "reset_at", "observed_at"), "float8")
+_SAME: Final = " WHERE {rate_limit}.resource_key = v.resource_key AND {rate_limit}.name = v.name"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A draw of ``cost`` units from all of ``limits``, or from none.
+
+    ``patience`` seconds may be waited. ``more`` further units are leased if they are there at once. ``lead``: the
+    request is not sent before so many seconds from now.
+    """
+
+    limits: tuple[tuple[str, Limit], ...]  # (resource, limit)
+    cost: float = 1.0
+    patience: float = 0.0
+    more: int = 0
+    lead: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The answer to an `Ask`; ``leased`` further units were drawn. Times in epoch seconds of the database.
+
+    ``tats``: of each limit, after the draw; what `Settled` needs to give units back.
+    """
+
+    draw: Draw
+    leased: int
+    now: float
+    tats: tuple[float, ...] = ()
+
+
+class Settled(NamedTuple):
+    """``units`` to draw from a limit without asking, or (negative) to take off a draw that led to ``until``.
+
+    ``unsent``: a place that was not used (`rate_limit.give_back`), not what an answer says (`rate_limit.refund`).
+    """
+
+    resource_key: str
+    limit: Limit
+    units: float
+    until: float | None = None
+    unsent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the server said about one limit, and when the request was sent (epoch seconds)."""
+
+    resource_key: str
+    limit: Limit
+    remaining: float
+    reset_at: float
+    sent_at: float
+
+
+def read(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, dict[str, LimitState]]:
+    """The limit states of these resources by name; limits that were never drawn are absent."""
+    within = "= ANY(CAST(:keys AS text[]))" if d.is_postgresql else "IN (SELECT value FROM json_each(:keys))"
+    return _by_name(d.run(c, f"{_READ} {within}", {"keys": d.pack_keys(keys)}))
+
+
+def note(keys: str) -> str:
+    """An expression that notes the keys of a query for `read_noted`, which follows in the same transaction."""
+    return f"set_config('resilient.keys', CAST(ARRAY({keys}) AS text), true)"
+
+
+def read_noted(c: Connection, d: Dialect) -> dict[str, dict[str, LimitState]]:
+    """`read` of the keys that the statement before it has noted (PostgreSQL); none if it did not come to that."""
+    return _by_name(d.run(c, f"{_READ} = ANY(CAST(nullif(current_setting('resilient.keys', true), '') AS text[]))"))
+
+
+def _by_name(rows: Iterable[Any]) -> dict[str, dict[str, LimitState]]:
+    states: dict[str, dict[str, LimitState]] = {}
+    for key, name, *numbers in rows:
+        states.setdefault(key, {})[name] = LimitState(*numbers)
+    return states
+
+
+_READ: Final = "SELECT resource_key, name, tat, remaining, reset_at, observed_at FROM {rate_limit} WHERE resource_key"
+
+
+@direct
+def draw(
+    c: Connection,
+    d: Dialect,
+    asks: Sequence[Ask],
+    settled: Sequence[Settled] = (),
+) -> list[Drawn]:
+    """Draw for each ask in turn, after settling."""
+    limits = {(key, limit.name): limit for ask in asks for key, limit in ask.limits}
+    limits |= {(one.resource_key, one.limit.name): one.limit for one in settled}
+    before = _lock(c, d, sorted(limits))
+    now = d.now(c).timestamp()
+    states = dict(before)
+    for one in sorted(settled, key=lambda one: -(one.until or 0.0)):  # of a queue the last first: then all come back
+        id_ = one.resource_key, one.limit.name
+        states[id_] = _settle(one, states[id_], now)
+    answers = [_draw(ask, states, now) for ask in asks]
+    write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
+    return answers
+
+
+def _settle(one: Settled, state: LimitState, now: float) -> LimitState:
+    if one.units > 0:
+        return rate_limit.take(one.limit, state, one.units, now)
+    if one.unsent and one.until is not None:
+        return rate_limit.give_back(one.limit, state, -one.units, now, one.until)
+    return rate_limit.refund(one.limit, state, -one.units, now, one.until)
+
+
+def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
+    ids = [(key, limit.name) for key, limit in ask.limits]
+    draw = rate_limit.draw(
+        [(x, states[i]) for i, (_, x) in zip(ids, ask.limits, strict=True)], ask.cost, now + ask.lead, ask.patience
+    )
+    states.update(zip(ids, draw.states, strict=True))
+    leased = 0
+    if draw.granted and ask.more and not draw.wait:
+        room = min(rate_limit.available(x, states[key, x.name], now) for key, x in ask.limits)
+        leased = min(ask.more, int(room))
+        if leased:
+            for key, x in ask.limits:
+                states[key, x.name] = rate_limit.take(x, states[key, x.name], leased, now)
+    return Drawn(draw, leased, now, tuple(states[i].tat for i in ids))
+
+
+@direct
+def observe(c: Connection, d: Dialect, observations: Sequence[Observation]) -> None:
+    """Take in what the server reported; see `core.gates.rate_limit`."""
+    before = _lock(c, d, sorted({(s.resource_key, s.limit.name) for s in observations}))
+    states = dict(before)
+    for s in observations:
+        id_ = (s.resource_key, s.limit.name)
+        states[id_] = rate_limit.observe(states[id_], s.remaining, s.reset_at, s.sent_at)
+    write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
+
+
+def forget(c: Connection, d: Dialect, key: str) -> int:
+    """Drop what is known about a resource's limits (full buckets again); returns how many there were."""
+    return d.run(c, "DELETE FROM {rate_limit} WHERE resource_key = :key", {"key": key}).rowcount
+
+
+def insert(c: Connection, d: Dialect, ids: Iterable[LimitId]) -> None:
+    """Make the missing rows, in lock order."""
+    d.later(
+        c,
+        "INSERT INTO {rate_limit} (resource_key, name)"
+        f" SELECT resource_key, name FROM {d.records('doc', _ID)} AS v WHERE true ORDER BY resource_key, name"
+        " ON CONFLICT (resource_key, name) DO NOTHING",
+        {"doc": json.dumps([{"resource_key": key, "name": name} for key, name in ids])},
+    )
+
+
+def write(c: Connection, d: Dialect, states: Sequence[tuple[str, str, LimitState]]) -> None:
+    """Write (resource, name, state) of rows the caller holds."""
+    if not states:
+        return
+    doc = [
+        {"resource_key": key, "name": name, "tat": s.tat, "remaining": s.remaining, "reset_at": s.reset_at,
+         "observed_at": s.observed_at}
+        for key, name, s in states
+    ]  # fmt: skip
+    d.run(
+        c,
+        "UPDATE {rate_limit} SET tat = v.tat, remaining = v.remaining, reset_at = v.reset_at,"
+        f" observed_at = v.observed_at FROM {d.records('doc', _FIELDS)} AS v" + _SAME,
+        {"doc": json.dumps(doc)},
+    )
+
+
+def write_tats(c: Connection, d: Dialect, states: Sequence[tuple[str, str, LimitState]]) -> None:
+    """The hot half of `write`: what the claim's draw of job limits changes."""
+    if not states:
+        return
+    if d.is_postgresql:  # array literals cost a third of a JSON document; LIMIT as in `Dialect.records`
+        source = (
+            "(SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:names AS text[]), CAST(:tats AS float8[]))"
+            " AS u(resource_key, name, tat) LIMIT 100000)"
+        )
+        params: dict[str, Any] = {
+            "keys": d.pack_keys([key for key, _, _ in states]),
+            "names": d.pack_keys([name for _, name, _ in states]),
+            "tats": "{" + ",".join(repr(s.tat) for _, _, s in states) + "}",
+        }
+    else:
+        source = d.records("doc", _ID | {"tat": "float8"})
+        params = {"doc": json.dumps([{"resource_key": k, "name": n, "tat": s.tat} for k, n, s in states])}
+    d.later(c, f"UPDATE {{rate_limit}} SET tat = v.tat FROM {source} AS v" + _SAME, params)
+
+
+def _lock(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, LimitState]:
+    """Lock rows in order, making the missing ones; exactly these rows, or the claim's would be locked too."""
+    states = _select_locked(c, d, ids)
+    if len(states) < len(ids):
+        insert(c, d, [i for i in ids if i not in states])
+        states = _select_locked(c, d, ids)
+    return {i: states.get(i, FRESH) for i in ids}
+
+
+def _select_locked(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, LimitState]:
+    rows = d.run(
+        c,
+        "SELECT l.resource_key, l.name, l.tat, l.remaining, l.reset_at, l.observed_at FROM {rate_limit} l"
+        f" JOIN {d.records('doc', _ID)} AS v ON l.resource_key = v.resource_key AND l.name = v.name"
+        " ORDER BY l.resource_key, l.name" + (" FOR NO KEY UPDATE OF l" if d.is_postgresql else ""),
+        {"doc": json.dumps([{"resource_key": key, "name": name} for key, name in ids])},
+    )
+    return {(key, name): LimitState(*numbers) for key, name, *numbers in rows}

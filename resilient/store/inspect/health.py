@@ -1,0 +1,224 @@
+"""What `resilient doctor` asks the database: facts, no judgement (`engine/inspect/doctor.py` judges).
+
+Cheap on a big and busy database: catalogues, estimates and samples, never a count of jobs. The texts of other
+people's statements are not read: they may hold anybody's data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.store.db.address import connect_args, reason
+from resilient.store.db.dialect import TIME, Dialect
+from resilient.store.gates import turns
+from resilient.store.inspect import workers
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sqlalchemy import Connection
+    from sqlalchemy.engine import URL
+
+_SETTINGS: Final = (
+    "autovacuum",
+    "fsync",
+    "max_connections",
+    "server_encoding",
+    "superuser_reserved_connections",
+    "reserved_connections",
+    "synchronous_commit",
+    "track_counts",
+)
+_PRAGMAS: Final = ("journal_mode", "synchronous")
+_SAMPLE: Final = 1000  # ready jobs looked at for their kinds
+_REMEMBERED: Final = timedelta(days=1)  # how long a silent worker is reported
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Somebody's transaction on this server that has been open for a while."""
+
+    pid: int
+    application: str
+    state: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """PostgreSQL, or SQLite's library and file."""
+
+    version: tuple[int, ...]
+    now: datetime
+    settings: dict[str, str]  # PostgreSQL's settings, SQLite's pragmas
+    sessions: int = 0
+    hidden: int = 0  # sessions of other users that this one may not look into
+    long: list[Session] = field(default_factory=list)
+    idle_slots: list[str] = field(default_factory=list)  # unused replication slots that hold back vacuum
+    prepared: list[str] = field(default_factory=list)  # forgotten prepared transactions
+    standby: bool = False  # it takes no writes
+    allowed: int = 0  # connections that this user may have, or all users in this database; 0: as many as the server has
+
+    @property
+    def room(self) -> int:
+        """How many connections programs may have at once; 0: unknown."""
+        most = int(self.settings.get("max_connections", 0))
+        kept = (self.settings.get(name, "0") for name in ("superuser_reserved_connections", "reserved_connections"))
+        most -= sum(map(int, kept))
+        return min(most, self.allowed) if self.allowed else most
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker by its last heartbeat."""
+
+    id: str
+    host: str
+    pid: int
+    kinds: frozenset[str]
+    code_version: str
+    silent: float  # seconds
+    stopping: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Our own tables."""
+
+    rows: dict[str, tuple[int, int]]  # live and dead rows, as PostgreSQL estimates them
+    unvacuumed: list[str]  # tables whose autovacuum somebody turned off
+    beside_alembic: bool  # an application's own version table stands beside ours
+    workers: list[WorkerSeen]
+    waiting: frozenset[str]  # kinds in a sample of the ready jobs
+    stranded: int  # keys with a ready job and no turn
+
+
+def server(c: Connection, d: Dialect, long: float = 60.0) -> Server:
+    """Facts of the server; transactions that are open for ``long`` seconds are listed."""
+    version = tuple(int(part) for part in c.dialect.server_version_info or ())
+    if not d.is_postgresql:
+        pragmas = {name: str(c.exec_driver_sql(f"PRAGMA {name}").scalar()) for name in _PRAGMAS}
+        return Server(version, datetime.now(UTC), pragmas)
+    settings = d.run(c, f"SELECT name, setting FROM pg_settings WHERE name IN {_SETTINGS}").all()
+    sessions, hidden = d.run(
+        c,
+        "SELECT count(*) FILTER (WHERE backend_type = 'client backend' OR backend_type IS NULL),"
+        " count(*) FILTER (WHERE backend_type IS NULL) FROM pg_stat_activity",
+    ).one()
+    return Server(
+        version,
+        d.run(c, "SELECT clock_timestamp() AS now", now=TIME).scalar_one(),
+        {row.name: row.setting for row in settings},
+        sessions,
+        hidden,
+        _long(c, d, long),
+        _names(
+            c,
+            d,
+            "SELECT slot_name FROM pg_replication_slots WHERE NOT active"
+            " AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL) ORDER BY 1",
+        ),
+        _names(
+            c,
+            d,
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+            " AND prepared < clock_timestamp() - interval '1 minute' ORDER BY 1",
+        ),
+        *_limits(c, d),
+    )
+
+
+def _long(c: Connection, d: Dialect, seconds: float) -> list[Session]:
+    """Long transactions, the longest first: any snapshot in the database keeps vacuum from removing dead turns."""
+    rows = d.run(
+        c,
+        "SELECT pid, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)"
+        " FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        " AND xact_start < clock_timestamp() - make_interval(secs => :seconds) ORDER BY xact_start LIMIT 5",
+        {"seconds": seconds},
+    )
+    return [Session(pid, application or "", state or "", float(age)) for pid, application, state, age in rows]
+
+
+def _limits(c: Connection, d: Dialect) -> tuple[bool, int]:
+    """Whether it is a standby, and how many connections this user, or this database, may have (0: no limit)."""
+    standby, allowed = d.run(
+        c,
+        "SELECT pg_is_in_recovery(), (SELECT min(n) FROM (SELECT rolconnlimit AS n FROM pg_roles"
+        " WHERE rolname = current_user UNION ALL SELECT datconnlimit FROM pg_database"
+        " WHERE datname = current_database()) AS found WHERE n >= 0)",
+    ).one()
+    return bool(standby), int(allowed or 0)
+
+
+def _names(c: Connection, d: Dialect, template: str) -> list[str]:
+    return [str(name) for (name,) in d.run(c, template)]
+
+
+def contents(c: Connection, d: Dialect) -> Contents:
+    """Facts of our own tables, which must be there."""
+    now = d.now(c)
+    rows = workers.alive(c, d, now, _REMEMBERED)
+    tables = sa.inspect(c).get_table_names(schema=d.schema)
+    waiting = f"SELECT DISTINCT kind FROM (SELECT kind FROM {{job}} WHERE state = 'ready' LIMIT {_SAMPLE}) AS j"
+    return Contents(
+        _estimates(c, d) if d.is_postgresql else {},
+        _names(c, d, _UNVACUUMED) if d.is_postgresql else [],
+        "alembic_version" in tables,
+        [_seen(row, now) for row in rows],
+        frozenset(_names(c, d, waiting)),
+        len(turns.stranded(c, d)),
+    )
+
+
+_BUSY: Final = "('{job}'::regclass, '{turn}'::regclass, '{resource}'::regclass, '{rate_limit}'::regclass)"
+_UNVACUUMED: Final = (
+    f"SELECT oid::regclass FROM pg_class WHERE oid IN {_BUSY}"
+    " AND EXISTS (SELECT FROM pg_options_to_table(reloptions) WHERE option_name = 'autovacuum_enabled'"
+    " AND NOT option_value::boolean)"
+)
+
+
+def _estimates(c: Connection, d: Dialect) -> dict[str, tuple[int, int]]:
+    rows = d.run(
+        c,
+        "SELECT relname, n_live_tup, n_dead_tup FROM pg_stat_all_tables WHERE relid IN " + _BUSY,
+    )
+    return {name: (live, dead) for name, live, dead in rows}
+
+
+def _seen(row: Any, now: datetime) -> WorkerSeen:
+    return WorkerSeen(
+        row.id,
+        row.host,
+        row.pid,
+        frozenset(row.kinds or ()),
+        row.code_version,
+        (now - row.seen_at).total_seconds(),
+        bool(row.stopping),
+    )
+
+
+def notifies(url: URL) -> bool:
+    """Whether a NOTIFY reaches a LISTEN at this address within a second; a pooler in transaction mode swallows it.
+
+    Raises `DatabaseUnreachable`.
+    """
+    engine = sa.create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args(url))
+    try:
+        with engine.connect() as listening, engine.connect() as telling:
+            listening.exec_driver_sql("LISTEN resilient_doctor")
+            telling.exec_driver_sql("NOTIFY resilient_doctor")
+            driver: Any = listening.connection.driver_connection
+            return any(driver.notifies(timeout=1.0, stop_after=1))
+    except DBAPIError as error:
+        raise DatabaseUnreachable(reason(error, engine.url)) from None
+    finally:
+        engine.dispose()

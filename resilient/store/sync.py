@@ -1,0 +1,122 @@
+"""Cursors of sync streams. A cursor is only written over the version it was read with.
+
+A stream of a resource may have parts, one for each set of parameters, each with its own cursor. A reset writes like
+everybody else, so a checkpoint under way notices it.
+
+May use: `db`, `jobs`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import select
+
+from resilient.core.sync.stream import Cursor, CursorInfo, restart
+from resilient.store.db.dialect import JSON, TIME, Dialect
+from resilient.store.db.tables import metadata
+from resilient.store.jobs.filters import matches
+from resilient.store.jobs.insert import json_param
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from sqlalchemy import Connection
+
+Place = tuple[str, str, str]  # resource key, stream, part
+CURSOR: Final = metadata.tables["resilient_cursor"]
+_COLUMNS: Final = (
+    "version, pass_id, is_full, full_pass, swept_pass, position, pages, records, rejected, full_at, completed_at,"
+    " error, expected"
+)
+_TYPES: Final[dict[str, Any]] = {"position": JSON, "full_at": TIME, "completed_at": TIME}
+_AT: Final = " WHERE resource_key = :resource_key AND stream = :stream AND part = :part"
+
+
+def read(c: Connection, d: Dialect, place: Place) -> tuple[Cursor, datetime]:
+    """The cursor of a stream, and the time; a stream that was never read is at its beginning."""
+    now = d.now(c)
+    row = d.run(c, f"SELECT {_COLUMNS} FROM {{cursor}}{_AT}", _at(place), **_TYPES).first()
+    return Cursor() if row is None else _cursor(row), now
+
+
+def write_if_unmoved(c: Connection, d: Dialect, place: Place, cursor: Cursor, job: UUID | None, now: datetime) -> bool:
+    """Save a cursor over the version it was made from; False if another writer was faster."""
+    values = {
+        **_at(place), "version": cursor.version, "pass_id": cursor.pass_id, "is_full": cursor.full,
+        "full_pass": cursor.full_pass, "swept_pass": cursor.swept_pass, "position": json.dumps(cursor.to_json()),
+        "pages": cursor.pages, "records": cursor.records, "rejected": cursor.rejected, "full_at": cursor.full_at,
+        "completed_at": cursor.completed_at, "error": cursor.error, "expected": cursor.expected,
+        "job_id": None if job is None else d.id(job), "now": now,
+    }  # fmt: skip
+    position, job_id = (
+        json_param(d, "position", "json"),
+        "CAST(:job_id AS uuid)" if d.is_postgresql else ":job_id",
+    )
+    if cursor.version:
+        done = d.run(
+            c,
+            "UPDATE {cursor} SET version = version + 1, pass_id = :pass_id, is_full = :is_full, full_pass = :full_pass,"
+            f" swept_pass = :swept_pass, position = {position}, pages = :pages, records = :records,"
+            " rejected = :rejected, full_at = :full_at, completed_at = :completed_at, error = :error,"
+            f" expected = :expected, job_id = {job_id}, updated_at = :now{_AT} AND version = :version RETURNING 1",
+            values,
+        )
+    else:
+        done = d.run(
+            c,
+            f"INSERT INTO {{cursor}} (resource_key, stream, part, {_COLUMNS}, job_id, created_at, updated_at)"
+            " VALUES (:resource_key, :stream, :part, 1, :pass_id, :is_full, :full_pass, :swept_pass,"
+            f" {position}, :pages, :records, :rejected, :full_at, :completed_at, :error, :expected, {job_id},"
+            " :now, :now)"
+            " ON CONFLICT DO NOTHING RETURNING 1",
+            values,
+        )
+    return done.first() is not None
+
+
+def page(
+    c: Connection, d: Dialect, stream: str | None = None, pattern: str | None = None, part: str | None = None
+) -> list[CursorInfo]:
+    """Every cursor, or those of a stream, of the resources a pattern matches, of one part."""
+    where = [CURSOR.c[name] == value for name, value in (("stream", stream), ("part", part)) if value is not None]
+    if pattern is not None:
+        where.append(matches(CURSOR.c.resource_key, pattern, d))
+    order = (CURSOR.c.stream, CURSOR.c.resource_key, CURSOR.c.part)
+    return [_info(row) for row in d.execute(c, select(CURSOR).where(*where).order_by(*order))]
+
+
+def reset(c: Connection, d: Dialect, places: Sequence[Place], why: str) -> int:
+    """Let the next pass of each be a full one; returns how many there were."""
+    count = 0
+    for place in sorted(places):
+        d.run(c, f"SELECT 1 FROM {{cursor}}{_AT} {{row_lock}}", _at(place)).first()
+        cursor, now = read(c, d, place)
+        if cursor.version:
+            count += write_if_unmoved(c, d, place, restart(cursor, why, refused=False), None, now)
+    return count
+
+
+def forget(c: Connection, d: Dialect, places: Sequence[Place]) -> int:
+    """Delete cursors, as if the streams had never been read; returns how many there were."""
+    done = [d.run(c, f"DELETE FROM {{cursor}}{_AT} RETURNING 1", _at(p)).first() for p in sorted(places)]
+    return len(done) - done.count(None)
+
+
+def _at(place: Place) -> dict[str, str]:
+    return dict(zip(("resource_key", "stream", "part"), place, strict=True))
+
+
+def _cursor(row: Any) -> Cursor:
+    return Cursor.from_json(
+        row.position or {}, version=row.version, pass_id=row.pass_id, full=bool(row.is_full), full_pass=row.full_pass,
+        swept_pass=row.swept_pass, pages=row.pages, records=row.records, rejected=row.rejected, full_at=row.full_at,
+        completed_at=row.completed_at, error=row.error, expected=row.expected,
+    )  # fmt: skip
+
+
+def _info(row: Any) -> CursorInfo:
+    return CursorInfo(row.resource_key, row.stream, row.part, _cursor(row), row.updated_at)

@@ -1,0 +1,188 @@
+"""A worker's small HTTP server: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts and stops it.
+
+It runs in threads, so that it answers while the event loop is blocked. An outage of a provider changes neither answer.
+One of the database makes a worker not ready, and never not alive: it waits, and a restart would not bring the database
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from resilient.core.base.errors import InvalidInput, MissingExtra, SetupError
+from resilient.core.base.loggers import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from resilient.engine.app.app import Resilient
+    from resilient.engine.run.worker import Worker
+
+log = logger("worker")
+BEAT: Final = 0.5  # seconds
+STILL: Final = 60.0  # seconds for which a loop may stand still; as long as a lease by default
+PLAIN: Final = "text/plain; charset=utf-8"
+_ADDRESS: Final = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:]+\]|[^:\[\]]*)(?P<colon>:))?(?P<port>\d{1,5})")
+_HIGHEST: Final = 65_535
+
+
+class Answer(NamedTuple):
+    """What a path answers."""
+
+    status: int
+    text: bytes
+    media: str = PLAIN
+
+
+class Address(NamedTuple):
+    """Where to listen; an empty host is every address of this machine."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, option: str, text: str) -> Address:
+        """``9100``: on this machine alone; ``:9100``: on all its addresses; ``10.0.0.5:9100``, ``[::1]:9100``."""
+        parts = _ADDRESS.fullmatch(text)
+        if parts is None or int(parts["port"]) > _HIGHEST:
+            raise InvalidInput(
+                f"{option} {text!r}: write a port (this machine alone), :PORT (all addresses) or HOST:PORT"
+            )
+        host = (parts["host"] or "").strip("[]")
+        return cls(host if parts["colon"] else "127.0.0.1", int(parts["port"]))
+
+
+class Server:
+    """Serves some paths at one address until it is closed."""
+
+    def __init__(self, address: Address, paths: Mapping[str, Callable[[], Answer]]) -> None:
+        self._server = ThreadingHTTPServer(("", 0), _handler(paths), bind_and_activate=False)
+        self._server.daemon_threads = True
+        self._server.socket.close()
+        try:
+            self._server.socket = _listening(address)
+        except OSError as error:
+            raise SetupError(f"cannot listen on {address.host or '*'}:{address.port}: {error.strerror}") from error
+        self.address: tuple[Any, ...] = self._server.socket.getsockname()
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="resilient-probes", daemon=True
+        )
+        self._thread.start()
+        log.info("%s at http://%s:%d", ", ".join(paths), address.host or "*", self.address[1])
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _listening(address: Address) -> socket.socket:
+    if not address.host and socket.has_dualstack_ipv6():
+        return socket.create_server(("", address.port), family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family)
+
+
+def _handler(paths: Mapping[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        server_version, sys_version = "resilient", ""
+        timeout = 10  # seconds for which a connection may be idle
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path in paths:
+                answer = paths[path]()
+            else:
+                answer = Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(paths)}\n".encode())
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.media)
+            self.send_header("Content-Length", str(len(answer.text)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(answer.text)
+
+        do_HEAD = do_GET  # noqa: N815 - what http.server calls
+
+        def log_message(self, *_: Any) -> None:
+            """A probe a second is no news."""
+
+    return Handler
+
+
+class Probes:
+    """What a worker's servers answer. Its beat runs on the worker's loop, before the database is reached too."""
+
+    def __init__(self, app: Resilient, worker: Worker) -> None:
+        self._app, self._worker = app, worker
+        self._beat_at = time.monotonic()
+        self._servers: list[Server] = []
+        self._beating: asyncio.Task[None] | None = None
+
+    def open(self, *, metrics: str | None, health: str | None) -> list[Server]:
+        """Serve what is asked for, on the running loop; both at one address if that is the same."""
+        paths: dict[Address, dict[str, Callable[[], Answer]]] = {}
+        if metrics is not None:
+            paths.setdefault(Address.of("--metrics", metrics), {})["/metrics"] = self._scrape()
+        if health is not None:
+            paths.setdefault(Address.of("--health", health), {}).update({"/livez": self.livez, "/readyz": self.readyz})
+        if paths:
+            self._beating = asyncio.create_task(self._beat(), name="resilient-beat")
+        for address, answers in paths.items():
+            self._servers.append(Server(address, answers))
+        return self._servers
+
+    def close(self) -> None:
+        """Serve nothing more."""
+        for server in self._servers:
+            server.close()
+        if self._beating is not None:
+            self._beating.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            self._beat_at = time.monotonic()
+            await asyncio.sleep(BEAT)
+
+    def _scrape(self) -> Callable[[], Answer]:
+        try:
+            from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise MissingExtra("metrics need prometheus-client: pip install 'resilient-engine[metrics]'") from error
+        from resilient.surface.metrics import registry  # noqa: PLC0415 - it needs the extra
+
+        own = registry(self._app)
+        return lambda: Answer(HTTPStatus.OK, generate_latest(own), CONTENT_TYPE_LATEST)
+
+    def livez(self) -> Answer:
+        """Whether the event loop beats."""
+        still = time.monotonic() - self._beat_at
+        if still > STILL:
+            return _verdict({"loop": f"has stood still for {still:.0f} s"})
+        return _verdict({})
+
+    def readyz(self) -> Answer:
+        """Whether it takes jobs: the database answers, its schema fits, and the worker is not being stopped."""
+        worker, troubles = self._worker, dict[str, str]()
+        if worker.stopping:
+            troubles["worker"] = "is draining"
+        if not self._app.ground.tables.are_ready:
+            troubles["schema"] = "is not checked yet"
+        if not worker.link.is_signed_on or not worker.heartbeat.is_answered:
+            troubles["database"] = "does not answer"
+        return _verdict(troubles)
+
+
+def _verdict(troubles: Mapping[str, str]) -> Answer:
+    if not troubles:
+        return Answer(HTTPStatus.OK, b"ok\n")
+    text = "".join(f"{name} {what}\n" for name, what in troubles.items())
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())

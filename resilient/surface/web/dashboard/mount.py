@@ -1,0 +1,180 @@
+"""What the dashboard is made of: its addresses, each with the right it needs.
+
+`_Site` serves every request: it asks the hook who the operator is, checks the right, and waits for the database. An
+error becomes a page that says what is wrong.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.base.errors import (
+    ConnectionNotFound,
+    DatabaseUnreachable,
+    InvalidInput,
+    JobNotFound,
+    ResilientError,
+    SetupError,
+    WorkflowNotFound,
+)
+from resilient.core.base.loggers import logger
+from resilient.surface.web.dashboard import accounts, bulk, dead, enqueue, jobs, live, now, overviews
+from resilient.surface.web.dashboard.guard import Guard, Operator, RefusedChangeError, with_headers
+from resilient.surface.web.dashboard.visit import ENVIRONMENT, HERE, VERSION, Visit, form_of
+from resilient.surface.web.routes import got
+
+from starlette.applications import Starlette  # isort: skip - `visit` says which extra is missing
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from resilient.engine.app.app import Resilient
+
+    Page = Callable[[Visit], Awaitable[Response]]
+    OperatorHook = Callable[[Request], Awaitable[Operator | Response | None] | Operator | Response | None]
+
+log = logger("dashboard")
+PAGES: dict[str, tuple[str, Page]] = {}  # address: the right, the page
+CHANGES: dict[str, tuple[str, Page]] = {}  # address: the right, the change
+for room in (now, accounts, jobs, enqueue, dead, overviews, bulk):
+    PAGES |= room.PAGES
+    CHANGES |= room.CHANGES
+
+
+_REFUSALS: dict[type[Exception], tuple[int, str]] = {  # the first class of which the error is an instance
+    RefusedChangeError: (403, "This change was refused"),
+    JobNotFound: (404, "There is no such job"),
+    WorkflowNotFound: (404, "There is no such workflow"),
+    ConnectionNotFound: (404, "There is no such connection"),
+    DatabaseUnreachable: (503, "The database does not answer"),
+    InvalidInput: (400, "That cannot be meant"),
+    ResilientError: (500, "This does not work"),
+}
+
+
+class _Site:
+    """One mounted dashboard."""
+
+    def __init__(
+        self, app: Resilient, operator: OperatorHook, guard: Guard, reconnect: Callable[[str], str | None] | None
+    ) -> None:
+        self._app, self._operator, self._guard, self._reconnect = app, operator, guard, reconnect
+
+    def page(self, right: str, serve: Page) -> Callable[[Request], Awaitable[Response]]:
+        """The function of a route that serves a page to operators with this right."""
+
+        async def answer(request: Request) -> Response:
+            return await self._answer(request, right, serve, changes=False)
+
+        return answer
+
+    def change(self, right: str, serve: Page) -> Callable[[Request], Awaitable[Response]]:
+        """The function of a route that makes a change for operators with this right."""
+
+        async def answer(request: Request) -> Response:
+            return await self._answer(request, right, serve, changes=True)
+
+        return answer
+
+    async def _answer(self, request: Request, right: str, serve: Page, *, changes: bool) -> Response:
+        who: Any = await got(self._operator(request))
+        if isinstance(who, Response):
+            return who
+        if who is None:
+            return plain_page(request, 401, "Sign in first", "Nobody is signed in here.")
+        if not isinstance(who, Operator):
+            raise TypeError(f"dashboard(operator=...) gave {type(who).__name__}: it must give an Operator or None")
+        for one in ("read", right):
+            if not who.may(one):
+                return plain_page(request, 403, "You may not do this", f"{who.name} lacks the right “{one}”.")
+        try:
+            return await self._serve(request, who, serve, changes=changes)
+        except tuple(_REFUSALS) as error:
+            status, title = next(answer for kind, answer in _REFUSALS.items() if isinstance(error, kind))
+            return plain_page(request, status, title, sentence_of(error))
+
+    async def _serve(self, request: Request, who: Operator, serve: Page, *, changes: bool) -> Response:
+        form = await form_of(request) if changes else {}
+        if changes:
+            self._guard.check(request, who, form.pop("token", ""))
+        await self._app.ready()
+        moment = await self._app.database.transaction(lambda c, d: d.now(c))
+        return await serve(Visit(self._app, self._guard, who, request, moment, form, reconnect=self._reconnect))
+
+
+def dashboard(
+    app: Resilient, *, operator: OperatorHook, origin: str | None = None, secret: str | None = None,
+    reconnect: Callable[[str], str | None] | None = None,
+) -> ASGIApp:  # fmt: skip
+    """Pages to mount: ``Mount("/ops", app=dashboard(...))``, or FastAPI's ``api.mount("/ops", ...)``.
+
+    ``operator``: a function of the request, plain or ``async def``. It returns the `Operator` who asks, None for
+    nobody, or a response to send instead (a redirect to the login page). ``origin``: where browsers see the dashboard
+    (``https://shop.example``). Without it the scheme and the ``Host`` header of each request say which origin is ours:
+    right only where no proxy changes them, and the server answers to no other name. ``secret``: 32 characters or more,
+    the same in all processes that serve one dashboard; without it each process makes its own. Raises `SetupError`
+    without an operator.
+    """
+    if not callable(operator):
+        raise SetupError(
+            "dashboard(app, operator=...): give a function of the request that gives an Operator, or None for nobody;"
+            " without it everybody could pause your accounts"
+        )
+    site = _Site(app, operator, Guard(secret, origin), reconnect)
+    routes: list[Route | Mount] = [
+        Route(path, site.page(right, serve), methods=["GET"]) for path, (right, serve) in PAGES.items()
+    ]
+    routes += [Route(path, site.change(right, serve), methods=["POST"]) for path, (right, serve) in CHANGES.items()]
+    routes.append(Route("/live", site.page("read", live.live), methods=["GET"]))
+    routes.append(Mount("/static", app=StaticFiles(directory=HERE / "static")))
+    handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _broken}
+    return with_headers(Starlette(routes=routes, exception_handlers=handlers))
+
+
+def plain_page(
+    request: Request, status: int, title: str, text: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A page that says what is wrong; it reads nothing of the database."""
+    base = request.scope.get("root_path", "").rstrip("/")
+    body = ENVIRONMENT.get_template("plain.html").render(base=base, title=title, text=text, version=VERSION)
+    return Response(body, status, {**(headers or {}), "Cache-Control": "no-store"}, media_type="text/html")
+
+
+def sentence_of(error: Exception | str) -> str:
+    """The message of an error as a sentence."""
+    text = str(error)
+    text = text if "=" in text.partition(" ")[0] else text[:1].upper() + text[1:]
+    return text + ("" if text.endswith((".", "?", "!")) else ".")
+
+
+_ANSWERS: dict[int, tuple[str, str]] = {
+    401: ("Sign in first", "Nobody is signed in here."),
+    403: ("You may not do this", "Your rights are others."),
+    404: ("There is no such page", "The address is wrong, or from another version."),
+    405: ("That is done another way", "This address takes another method."),
+}
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """The page for what the router refuses, or a function of the program by an `HTTPException`."""
+    try:
+        phrase = HTTPStatus(error.status_code).phrase
+    except ValueError:
+        phrase = f"Status {error.status_code}"
+    title, text = _ANSWERS.get(error.status_code, (phrase, phrase))
+    if error.detail and error.detail != phrase:
+        text = str(error.detail)
+    return plain_page(request, error.status_code, title, sentence_of(text), error.headers)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    log.error("a page of the dashboard failed", exc_info=error)
+    return plain_page(request, 500, "This page failed", "The log of the server says why.")

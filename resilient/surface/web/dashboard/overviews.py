@@ -1,0 +1,209 @@
+"""The pages beside jobs and accounts: workflows, schedules, streams, the outbox, connections, workers, the system."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.accounts.tokens import GrantState
+from resilient.core.base import resource_key
+from resilient.core.base.errors import InvalidInput
+from resilient.core.base.phrases import counted
+from resilient.core.jobs.workflow import OVER, WorkflowState
+from resilient.engine.inspect.doctor import examine
+from resilient.store.inspect import pages
+from resilient.surface.cli import jobs as options_of
+from resilient.surface.web.dashboard.charts import ticks
+from resilient.surface.web.dashboard.graph import draw, layers
+
+from starlette.exceptions import HTTPException  # isort: skip - `visit` says which extra is missing
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from starlette.responses import Response
+
+    from resilient.surface.web.dashboard.visit import Visit
+
+    Page = Callable[[Visit], Awaitable[Response]]
+PAGE: Final = 50
+_DIGITS: Final = 18  # of a number that both databases take
+
+
+async def workflows(visit: Visit) -> Response:
+    """A page of workflows, the newest first."""
+    state = visit.query.get("state") or None
+    rows = await visit.app.workflows.list(state=state, limit=PAGE + 1, after=visit.query.get("after") or None)
+    return visit.render(
+        "workflows.html", rows=rows[:PAGE], following=rows[PAGE - 1].id if len(rows) > PAGE else None, state=state,
+        states=[one.value for one in WorkflowState],
+    )  # fmt: skip
+
+
+async def workflow(visit: Visit) -> Response:
+    """One workflow: its steps in the order in which they can run, and their undos."""
+    info = await visit.app.workflows.get(visit.request.path_params["id"])
+    levels = {step.name: n for n, layer in enumerate(layers(info.steps)) for step in layer}
+    return visit.render(
+        "workflow.html", info=info, levels=levels, over=info.state in OVER, drawing=draw(info.steps, visit.url)
+    )
+
+
+async def schedules(visit: Visit) -> Response:
+    """Every schedule."""
+    return visit.render("schedules.html", rows=await visit.app.schedules.list())
+
+
+async def schedule(visit: Visit) -> Response:
+    """One schedule with its latest jobs, and the accounts it is for."""
+    name = visit.request.path_params["name"]
+    info = next((one for one in await visit.app.schedules.list() if one.name == name), None)
+    if info is None:
+        raise HTTPException(404, f"there is no schedule {name!r}")
+    after = visit.query.get("after", "")
+    accounts = await visit.app.schedules.accounts(name, limit=PAGE + 1, after=after) if info.for_each else []
+    latest = await visit.app.jobs.list(kind=info.kind, tags={"schedule": name}, limit=40, payloads=False)
+    in_order = latest[::-1]
+    return visit.render(
+        "schedule.html", info=info, accounts=accounts[:PAGE], latest=latest,
+        sparkline=ticks(in_order, name, [visit.url(f"/jobs/{one.id}") for one in in_order]),
+        following=accounts[PAGE - 1].resource_key if len(accounts) > PAGE else None,
+    )  # fmt: skip
+
+
+async def streams(visit: Visit) -> Response:
+    """A page of sync streams by resource."""
+    after: Sequence[str] = visit.request.query_params.getlist("after")
+    place = (after[0], after[1], after[2]) if len(after) == 3 else None  # noqa: PLR2004 - resource, stream, part
+    rows = await visit.read(pages.streams, after=place, limit=PAGE + 1)
+    last = rows[PAGE - 1] if len(rows) > PAGE else None
+    return visit.render("streams.html", rows=rows[:PAGE], last=last)
+
+
+async def outbox(visit: Visit) -> Response:
+    """The destinations of events (how many wait, since when, how many are dead), and a page of events."""
+    destinations = await visit.read(pages.destinations, visit.app.outbox.destinations)
+    state = visit.query.get("state") or ()
+    after = visit.query.get("after") or None
+    rows = await visit.app.outbox.list(state=state, limit=PAGE + 1, after=after) if destinations else []
+    return visit.render(
+        "outbox.html", destinations=destinations, rows=rows[:PAGE], state=visit.query.get("state", ""),
+        following=rows[PAGE - 1].job_id if len(rows) > PAGE else None,
+    )  # fmt: skip
+
+
+async def connections(visit: Visit) -> Response:
+    """A page of connections by key; of each provider the states, and whether its fuse has blown."""
+    state, provider = visit.query.get("state") or None, visit.query.get("provider") or None
+    rows = await visit.app.connections.list(provider, state=state, limit=PAGE + 1, after=visit.query.get("after", ""))
+    return visit.render(
+        "connections.html", rows=rows[:PAGE], state=state, provider=provider, states=[one.value for one in GrantState],
+        following=rows[PAGE - 1].resource_key if len(rows) > PAGE else None,
+        providers=await visit.read(pages.grants_by_provider),
+    )  # fmt: skip
+
+
+async def workers(visit: Visit) -> Response:
+    """The worker processes."""
+    return visit.render("workers.html", rows=await visit.read(pages.workers))
+
+
+async def system(visit: Visit) -> Response:
+    """The findings of `resilient doctor`."""
+    app = visit.app
+    findings = await examine(app.database, listen_url=app.listen_url, providers=app.providers.values())
+    worst = {"fail": 0, "warn": 1}
+    return visit.render("system.html", findings=sorted(findings, key=lambda one: worst.get(one.level, 2)))
+
+
+async def audit(visit: Visit) -> Response:
+    """Who changed what, why and when."""
+    query = visit.query
+    after = query.get("after", "").strip()
+    if len(after) > _DIGITS or not (after or "0").isdecimal():
+        raise InvalidInput(f"after: {after[:40]!r} is not the number of a change")
+    rows = await visit.app.audit.list(
+        who=query.get("who") or None, subject=query.get("subject") or None, limit=PAGE + 1,
+        after=int(after) if after else None,
+    )  # fmt: skip
+    return visit.render(
+        "audit.html", rows=rows[:PAGE], following=rows[PAGE - 1].id if len(rows) > PAGE else None,
+        who=query.get("who", ""), subject=query.get("subject", ""),
+    )  # fmt: skip
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+
+
+async def change_schedule(visit: Visit) -> Response:
+    """Pause or resume a schedule, or run its job now."""
+    name, verb = visit.form.get("name", ""), visit.form.get("verb", "")
+    if verb not in ("pause", "resume", "run"):
+        raise InvalidInput(f"verb={verb!r}: use one of pause, resume, run")
+    async with visit.audited(f"schedules {verb}", name):
+        await getattr(visit.app.schedules, verb)(name)
+    text = {"pause": "does not tick until it is resumed", "resume": "ticks again", "run": "has a job now"}[verb]
+    return visit.back(visit.url(f"/schedules/{name}"), f"{name} {text}.")
+
+
+async def change_workflow(visit: Visit) -> Response:
+    """Turn a workflow around."""
+    async with visit.audited("workflows cancel", visit.form.get("id", "")) as outcome:
+        info = await visit.app.workflows.cancel(visit.form.get("id", ""))
+        outcome["state"] = info.state.value
+    return visit.back(
+        visit.url(f"/workflows/{info.id}"), "It turns around: what is unfinished stops, the rest is undone."
+    )
+
+
+async def change_stream(visit: Visit) -> Response:
+    """Let the next pass of one stream of one resource be a full one; without ``part`` that of its part ""."""
+    form = visit.form
+    stream, key, part = form.get("stream", ""), resource_key.check(form.get("key", "")), form.get("part", "")
+    async with visit.audited("sync reset", " ".join(one for one in (stream, key, part) if one)) as outcome:
+        reason = f"reset by {visit.operator.name}"
+        number = await visit.app.streams.reset(stream, key, part=part, reason=reason)
+        outcome["reset"] = number
+    return visit.back(visit.url("/streams"), f"{counted(number, 'stream begins', 'streams begin')} anew.")
+
+
+async def replay(visit: Visit) -> Response:
+    """Publish events once more: first how many, then, confirmed, the replay."""
+    form = visit.form
+    since, destination = form.get("since", "").strip() or "1h", form.get("destination") or None
+    criteria: dict[str, Any] = {"since": options_of.moment("since", since), "destination": destination}
+    if form.get("sure") != "yes":
+        would = await visit.app.outbox.replay(**criteria, dry_run=True)
+        return visit.render(
+            "sure.html", title=f"Publish {counted(would.events, 'event')} once more?", count=would.events,
+            action="/do/replay", fields={**form, "sure": "yes"}, examples=[], capped=would.more,
+            back=visit.url("/outbox"),
+            detail=f"published since {since} to {destination or 'any destination'}",
+        )  # fmt: skip
+    async with visit.audited("outbox replay", f"{destination or 'every destination'}, since {since}") as outcome:
+        again = await visit.app.outbox.replay(**criteria)
+        outcome["events"] = again.events
+    return visit.back(visit.url("/outbox"), f"{counted(again.events, 'event')} in line again.")
+
+
+async def change_fuse(visit: Visit) -> Response:
+    """Decide what the deaths of many accounts of a provider meant."""
+    provider, verb = visit.form.get("provider", ""), visit.form.get("verb", "")
+    if verb not in ("release", "confirm"):
+        raise InvalidInput(f"verb={verb!r}: use release or confirm")
+    async with visit.audited(f"connections {verb}", provider) as outcome:
+        number = await getattr(visit.app.connections, verb)(provider)
+        outcome["grants"] = number
+    text = "are tried again" if verb == "release" else "must be connected again"
+    return visit.back(visit.url("/connections", provider=provider), f"{counted(number, 'connection')} {text}.")
+
+
+PAGES: dict[str, tuple[str, Page]] = {
+    "/workflows": ("read", workflows), "/workflows/{id}": ("read", workflow), "/schedules": ("read", schedules),
+    "/schedules/{name:path}": ("read", schedule), "/streams": ("read", streams), "/outbox": ("read", outbox),
+    "/connections": ("read", connections), "/workers": ("read", workers), "/system": ("read", system),
+    "/audit": ("read", audit),
+}  # fmt: skip
+CHANGES: dict[str, tuple[str, Page]] = {
+    "/do/schedule": ("jobs", change_schedule), "/do/workflow": ("jobs", change_workflow),
+    "/do/stream": ("jobs", change_stream), "/do/replay": ("jobs", replay), "/do/fuse": ("connections", change_fuse),
+}  # fmt: skip

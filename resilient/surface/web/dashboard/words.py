@@ -1,0 +1,156 @@
+"""How values are written on pages: states in words, times with their zone, numbers with their bound."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from markupsafe import Markup, escape
+
+from resilient.core.base.phrases import brief, counted, error_line, plain, rough, span
+from resilient.core.jobs.records import plain as as_json
+from resilient.surface.cli.jobs import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from resilient.core.gates.rate_limit import Limit
+
+_WORDS: Final = re.compile(r"(?:\\.|[^,\\]|\\$)+")  # between commas; a backslash takes away a comma's meaning
+_LONGEST: Final = 20_000  # characters of a document
+_COMMAND: Final = re.compile(r"`([^`]*)`")
+_JOB: Final = re.compile(r"\b(workflow |)([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+
+# What stands beside a state's colour: a sign and a word.
+SIGNS: Final[Mapping[str, str]] = {
+    "dead": "✕", "auth": "✕", "breaker": "✕", "stuck": "✕", "failed": "✕", "fail": "✕", "needs_reauth": "✕",
+    "pause": "‖", "cooldown": "◷", "scheduled": "◷", "limit": "◷", "warn": "!", "suspect": "!", "undoing": "↶",
+    "undone": "↶", "running": "▶", "ready": "●", "blocked": "◌", "succeeded": "✓", "ok": "✓", "active": "✓",
+    "cancelled": "-", "well": "✓",
+}  # fmt: skip
+GATES: Final[Mapping[str, str]] = {
+    "breaker": "circuit open", "cooldown": "told to wait", "pause": "paused", "auth": "no valid credentials",
+}  # fmt: skip
+
+
+def printable(value: object) -> object:
+    """What the templates print: no None, and no character that hides others."""
+    if value is None:
+        return ""
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def number(value: Any) -> str:
+    """``1,204``, or ``10,000+`` for what was counted up to a bound."""
+    return f"{int(value):,}{'+' if getattr(value, 'more', False) else ''}"
+
+
+def at(value: datetime | None) -> Markup:
+    """A time in UTC; the page's script rewrites it to the reader's zone."""
+    if value is None:
+        return Markup("")
+    utc = value.astimezone(UTC)
+    full, short = f"{utc:%Y-%m-%d %H:%M:%S} UTC", f"{utc:%m-%d %H:%M:%S}"
+    return Markup('<time datetime="{0}" title="{1}">{2} UTC</time>').format(f"{utc:%Y-%m-%dT%H:%M:%SZ}", full, short)
+
+
+def ago(value: datetime | None, now: datetime) -> Markup:
+    """How far a time is away: ``3 min ago``, ``in 2 h``; the time itself is in its title."""
+    if value is None:
+        return Markup("")
+    seconds = (now - value).total_seconds()
+    far = f"{rough(seconds)} ago" if seconds >= 0 else f"in {rough(-seconds)}"
+    utc = value.astimezone(UTC)
+    return Markup('<time datetime="{0}" title="{1} UTC" data-far>{2}</time>').format(
+        f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M:%S}", far
+    )
+
+
+def badge(state: object, text: str | None = None) -> Markup:
+    """A state as a sign and a word, with its colour."""
+    name = str(getattr(state, "value", state))
+    return Markup('<span class="badge s-{0}"><span aria-hidden="true">{1}</span> {2}</span>').format(
+        "".join(c if c.isalnum() else "-" for c in name), SIGNS.get(name, "●"), text or name.replace("_", " ")
+    )
+
+
+def gate(name: str | None, code: str | None = None) -> Markup:
+    """The gate that stops a resource, with its code; ``free`` if none does."""
+    if name is None:
+        return badge("well", "free")
+    text = GATES.get(name, name)
+    extra = Markup(' <code class="code">{0}</code>').format(plain(code)) if code and name != "pause" else Markup("")
+    return badge(name, text) + extra
+
+
+def document(value: Any) -> str:
+    """A payload or a result as indented JSON, cut after `_LONGEST` characters."""
+    text = json.dumps(as_json(value), indent=2, ensure_ascii=False, default=str)
+    return plain(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…\n({len(text):,} characters)")
+
+
+def error(job: Any) -> str:
+    """A job's last error in one line."""
+    return plain(error_line(job.last_error_kind, job.last_error_code, job.last_error))
+
+
+def wrapped(key: object) -> Markup:
+    """A key or a name that may be broken where it is long."""
+    return Markup("<wbr>").join(escape(part) for part in _parts(plain(str(key))))
+
+
+def prose(text: str | None, url: Callable[[str], str]) -> Markup:
+    """A sentence of the engine: its commands as code, the jobs and workflows that it names as links."""
+    parts = _COMMAND.split(plain(text or ""))
+    return Markup("").join(
+        Markup("<code>{0}</code>").format(part) if n % 2 else _linked(part, url) for n, part in enumerate(parts)
+    )
+
+
+def _linked(text: str, url: Callable[[str], str]) -> Markup:
+    made, end = [Markup("")], 0
+    for one in _JOB.finditer(text):
+        what, name = one.groups()
+        address = url(f"/{'workflows' if what else 'jobs'}/{name}")
+        made += [escape(text[end : one.start()] + what), Markup('<a href="{0}">{1}</a>').format(address, name)]
+        end = one.end()
+    return Markup("").join([*made, escape(text[end:])])
+
+
+def limit(value: Limit) -> str:
+    """A limit in words: ``100 requests in 1 min, 20 at once``."""
+    units = (
+        counted(value.rate, value.counts.removesuffix("s"))
+        if value.rate % 1 == 0
+        else f"{value.rate:.3g} {value.counts}"
+    )
+    return f"{units} in {span(value.per)}" + ("" if value.burst is None else f", {value.burst:g} at once")
+
+
+def _parts(text: str) -> list[str]:
+    parts, start = list[str](), 0
+    for n, c in enumerate(text, 1):
+        if c in "/.@_-:" and n < len(text):
+            parts.append(text[start:n])
+            start = n
+    return [*parts, text[start:]]
+
+
+def words_of(text: str) -> list[str]:
+    """The values of a filter that takes several: commas separate them, a backslash keeps the comma behind it."""
+    parts = (re.sub(r"\\(.)", r"\1", one.strip()) for one in _WORDS.findall(text))
+    return [one for one in parts if one]
+
+
+def as_word(value: str | None) -> str:
+    """One value of such a filter, None too, as `words_of` and the filter read it."""
+    return re.sub(r"([,\\])", r"\\\1", text_of(value))
+
+
+FILTERS: Final[dict[str, Any]] = {
+    "number": number, "at": at, "ago": ago, "badge": badge, "gate": gate, "document": document, "error": error,
+    "brief": brief, "wrapped": wrapped, "prose": prose, "limit": limit,
+}  # fmt: skip
+FUNCTIONS: Final[dict[str, Any]] = {"as_word": as_word, "text_of": text_of, "counted": counted}

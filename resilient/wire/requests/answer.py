@@ -1,0 +1,412 @@
+"""A response that knows its classification and keeps its body within bounds, and the errors it raises.
+
+It is httpx's own Response, made over after the fact: the transport sets ``__class__`` on what the pool
+returned, because building a second Response costs more than the whole classification.
+
+Bounds: `aread`/`read` stop at the pool's ``largest`` and ``whole``; streaming (``client.stream``) is the
+caller's own business, but it too is decoded in small pieces (see `Intake`).
+
+The errors::
+
+    httpx.HTTPStatusError + JobFailure
+    +-- FailedAnswer                  an answer the provider's dialect or its status calls a failure
+        +-- TransientAnswer (Transient), PermanentAnswer (Permanent)
+        +-- ThrottledAnswer (Throttled), AmbiguousAnswer (Ambiguous)
+    httpx.RequestError + Permanent
+    +-- AnswerTooLarge                a body beyond the pool's bound
+
+They are httpx errors, so an SDK and existing code treat them as ever, and job failures, so ``except Permanent`` works
+and nothing has to be translated when they leave the handler. Requests without an answer raise httpx's own errors; the
+classification is found through their request (see `explain`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+from httpx import DecodingError
+
+from resilient.core.base.bounds import ERROR_MESSAGE
+from resilient.core.base.errors import Ambiguous, Failure, FailureKind, JobFailure, Permanent, Throttled, Transient
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.base.hosts import without_secrets
+from resilient.core.base.phrases import span
+from resilient.wire.requests import redact
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from resilient.core.base.budgets import Budget, Fields
+    from resilient.wire.requests.pool import PoolSettings
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+class FailedAnswer(httpx.HTTPStatusError, JobFailure):
+    """An answer that ``failure`` classifies; ``request`` and ``response`` are httpx's."""
+
+    def __init__(self, message: str, *, request: httpx.Request, response: httpx.Response, failure: Failure) -> None:
+        Exception.__init__(self, message)
+        self.request, self.response, self.failure = request, response, failure
+
+
+class TransientAnswer(FailedAnswer, Transient):
+    """The same request may succeed later."""
+
+
+class PermanentAnswer(FailedAnswer, Permanent):
+    """The same request will never succeed."""
+
+
+class ThrottledAnswer(FailedAnswer, Throttled):
+    """The account must wait."""
+
+
+class AmbiguousAnswer(FailedAnswer, Ambiguous):
+    """A gateway lost the server's answer: the request may have taken effect."""
+
+
+class AnswerTooLarge(httpx.RequestError, Permanent):
+    """The body is larger than the pool's bound, or took longer."""
+
+    def __init__(self, message: str, *, request: httpx.Request | None = None) -> None:
+        Exception.__init__(self, message)
+        self._request = request
+        self.failure = Failure(FailureKind.PERMANENT, code="answer_too_large")
+
+
+_CLASSES: Final = {
+    FailureKind.TRANSIENT: TransientAnswer,
+    FailureKind.PERMANENT: PermanentAnswer,
+    FailureKind.THROTTLED: ThrottledAnswer,
+    FailureKind.QUOTA: ThrottledAnswer,
+    FailureKind.AMBIGUOUS: AmbiguousAnswer,
+}
+
+
+def failed_answer(
+    response: httpx.Response, failure: Failure, message: str = "", secrets: Iterable[str] = ()
+) -> FailedAnswer:
+    """The error for an answer; ``message`` is the provider's own, shown without ``secrets``."""
+    request = response.request
+    parts = [f"{request.method} {without_secrets(str(request.url))} answered {response.status_code}"]
+    named = failure.code not in (None, f"http_{response.status_code}")
+    word = f"{failure.kind} ({failure.code})" if named else failure.kind
+    if message:
+        parts.append(redact.scrub(message, secrets, ERROR_MESSAGE.value))
+    if failure.retry_in is not None:
+        parts.append(f"told to wait {span(failure.retry_in)}")
+    cls = _CLASSES.get(failure.kind, FailedAnswer)
+    error = cls(": ".join([parts[0], word, *parts[1:]]), request=request, response=response, failure=failure)
+    error.bare_message = ": ".join(parts)
+    return error
+
+
+# -- the response -----------------------------------------------------------------------------------------------------
+
+KEY: Final = "resilient"  # in response.extensions: the Failure, or None
+_MISSING: Final = object()
+
+
+class Answer(httpx.Response):
+    """An ``httpx.Response`` whose ``raise_for_status`` raises what the provider meant."""
+
+    bounds: PoolSettings
+    message: str  # the provider's
+    secrets: tuple[str, ...]
+    parsed: Any  # the decoded body, if it had to be read anyway
+    cut: Callable[[], None] | None  # called when the body breaks off
+
+    @classmethod
+    def of(cls, response: httpx.Response, bounds: PoolSettings) -> Answer:
+        """``response`` itself, with this class and its attributes."""
+        response.__class__ = cls
+        assert isinstance(response, Answer)  # noqa: S101 - for the type checker
+        response.bounds, response.message, response.secrets, response.parsed = bounds, "", (), _MISSING
+        response.cut = None
+        return response
+
+    def raise_for_status(self) -> Answer:
+        """Raise the classified failure: also for a 200 the provider's dialect calls an error."""
+        failure: Failure | None = self.extensions.get(KEY)
+        if failure is None:
+            if self.is_success:
+                return self
+            failure = Failure(FailureKind.PERMANENT, code=f"http_{self.status_code}", status=self.status_code)
+        raise failed_answer(self, failure, self.message, self.secrets)
+
+    def json(self, **kwargs: Any) -> Any:
+        """The body as JSON; the first call returns what the classification decoded, if it did."""
+        if self.parsed is not _MISSING and not kwargs:
+            parsed, self.parsed = self.parsed, _MISSING
+            return parsed
+        return super().json(**kwargs)
+
+    async def aread(self) -> bytes:
+        """The whole body. Raises `AnswerTooLarge`."""
+        if not hasattr(self, "_content"):
+            intake = self._intake(self.bounds.largest, self.bounds.whole)
+            try:
+                async for data in self.aiter_raw():
+                    self._take(intake, data)
+                self._content = self._whole(intake)
+            except BaseException:
+                await self.aclose()
+                raise
+        return self._content
+
+    def read(self) -> bytes:
+        """The whole body. Raises `AnswerTooLarge`."""
+        if not hasattr(self, "_content"):
+            intake = self._intake(self.bounds.largest, self.bounds.whole)
+            try:
+                for data in self.iter_raw():
+                    self._take(intake, data)
+                self._content = self._whole(intake)
+            except BaseException:
+                self.close()
+                raise
+        return self._content
+
+    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        """As httpx's: decoded, in pieces of bounded size."""
+        if hasattr(self, "_content"):
+            async for part in super().aiter_bytes(chunk_size):
+                yield part
+            return
+        decoder, rest = self._decoding(), b""
+        async for data in self.aiter_raw():
+            for part in decoder.feed(data):
+                if chunk_size is None:
+                    yield part
+                    continue
+                *chunks, rest = cut(rest + part, chunk_size)
+                for chunk in chunks:
+                    yield chunk
+        for chunk in cut(rest + decoder.rest(), chunk_size or PIECE):
+            if chunk:
+                yield chunk
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        """As httpx's: decoded, in pieces of bounded size."""
+        if hasattr(self, "_content"):
+            yield from super().iter_bytes(chunk_size)
+            return
+        decoder, rest = self._decoding(), b""
+        for data in self.iter_raw():
+            for part in decoder.feed(data):
+                if chunk_size is None:
+                    yield part
+                    continue
+                *chunks, rest = cut(rest + part, chunk_size)
+                yield from chunks
+        yield from filter(None, cut(rest + decoder.rest(), chunk_size or PIECE))
+
+    def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        """As httpx's."""
+        raw = super().aiter_raw(chunk_size)
+        return raw if self.cut is None else self._watched(raw, self.cut)
+
+    def iter_raw(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        """As httpx's."""
+        raw = super().iter_raw(chunk_size)
+        return raw if self.cut is None else self._watched_sync(raw, self.cut)
+
+    async def _watched(self, raw: AsyncIterator[bytes], cut: Callable[[], None]) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in raw:
+                yield chunk
+        except httpx.RequestError:
+            cut()
+            raise
+
+    def _watched_sync(self, raw: Iterator[bytes], cut: Callable[[], None]) -> Iterator[bytes]:
+        try:
+            yield from raw
+        except httpx.RequestError:
+            cut()
+            raise
+
+    async def aread_error(self) -> None:
+        """Read the beginning of an error's body, as much as comes in time. No error of the server's is raised."""
+        intake = self._intake(self.bounds.error_largest, self.bounds.error_whole)
+        try:
+            async for data in self.aiter_raw():
+                if not intake.take(data):
+                    break
+        except httpx.HTTPError:
+            pass
+        finally:
+            self._content = intake.content()
+        await self.aclose()
+
+    def read_error(self) -> None:
+        """`aread_error` for a thread."""
+        intake = self._intake(self.bounds.error_largest, self.bounds.error_whole)
+        try:
+            for data in self.iter_raw():
+                if not intake.take(data):
+                    break
+        except httpx.HTTPError:
+            pass
+        finally:
+            self._content = intake.content()
+        self.close()
+
+    def facts(self, headers: Fields, budgets: tuple[Budget, ...] = ()) -> AnswerFacts:
+        """The answer as values; the body only if it has been read."""
+        if not hasattr(self, "_content"):
+            return AnswerFacts(self.status_code, headers, budgets=budgets)
+        body = None
+        if self._content[:64].lstrip()[:1] in (b"{", b"["):
+            try:
+                self.parsed = body = json.loads(self._content)
+            except (ValueError, RecursionError):
+                body = None
+        text = self._content[: self.bounds.error_largest].decode("utf-8", "replace")
+        return AnswerFacts(self.status_code, headers, body=body, text=text, budgets=budgets)
+
+    def _coding(self) -> str:
+        return ",".join(self.headers.get_list("content-encoding"))
+
+    def _decoding(self) -> Decoder:
+        return Decoder(self._coding(), self._request)
+
+    def _intake(self, largest: int, seconds: float) -> Intake:
+        return Intake(self._coding(), largest, seconds, self._request)
+
+    def _take(self, intake: Intake, data: bytes) -> None:
+        if not intake.take(data):
+            raise self._too_large()
+
+    def _whole(self, intake: Intake) -> bytes:
+        """The whole body that ``intake`` has read. Raises `AnswerTooLarge`."""
+        if not intake.end():
+            raise self._too_large()
+        return intake.content()
+
+    def _too_large(self) -> AnswerTooLarge:
+        return AnswerTooLarge(
+            f"the answer's body is larger than {self.bounds.largest} bytes or took longer than"
+            f" {self.bounds.whole:g} s: stream it (client.stream), or raise the pool's bounds",
+            request=self._request,
+        )
+
+
+# -- bodies -----------------------------------------------------------------------------------------------------------
+#
+# Bodies of answers, decoded piece by piece and counted while they come, so that no server fills our memory.
+#
+# One coding and no more: a coding within a coding multiplies (a kilobyte becomes a gigabyte before its outer layer is
+# done), no API needs it, and we ask for none. Every body that is read goes through `Intake`: it counts what came over
+# the wire and what was made of it, and looks at the clock with each part, because a compressed body may also say
+# nothing for ever.
+
+__all__ = ["ASKED_FOR", "PIECE", "Decoder", "DecodingError", "Intake", "cut"]
+PIECE: Final = 64 * 1024  # bytes that are decoded at once
+ASKED_FOR: Final = "gzip, deflate"
+_CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
+_OTHERS: Final = frozenset({"br", "zstd", "compress", "x-compress", "dcb", "dcz"})
+
+
+class Decoder:
+    """Undoes the coding that ``Content-Encoding`` names; ``identity``, ``utf-8`` and the like name none."""
+
+    __slots__ = ("_coding", "_inflate", "_refusal", "_request")
+
+    def __init__(self, content_encoding: str = "", request: httpx.Request | None = None) -> None:
+        self._request = request  # what its errors name
+        named = [word.strip().lower() for word in content_encoding.split(",")]
+        codings = [word for word in named if word in _CODINGS or word in _OTHERS]
+        self._coding = codings[0] if codings else ""
+        self._refusal = ""
+        if len(codings) > 1:
+            self._refusal = f"the answer is encoded {len(codings)} times: one coding is decoded"
+        elif self._coding in _OTHERS:
+            self._refusal = f"the answer is encoded as {self._coding}: {ASKED_FOR} are decoded"
+        self._inflate = zlib.decompressobj(zlib.MAX_WBITS | (32 if self._coding != "deflate" else 0))
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What some more bytes decode to, in pieces of at most `PIECE`. Raises `DecodingError`."""
+        if not data:
+            return
+        if self._refusal:
+            raise DecodingError(self._refusal, request=self._request)
+        if not self._coding:
+            yield from (data[at : at + PIECE] for at in range(0, len(data), PIECE))
+            return
+        while data and not self._inflate.eof:  # what follows the end of the stream is nobody's
+            part = self._decompress(data)
+            data = self._inflate.unconsumed_tail
+            if part:
+                yield part
+
+    def rest(self) -> bytes:
+        """What is left when all has come. Raises `DecodingError`."""
+        if not self._coding or self._refusal:
+            return b""
+        try:
+            return self._inflate.flush()
+        except zlib.error as error:
+            raise DecodingError(f"the answer is no {self._coding}: {error}", request=self._request) from None
+
+    def _decompress(self, data: bytes) -> bytes:
+        try:
+            return self._inflate.decompress(data, PIECE)
+        except zlib.error as error:
+            if self._coding == "deflate":  # RFC 9110, 8.4.1.2: some send it without zlib's frame
+                self._coding, self._inflate = "raw deflate", zlib.decompressobj(-zlib.MAX_WBITS)
+                return self._decompress(data)
+            raise DecodingError(f"the answer is no {self._coding}: {error}", request=self._request) from None
+
+
+def cut(data: bytes, size: int) -> list[bytes]:
+    """``data`` in chunks of ``size`` bytes and a shorter one, perhaps empty."""
+    whole = len(data) - len(data) % size
+    return [*(data[at : at + size] for at in range(0, whole, size)), data[whole:]]
+
+
+class Intake:
+    """A body up to a size (bytes, on the wire and decoded) and a time (seconds)."""
+
+    __slots__ = ("_chunks", "_decoder", "_end", "_raw", "_room")
+
+    def __init__(
+        self, content_encoding: str, largest: int, seconds: float, request: httpx.Request | None = None
+    ) -> None:
+        self._decoder = Decoder(content_encoding, request)
+        self._chunks: list[bytes] = []
+        self._room = self._raw = largest
+        self._end = time.monotonic() + seconds
+
+    def take(self, data: bytes) -> bool:
+        """Take some bytes from the wire; False once a bound is passed. Raises `DecodingError`."""
+        self._raw -= len(data)
+        if self._raw < 0 or time.monotonic() >= self._end:
+            self._keep(data)
+            return False
+        return all(self._add(part) for part in self._decoder.feed(data))
+
+    def end(self) -> bool:
+        """All has come; False if a bound is passed. Raises `DecodingError`."""
+        return self._add(self._decoder.rest())
+
+    def content(self) -> bytes:
+        """What fits."""
+        return b"".join(self._chunks)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what still fits of the bytes that passed a bound."""
+        for part in self._decoder.feed(data):
+            if not self._add(part):
+                return
+
+    def _add(self, part: bytes) -> bool:
+        """Keep a decoded part, as much of it as fits; False if it does not fit whole."""
+        self._chunks.append(part[: max(0, self._room)])
+        self._room -= len(part)
+        return self._room >= 0

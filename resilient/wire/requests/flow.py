@@ -1,0 +1,444 @@
+"""One call of the client as a generator of steps, written once for coroutines and threads; and what it sends.
+
+A step is a coroutine of the `RequestHooks`, or one of the words below, which each driver carries out in its own
+way. In order: what is this request (`RequestLog.facts`), may it go (admit), mark it, send it, look at the answer,
+tell the engine, and perhaps once more: with fresh credentials after a 401, or, for what is safe to repeat,
+after a moment. Redirects are followed by httpx above us, so each hop comes through here as a request of its
+own and is judged by its own host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine, Generator
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import httpx
+
+from resilient.core.base.budgets import Fields, budgets
+from resilient.core.base.errors import WAITS_FOR_RESOURCE, Failure, FailureKind, InvalidInput, ResourceStopped
+from resilient.core.base.phrases import fits_header
+from resilient.core.provider.classify import classify, cost_of, message_of
+from resilient.wire.requests import span as spans
+from resilient.wire.requests.answer import KEY, Answer
+from resilient.wire.requests.explain import by_transport
+from resilient.wire.requests.guard import GUARDED
+from resilient.wire.requests.redact import without_secrets_in_code
+from resilient.wire.requests.request_log import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenacity import Retrying
+
+    from resilient.core.base.budgets import Budget
+    from resilient.core.base.exchange import AnswerFacts, RequestFacts
+    from resilient.core.base.tracing import Span
+    from resilient.wire.requests.hooks import Permit, RequestHooks
+    from resilient.wire.requests.pool import PoolSettings
+    from resilient.wire.requests.request_log import RequestLog
+
+
+class Send(NamedTuple):
+    """Send it, after a last look at its permit; gives the raw response."""
+
+    request: httpx.Request
+    hooks: RequestHooks
+    permit: Permit
+
+
+class Read(NamedTuple):
+    """Read the whole body."""
+
+    answer: Answer
+
+
+class ReadError(NamedTuple):
+    """Read the beginning of an error's body; never fails for what the server does."""
+
+    answer: Answer
+    request: httpx.Request
+
+
+class Close(NamedTuple):
+    """Give up an answer that the caller will not get, so that its connection is free; it never fails."""
+
+    answer: Answer
+
+
+class Sleep(NamedTuple):
+    """Wait."""
+
+    seconds: float
+
+
+Step = Send | Read | ReadError | Close | Sleep | Coroutine[Any, Any, Any]
+Flow = Generator[Step, Any, Any]
+
+
+class Outcome(NamedTuple):
+    """What became of one physical request."""
+
+    permit: Permit
+    answer: Answer | None
+    facts: AnswerFacts | None
+    failure: Failure | None
+    error: httpx.RequestError | None
+
+
+CLIENT_ERROR: Final = 400
+
+
+def exchange(request_log: RequestLog, settings: PoolSettings, request: httpx.Request) -> Flow:
+    """Send ``request`` as its job may; returns the `Answer` or raises httpx's errors and the RequestHooks's."""
+    started = time.monotonic()
+    state: CallState = yield from _plan(request_log, request)
+    last: Outcome | None = None
+    repeats = Repeats(settings, started)
+    renewed = False
+    while True:
+        try:
+            outcome = yield from _once(request_log, settings, request, state)
+        except ResourceStopped:
+            if last is None:
+                raise
+            return _conclude(last)  # the gate closed meanwhile: the first answer is what the caller gets
+        renewing = not renewed and _may_renew(outcome, state)
+        try:
+            if renewing:
+                renewed = renewing = yield from _renew(request_log, outcome)
+            yield from _report(request_log, outcome, None if renewing else outcome.failure)
+            delay = 0.0 if renewing else _delay(outcome, state, repeats)
+            if delay is None:
+                return _conclude(outcome)
+            yield from _let_go(request, outcome.answer)
+            if delay:
+                yield Sleep(delay)
+        except BaseException as error:
+            yield from _close(outcome.answer, error)
+            raise
+        last = outcome
+
+
+def _renew(request_log: RequestLog, outcome: Outcome) -> Flow:
+    """Replace the refused credentials; whether there are newer ones."""
+    try:
+        return (yield request_log.hooks.refreshed(outcome.permit, cast("Failure", outcome.failure)))
+    except Exception:  # such as the database being away; the refusal is an outcome all the same
+        _clear(request_log, outcome)
+        raise
+
+
+def _delay(outcome: Outcome, state: CallState, repeats: Repeats) -> float | None:
+    """Seconds until the request is repeated; None if its outcome is the caller's."""
+    if outcome.failure is None or outcome.permit.probing or not _may_repeat(outcome, state):
+        return None
+    return repeats.next_delay(outcome.failure)
+
+
+def _let_go(request: httpx.Request, answer: Answer | None) -> Flow:
+    """Free the connection of an answer that is repeated; its caller gets it only if the repeat may not go."""
+    if answer is not None and not answer.is_closed:
+        yield ReadError(answer, request)
+
+
+def _close(answer: Answer | None, error: BaseException) -> Flow:
+    """Free the connection of an answer that nobody gets because of ``error``."""
+    if answer is not None and not answer.is_closed and not isinstance(error, GeneratorExit):
+        yield Close(answer)
+
+
+def _plan(request_log: RequestLog, request: httpx.Request) -> Flow:
+    """The state of a new call; it waits first if the account was never connected, so that its address is not there."""
+    if request_log.lacks_address and not request.url.scheme:
+        yield request_log.hooks.connection(request_log.account)
+    return plan(request_log, request)
+
+
+def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Request, state: CallState) -> Flow:
+    """One physical request, up to the classification of what came back."""
+    request_facts = state.request
+    permit: Permit = yield request_log.hooks.admit(request_facts)
+    answer = facts = failure = error = span = None
+    try:
+        if request_facts.marked:
+            yield request_log.hooks.mark(permit)
+        permit.sent_at = started = time.perf_counter()
+        if request_log.tracing.tracer() is not None:
+            span = spans.begin(request_log, request_facts, state.sendings)
+        state.sendings += 1
+        try:
+            sent = outgoing(request, state, permit, request_log, span)
+            answer = Answer.of((yield Send(sent, request_log.hooks, permit)), settings)
+            facts, failure = yield from _classified(request_log, sent, answer, state)
+            if answer.is_closed:
+                answer.elapsed = timedelta(seconds=time.perf_counter() - started)
+        except httpx.RequestError as caught:
+            error, failure = caught, by_transport(caught, repeatable=request_facts.repeatable)
+            caught.request = request
+        except ResourceStopped:  # by the last look before its first byte
+            if request_facts.marked and permit.fresh:
+                request_log.hooks.clear(permit, took_effect=False)
+            raise
+    except BaseException as reason:
+        if span is not None:
+            spans.end(span, error=reason)
+        request_log.give_up(request_facts)
+        request_log.hooks.abandoned(permit)
+        yield from _close(answer, reason)
+        raise
+    if span is not None:
+        words = (None, b"") if answer is None else (answer.status_code, answer.extensions.get("http_version", b""))
+        spans.end(span, status=words[0], version=words[1], failure=failure, error=error)
+    state.failure = failure
+    request_log.note(request_facts, failure)
+    return Outcome(permit, answer, facts, failure, error)
+
+
+def _classified(request_log: RequestLog, sent: httpx.Request, answer: Answer, state: CallState) -> Flow:
+    """The facts of an answer and its classification; reads as much of the body as that needs."""
+    provider, request = request_log.provider, state.request
+    headers, now = fields(answer.headers), request_log.hooks.now()
+    if answer.status_code >= CLIENT_ERROR:
+        yield ReadError(answer, sent)
+    elif request.gated and provider.reads_success and "json" in headers.get("content-type", ""):
+        yield Read(answer)
+    server_budgets: tuple[Budget, ...] = ()
+    if request.gated and not provider.budget_names.isdisjoint(headers):
+        server_budgets = budgets(headers, now, fields=provider.waits.budgets)
+    facts = answer.facts(headers, server_budgets)
+    if request.gated and provider.cost is not None:
+        facts = replace(facts, cost=cost_of(facts, provider))
+    failure = without_secrets_in_code(classify(facts, request, provider, now), request_log.secrets)
+    answer.extensions[KEY], answer.secrets = failure, request_log.secrets
+    if failure is not None:
+        answer.message = message_of(facts, provider)
+    return facts, failure
+
+
+def _report(request_log: RequestLog, outcome: Outcome, failure: Failure | None) -> Flow:
+    """Report to the engine, then clear the mark if the outcome is known."""
+    permit, request = outcome.permit, outcome.permit.request
+    try:
+        if request.gated and outcome.facts is not None:
+            yield request_log.hooks.answered(permit, outcome.facts, failure)
+        elif request.gated and failure is not None:
+            yield request_log.hooks.failed(permit, failure)
+    finally:  # also if reporting raises (the account is gated, say): the outcome of the request is certain
+        _clear(request_log, outcome)
+
+
+def _clear(request_log: RequestLog, outcome: Outcome) -> None:
+    permit, request, failure = outcome.permit, outcome.permit.request, outcome.failure
+    if request.marked and is_concluded(permit, failure, unsent=_unsent(outcome.error)):
+        request_log.hooks.clear(permit, took_effect=failure is None)
+    if (request.gated or request.name) and outcome.answer is not None:
+        outcome.answer.cut = partial(request_log.cut_off, permit)
+
+
+def is_concluded(permit: Permit, failure: Failure | None, *, unsent: bool) -> bool:
+    """Whether the outcome of a marked request is known.
+
+    With a key a server's failure says nothing yet, and a refusal only if no earlier sending stands unanswered.
+    """
+    if failure is None or failure.kind is FailureKind.PERMANENT:
+        return True
+    if permit.request.needs_mark:
+        return failure.kind is not FailureKind.AMBIGUOUS
+    return permit.fresh and (unsent or failure.kind in WAITS_FOR_RESOURCE)
+
+
+def _unsent(error: httpx.RequestError | None) -> bool:
+    return isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
+
+
+def _may_renew(outcome: Outcome, state: CallState) -> bool:
+    """Whether credentials that we added were refused, and the request can be sent a second time."""
+    refused = outcome.failure is not None and outcome.failure.kind is FailureKind.AUTH
+    return refused and state.resendable and state.request.trusted and outcome.permit.trusting
+
+
+def _may_repeat(outcome: Outcome, state: CallState) -> bool:
+    """Whether a fault may pass and a repeat does no harm: it has no second effect, or the first was never sent."""
+    failure = outcome.failure
+    if failure is None or failure.kind is not FailureKind.TRANSIENT or not state.resendable:
+        return False
+    return state.request.repeatable or (_unsent(outcome.error) and not isinstance(outcome.error, httpx.PoolTimeout))
+
+
+def _conclude(outcome: Outcome) -> Answer:
+    if outcome.error is not None:
+        raise outcome.error
+    return cast("Answer", outcome.answer)
+
+
+def fields(headers: httpx.Headers) -> Fields:
+    """The headers of an answer, decoded once."""
+    return Fields.of((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.raw)
+
+
+# -- short repeats ----------------------------------------------------------------------------------------------------
+#
+# Tenacity's, bounded to a few tries in a few seconds, and only of what is safe to repeat. Whatever needs longer is the
+# job's: it ends its execution and waits as a row, so nobody sleeps on a claim.
+
+FIRST: Final = 0.2  # seconds; full jitter, doubling
+LONGEST: Final = 1.0
+
+
+class _Failed(Exception):
+    """Never raised, only shown to tenacity."""
+
+
+class Repeats:
+    """Decides between the tries of one call."""
+
+    __slots__ = ("_retrying", "_settings", "_started", "_state")
+
+    def __init__(self, settings: PoolSettings, started: float) -> None:
+        """``started``: when the call began, by ``time.monotonic``."""
+        self._settings, self._started = settings, started
+        self._retrying: Retrying | None = None  # made with the first failure, because tenacity is loaded then
+
+    def _begin(self) -> Retrying:
+        from tenacity import (  # noqa: PLC0415 - most calls never need it
+            RetryCallState,
+            Retrying,
+            stop_after_attempt,
+            stop_before_delay,
+            wait_random_exponential,
+        )
+
+        stop = stop_after_attempt(self._settings.tries) | stop_before_delay(self._settings.tries_within)
+        retrying = Retrying(stop=stop, wait=wait_random_exponential(multiplier=FIRST, max=LONGEST))
+        retrying.begin()
+        self._state = RetryCallState(retrying, None, (), {})
+        self._state.start_time = self._started
+        return retrying
+
+    def next_delay(self, failure: Failure) -> float | None:
+        """Seconds until the next try, or None if this was the last: never less than the provider asked for."""
+        from tenacity import DoSleep, RetryError  # noqa: PLC0415 - as above
+
+        self._retrying = self._retrying or self._begin()
+        self._state.set_exception((_Failed, _Failed(), None))
+        try:
+            step = self._retrying.iter(self._state)
+        except RetryError:
+            return None
+        if not isinstance(step, DoSleep):
+            return None
+        self._state.prepare_for_next_attempt()
+        if failure.retry_in is not None and failure.retry_in > step:
+            return None
+        return float(step)
+
+
+# -- the request that is sent -----------------------------------------------------------------------------------------
+#
+# The request that is sent: the caller's, with credentials and key if its host may have them.
+#
+# The caller's request object is never changed, so httpx cannot copy our headers along a redirect, and no error or log
+# that shows the request shows a token. A hop from the provider to a foreign host is sent bare; once a chain of
+# redirects has left the provider's hosts, it gets no credentials even if it comes back.
+
+# The headers of a redirected request that a foreign host may have.
+BARE: Final = frozenset({
+    b"host", b"accept", b"accept-encoding", b"accept-language", b"user-agent", b"connection", b"range",
+    b"content-type", b"content-length", b"content-encoding", b"transfer-encoding",
+    b"if-match", b"if-none-match", b"if-modified-since", b"if-unmodified-since", b"if-range",
+})  # fmt: skip
+
+
+class CallState:
+    """One call on its way; kept in ``request.extensions``, so that the next hop of a redirect knows it."""
+
+    __slots__ = ("bare", "failure", "origin", "request", "resendable", "sendings", "went_astray")
+
+    def __init__(self, request: RequestFacts, origin: tuple[str, str, int | None], *, resendable: bool) -> None:
+        self.request, self.origin, self.resendable = request, origin, resendable
+        self.bare = False  # a redirect led to a foreign host, at this hop or one before
+        self.went_astray = False  # some hop before was at a foreign host
+        self.failure: Failure | None = None
+        self.sendings = 0  # of this call so far, with those of the hops before
+
+
+def plan(request_log: RequestLog, request: httpx.Request) -> CallState:
+    """The `CallState` of ``request``, which is put into its extensions, too. Raises `InvalidInput`."""
+    url, ext = request.url, request.extensions
+    if not url.scheme and not request_log.base_url and request_log.provider.base_url:
+        raise InvalidInput(f"{request.method} {url.path}: {request_log.without_address()}")
+    if not url.scheme:
+        raise httpx.UnsupportedProtocol(
+            f"{request.method} {url.path}: {request_log.without_address()}", request=request
+        )
+    target = Target(str(url), url.scheme, url.host, url.port, url.path)
+    origin = (target.scheme, target.host, target.port)
+    before = ext.get(KEY)
+    hop = before if isinstance(before, CallState) and before.request.url != target.url else None
+    went_astray = hop is not None and (hop.went_astray or not hop.request.trusted)
+    whole = isinstance(request.stream, httpx.ByteStream)
+    request_facts = request_log.facts(
+        request.method, target, request.headers, request.read() if whole else None, ext,
+        before=hop.request if hop else None, trust=not went_astray,
+    )  # fmt: skip
+    state = CallState(request_facts, origin, resendable=whole)
+    state.went_astray = went_astray
+    state.sendings = hop.sendings if hop is not None else 0
+    state.bare = hop is not None and not request_facts.trusted and (hop.bare or hop.origin != origin)
+    ext[KEY] = state
+    if request_log.guards(url.host):
+        ext[GUARDED] = True
+    else:
+        ext.pop(GUARDED, None)
+    return state
+
+
+def outgoing(
+    request: httpx.Request, state: CallState, permit: Permit, request_log: RequestLog, span: Span | None = None
+) -> httpx.Request:
+    """The request to send, a part of ``span``."""
+    request_facts = state.request
+    url, added = request.url, dict[str, str]()
+    if request_facts.trusted:
+        added |= permit.headers
+        if span is not None:
+            added |= spans.propagated(span, request_log, request.headers)
+        request_log.keep_secret(permit)
+        if permit.params:
+            url = url.copy_merge_params(permit.params)
+    if request_facts.idempotency_key and (idem := request_log.provider.idempotency) is not None:
+        headers, params = idem.fields(request_facts.idempotency_key)
+        added |= headers
+        if params:
+            url = url.copy_merge_params(params)
+    own = request_log.own_headers if request_facts.trusted else ()
+    if not added and not own and not state.bare and url is request.url:
+        return request
+    names = {name.lower().encode("ascii") for name in added}
+    kept = [
+        pair for pair in request.headers.raw
+        if (lower := pair[0].lower()) not in names and (not state.bare or lower in BARE)
+    ]  # fmt: skip
+    if own:
+        _complete(kept, own, names)
+    if wrong := [name for name, value in added.items() if not fits_header(value)]:
+        raise httpx.LocalProtocolError(f"the value for header {wrong[0]} has a character that no header can hold")
+    kept += [(name.encode("ascii"), value.encode("latin-1")) for name, value in added.items()]
+    return httpx.Request(request.method, url, headers=kept, stream=request.stream, extensions=request.extensions)
+
+
+def _complete(kept: list[tuple[bytes, bytes]], own: Sequence[tuple[bytes, bytes, bytes]], names: set[bytes]) -> None:
+    """Add the headers that every request of the account carries; the caller's own ones win."""
+    places = {pair[0].lower(): n for n, pair in enumerate(kept)}
+    for lower, name, value in own:
+        at = places.get(lower)
+        if at is None and lower not in names:
+            kept.append((name, value))
+        elif (
+            at is not None and lower == b"accept" and kept[at][1] == b"*/*"
+        ):  # httpx's default, not the caller's choice
+            kept[at] = (name, value)

@@ -1,0 +1,224 @@
+"""Connections to hosts that an account chose: resolved here, and only public addresses are connected to.
+
+The connection goes to the very address that was checked. So a name that resolves differently the second time (DNS
+rebinding) gains nothing, nor do the many ways to write 127.0.0.1. Behind a proxy the proxy resolves names, so it must
+guard, too. Without this, a customer could name a host of our own network and have us send requests to it
+(https://owasp.org/www-community/attacks/Server_Side_Request_Forgery).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
+
+import httpcore
+import httpx
+
+from resilient.core.base.errors import Failure, FailureKind, Permanent
+from resilient.core.base.hosts import denied
+from resilient.wire.requests.sockets import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+
+# -- lookups ----------------------------------------------------------------------------------------------------------
+#
+# Names that accounts chose are looked up in threads of their own. The owner of a name owns its name server, too, and
+# may keep that silent for half a minute. No thread that others need may wait for it, and the event loop's own threads
+# look up the names of all others. A name is looked up once for all who want it at the same time, and at most
+# `MOST_LOOKUPS` names are looked up at once; the threads end with the process.
+
+Rows: TypeAlias = "list[tuple[Any, ...]]"
+MOST_LOOKUPS: Final = 64  # threads, of one event loop
+
+
+class _Lookups:
+    """The lookups of one event loop."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Semaphore(MOST_LOOKUPS)
+        self.under_way: dict[tuple[str, int], asyncio.Future[Rows]] = {}
+
+
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Lookups] = WeakKeyDictionary()
+
+
+async def look_up(host: str, port: int) -> Rows:
+    """The rows of `socket.getaddrinfo`. Raises what that raises."""
+    loop = asyncio.get_running_loop()
+    lookups, name = _of_loops.setdefault(loop, _Lookups()), (host, port)
+    if name not in lookups.under_way:
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(lookups.room)
+            if name not in lookups.under_way:
+                lookups.under_way[name] = _start(loop, lookups, name)
+                stack.pop_all()  # the end of the lookup releases the semaphore
+    return await asyncio.shield(lookups.under_way[name])
+
+
+def _start(loop: asyncio.AbstractEventLoop, lookups: _Lookups, name: tuple[str, int]) -> asyncio.Future[Rows]:
+    answer: asyncio.Future[Rows] = loop.create_future()
+    # asyncio warns of an error that nobody reads, and all who waited may be gone
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def end(rows: Rows | None, error: Exception | None) -> None:
+        del lookups.under_way[name]
+        lookups.room.release()
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(rows or [])
+
+    def ask() -> None:
+        rows, failure = None, None
+        try:
+            rows = socket.getaddrinfo(*name, type=socket.SOCK_STREAM)
+        except Exception as error:  # noqa: BLE001 - raised where it was asked for
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(end, rows, failure)
+
+    threading.Thread(target=ask, name="resilient-lookup", daemon=True).start()
+    return answer
+
+
+# -- the guard --------------------------------------------------------------------------------------------------------
+
+GUARDED: Final = "resilient_guarded"  # an extension of a request: its host was chosen by an account
+
+
+class AddressDenied(httpx.ConnectError, Permanent):
+    """The host that an account chose leads to an address that is not public: nothing was sent."""
+
+    def __init__(self, host: str, address: str) -> None:
+        Exception.__init__(
+            self,
+            f"{host!r}, which an account chose, is at {address}: that is not a public address, so nothing was sent"
+            f" (for development and networks of your own: provider(private_hosts=({host!r},)))",
+        )
+        self._request: httpx.Request | None = None
+        self.failure = Failure(FailureKind.PERMANENT, code="address_denied")
+
+
+class PublicNetwork(httpcore.AsyncNetworkBackend):
+    """For coroutines. ``allow``: hosts and addresses that are connected to all the same; ``refusal``: the error."""
+
+    def __init__(self, allow: Iterable[str] = (), refusal: Callable[[str, str], Exception] = AddressDenied) -> None:
+        self._allow, self._refusal = frozenset(name.lower() for name in allow), refusal
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Resolve, check, connect. Raises `AddressDenied`, or what ``refusal`` makes."""
+        error: Exception | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                addresses = await resolved(host, port, self._allow, self._refusal)
+        except TimeoutError:
+            raise httpcore.ConnectTimeout(f"nobody says where {host!r} is") from None
+        for address in addresses:
+            try:
+                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
+                error = failed
+        raise error or httpcore.ConnectError(f"{host!r} has no address")
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109 - httpcore's signature
+        socket_options: Any = None,  # noqa: ARG002 - the same
+    ) -> httpcore.AsyncNetworkStream:
+        """Refuse: a socket of this machine is no public address."""
+        raise self._refusal(path, "a socket of this machine")
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+
+class PublicNetworkSync(httpcore.NetworkBackend):
+    """For threads."""
+
+    def __init__(self) -> None:
+        self._network = Backend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore.NetworkStream:
+        """Resolve, check, connect. Raises `AddressDenied`."""
+        error: Exception | None = None
+        for address in _resolved_sync(host, port):
+            try:
+                return self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
+                error = failed
+        raise error or httpcore.ConnectError(f"{host!r} has no address")
+
+    def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ARG002 - httpcore's signature
+        socket_options: Any = None,  # noqa: ARG002 - the same
+    ) -> httpcore.NetworkStream:
+        """Refuse: a socket of this machine is no public address."""
+        raise AddressDenied(path, "a socket of this machine")
+
+
+async def resolved(
+    host: str,
+    port: int,
+    allow: Collection[str] = (),
+    refusal: Callable[[str, str], Exception] = AddressDenied,
+) -> Sequence[str]:
+    """The addresses of a host, all of them public. Raises `AddressDenied`, `httpcore.ConnectError`."""
+    try:
+        rows = await look_up(host, port)
+    except (OSError, UnicodeError) as error:
+        raise _unresolved(host, error) from error
+    return _checked(host, _addresses(rows), allow, refusal)
+
+
+def _resolved_sync(host: str, port: int) -> Sequence[str]:
+    try:
+        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise _unresolved(host, error) from error
+    return _checked(host, _addresses(rows))
+
+
+def _addresses(rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    return list(dict.fromkeys(str(row[4][0]) for row in rows))
+
+
+def _unresolved(host: str, error: Exception) -> httpcore.ConnectError:
+    return httpcore.ConnectError(f"{host!r} cannot be resolved: {error}")
+
+
+def _checked(
+    host: str,
+    addresses: Sequence[str],
+    allow: Collection[str] = (),
+    refusal: Callable[[str, str], Exception] = AddressDenied,
+) -> Sequence[str]:
+    if host.lower() not in allow:
+        for address in addresses:
+            if address not in allow and denied(address):
+                raise refusal(host, address)
+    return addresses

@@ -1,0 +1,420 @@
+"""The connections of one worker: shared by all its jobs, opened when first needed.
+
+Proxies and certificates out of the environment are not taken (``trust_env`` is off): what a worker trusts is
+written in the program. An idle connection is dropped before the 5 s at which many servers drop theirs,
+because a request sent into a closing connection has no known outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import httpcore
+import httpx
+
+from resilient.core.base import bounds
+from resilient.core.base.loggers import apart
+from resilient.wire.requests import redact
+from resilient.wire.requests.guard import GUARDED, PublicNetwork, PublicNetworkSync
+from resilient.wire.requests.sockets import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Bounds of the connections and of what comes over them. Times are in seconds, sizes in bytes.
+
+    ``read`` is the longest silence within an answer, ``whole`` the longest time for all of its body.
+    ``largest``: bodies that are read into memory, decoded. ``error_largest``, ``error_whole``: the same for
+    the body of an error, of which only the beginning is kept. ``tries``, ``tries_within``: how often one
+    request is sent within one call, and in how many seconds; longer waits are the job's. ``verify``,
+    ``proxy``: as httpx takes them.
+    """
+
+    connections: int = 200
+    idle: int = 100
+    idle_for: float = 4.0
+    connect: float = 5.0
+    read: float = 30.0
+    write: float = 30.0
+    wait: float = 60.0  # for a free connection
+    whole: float = float(bounds.ANSWER_TIME.value)
+    largest: int = bounds.ANSWER_BODY.value
+    error_largest: int = bounds.ERROR_BODY.value
+    error_whole: float = 5.0
+    tries: int = 3
+    tries_within: float = 3.0
+    verify: ssl.SSLContext | bool = True
+    proxy: str | None = None
+
+    @property
+    def timeout(self) -> httpx.Timeout:
+        """What a client starts from; each request may say otherwise."""
+        return httpx.Timeout(connect=self.connect, read=self.read, write=self.write, pool=self.wait)
+
+
+# -- connections of coroutines ----------------------------------------------------------------------------------------
+#
+# HTTP/1.1 connections, kept per origin, last used first.
+#
+# httpcore's own pool looks at every connection for every request, and for every idle one at all others: with 100
+# connections that is most of a request's CPU time (3.5 ms instead of 1 ms). Here a request takes the connection on top
+# of its origin's stack and puts it back; nothing else is looked at. The connections themselves are httpcore's, the
+# errors httpx's. A coroutine that has to wait for one waits in line; `httpx.PoolTimeout` ends that.
+
+Origin = tuple[bytes, bytes, int | None, bool]  # the last: whether its host was chosen by an account
+Connection = httpcore.AsyncHTTPConnection
+
+
+class Connections(httpx.AsyncBaseTransport):
+    """The open connections of one event loop."""
+
+    def __init__(self, settings: PoolSettings, context: ssl.SSLContext) -> None:
+        self._settings, self._context = settings, context
+        self._stacks: dict[Origin, deque[Connection]] = {}
+        self._resting: OrderedDict[Connection, tuple[Origin, float]] = OrderedDict()  # since when, oldest first
+        self._open = 0  # resting and in use
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send one request. Raises httpx's errors; after any of them the connection is gone."""
+        url = request.url
+        origin = (url.raw_scheme, url.raw_host, url.port, GUARDED in request.extensions)
+        target = httpcore.URL(scheme=origin[0], host=origin[1], port=origin[2], target=url.raw_path)
+        if origin[0] not in (b"http", b"https"):
+            raise httpx.UnsupportedProtocol(f"{url.scheme!r} is not HTTP: write a URL that begins with https://")
+        sent = httpcore.Request(
+            request.method, target, headers=request.headers.raw, content=request.stream, extensions=request.extensions
+        )
+        seconds = request.extensions.get("timeout", {}).get("pool")
+        while True:
+            connection = self._take(origin, target) or await self._wait(origin, target, seconds)
+            try:
+                answer = await connection.handle_async_request(sent)
+            except httpcore.ConnectionNotAvailable:  # it was closed while it rested: nothing was sent
+                self._give_back(origin, connection)
+            except BaseException as error:
+                self._give_back(origin, connection)
+                _raise_as_httpx(error)
+                raise
+            else:
+                break
+        body = _Body(self, origin, connection, answer)
+        return httpx.Response(answer.status, headers=answer.headers, stream=body, extensions=answer.extensions)
+
+    # -- taking and giving back ------------------------------------------------------------------------------
+
+    def _take(self, origin: Origin, url: httpcore.URL) -> Connection | None:
+        """A connection for one request, resting or new; None if all are in use."""
+        stack = self._stacks.get(origin)
+        while stack:
+            connection = stack.pop()
+            del self._resting[connection]
+            if not connection.has_expired():
+                return connection
+            self._drop(connection)
+        if self._open >= self._settings.connections and self._resting:
+            self._drop_oldest()
+        if self._open >= self._settings.connections:
+            return None
+        self._open += 1
+        return Connection(
+            url.origin, ssl_context=self._context, keepalive_expiry=self._settings.idle_for,
+            network_backend=PublicNetwork() if origin[3] else None,
+        )  # fmt: skip
+
+    async def _wait(self, origin: Origin, url: httpcore.URL, seconds: float | None) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    turn: asyncio.Future[None] = loop.create_future()
+                    self._line.append(turn)
+                    try:
+                        await turn
+                    except BaseException:
+                        if turn in self._line:
+                            self._line.remove(turn)
+                        elif turn.done() and not turn.cancelled():
+                            self._next()  # woken and interrupted at once: the turn is somebody else's
+                        raise
+                    if (connection := self._take(origin, url)) is not None:
+                        return connection
+        except TimeoutError:
+            raise httpx.PoolTimeout(
+                f"none of {self._settings.connections} connections was free for {seconds:g} s"
+            ) from None
+
+    def _next(self) -> None:
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _give_back(self, origin: Origin, connection: Connection) -> None:
+        """The request is over: keep the connection if it can serve another."""
+        usable = connection.is_idle() and not connection.is_closed() and not surplus(connection)
+        if not usable or self._closed or len(self._resting) >= self._settings.idle:
+            self._drop(connection)
+        else:
+            loop = asyncio.get_running_loop()
+            self._stacks.setdefault(origin, deque()).append(connection)
+            self._resting[connection] = origin, loop.time()
+            if self._sweeper is None:
+                self._sweeper = loop.call_later(self._settings.idle_for, self._sweep, context=apart())
+        self._next()
+
+    def _drop_oldest(self) -> None:
+        connection, (origin, _) = self._resting.popitem(last=False)
+        self._stacks[origin].popleft()  # the bottom of a stack rests longest
+        if not self._stacks[origin]:
+            del self._stacks[origin]
+        self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._open -= 1
+        if not connection.is_closed():
+            task = asyncio.get_running_loop().create_task(_close(connection), context=apart())
+            self._closing.add(task)  # the loop keeps no strong reference
+            task.add_done_callback(self._closing.discard)
+
+    def _sweep(self) -> None:
+        """Close what has rested too long; the timer runs only while something rests."""
+        loop = asyncio.get_running_loop()
+        self._sweeper = None
+        while self._resting:
+            since = next(iter(self._resting.values()))[1]
+            remaining = since + self._settings.idle_for - loop.time()
+            if remaining > 0:
+                self._sweeper = loop.call_later(remaining, self._sweep, context=apart())
+                return
+            self._drop_oldest()
+
+    async def aclose(self) -> None:
+        """Close what rests now, and what is in use when it comes back."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        while self._resting:
+            self._drop_oldest()
+        if self._closing:
+            await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+class _Body(httpx.AsyncByteStream):
+    """An answer's body; its end gives the connection back."""
+
+    __slots__ = ("_answer", "_connection", "_origin", "_owner")
+
+    def __init__(self, owner: Connections, origin: Origin, connection: Connection, answer: httpcore.Response) -> None:
+        self._owner: Connections | None = owner
+        self._origin, self._connection, self._answer = origin, connection, answer
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in cast("AsyncIterable[bytes]", self._answer.stream):
+                yield part
+        except BaseException as error:
+            self._release()  # httpcore has closed the connection
+            _raise_as_httpx(error)
+            raise
+
+    async def aclose(self) -> None:
+        if self._owner is None:
+            return
+        try:
+            await cast("Any", self._answer.stream).aclose()
+        except Exception as error:
+            _raise_as_httpx(error)
+            raise
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner._give_back(self._origin, self._connection)  # noqa: SLF001 - one mechanism in two classes
+
+
+async def _close(connection: Connection) -> None:
+    with contextlib.suppress(Exception):  # it is gone either way
+        await connection.aclose()
+
+
+_HTTPX: Final = {
+    getattr(httpcore, name): getattr(httpx, name)
+    for name in httpcore.__all__
+    if isinstance(getattr(httpcore, name), type)
+    and issubclass(getattr(httpcore, name), Exception)
+    and issubclass(getattr(httpx, name, object), httpx.TransportError)
+}  # their errors have the same names
+
+
+def _raise_as_httpx(error: BaseException) -> None:
+    """Raise httpx's error for one of httpcore's; do nothing for any other."""
+    for cls in type(error).__mro__:
+        if cls in _HTTPX:
+            raise _HTTPX[cls](str(error)) from error
+
+
+# -- surplus ----------------------------------------------------------------------------------------------------------
+#
+# Connections that hold more than the answer that was asked for.
+#
+# HTTP/1.1 has nothing but the order of answers to tell whose is whose. Bytes behind the end of an answer (a second
+# answer, or the body of a 204) would be read as the answer of the next request, which may be another account's. So a
+# connection with anything left over serves nobody again (RFC 9112, 6.3 and 9.3). httpcore looks for bytes that wait in
+# the socket; here is the rest of the way: what h11, the loop's reader and TLS have taken out of the socket already.
+# What arrives only after the next request was sent nobody can tell from its answer.
+
+_MOST_LAYERS: Final = 8  # of proxies' connections around the one that speaks HTTP/1.1
+
+
+def surplus(connection: Any) -> bool:
+    """Whether an idle connection of httpcore's (of coroutines or threads) holds bytes that nobody asked for."""
+    for _ in range(_MOST_LAYERS):
+        if (h11 := getattr(connection, "_h11_state", None)) is not None:
+            return bool(h11.trailing_data[0]) or _unread(connection._network_stream)  # noqa: SLF001 - no public way
+        connection = getattr(connection, "_connection", None)
+    return False
+
+
+def _unread(stream: Any) -> bool:
+    """Bytes that have left the socket and were not read by httpcore yet."""
+    tls = stream.get_extra_info("ssl_object")
+    if isinstance(tls, ssl.SSLObject) and _decrypts(tls):
+        return True
+    layer = getattr(stream, "_stream", None)  # anyio's: TLS over a socket, or the socket
+    for _ in range(_MOST_LAYERS):
+        if layer is None:
+            return False
+        if getattr(getattr(layer, "_protocol", None), "read_queue", None):
+            return True
+        layer = getattr(layer, "transport_stream", None)
+    return False
+
+
+def _decrypts(tls: ssl.SSLObject) -> bool:
+    """Whether bytes that TLS has already been given hold a part of an answer."""
+    try:
+        return bool(tls.read(1))  # it is dropped with its connection
+    except ssl.SSLError:  # nothing is there, or it was closed
+        return False
+
+
+def keep_apart(transport: Any) -> None:
+    """Make a transport of httpx's with a pool of its own drop such connections."""
+    pool = transport._pool  # noqa: SLF001 - httpx has no argument for it
+    make: Callable[[Any], Any] = pool.create_connection
+
+    def create_connection(origin: Any) -> Any:
+        connection = make(origin)
+        has_expired = connection.has_expired
+        connection.has_expired = lambda: has_expired() or (connection.is_idle() and surplus(connection))
+        return connection
+
+    pool.create_connection = create_connection
+
+
+# -- pool -------------------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """Connections for coroutines and for threads, and the settings they share."""
+
+    def __init__(self, settings: PoolSettings | None = None) -> None:
+        self.settings = settings or PoolSettings()
+        self.timeout = self.settings.timeout
+        self._lock = threading.Lock()
+        self._context: ssl.SSLContext | None = None
+        self._async: httpx.AsyncBaseTransport | None = None
+        self._sync: httpx.HTTPTransport | None = None
+        self._guarded: httpx.HTTPTransport | None = None
+        redact.install()
+
+    @property
+    def for_coroutines(self) -> httpx.AsyncBaseTransport:
+        """The transport of the event loop."""
+        if self._async is None:
+            with self._lock:
+                self._async = self._async or self._make_async()
+        return self._async
+
+    def _make_async(self) -> httpx.AsyncBaseTransport:
+        if self.settings.proxy is not None:  # a tunnel is httpx's business
+            transport = httpx.AsyncHTTPTransport(**self._options())
+            keep_apart(transport)
+            return transport
+        return Connections(self.settings, self._certificates())
+
+    @property
+    def for_threads(self) -> httpx.HTTPTransport:
+        """The transport of the handlers that run in threads."""
+        if self._sync is None:
+            with self._lock:
+                self._sync = self._sync or self._make_sync()
+        return self._sync
+
+    @property
+    def guarded_for_threads(self) -> httpx.HTTPTransport:
+        """The same for hosts that an account chose: see `resilient.wire.requests.guard`."""
+        if self._guarded is None:
+            with self._lock:
+                self._guarded = self._guarded or self._make_sync(guarded=True)
+        return self._guarded
+
+    def _make_sync(self, *, guarded: bool = False) -> httpx.HTTPTransport:
+        transport = httpx.HTTPTransport(**self._options())
+        network = PublicNetworkSync() if guarded and self.settings.proxy is None else Backend()
+        transport._pool._network_backend = network  # noqa: SLF001 - httpx has no argument for it
+        keep_apart(transport)
+        return transport
+
+    def _options(self) -> dict[str, Any]:
+        s = self.settings
+        limits = httpx.Limits(
+            max_connections=s.connections, max_keepalive_connections=s.idle, keepalive_expiry=s.idle_for
+        )
+        return {"verify": self._certificates(), "limits": limits, "trust_env": False, "proxy": s.proxy}
+
+    def _certificates(self) -> ssl.SSLContext:
+        """Once for both kinds of connections."""
+        if self._context is None:
+            verify = self.settings.verify
+            self._context = _public() if verify is True else httpx.create_ssl_context(verify=verify, trust_env=False)
+        return self._context
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        if self._async is not None:
+            await self._async.aclose()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections of threads."""
+        for transport in (self._sync, self._guarded):
+            if transport is not None:
+                transport.close()
+
+
+@cache
+def _public() -> ssl.SSLContext:
+    """The certificates that everybody trusts. To load them takes 20 ms: once a process, for all its pools."""
+    return httpx.create_ssl_context(trust_env=False)

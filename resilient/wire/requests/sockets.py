@@ -1,0 +1,172 @@
+"""The sockets that a handler in a thread waits for, so that its time can end them from outside.
+
+A timeout for silence never ends an answer that comes byte by byte, and a thread cannot be interrupted; but its socket
+can be shut. A `Line` keeps each socket while the thread waits for it (`Line.waiting`), and a connection of another
+library's pool while a request uses it (`hold`). `Line.cut` shuts them all down, from any thread, and refuses further
+ones. Idle connections in a pool are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import httpcore
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterable, Iterator
+
+_thread: Final = threading.local()
+
+
+class Line:
+    """The sockets that one execution's thread waits for."""
+
+    __slots__ = ("_lock", "_sockets", "broke", "is_cut")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: dict[int, socket.socket] = {}
+        self.is_cut = False
+        self.broke = False  # `cut` shut some socket: what was read from it may be incomplete
+
+    def cut(self) -> None:
+        """Shut its sockets down, and refuse further ones. Any thread may call it, more than once."""
+        with self._lock:
+            self.is_cut = True
+            self.broke = self.broke or bool(self._sockets)
+            for one in self._sockets.values():
+                with contextlib.suppress(OSError):  # it is closed already
+                    socket.socket.shutdown(one, socket.SHUT_RDWR)  # not TLS's own: that is not safe from outside
+
+    def hold(self, one: socket.socket) -> bool:
+        """Note a socket; False if the line is cut."""
+        with self._lock:
+            if not self.is_cut:
+                self._sockets[id(one)] = one
+            return not self.is_cut
+
+    def release(self, one: socket.socket) -> None:
+        """Forget a socket: the thread waits for it no longer."""
+        with self._lock:
+            self._sockets.pop(id(one), None)
+
+    @contextlib.contextmanager
+    def waiting(self, one: socket.socket, error: type[Exception]) -> Iterator[None]:
+        """Hold a socket during one operation. Raises ``error`` if the line is cut before or meanwhile."""
+        if not self.hold(one):
+            raise error(_OVER)
+        try:
+            yield
+        except Exception as caught:
+            if self.is_cut and not isinstance(caught, error):
+                raise error(_OVER) from caught
+            raise
+        finally:
+            self.release(one)
+        if self.is_cut:
+            raise error(_OVER)
+
+
+_OVER: Final = "the job's time is over, so its connection was shut"
+
+
+class _Nobody(Line):
+    """The line of threads that run no execution: it is never cut."""
+
+    __slots__ = ()
+
+    def hold(self, one: socket.socket) -> bool:  # noqa: ARG002
+        return True
+
+
+_NOBODY: Final = _Nobody()
+
+
+def line() -> Line:
+    """The line of this thread."""
+    own: Line = getattr(_thread, "line", _NOBODY)
+    return own
+
+
+@contextlib.contextmanager
+def using(one: Line) -> Iterator[None]:
+    """This thread waits on behalf of ``one``."""
+    _thread.line = one
+    try:
+        yield
+    finally:
+        del _thread.line
+
+
+class Backend(httpcore.NetworkBackend):
+    """httpcore's own for threads: each operation is on the thread's line, and a host's addresses share one time."""
+
+    def __init__(self) -> None:
+        self._inner = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        """Try the addresses of a host, one after the other, within ``timeout`` together."""
+        if line().is_cut:
+            raise httpcore.ConnectTimeout(_OVER)
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # a label of more than 63 characters is no OSError
+            raise httpcore.ConnectError(str(error)) from error
+        for address in (last := list(dict.fromkeys(str(one[4][0]) for one in rows))):
+            remaining = None if end is None else max(0.01, end - time.monotonic())
+            try:
+                made = self._inner.connect_tcp(address, port, remaining, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                if address is last[-1] or line().is_cut or (end is not None and time.monotonic() >= end):
+                    raise
+            else:
+                return _Stream(made)
+        raise httpcore.ConnectError(f"{host} has no address")
+
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.NetworkStream:
+        """As httpcore's."""
+        return _Stream(self._inner.connect_unix_socket(path, timeout, socket_options))
+
+    def sleep(self, seconds: float) -> None:
+        """As httpcore's."""
+        self._inner.sleep(seconds)
+
+
+class _Stream(httpcore.NetworkStream):
+    def __init__(self, inner: httpcore.NetworkStream) -> None:
+        self._inner, self._socket = inner, inner.get_extra_info("socket")
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        with line().waiting(self._socket, httpcore.ReadTimeout):
+            return self._inner.read(max_bytes, timeout)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        with line().waiting(self._socket, httpcore.WriteTimeout):
+            self._inner.write(buffer, timeout)
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        with line().waiting(self._socket, httpcore.ConnectTimeout):
+            return _Stream(self._inner.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,119 @@
+"""Whole transitions, field by field: what a step leaves as it was, and what the history says of it."""
+
+import pytest
+
+from resilient.core.base.errors import FailureKind
+from resilient.core.jobs.backoff import Retry
+from resilient.core.jobs.outcomes import CancelledByHandler, HandedBack, Reconciled, Rescued, Transition
+from resilient.core.jobs.states import JobState
+from tests.core.test_decide import CANCELLED, DEAD, READY, SCHEDULED, SUCCESS, fail, in_, step
+
+DOUBT = "unknown outcome: a request may have been received, and is not repeated blindly; "
+LATE = "its key is safe to repeat until 2026-03-01 12:00:20 UTC, and the next try would come later; boom"
+ACCOUNT, LOST = "github/acct-7", Rescued("w was lost")
+
+
+def whole(state, decision, **changed):
+    """A transition that leaves the job's counters, but for what is changed."""
+    kind = changed.pop("kind", None)
+    counters = {"attempts": 1, "deferrals": 2, "rescues": 1, "charged": False}
+    return Transition(
+        JobState(state), decision, error_kind=None if kind is None else FailureKind(kind), **{**counters, **changed}
+    )
+
+
+def charged(state, decision, **changed):
+    return whole(state, decision, **{"charged": True, "attempts": 2, **changed})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "facts", "transition"),
+    [
+        (
+            fail("transient", code="E1", status=503), {"attempts": 4},
+            charged(DEAD, "dead", attempts=5, error="boom (attempt 5 of 5)", kind="transient", error_code="E1",
+                    status=503, resource_key=ACCOUNT),
+        ),
+        (
+            fail("transient", code="E1"), {},
+            charged(SCHEDULED, "retry", run_at=in_(20), error="boom", kind="transient", error_code="E1",
+                    resource_key=ACCOUNT),
+        ),
+        (
+            fail("transient", code="E1"), {"safe_until": in_(20.001)},
+            charged(SCHEDULED, "retry", run_at=in_(20), error="boom", kind="transient", error_code="E1",
+                    resource_key=ACCOUNT),
+        ),
+        (
+            fail("transient", code="E1"), {"safe_until": in_(20)},
+            charged(DEAD, "dead", error=DOUBT + LATE, kind="ambiguous", error_code="E1", resource_key=ACCOUNT),
+        ),
+        (
+            fail("transient", code="E1"), {"safe_until": in_(20), "can_reconcile": True},
+            charged(SCHEDULED, "reconcile", run_at=in_(20), error="unknown outcome, will be looked up: " + LATE,
+                    kind="ambiguous", error_code="E1", resource_key=ACCOUNT, set_mark=True),
+        ),
+        (
+            fail("ambiguous"), {"sent": True, "can_reconcile": True},
+            charged(SCHEDULED, "reconcile", run_at=in_(20), error="unknown outcome, will be looked up: boom",
+                    kind="ambiguous", resource_key=ACCOUNT),
+        ),
+        (
+            fail("transient"), {"attempts": 4, "safe_until": in_(50)},
+            charged(DEAD, "dead", attempts=5, kind="transient", resource_key=ACCOUNT,
+                    error="boom (attempt 5 of 5); another request of this job may have been received"),
+        ),
+        (LOST, {}, whole(READY, "rescued", rescues=2, error="w was lost", kind="lost_worker")),
+        (LOST, {"sent": True, "can_reconcile": True},
+         whole(READY, "reconcile", rescues=2, error="w was lost", kind="lost_worker")),
+        (LOST, {"sent": True}, whole(DEAD, "dead", rescues=2, error=DOUBT + "w was lost", kind="ambiguous")),
+        (LOST, {"cancel_requested": True},
+         whole(CANCELLED, "cancelled", rescues=2, error="w was lost", kind="lost_worker")),
+        (CancelledByHandler("why"), {}, whole(CANCELLED, "cancelled", error="why")),
+        (CancelledByHandler("why", interrupted=True), {},
+         whole(CANCELLED, "cancelled", error="why", error_code="interrupted")),
+        (CancelledByHandler("why"), {"sent": True}, whole(CANCELLED, "cancelled", error="why")),
+        (CancelledByHandler("why"), {"sent": True, "cancel_requested": True},
+         charged(DEAD, "dead", error=DOUBT + "why", kind="ambiguous")),
+        (Reconciled(took_effect=None), {"sent": True},
+         charged(DEAD, "dead", error=DOUBT + "its reconcile hook cannot tell", kind="ambiguous")),
+        (Reconciled(took_effect=True), {"sent": True},
+         whole(SUCCESS, "succeeded", clear_sent=True, clear_error=True)),
+        (Reconciled(took_effect=False), {"sent": True}, whole(READY, "reconciled", clear_sent=True)),
+        (HandedBack("it stops"), {}, whole(READY, "handed_back", error="it stops")),
+        (fail("database"), {},
+         whole(SCHEDULED, "defer", deferrals=3, run_at=in_(3.75), error="boom", kind="database")),
+        (fail("throttled", code="E1"), {"deferrals": 20},
+         whole(READY, "defer", deferrals=21, error="boom", kind="throttled", error_code="E1", waiting_for=ACCOUNT,
+               resource_key=ACCOUNT)),
+        (fail("auth"), {},
+         whole(READY, "defer", deferrals=3, error="boom", kind="auth", waiting_for=ACCOUNT, resource_key=ACCOUNT)),
+        *(
+            (fail("auth"), {"deferrals": before},
+             whole(SCHEDULED, "defer", deferrals=before + 1, run_at=in_(pause), error="boom", kind="auth",
+                   waiting_for=ACCOUNT, resource_key=ACCOUNT))
+            for before, pause in ((3, 0.75), (4, 1.5), (8, 24), (9, 45), (13, 45), (2_000, 45))
+        ),
+        (fail("reset_cursor"), {"deferrals": 5},
+         whole(SCHEDULED, "reset_cursor", deferrals=6, run_at=in_(3), error="boom", kind="reset_cursor",
+               resource_key=ACCOUNT)),
+    ],
+)  # fmt: skip
+def test_a_step_is_this_and_nothing_else(outcome, facts, transition):
+    assert step(outcome, **facts)._replace(if_cancelled=None, if_once_more=None) == transition
+
+
+def test_who_lost_too_many_workers_is_dead_and_may_be_enqueued_again():
+    dead = step(LOST, retry=Retry(max_rescues=2))
+    text = "w was lost; 2 workers were lost while they ran it"
+    assert dead._replace(if_once_more=None) == whole(DEAD, "dead", rescues=2, error=text, kind="lost_worker")
+    again = whole(READY, "dead", attempts=0, rescues=0, run_at=in_(0), error=text, kind="lost_worker", fresh_key=True)
+    assert dead.if_once_more == again
+    assert step(LOST, retry=Retry(max_rescues=3)).state == READY
+
+
+def test_a_told_time_is_kept_where_our_database_failed_and_where_nothing_stops_the_job():
+    """With a moment for all who wait for it: `resume_at`."""
+    assert in_(90) < step(fail("database", retry_in=90.0)).run_at <= in_(100)
+    assert in_(90) < step(fail("auth", retry_in=90.0), deferrals=3).run_at <= in_(100)
+    assert step(fail("auth", retry_in=1.0), deferrals=2_000).run_at == in_(45)

@@ -1,0 +1,465 @@
+"""Learnt limits in worker processes: what each counts, who is told, where nothing is known, and a real provider."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from resilient import Item, Kind, Provider, Resilient, Retry, handler
+from resilient.core.base.budgets import Budget
+from resilient.core.base.errors import Failure, FailureKind, InvalidInput, ResourceStopped
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.gates.admission import Level, ResourceFacts, admit
+from resilient.core.gates.learnt import CLOSE, Learnt
+from resilient.core.gates.policy import Policies, Policy, Tenancy
+from resilient.core.gates.rate_limit import LEARNT, Limit, LimitState
+from resilient.engine.gates.drawing import MOST_STATED
+from resilient.engine.gates.gate import Gate
+from resilient.engine.gates.lessons import FIRST_OF_ROOT, LEAST, PAUSE, Flows, Herd, Pulse
+from resilient.engine.run.job import Job
+from resilient.store.gates import limits, resources
+from resilient.surface.bench.metered import METERS, Line
+from resilient.surface.bench.throttle import figures
+from resilient.testing import FakeProvider
+from resilient.testing.fake.meter import Sliding
+
+OK = AnswerFacts(200)
+CALL = Kind("call", dict)
+
+
+def throttled(wait=1.0, **words):
+    return Failure(FailureKind.THROTTLED, status=429, code="http_429", retry_in=wait, **words)
+
+
+@pytest.fixture
+async def make(database):
+    """A gate, as a worker of its own has one."""
+    made = []
+
+    async def make(**options):
+        gate = Gate(database, options.pop("policies", Policies()), owner=f"w{len(made)}", **options)
+        await gate.start()
+        made.append(gate)
+        return gate
+
+    yield make
+    for gate in made:
+        await gate.close()
+
+
+def learnt(database, key):
+    return database.transaction_sync(resources.read, [key])[key].learnt
+
+
+async def well(gate, key, count):
+    for _ in range(count):
+        await gate.answered(await gate.admit(key), key, OK, None)
+
+
+async def refused(gate, key, failure=None):
+    await gate.answered(await gate.admit(key), key, AnswerFacts(429), failure or throttled())
+
+
+async def test_two_processes_learn_one_rate_from_what_both_counted(database, make):
+    one, two = await make(), await make()
+    await well(one, "p/a", 2)
+    await well(two, "p/a", 3)
+    await refused(one, "p/a")
+    assert learnt(database, "p/a").rate == pytest.approx(2 * CLOSE)
+    two.forget(["p/a"])
+    with pytest.raises(ResourceStopped):
+        await two.admit("p/a")  # it looks at the row
+    two._lessons.flows.changed("p/a")
+    await two.flush()
+    assert learnt(database, "p/a").rate == pytest.approx(5 * CLOSE)
+    assert learnt(database, "p/a").throttles == 1
+
+
+async def test_what_was_in_flight_is_one_event(database, make):
+    one = await make(policies=Policies(limits={"p/*": [Limit(1000, 1, burst=1000)]}))
+    tickets = [await one.admit("p/a") for _ in range(6)]
+    for ticket in tickets:
+        await one.answered(ticket, "p/a", AnswerFacts(429), throttled())
+    assert learnt(database, "p/a").throttles == 1
+
+
+async def test_the_learnt_limit_is_drawn_beside_the_declared_one_and_no_budget_means_it(database, clock, make):
+    declared = Limit(1000, 1, burst=1000, name="core")
+    one = await make(policies=Policies(limits={"p/*": [declared]}))
+    await well(one, "p/a", 3)
+    await refused(one, "p/a")
+    clock.advance(5)
+    ticket = await one.admit("p/a")
+    names = [limit.name for _, limit in ticket.place.purse.path]
+    assert names == ["core", LEARNT]
+    budget = Budget(LEARNT, remaining=0, reset_at=clock.now() + timedelta(seconds=60))
+    await one.answered(ticket, "p/a", AnswerFacts(200, budgets=(budget,)), None)
+    await one.flush()
+    rows = database.transaction_sync(lambda c, d: list(d.run(c, "SELECT name, remaining FROM {rate_limit}")))
+    assert (LEARNT, 0.0) not in [tuple(row) for row in rows]
+
+
+@pytest.mark.parametrize(("word", "kind"), [(False, None), ((0.5, 2.0), "rate"), ("concurrency", "slots")])
+async def test_the_policy_says_what_is_learnt(database, make, word, kind):
+    one = await make(policies=Policies(learn={"p/*": word}))
+    await well(one, "p/a", 5)
+    await refused(one, "p/a")
+    s = learnt(database, "p/a")
+    assert s.kind == (kind or "free")
+    if kind == "rate":
+        assert s.rate == 2.0
+
+
+@pytest.mark.parametrize("kind", [FailureKind.QUOTA])
+async def test_a_spent_budget_is_obeyed_and_teaches_no_rate(database, make, kind):
+    one = await make()
+    await refused(one, "p/a", Failure(kind, status=429, retry_in=5.0))
+    assert learnt(database, "p/a").kind == "free"
+    with pytest.raises(ResourceStopped):
+        await one.admit("p/a")
+
+
+async def test_many_accounts_refused_at_once_are_their_providers_limit(database, make):
+    one = await make()
+    keys = [f"p/{n}" for n in range(LEAST)]
+    for key in keys:
+        await well(one, key, 1)
+    tickets = [await one.admit(key) for key in keys]
+    for key, ticket in zip(keys, tickets, strict=True):
+        await one.answered(ticket, key, AnswerFacts(429), throttled())
+    assert learnt(database, "p").kind == "rate"
+    assert learnt(database, "p").burst == LEAST, "what was refused is not counted as let through"
+    assert [learnt(database, key) for key in keys[:-1]] == [None] * (LEAST - 1), "it was not theirs"
+
+
+@pytest.mark.parametrize("why", ["few", "others work", "told for long", "hosts of their own"])
+async def test_a_few_accounts_are_not_their_provider(database, make, why):
+    tenancies = {"p": Tenancy.APART} if why == "hosts of their own" else None
+    one = await make(policies=Policies(tenancies=tenancies))
+    if why == "others work":
+        for n in range(LEAST + 1):
+            await well(one, f"p/good{n}", 1)
+    for n in range(LEAST - (why == "few")):
+        await refused(one, f"p/{n}", throttled(11.0 if why == "told for long" else 1.0))
+    facts = database.transaction_sync(resources.read, ["p"])
+    assert "p" not in facts or facts["p"].learnt is None
+
+
+def test_an_account_that_is_refused_again_and_again_is_counted_once():
+    herd = Herd()
+    for at in range(20):
+        assert herd.throttled("p", "p/evil", at * 2.0, taught=True) == []
+        assert herd.throttled("p", "p/evil2", at * 2.0, taught=True) == []
+
+
+async def begun(tasks):
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return [task for task in tasks if task.done()]
+
+
+async def test_what_nobody_knows_begins_with_one_request(clock):
+    now = [0.0]
+    flows = Flows(lambda: now[0], {}, clock.now)
+    tasks = [asyncio.create_task(flows.enter("p/a")) for _ in range(12)]
+    sizes = []
+    while any(not task.cancelled() and not task.done() for task in tasks) or not sizes:
+        done = [task for task in await begun(tasks) if not task.cancelled()]
+        sizes.append(len(done))
+        for task in done:
+            flows.leave(task.result(), ("p", "p/a"))
+            tasks.remove(task)
+        if not tasks:
+            break
+    assert sizes[0] == 1
+    assert max(sizes) <= 6
+    assert sum(sizes) == 12
+
+
+async def test_slow_answers_hold_nobody_up_for_ever(clock):
+    now = [0.0]
+    flows = Flows(lambda: now[0], {}, clock.now)
+    first = await flows.enter("p/a")
+    now[0] += PAUSE
+    second = await flows.enter("p/a")
+    assert (first[0].at_once, second[0].at_once) == (1, 2)
+
+
+async def test_a_provider_begins_with_a_few_of_all_its_accounts(clock):
+    flows = Flows(lambda: 0.0, {}, clock.now)
+    tasks = [asyncio.create_task(flows.enter(f"p/{n}")) for n in range(30)]
+    assert len(await begun(tasks)) == FIRST_OF_ROOT
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def learnt_facts(key, generation):
+    learnt = Learnt(generation=generation, previous=generation - 1)
+    return {key: ResourceFacts(key, learnt=learnt)}
+
+
+async def test_a_resource_whose_facts_are_forgotten_begins_again(clock):
+    """A herd's accounts are forgotten while requests of theirs fly."""
+    now, facts = [0.0], learnt_facts("p/a", 1)
+    flows = Flows(lambda: now[0], facts, clock.now)
+    flows.leave(await flows.enter("p/a"), ("p/a",))
+    facts.clear()
+    first = await flows.enter("p/a")
+    assert flows.changed("p/a") is None
+    now[0] += PAUSE
+    second = await flows.enter("p/a")
+    assert [(one.flow.key, one.generation, one.at_once) for one in first] == [("p/a", 0, 1), ("p", 0, 1)]
+    assert [(one.flow.key, one.generation, one.at_once) for one in second] == [("p/a", 0, 2), ("p", 0, 2)]
+    assert flows.collect() == []
+
+
+async def test_an_answer_of_a_generation_that_is_over_widens_nothing(clock):
+    facts = learnt_facts("p/a", 1)
+    flows = Flows(lambda: 0.0, facts, clock.now)
+    flight = await flows.enter("p/a")
+    facts.update(learnt_facts("p/a", 2))
+    flows.changed("p/a")
+    flows.leave(flight, ("p/a",))
+    assert (flight[0].flow.key, flight[0].flow.cap) == ("p/a", 1.0)
+    assert [(report.key, report.answers.generation) for report in flows.collect()] == [("p/a", 1)]
+
+
+async def test_where_a_limit_is_declared_nothing_has_to_be_found_out(clock):
+    flows = Flows(lambda: 0.0, {}, clock.now)
+    for _ in range(30):
+        await flows.enter("p/a", limited=True)
+
+
+async def test_a_long_rest_after_few_requests_limits_nothing(database, clock, make):
+    """A spent window of three says little about the next one."""
+    one = await make()
+    await well(one, "p/a", 3)
+    await refused(one, "p/a", throttled(40.0))
+    clock.advance(60)
+    for _ in range(30):
+        ticket = await one.admit("p/a")
+        assert ticket.place is None
+        await one.answered(ticket, "p/a", OK, None)
+
+
+@handler("ask", retry=Retry(max_attempts=None))
+async def ask(job: Job[int]) -> None:
+    (await job.client.get("/x")).raise_for_status()
+
+
+async def test_a_worker_keeps_near_a_limit_that_nobody_told(database_url):
+    """A real provider that lets two through in a second: a slow machine meets that limit, too."""
+    fake = FakeProvider(
+        Provider(name="quiet", base_url="https://quiet.example", anonymous=True), allowance=lambda _: Sliding(2)
+    )
+    with fake:
+        fake.on("GET /x", {})
+        app = Resilient(database_url, handlers=[ask], providers=[fake.provider], upgrade=True)
+        async with app:
+            items = [Item(n, resource_key="quiet/a") for n in range(16)]
+            app.enqueue_many_sync(ask, items)
+            worker = app.worker(concurrency=8)
+            running = asyncio.create_task(worker.run())
+            async with asyncio.timeout(100):
+                while sum(seen.status == 200 for seen in fake.log) < 16:  # noqa: ASYNC110 - another process's log
+                    await asyncio.sleep(0.1)
+            worker.stop()
+            await running
+            info = await app.resources.get("quiet/a")
+            assert info.learnt["kind"] == "rate"
+            assert "quiet/a is asked no faster than" in (await app.resources.why("quiet/a")).text
+            assert len([line for line in fake.log if line.status == 429]) < 16, "each job its own"
+            changed = await app.resources.limit("quiet/a", forget=True)
+            assert changed.keys == ("quiet/a",)
+            assert (await app.resources.get("quiet/a")).learnt is None
+
+
+async def test_of_what_a_provider_says_is_left_a_quarter_is_on_its_way_at_most(database, clock, make):
+    one = await make()
+    await well(one, "p/a", 20)  # so that nothing else holds requests back
+    ticket = await one.admit("p/a")
+    budget = Budget("hourly", limit=100, remaining=8, reset_at=clock.now() + timedelta(seconds=60))
+    await one.answered(ticket, "p/a", AnswerFacts(200, budgets=(budget,)), None)
+    tasks = [asyncio.create_task(one.admit("p/a")) for _ in range(6)]
+    await asyncio.wait(tasks, timeout=2 * PAUSE)
+    assert sum(task.done() for task in tasks) == 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def stating(clock, remaining, *names, limit=100):
+    """An answer that says so much is left of each of these budgets for a minute."""
+    reset_at = clock.now() + timedelta(seconds=60)
+    return AnswerFacts(200, budgets=tuple(Budget(name, limit, remaining, reset_at, 60.0) for name in names))
+
+
+async def stated(gate, key, answer):
+    await gate.answered(await gate.admit(key), key, answer, None)
+
+
+async def test_what_answers_state_is_known_to_the_claims_of_every_process(database, clock, make):
+    one = await make()
+    await stated(one, "p/a", stating(clock, 9, "core"))
+    assert one.stated.limits == {}, "one answer is not steady"
+    await stated(one, "p/a", stating(clock, 8, "core"))
+    (limit,) = one.stated.limits["p/a"]
+    await one.flush()
+    states = database.transaction_sync(limits.read, ["p/a"])["p/a"]
+    facts = database.transaction_sync(resources.read, ["p/a"])["p/a"]
+    assert states[limit.name].remaining == 8
+    level = Level(facts, Policy(), states, 3, (limit,))
+    verdict = admit([level], 50, clock.now(), "w")
+    assert (verdict.count, verdict.stop.gate) == (5, "limit"), "three run, and each is taken for one more"
+    assert admit([replace(level, running=8)], 50, clock.now(), "w").count == 0
+    clock.advance(61)
+    assert admit([level], 50, clock.now(), "w").count == 50, "the window is over"
+
+
+async def test_a_budget_that_only_some_requests_count_for_limits_none(clock, make):
+    one = await make()
+    for _ in range(5):
+        await stated(one, "p/a", stating(clock, 9, "core"))
+        await stated(one, "p/a", stating(clock, 1, "search"))
+    assert one.stated.limits == {}
+
+
+async def test_at_most_eight_budgets_of_a_resource_are_kept(clock, make):
+    one = await make()
+    for _ in range(3):
+        await stated(one, "p/a", stating(clock, 9, *[f"b{n}" for n in range(30)]))
+    assert len(one.stated.limits["p/a"]) == MOST_STATED
+
+
+async def test_what_is_left_of_a_window_can_be_spread_over_it(clock, make):
+    even = Policies(pace={"p/*": "even"})
+    one, other = await make(policies=even), await make(policies=even)
+    for gate in (one, other):
+        await stated(gate, "p/a", stating(clock, 12, "core"))
+        await stated(gate, "p/a", stating(clock, 10, "core"))
+        await gate.flush()
+    clock.advance(1)
+    await stated(one, "p/a", OK)
+    with pytest.raises(ResourceStopped) as stopped:  # the next place is 6 s away, whichever process asks
+        await other.admit("p/a")
+    assert stopped.value.gate == "limit"
+
+
+async def test_a_part_of_a_window_is_kept_for_urgent_jobs(clock):
+    policy = Policies(reserve={"p/*": {5: 0.2, 9: 0.1}}).for_key("p/a")
+    limit = Limit.stated("core", 100, 60)
+    state = LimitState(0.0, 40.0, clock.now().timestamp() + 60)
+    level = Level(resources.ResourceFacts("p/a"), policy, {limit.name: state}, 0, (limit,))
+    counts = {n: admit([level], 50, clock.now(), "w", n).count for n in (0, 5, 9)}
+    assert counts == {0: 10, 5: 30, 9: 40}
+    spent = replace(level, limits={limit.name: state._replace(remaining=25.0)})
+    verdict = admit([spent], 50, clock.now(), "w", 0)
+    assert (verdict.count, verdict.stop.code, verdict.stop.until) == (0, "reserve", clock.now() + timedelta(seconds=60))
+
+
+async def test_why_says_what_is_left_and_for_whom(database, clock, make):
+    shares = {"p/*": {5: 0.2}}
+    app, gate = Resilient(database, reserve=shares), await make(policies=Policies(reserve=shares))
+    jobs = {n: await app.enqueue(CALL, {}, resource_key="p/a", priority=n) for n in (0, 5)}
+    for remaining in (16, 15):
+        await stated(gate, "p/a", stating(clock, remaining, "core"))
+    await gate.flush()
+    whys = {n: await app.jobs.why(job.id) for n, job in jobs.items()}
+    (reason,) = [one for one in whys[0].reasons if one.code == "limit"]
+    assert reason.text.startswith("p/a has 15 of 100 requests left until ")
+    assert reason.text.endswith(", as its answers say (core): they are kept for jobs of priority 5 and above.")
+    assert "kept for jobs of priority 5" in str(whys[0].to_json()["reasons"])
+    assert "limit" not in [one.code for one in whys[5].reasons]
+    clock.advance(61)
+    assert "limit" not in [one.code for one in (await app.jobs.why(jobs[0].id)).reasons], "the window is over"
+
+
+async def test_why_says_that_nothing_is_left_of_a_budget_that_nobody_declared(database, clock, make):
+    app, gate = Resilient(database), await make()
+    job = await app.enqueue(CALL, {}, resource_key="p/a")
+    for remaining in (2, 1):
+        await stated(gate, "p/a", stating(clock, remaining, "core"))
+    await gate.admit("p/a")
+    await gate.flush()
+    database.transaction_sync(lambda c, d: d.run(c, "UPDATE {rate_limit} SET remaining = 0"))
+    assert "p/a has 0 of 100 requests left until " in (await app.jobs.why(job.id)).text
+    assert "p/a has 0 of 100 requests left until " in (await app.resources.why("p/a")).text
+
+
+@pytest.mark.parametrize("words", [{"pace": {"p": "odd"}}, {"reserve": {"p": {5: 1.5}}}, {"reserve": {"p": 0.2}}])
+def test_a_pace_or_a_reserve_that_cannot_be_meant(words):
+    with pytest.raises(InvalidInput):
+        Policies(**words)
+
+
+def test_fairness_of_shares():
+    """Jain's index, as the bench prints it: 1 if all accounts got as much, 1/n if one got everything."""
+    meter = replace(METERS["application"], accounts=4)
+    even = [Line(n / 10, str(n % 4), passed=True) for n in range(400)]
+    assert figures(even, meter, 120.0, 1.0)["fairness"] == 1.0
+    assert figures([replace(line, account="0") for line in even], meter, 120.0, 1.0)["fairness"] == 0.25
+
+
+async def answers(gate, clock, seconds, count=20, at_once=4):
+    """So many good answers, each after so long, a few at a time."""
+    for _ in range(0, count, at_once):
+        tickets = [await gate.admit("p/a") for _ in range(at_once)]
+        clock.advance(seconds)
+        for ticket in tickets:
+            await gate.answered(ticket, "p/a", OK, None)
+        await gate.flush()
+
+
+async def test_answers_that_take_twice_as_long_are_a_limit_where_the_program_says_so(database, clock, make):
+    policies = Policies(learn={"p/*": "latency"}, limits={"p/*": [Limit(1000, 1, burst=1000)]})
+    one = await make(policies=policies)
+    await answers(one, clock, 0.1)
+    await answers(one, clock, 0.15)
+    facts = database.transaction_sync(resources.read, ["p/a"])["p/a"]
+    assert facts.learnt is None
+    await answers(one, clock, 0.3)
+    s = learnt(database, "p/a")
+    assert (s.kind, s.slots, s.throttles) == ("slots", 1, 1), "four at once were twice too many, and more"
+    assert one.stop("p/a") is None, "nobody rests"
+    await answers(one, clock, 0.1)
+    assert learnt(database, "p/a").throttles == 1
+
+
+async def test_latency_teaches_nothing_unless_the_program_says_so(database, clock, make):
+    one = await make(policies=Policies(limits={"p/*": [Limit(1000, 1, burst=1000)]}))
+    for seconds in (0.1, 0.1, 1.0):
+        await answers(one, clock, seconds)
+    assert database.transaction_sync(resources.read, ["p/a"])["p/a"].learnt is None
+
+
+def test_what_stays_slow_is_usual_in_the_end():
+    pulse = Pulse()
+    times = [pulse.take_in(seconds) for seconds in [0.1] * 20 + [1.0] * 20 * 12]
+    assert [round(x) for x in times if x is not None] == [10] * 10
+
+
+def test_one_slow_block_does_not_make_the_next_one_usual():
+    """1.9 times as long as usual stays within it; the usual time moves towards it by a tenth."""
+    pulse = Pulse()
+    for seconds in [0.1] * 20 + [1.0] * 20 + [0.19] * 20:
+        pulse.take_in(seconds)
+    times = [pulse.take_in(0.3) for _ in range(20)]
+    assert times[-1] == pytest.approx(0.3 / 0.109)
+
+
+async def test_what_is_learnt_outlives_the_process_that_learnt_it(database_url, open_database, clock):
+    """A database and a gate of their own, as after a restart: the same rate, and no refusal to learn it from."""
+    before = Gate(open_database(database_url), Policies(), owner="w")
+    await well(before, "p/a", 5)
+    await refused(before, "p/a")
+    await before.close()
+    clock.advance(60)
+    database = open_database(database_url)
+    after = Gate(database, Policies(), owner="x")
+    ticket = await after.admit("p/a")
+    assert [limit.name for _, limit in ticket.place.purse.path] == [LEARNT]
+    assert learnt(database, "p/a").rate == pytest.approx(5 * CLOSE)
+    after.abandoned(ticket)
+    await after.close()

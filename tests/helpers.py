@@ -1,0 +1,47 @@
+"""What tests of every floor do with an app: wait for a condition, run what is due."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+
+LIMIT = 60.0  # seconds: bounds a test that hangs, and promises nothing
+
+
+async def until(condition, seconds=LIMIT):
+    """Wait until ``condition()``, or what it gives to await, is true; return that value. Raises `TimeoutError`."""
+    async with asyncio.timeout(seconds):
+        while True:
+            value = condition()
+            if inspect.isawaitable(value):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(0.01)
+
+
+def use_up(job):
+    """Let the time of a running job's handler be over: the engine's next look at timeouts says so."""
+    job._backend._execution.started -= 1e6
+
+
+async def drain(app, **options):
+    """Run everything that is due in a worker of its own; the number of executions."""
+    return await app.worker(**{"concurrency": 4, **options}).drain(timeout=LIMIT)
+
+
+async def settle(app):
+    """Run everything that is due, with fixed dice; housekeeping finds nothing to repair."""
+    worker = app.worker(rng=random.Random(1))
+    await worker.drain(timeout=LIMIT)
+    await worker.sweeper.chores()
+    assert worker.sweeper.repaired == 0
+
+
+async def hear(app):
+    """Everything that is to be told by now has been, in a round that has begun already, too."""
+    if app.alerts._flushing is not None:
+        await app.alerts._flushing
+    await app.alerts.flush()
+    await app.alerts._sinks.delivered()

@@ -1,0 +1,305 @@
+"""What a form or a link of the dashboard means: exactly what stands beside it, and nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from resilient import Permanent, Resilient, handler, web
+from resilient.core.sync.stream import Cursor
+from resilient.engine.run.job import Job
+from resilient.store import sync as cursors
+from resilient.store.gates import controls
+from resilient.store.inspect import pages
+from resilient.surface.web.dashboard.alone import Alone
+from resilient.surface.web.dashboard.words import as_word, words_of
+from tests.surface.dashboards import OURS, Page, browser, client_of
+
+
+@handler("contact.push")
+async def push(job: Job[dict]) -> None:
+    raise Permanent("refused", code=job.payload["code"])
+
+
+@pytest.fixture
+async def app(database):
+    app = Resilient(database, handlers=[push], providers=[])
+    await app.ready()
+    yield app
+    await app.close()
+
+
+async def post(one, address, **fields):
+    """The answer to a form with these fields, whatever its page offers."""
+    page = await one.get("/jobs?state=dead")
+    token = next(value for form in page.forms for name, value in form.fields if name == "token")
+    return await one.client.post(address, data={**fields, "token": token}, headers=OURS)
+
+
+def rows_of(page):
+    return len([1 for tag, attrs in page.tags if tag == "tr" and "data-row" in attrs])
+
+
+# -- dead groups -----------------------------------------------------------------------------------------------------
+
+CODES = [None, "", "none", r"\none", "a", "b", "a,b", r"a\,b", "a\\", "no such, none"]
+
+
+@pytest.mark.parametrize("word", [*filter(None, CODES), None])
+def test_a_word_of_a_filter_comes_back(word):
+    from resilient.surface.cli.jobs import word_or_none
+
+    assert [word_or_none(one) for one in words_of(f"{as_word(word)}, x")] == [word, "x"]
+
+
+async def test_a_button_of_a_dead_group_changes_this_group_alone(app):
+    for code in CODES:
+        await app.enqueue(push, {"code": code}, resource_key="github/acct-1")
+    await app.enqueue(push, {"code": None}, resource_key="github")
+    await app.worker().drain()
+    ann = browser(app)
+    remaining = {code or None: 1 for code in CODES} | {None: 3}
+    while remaining:
+        page = await ann.get("/dead")
+        forms = [form for form in page.forms if form.method == "post"]
+        assert len(forms) == len(remaining)
+        links = [link for link in page.links if link.startswith("/jobs?state=dead")]
+        sure = await ann.submit(forms[0], "discard")
+        rows = rows_of(await ann.get(links[0]))
+        await ann.submit(sure.form("/do/jobs"))
+        jobs = await app.jobs.list(state="dead")
+        after = {code: sum(job.last_error_code == code for job in jobs) for code in remaining}
+        (changed,) = [code for code in remaining if after[code] != remaining[code]]
+        assert after[changed] == 0, changed
+        assert rows == remaining.pop(changed), "the heading leads to the same jobs"
+
+
+async def test_a_tag_with_a_comma_leads_to_its_jobs(app):
+    job = await app.enqueue(push, {"code": None}, resource_key="github/acct-1", tags={"name": "Doe, Jane"})
+    ann = browser(app)
+    page = await ann.get(f"/jobs/{job.id}")
+    assert f"/jobs/{job.id}" in (await ann.get(next(link for link in page.links if "tag=" in link))).links
+
+
+# -- accounts --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_gate_without_a_code_means_any_and_the_link_of_a_cause_its_own(app):
+    cool = app.database.transaction
+    until = datetime.now(UTC) + timedelta(hours=1)
+    for key, code in (("github/a", None), ("github/b", "none"), ("github/c", "429")):
+        await cool(controls.cool_down, key, until, code, 0.5)
+    await app.resources.open("github/d")
+    ann = browser(app)
+    assert rows_of(await ann.get("/accounts?gate=cooldown")) == 3
+    assert rows_of(await ann.get("/accounts?gate=breaker")) == 1
+    assert rows_of(await ann.get("/accounts?gate=breaker&code=")) == 1
+    seen = []
+    for link in (await ann.get("/accounts")).links:
+        if "gate=" in link:
+            page = await ann.get(link)
+            seen += [one for one in page.links if one.startswith("/account/")]
+            assert rows_of(page) == 1, link
+    assert sorted(seen) == [f"/account/github/{name}" for name in "abcd"]
+
+
+async def test_a_stop_of_a_whole_provider_leads_to_it(app):
+    await app.resources.pause("github")
+    await app.resources.pause("github/acct-1")
+    await app.resources.pause("github-eu/acct-1")
+    ann = browser(app)
+    link = next(one for one in (await ann.get("/accounts")).links if "q=github&" in one)
+    page = await ann.get(link)
+    assert {one for one in page.links if one.startswith("/account/")} == {"/account/github", "/account/github/acct-1"}
+    assert (
+        "resilient resources list github --gate pause; resilient resources list 'github/**' --gate pause" in page.text
+    )
+    sure = await ann.submit(page.form("/do/resources"), None, verb="resume")
+    assert "Resume 2 accounts?" in sure.text
+    await ann.submit(sure.form("/do/resources"))
+    assert [one.key for one in await app.resources.list(gate="pause")] == ["github-eu/acct-1"]
+    capped = await ann.submit((await ann.get("/accounts?q=github")).form("/do/resources"), verb="pause", limit="1")
+    assert "Pause 1 account?" in capped.text
+
+
+@pytest.mark.parametrize(("verb", "gate"), [("resume", "breaker"), ("resume", "auth"), ("close", "pause")])
+async def test_a_gate_that_a_verb_does_not_know_is_refused(app, verb, gate):
+    await app.resources.pause("github/acct-1")
+    await app.resources.open("github/acct-1")
+    before = await app.audit.list()
+    for q in ("github/*", "github", "github/acct-1"):
+        for sure in ({}, {"sure": "yes"}):
+            answer = await post(browser(app), "/do/resources", q=q, verb=verb, gate=gate, **sure)
+            assert answer.status_code == 400
+    assert await app.audit.list() == before
+    assert len(await app.resources.list(gate="pause")) == len(await app.resources.list(gate="breaker")) == 1
+
+
+async def test_a_gate_holds_for_a_single_account_too(app):
+    await app.resources.pause("github/acct-1")
+    answer = await post(browser(app), "/do/resources", q="github/acct-1", verb="reset", gate="breaker", sure="yes")
+    assert answer.status_code == 303
+    assert len(await app.resources.list(gate="pause")) == 1
+    await post(browser(app), "/do/resources", q="github/new", verb="pause", sure="yes")
+    assert len(await app.resources.list(gate="pause")) == 2
+
+
+async def test_jobs_behind_a_cause_are_those_of_its_provider(app):
+    for provider in ("github", "github-eu", "github.x"):
+        await app.resources.pause(f"{provider}/acct-1")
+        await app.resources.pause(f"{provider}/acct-2")
+    for _ in range(3):
+        await app.enqueue(push, {"code": None}, resource_key="github-eu/acct-1")
+    await app.enqueue(push, {"code": None}, resource_key="github/acct-1")
+    causes = await app.database.transaction(pages.causes, datetime.now(UTC))
+    assert {one.provider: int(one.waiting) for one in causes} == {"github": 1, "github-eu": 3, "github.x": 0}
+
+
+async def test_a_gate_that_there_is_not_stops_nothing(app):
+    await app.resources.pause("github/acct-1")
+    read = app.database.transaction
+    assert [one.key for one, _ in await read(pages.resource_page, cause=("pause", None))] == ["github/acct-1"]
+    assert await read(pages.resource_page, cause=("weather", None)) == []
+
+
+@pytest.mark.parametrize(("number", "more"), [(3, False), (4, True)])
+async def test_what_is_counted_up_to_a_bound_is_more_only_beyond_it(app, monkeypatch, number, more):
+    monkeypatch.setattr(pages, "_KINDS_SAMPLE", 3)
+    monkeypatch.setattr(pages, "DEAD_SAMPLE", 3)
+    read = app.database.transaction
+    for n in range(number):
+        await app.enqueue(push, {"code": None}, resource_key=f"github/acct-{n}")
+    assert (await read(pages.jobs_by_kind, "github"))["contact.push"]["ready"].more is more
+    await app.worker().drain()
+    ((group,), page) = await read(pages.dead_groups), await browser(app).get("/dead")
+    assert group.count.more is more
+    assert f"3{'+' if more else ''} dead jobs, 1 cause." in page.text
+
+
+# -- streams, the outbox, the audit ----------------------------------------------------------------------------------
+
+
+async def test_read_anew_means_one_part_of_one_resource(app):
+    for part in ("", "eu"):
+        place = ("github/acct-1", "issues", part)
+        cursor = Cursor(pass_id=1, full_pass=1, completed_at=datetime.now(UTC))
+        await app.database.transaction(cursors.write_if_unmoved, place, cursor, None, datetime.now(UTC))
+    ann = browser(app)
+    assert (await post(ann, "/do/stream", key="**", stream="issues", part="")).status_code == 400
+    assert (await post(ann, "/do/stream", key="github/*", stream="issues", part="")).status_code == 400
+    assert await app.audit.list() == []
+    form = next(one for one in (await ann.get("/streams")).forms if ("part", "") in one.fields)
+    page = await ann.submit(form)
+    assert "1 stream begins anew." in page.text
+    assert (await post(ann, "/do/stream", key="github/acct-1", stream="issues")).status_code == 303
+    (one,) = {one.part for one in await app.streams.list() if one.cursor.error}
+    assert one == ""
+
+
+async def test_a_destination_says_since_when_its_oldest_event_waits(app, monkeypatch):
+    """The job that was enqueued first may be the one that runs last, or wait for another one."""
+    monkeypatch.setattr(pages, "DEAD_SAMPLE", 3)
+    first = await app.enqueue(push, {"code": None}, resource_key="outbox/late", delay=3600)
+    await app.enqueue(push, {"code": None}, resource_key="outbox/late", delay=60)
+    await app.enqueue(push, {"code": None}, resource_key="outbox/late")
+    await app.worker().drain()
+    after = await app.enqueue(push, {"code": None}, resource_key="outbox/behind", after=[first.id])
+    for _ in range(4):
+        await app.enqueue(push, {"code": None}, resource_key="outbox/full", delay=60)
+    rows = await app.database.transaction(pages.destinations, ["late", "behind", "full"])
+    by_name = {one.name: one for one in rows}
+    assert by_name["late"].oldest == (await app.jobs.get(first.id)).created_at
+    assert by_name["behind"].oldest == (await app.jobs.get(after.id)).created_at
+    said = {name: (int(one.waiting), one.waiting.more, int(one.dead), one.dead.more) for name, one in by_name.items()}
+    assert said == {"late": (2, False, 1, False), "behind": (1, False, 0, False), "full": (3, True, 0, False)}
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_whether_a_pass_is_full_is_a_truth_on_both_databases(app, is_full):
+    cursor = Cursor(pass_id=1, full=is_full, full_pass=1)
+    await app.database.transaction(
+        cursors.write_if_unmoved, ("github/acct-1", "issues", ""), cursor, None, datetime.now(UTC)
+    )
+    (row,) = await app.database.transaction(pages.streams)
+    assert row.is_full is is_full
+
+
+async def test_what_cannot_be_meant_is_not_noted(app):
+    job = await app.enqueue(push, {"code": None}, resource_key="github/acct-1")
+    ann = browser(app)
+    assert (await post(ann, "/do/job", id=str(job.id), verb="sing")).status_code == 400
+    assert (await post(ann, "/do/jobs", state="dead", verb="sing", sure="yes")).status_code == 400
+    assert (await post(ann, "/do/resource", key="github/acct-1", verb="sing")).status_code == 400
+    assert (await post(ann, "/do/resources", q="github/*", verb="sing", sure="yes")).status_code == 400
+    assert await app.audit.list() == []
+
+
+async def test_a_replay_is_noted_with_its_time(app):
+    assert (await post(browser(app), "/do/replay", since="2h", sure="yes")).status_code == 303
+    assert [one.subject for one in await app.audit.list()] == ["every destination, since 2h"]
+
+
+@pytest.mark.parametrize("digits", [25, 5_000])
+async def test_a_number_of_many_digits_is_refused(app, digits):
+    ann, number = browser(app), "9" * digits
+    await ann.get(f"/audit?after={number}", 400)
+    await ann.get("/audit?after=x", 400)
+    await ann.get("/audit?after=999999999999999999")
+    assert (await post(ann, "/do/resources", q="github/*", verb="pause", limit=number)).status_code == 400
+    fields = {"key": "github/acct-1", "verb": "limit", "concurrency": number}
+    assert (await post(ann, "/do/resource", **fields)).status_code == 400
+    job = await app.enqueue(push, {"code": None}, resource_key="github/acct-1")
+    for name in ("priority", "max_attempts"):
+        assert (await post(ann, "/do/edit", id=str(job.id), **{name: number})).status_code == 422
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+async def test_given_up_is_said_in_words(app):
+    job = await app.enqueue(push, {"code": None}, resource_key="github/acct-1")
+    await app.worker().drain()
+    ann = browser(app)
+    page = await ann.get(f"/jobs/{job.id}")
+    page = await ann.submit(page.form("/do/job", "discard"), "discard")
+    assert "It was given up; error and history stay." in page.text
+
+
+async def test_only_a_page_with_payloads_is_not_stored(app):
+    job = await app.enqueue(push, {"code": None}, resource_key="github/acct-1")
+    with_payloads = await browser(app).client.get(f"/jobs/{job.id}")
+    without = await browser(app, rights=["read"]).client.get(f"/jobs/{job.id}")
+    assert with_payloads.headers["cache-control"] == "no-store"
+    assert without.headers["cache-control"] == "private, no-cache"
+
+
+async def test_a_refusal_of_the_program_keeps_its_headers_and_its_meaning(app):
+    async def ask(status, **options):
+        def operator(_request):
+            raise HTTPException(status, **options)
+
+        answer = await client_of(web.dashboard(app, operator=operator)).get("/")
+        assert answer.status_code == status
+        return answer.headers, Page(answer.text).text
+
+    headers, text = await ask(401, headers={"WWW-Authenticate": 'Basic realm="ops"'})
+    assert headers["www-authenticate"] == 'Basic realm="ops"'
+    assert "Sign in first" in text
+    assert "no such page" not in text
+    _, text = await ask(403, detail="ask the <owner>")
+    assert "You may not do this" in text
+    assert "Ask the <owner>." in text
+    assert "Too Many Requests" in (await ask(429))[1]
+    wrong = await browser(app).client.put("/do/job")
+    assert "POST" in wrong.headers["allow"]
+
+
+async def test_alone_at_port_80_it_is_reached_without_the_port(app):
+    for port, status in ((80, 303), (8080, 421)):
+        alone = Alone(app, port)
+        token = alone.address.partition("/enter")[2]
+        async with client_of(alone.asgi, "http://127.0.0.1") as owner:
+            answer = await owner.get(f"/enter{token}", headers={"Host": "localhost"})
+            assert answer.status_code == status, port

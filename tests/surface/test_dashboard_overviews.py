@@ -1,0 +1,147 @@
+"""The dashboard's pages beside jobs and accounts: what they show, and what they do."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.orm import Session
+
+from resilient import Bearer, Event, Provider, Resilient, Schedule, handler
+from resilient.engine.run.job import Job
+from resilient.store.accounts.secrets import new_key
+from tests.surface.dashboards import browser
+
+
+@handler("contacts.sync")
+async def sync(job: Job[None]) -> None: ...
+
+
+@handler("order.charge")
+async def charge(job: Job[dict]) -> None:
+    if job.payload.get("fails"):
+        raise ValueError("no funds")
+
+
+@handler("order.refund")
+async def refund(job: Job[dict]) -> None: ...
+
+
+class OrderPlaced(Event, type="order.placed"):
+    order: int
+
+
+@pytest.fixture
+async def app(database):
+    crm = Provider(name="crm", base_url="https://crm.example", auth=(Bearer(),))
+    schedules = [
+        Schedule(sync, every="15m", name="nightly", resource_key="crm/acct-1"),
+        Schedule(sync, every="1h", name="each", for_each="crm/*"),
+    ]
+
+    async def deliver(message):
+        pass
+
+    app = Resilient(
+        database, handlers=[sync, charge, refund], providers=[crm], schedules=schedules, secrets=[new_key()],
+        destinations={"shop": deliver}, routes={OrderPlaced: ["shop"]},
+    )  # fmt: skip
+    await app.ready()
+    await app.schedules.declare()
+    yield app
+    await app.close()
+
+
+async def test_a_schedule_is_paused_resumed_and_run(app):
+    ann = browser(app)
+    page = await ann.get("/schedules")
+    assert "nightly every 15 min" in page.text
+    page = await ann.get("/schedules/nightly")
+    page = await ann.submit(page.form("/do/schedule"), "pause")
+    assert "nightly does not tick until it is resumed." in page.text
+    page = await ann.submit(page.form("/do/schedule"), "resume")
+    page = await ann.submit(page.form("/do/schedule", "run"), "run")
+    assert "nightly has a job now." in page.text
+    assert await app.jobs.count(kind="contacts.sync") == 1
+    await app.worker().drain()
+    page = await ann.get("/schedules/nightly")
+    (spark,) = (a for t, a in page.tags if t == "svg")
+    assert spark["aria-label"] == "1 tick of nightly: 1 succeeded"
+    assert len([1 for t, a in page.tags if t == "rect" and a["class"] == "c-well"]) == 1
+    assert "There is no schedule 'none'" in (await ann.get("/schedules/none", 404)).text
+
+
+async def test_a_workflow_shows_its_steps_and_turns_around(app):
+    async with app.workflow("order", resource_key="crm/acct-1") as wf:
+        first = wf.step(charge, {}, name="charge", undo=refund)
+        wf.step(sync, None, name="sync", after=[first])
+    ann = browser(app)
+    link = next(one for one in (await ann.get("/workflows")).links if one.startswith("/workflows/"))
+    page = await ann.get(link)
+    assert "charge ● ready" in page.text
+    assert "sync ◌ blocked contacts.sync on crm/acct-1; after charge" in page.text
+    assert [a["class"] for t, a in page.tags if t == "g"] == [
+        "node n-ready",
+        "node n-undo n-not-begun",
+        "node n-blocked",
+    ]
+    assert [a["class"] for t, a in page.tags if t == "path" and "class" in a] == ["edge waits"]
+    page = await ann.submit(page.form("/do/workflow"))
+    assert "It turns around" in page.text
+    await app.worker().drain()
+    assert (await app.workflows.list())[0].state != "running"
+    await ann.get("/workflows?state=undone")
+    await ann.get("/workflows?state=none", 400)
+    await ann.get("/workflows/0195f3a2-7c1e-7d3a-9b0e-2f6f3c1a8e55", 404)
+
+
+async def test_events_are_seen_and_published_once_more(app):
+    with Session(app.database.sync_engine) as session:
+        app.sync.outbox.publish(session, OrderPlaced(order=1), key="o-1")
+        session.commit()
+    ann = browser(app)
+    assert "shop 1" in (await ann.get("/outbox")).text
+    await app.worker().drain()
+    page = await ann.get("/outbox")
+    assert "✓ succeeded" in page.text
+    sure = await ann.submit(page.form("/do/replay"), None, since="1h", destination="shop")
+    assert "Publish 1 event once more?" in sure.text
+    page = await ann.submit(sure.form("/do/replay"))
+    assert "1 event in line again." in page.text
+
+
+async def test_connections_say_their_state_and_never_a_secret(app):
+    await app.connections.add("crm/acct-1", token="canary-token")
+    ann = browser(app)
+    page = await ann.get("/connections")
+    assert "crm/acct-1 ✓ active" in page.text
+    assert "canary" not in page.text + (await ann.get("/account/crm/acct-1")).text
+    assert "No connection fits." in (await ann.get("/connections?state=needs_reauth")).text
+    await ann.get("/connections?state=none", 400)
+
+
+async def test_who_works_and_what_the_doctor_finds(app):
+    ann = browser(app)
+    assert "No worker was heard of within a day." in (await ann.get("/workers")).text
+    page = await ann.get("/system")
+    assert "schema ✓ ok revision" in page.text
+    assert "No stream was read yet." in (await ann.get("/streams")).text
+
+
+async def test_an_account_shows_its_past_and_where_to_connect_again(app):
+    key = "crm/acct-1"
+    for _ in range(2):
+        await app.enqueue(charge, {"fails": True}, resource_key=key, max_attempts=1)
+    await app.worker().drain()
+    await app.connections.add(key, token="canary")
+    ann = browser(app, reconnect=lambda key: f"https://shop.example/connect?account={key}")
+    page = await ann.get(f"/account/{key}")
+    page = await ann.submit(page.form("/do/resource", "pause"), "pause", reason="they asked")
+    assert "by hand" in page.text
+    assert "resources pause: they asked (ann)" in page.text
+    assert "no funds" in page.text[page.text.index("Latest attempts") : page.text.index("Ready, running and dead")]
+    assert "Connect it again" not in page.text
+    await app.connections.revoke(key)
+    page = await ann.get(f"/account/{key}")
+    assert "https://shop.example/connect?account=crm/acct-1" in page.links
+    for address in ("javascript:alert(1)", "data:text/html,x", None):
+        page = await browser(app, reconnect=lambda _key, address=address: address).get(f"/account/{key}")
+        assert "Connect it again" not in page.text

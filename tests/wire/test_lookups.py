@@ -1,0 +1,67 @@
+"""A name whose owner lets nobody say where it leads keeps no other name waiting."""
+
+import asyncio
+import socket
+import threading
+
+import httpcore
+import pytest
+
+from resilient.wire.requests import guard
+from resilient.wire.requests.guard import PublicNetwork, PublicNetworkSync
+from resilient.wire.requests.sockets import Backend
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Names below evil.example are looked up until the end of the test; how often each was."""
+    real, over, asked = socket.getaddrinfo, threading.Event(), []
+
+    def getaddrinfo(host, *args, **options):
+        if str(host).endswith("evil.example"):
+            asked.append(host)
+            over.wait(30)
+            raise socket.gaierror("gone")
+        return real(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    yield asked
+    over.set()
+
+
+async def test_others_find_their_hosts_meanwhile(silent):
+    """More of them than an event loop has threads for everybody's names."""
+    network = PublicNetwork()
+    waiting = [asyncio.create_task(network.connect_tcp(f"a{n}.evil.example", 443)) for n in range(40)]
+    async with asyncio.timeout(60):
+        while len(silent) < 40:  # noqa: ASYNC110 - asked in threads
+            await asyncio.sleep(0.01)
+        assert await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+        assert await guard.look_up("localhost", 80)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_name_is_looked_up_once_for_all_and_nobody_waits_longer_than_told(silent):
+    network = PublicNetwork()
+    for _ in range(3):
+        with pytest.raises(httpcore.ConnectTimeout, match="nobody says where"):
+            await network.connect_tcp("b.evil.example", 443, timeout=0.02)
+    assert silent == ["b.evil.example"]
+
+
+async def test_there_are_so_many_threads_and_no_more(silent, monkeypatch):
+    monkeypatch.setattr(guard, "MOST_LOOKUPS", 2)
+    network = PublicNetwork()
+    for n in range(5):
+        with pytest.raises(httpcore.ConnectTimeout):
+            await network.connect_tcp(f"c{n}.evil.example", 443, timeout=0.05)
+    assert silent == ["c0.evil.example", "c1.evil.example"]
+
+
+@pytest.mark.parametrize("network", [Backend, PublicNetworkSync])
+def test_a_name_that_no_name_server_takes_is_a_host_that_is_not_there(network):
+    """Python refuses a label of more than 63 characters with a UnicodeError, which is no OSError."""
+    with pytest.raises(httpcore.ConnectError, match="label empty or too long"):
+        network().connect_tcp("a" * 64 + ".example", 443)
