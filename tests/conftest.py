@@ -94,6 +94,8 @@ def _same_world_afterwards():
     fields = ("level", "disabled", "propagate")
     loggers = {one: [getattr(one, name) for name in fields] for one in _loggers()}
     handlers, off = {one: list(one.handlers) for one in loggers}, logging.root.manager.disable
+    formatters = {one: one.formatter for one in logging.root.handlers}  # pytest's own are the same for all tests
+    factory = logging.getLogRecordFactory()
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     environ, path, folder = dict(os.environ), list(sys.path), Path.cwd()
     hooks, modes = (sys.excepthook, threading.excepthook), (os.umask(0o022), sys.getswitchinterval())
@@ -103,6 +105,10 @@ def _same_world_afterwards():
         for name, value in zip(fields, loggers.get(one, (logging.NOTSET, False, True)), strict=True):
             setattr(one, name, value)
         one.handlers[:] = [h for h in one.handlers if h in handlers.get(one, ())]
+    for handler, formatter in formatters.items():
+        handler.setFormatter(formatter)
+    logging.setLogRecordFactory(factory)
+    logging.captureWarnings(capture=False)
     logging.disable(off)
     for number, action in signals.items():
         if signal.getsignal(number) is not action:

@@ -35,6 +35,14 @@ def test_the_keys():
     assert document == {"level": "warning", "logger": "shop", "message": "sent 3 mails", "extra": extra}
 
 
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
+def test_who_handles_the_record_too_reads_its_message(formatter):
+    """Python's own formatter leaves it there; reporters of errors and pytest's `caplog` rest on that."""
+    record = logging.LogRecord("shop", logging.INFO, __file__, 1, "sent %d mails", (3,), None)
+    formatter.format(record)
+    assert record.message == "sent 3 mails"
+
+
 class Rude:
     def __str__(self):
         raise ValueError("no")

@@ -70,12 +70,13 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See the top of this file."""
+        record.message = _message(record)  # as every formatter does: others who handle the record read it
         at = datetime.fromtimestamp(record.created, UTC)
         document: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": _safe(record.name),
-            "message": _safe(_message(record)),
+            "message": _safe(record.message),
         }
         for name in FIELDS:
             value = getattr(record, PREFIX + name, None)
@@ -93,8 +94,9 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See the top of this file."""
+        record.message = _message(record)
         at = datetime.fromtimestamp(record.created, UTC).isoformat(" ", timespec="milliseconds").replace("+00:00", "Z")
-        line = f"{at} {record.levelname:<7} {_safe(record.name)}: {_safe(_message(record))}"
+        line = f"{at} {record.levelname:<7} {_safe(record.name)}: {_safe(record.message)}"
         if record.exc_info and record.exc_info[1] is not None:
             line += "\n" + _exception(record.exc_info[1], record.exc_info[2])["traceback"].rstrip()
         return line.replace("\n", "\n    ")
