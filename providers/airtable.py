@@ -30,6 +30,7 @@ AIRTABLE: Final = Provider(
     name="airtable",
     title="Airtable",
     base_url="https://api.airtable.com/v0",
+    whoami="GET /meta/whoami",
     auth=(
         OAuth2(
             authorize_url="https://airtable.com/oauth2/v1/authorize",
@@ -91,6 +92,7 @@ AIRTABLE: Final = Provider(
         "limits: month: Airtable's notice of 2 December 2024 to its free plan, as codenote.net quotes it",
     ),
     unverified=(
+        "whoami",
         "errors.rules: PUBLIC_API_BILLING_LIMIT_EXCEEDED, LIST_RECORDS_ITERATOR_NOT_AVAILABLE",
         "limits: user, told of personal access tokens; taken to be so for OAuth too",
         "limits: month, declared for an account, though it is counted for each workspace",

@@ -26,6 +26,7 @@ ASANA: Final = Provider(
     name="asana",
     title="Asana",
     base_url="https://app.asana.com/api/1.0",
+    whoami="GET /users/me",
     auth=(
         OAuth2(
             authorize_url="https://app.asana.com/-/oauth_authorize",
@@ -76,6 +77,7 @@ ASANA: Final = Provider(
         "developers.asana.com/docs/rate-limits, /docs/webhooks-guide, /docs/oauth",
     ),
     unverified=(
+        "whoami",
         "auth: scope_separator, what a dead grant is told",
         "errors: 402 and 451",
         "idempotency: none",

@@ -29,6 +29,7 @@ BOX: Final = Provider(
     name="box",
     title="Box",
     base_url="https://api.box.com/2.0",
+    whoami="GET /users/me",
     hosts=("upload.box.com",),
     auth=(
         OAuth2(
@@ -85,6 +86,7 @@ BOX: Final = Provider(
         "NangoHQ/nango packages/providers/providers.yaml",
     ),
     unverified=(
+        "whoami",
         "limits: that uploads count by their host; calls in a month, and what is answered after them",
         "errors",
         "pagination",

@@ -31,6 +31,7 @@ DISCORD: Final = Provider(
     name="discord",
     title="Discord",
     base_url="https://discord.com/api/v10",
+    whoami="GET /users/@me",
     auth=(
         Bearer(prefix="Bot "),
         OAuth2(
@@ -91,6 +92,7 @@ DISCORD: Final = Provider(
         "Rapptz/discord.py discord/http.py",
     ),
     unverified=(
+        "whoami",
         "auth: pkce, that a used refresh token is dead, what a dead grant is told",
         "errors.rules: how long a banned address waits",
         "pagination",

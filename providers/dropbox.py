@@ -23,6 +23,7 @@ DROPBOX: Final = Provider(
     name="dropbox",
     title="Dropbox",
     base_url="https://api.dropboxapi.com/2",
+    whoami="POST /users/get_current_account",
     hosts=("content.dropboxapi.com", "notify.dropboxapi.com"),
     auth=(
         OAuth2(
@@ -86,6 +87,7 @@ DROPBOX: Final = Provider(
         "dropbox.tech/developers/using-oauth-2-0-with-offline-access; www.dropbox.com/developers/reference/webhooks",
     ),
     unverified=(
+        "whoami",
         "auth: what a dead grant is told",
         "errors.rules: 507",
         "limits: not published",

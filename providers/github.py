@@ -35,6 +35,7 @@ GITHUB: Final = Provider(
     name="github",
     title="GitHub",
     base_url="https://api.github.com",
+    whoami="GET /rate_limit",
     hosts=("uploads.github.com",),
     headers={"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2026-03-10"},
     auth=(
@@ -114,6 +115,7 @@ GITHUB: Final = Provider(
         "docs.github.com rest/using-the-rest-api/rate-limits-for-the-rest-api",
         "docs.github.com apps/creating-github-apps/authenticating-with-a-github-app/refreshing-user-access-tokens",
         "docs.github.com webhooks/using-webhooks/handling-failed-webhook-deliveries",
+        "docs.github.com rest/rate-limit (whoami: it counts against no limit)",
         "octokit/plugin-throttling.js src/index.ts",
         "github.blog changelog 2026-03-12 (version 2026-03-10), in a stored copy of 2026",
         "yanyongyu/githubkit issue 271 of 2026-01 (RATE_LIMIT beside RATE_LIMITED)",

@@ -32,6 +32,7 @@ GITLAB: Final = Provider(
     name="gitlab",
     title="GitLab",
     base_url="https://gitlab.com/api/v4",
+    whoami="GET /user",
     auth=(
         OAuth2(
             authorize_url="https://gitlab.com/oauth/authorize",
@@ -105,6 +106,7 @@ GITLAB: Final = Provider(
         "hookdeck/webhook-skills skills/gitlab-webhooks/references/verification.md",
     ),
     unverified=(
+        "whoami",
         "errors: codes and messages, 60 s where a 429 tells nothing",
         "idempotency: none",
         "pagination",

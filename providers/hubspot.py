@@ -26,6 +26,7 @@ HUBSPOT: Final = Provider(
     name="hubspot",
     title="HubSpot",
     base_url="https://api.hubapi.com",
+    whoami="GET /account-info/v3/details",
     auth=(
         OAuth2(
             authorize_url="https://app.hubspot.com/oauth/authorize",
@@ -105,6 +106,7 @@ HUBSPOT: Final = Provider(
         "HubSpot/hubspot-api-python hubspot/utils/signature.py",
     ),
     unverified=(
+        "whoami",
         "auth: pkce, the code of a refused client",
         "errors.rules: 477, and that the day of a portal ends at midnight UTC rather than in its own time zone",
         "webhook: that a repeat of an event keeps these four fields",

@@ -25,6 +25,7 @@ INTERCOM: Final = Provider(
     name="intercom",
     title="Intercom",
     base_url=_REGIONS["us"],
+    whoami="GET /me",
     headers={"Intercom-Version": "2.11", "Accept": "application/json"},
     auth=(
         OAuth2(
@@ -79,6 +80,7 @@ INTERCOM: Final = Provider(
         "airbytehq/airbyte airbyte-integrations/connectors/source-intercom",
     ),
     unverified=(
+        "whoami",
         "auth: pkce, that tokens do not expire",
         "headers: how long 2.11 is served; there are later versions, up to 2.17",
         "limits: 25,000 a minute for all apps of a workspace are not counted",

@@ -21,6 +21,7 @@ JIRA: Final = Provider(
     name="jira",
     title="Jira Cloud",
     base_url="https://api.atlassian.com/ex/jira/{cloud_id}/rest/api/3",
+    whoami="GET https://api.atlassian.com/oauth/token/accessible-resources",
     auth=(
         OAuth2(
             authorize_url="https://auth.atlassian.com/authorize",
@@ -88,6 +89,7 @@ JIRA: Final = Provider(
     sources=(
         "developer.atlassian.com/cloud/jira/platform/rate-limiting, /oauth-2-3lo-apps",
         "developer.atlassian.com/cloud/jira/platform/build-an-app-that-respects-rate-limits (of 2026-10-20)",
+        "developer.atlassian.com/cloud/oauth/getting-started/making-calls-to-api (whoami)",
         "MrRefactoring/jira.js src/core/oauth, src/core/errors/oauthError.ts",
         "MrRefactoring/jira.js src/webhooks/headers.ts (a delivery's id stays the same over its attempts)",
         "the REST API's description of refreshWebhooks (thirty days), by way of pub.dev atlassian_apis WebhooksApi",

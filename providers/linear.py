@@ -29,6 +29,7 @@ LINEAR: Final = Provider(
     name="linear",
     title="Linear",
     base_url="https://api.linear.app",
+    whoami="{ viewer { id } }",
     auth=(
         OAuth2(
             authorize_url="https://linear.app/oauth/authorize",
@@ -89,6 +90,7 @@ LINEAR: Final = Provider(
         "airbytehq/airbyte airbyte-integrations/connectors/source-linear",
     ),
     unverified=(
+        "whoami",
         "limits: what the page itself says today; the headers say",
         "limits: lower ones of single queries, told in x-ratelimit-endpoint-requests-*, are not read",
         "idempotency: a client-made id is accepted on creation",

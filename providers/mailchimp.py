@@ -19,6 +19,7 @@ MAILCHIMP: Final = Provider(
     name="mailchimp",
     title="Mailchimp",
     base_url="https://{dc}.api.mailchimp.com/3.0",
+    whoami="GET /ping",
     hosts=("*.api.mailchimp.com", "login.mailchimp.com"),
     auth=(
         OAuth2(
@@ -49,6 +50,7 @@ MAILCHIMP: Final = Provider(
         "requests/requests-oauthlib issue 509; docs.unified.to skills/mailchimp-oauth-app",
     ),
     unverified=(
+        "whoami",
         "auth: pkce",
         "errors.rules: Member Exists",
         "webhook: the parameter is ours to choose; X-Mailchimp-Signature of newer webhooks is not described here",

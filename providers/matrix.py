@@ -31,6 +31,7 @@ MATRIX: Final = Provider(
     name="matrix",
     title="Matrix",
     base_url="https://{homeserver}/_matrix/client/v3",
+    whoami="GET /account/whoami",
     auth=(
         OAuth2(
             token_url="https://{homeserver}/_matrix/client/v3/refresh",
@@ -90,7 +91,12 @@ MATRIX: Final = Provider(
         "element-hq/synapse synapse/api/errors.py, synapse/config/ratelimiting.py",
         "element-hq/synapse synapse/storage/databases/main/events_worker.py",
     ),
-    unverified=("pagination: the largest size", "webhook", "idempotency: how long homeservers but Synapse keep ids"),
+    unverified=(
+        "whoami",
+        "pagination: the largest size",
+        "webhook",
+        "idempotency: how long homeservers but Synapse keep ids",
+    ),
 )
 
 

@@ -39,6 +39,7 @@ GRAPH: Final = Provider(
     name="microsoft_graph",
     title="Microsoft Graph",
     base_url="https://graph.microsoft.com/v1.0",
+    whoami="GET /me",
     auth=(
         OAuth2(
             authorize_url="https://login.microsoftonline.com/{tenant}/oauth2/v2.0/authorize",
@@ -104,6 +105,7 @@ GRAPH: Final = Provider(
         "AzureAD/microsoft-authentication-library-for-python msal/application.py",
     ),
     unverified=(
+        "whoami",
         "auth: pkce, lifetime, interaction_required outside invalid_grant",
         "pagination: the largest $top, which differs by resource",
         "limits: of the directory today (read in an older copy), of Outlook (third parties), of OneNote",

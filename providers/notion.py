@@ -19,6 +19,7 @@ NOTION: Final = Provider(
     name="notion",
     title="Notion",
     base_url="https://api.notion.com/v1",
+    whoami="GET /users/me",
     headers={"Notion-Version": "2026-03-11"},
     auth=(
         OAuth2(
@@ -67,6 +68,7 @@ NOTION: Final = Provider(
         "makenotion/notion-sdk-js src/Client.ts, src/errors.ts, src/api-endpoints/oauth.ts",
     ),
     unverified=(
+        "whoami",
         "auth: pkce, keep",
         "idempotency: none",
         "webhook: that an event keeps its id over its attempts, by the shape of the events",

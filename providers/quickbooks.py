@@ -27,6 +27,7 @@ QUICKBOOKS: Final = Provider(
     name="quickbooks",
     title="QuickBooks Online",
     base_url="https://quickbooks.api.intuit.com/v3/company/{realm_id}",
+    whoami="GET /query?query=select%20Id%20from%20CompanyInfo",
     headers={"Accept": "application/json"},
     auth=(
         OAuth2(
@@ -97,6 +98,7 @@ QUICKBOOKS: Final = Provider(
         "intuit/oauth-pythonclient intuitlib/client.py",
     ),
     unverified=(
+        "whoami",
         "auth: scope_separator, pkce, whether an older refresh token still works",
         "errors.rules: 6140; that 3001 still comes as 403",
         "idempotency: how long a requestid is kept",

@@ -24,6 +24,7 @@ SALESFORCE: Final = Provider(
     name="salesforce",
     title="Salesforce",
     base_url="{instance_url}/services/data/v{version}",
+    whoami="GET /",
     hosts=("*.salesforce.com", "*.force.com"),
     auth=(
         OAuth2(
@@ -73,6 +74,7 @@ SALESFORCE: Final = Provider(
         "singer-io/tap-salesforce pull 221, issue 223",
     ),
     unverified=(
+        "whoami",
         "limits: 15,000 a day of the Developer Edition, the smallest; read in quotations of the page only",
         "auth: scope_separator, pkce, two hours of session, offline_scopes",
         "errors.rules: UNABLE_TO_LOCK_ROW, DUPLICATE_VALUE, INVALID_QUERY_LOCATOR",

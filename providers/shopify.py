@@ -45,6 +45,7 @@ SHOPIFY: Final = Provider(
     name="shopify",
     title="Shopify",
     base_url="https://{shop}.myshopify.com/admin/api/{version}",
+    whoami="{ shop { id } }",
     hosts=("*.myshopify.com",),
     graphql="/graphql.json",
     auth=(
@@ -108,6 +109,7 @@ SHOPIFY: Final = Provider(
         "Shopify/shopify-api-ruby lib/shopify_api/utils/hmac_validator.rb, lib/shopify_api/webhooks/registry.rb",
     ),
     unverified=(
+        "whoami",
         "auth: scope_separator, pkce",
         "errors.rules: 430 and 423",
         "idempotency: some mutations take an idempotencyKey as an argument",

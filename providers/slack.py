@@ -44,6 +44,7 @@ SLACK: Final = Provider(
     name="slack",
     title="Slack",
     base_url="https://slack.com/api",
+    whoami="POST /auth.test",
     auth=(
         OAuth2(
             authorize_url="https://slack.com/oauth/v2/authorize",
@@ -122,6 +123,7 @@ SLACK: Final = Provider(
         "slackapi/python-slack-sdk slack_sdk/signature, slack_sdk/oauth/token_rotation",
     ),
     unverified=(
+        "whoami",
         "auth: pkce, the client's authentication, the codes of a refused client and of a dead refresh token",
         "errors.rules: a throttle as 200, token_revoked, org_login_required, service_unavailable, request_timeout",
         "limits: the tiers of methods not named in the documentation read",

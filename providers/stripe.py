@@ -33,6 +33,7 @@ STRIPE: Final = Provider(
     name="stripe",
     title="Stripe",
     base_url="https://api.stripe.com",
+    whoami="GET /v1/account",
     hosts=("files.stripe.com",),
     headers={"Stripe-Account": "{account}"},
     auth=(
@@ -105,6 +106,7 @@ STRIPE: Final = Provider(
         "stripe/stripe-python stripe/_http_client.py, stripe/_webhook.py",
     ),
     unverified=(
+        "whoami",
         "auth: scope_separator, the client's authentication, that tokens of Connect do not expire",
         "errors.rules: account_invalid",
         "idempotency: made_up",

@@ -22,6 +22,7 @@ TWILIO: Final = Provider(
     name="twilio",
     title="Twilio",
     base_url="https://api.twilio.com/2010-04-01/Accounts/{account_sid}",
+    whoami="GET /Balance.json",
     hosts=("*.twilio.com",),
     auth=(Basic(user="API key SID", password="API key secret"),),
     limits={},
@@ -55,6 +56,7 @@ TWILIO: Final = Provider(
         "twilio/twilio-python twilio/request_validator.py, twilio/base/page.py",
     ),
     unverified=(
+        "whoami",
         "errors: 20003 for refused credentials; that 429 with any other code is a limit of requests",
         "idempotency: none on sending a message",
         "incremental",

@@ -20,6 +20,7 @@ XERO: Final = Provider(
     name="xero",
     title="Xero",
     base_url="https://api.xero.com/api.xro/2.0",
+    whoami="GET https://api.xero.com/connections",
     headers={"Accept": "application/json", "Xero-tenant-id": "{tenant_id}"},
     auth=(
         OAuth2(
@@ -81,6 +82,7 @@ XERO: Final = Provider(
         "waynerobinson/xeroizer pull 585",
     ),
     unverified=(
+        "whoami",
         "auth: scope_separator, that one grant serves several organisations is told by users",
         "errors: code, message",
         "limits: the day's of the Starter tier; Xero's own pages in the stored copies name 5,000",

@@ -26,6 +26,7 @@ ZENDESK: Final = Provider(
     name="zendesk",
     title="Zendesk Support",
     base_url="https://{subdomain}.zendesk.com/api/v2",
+    whoami="GET /users/me.json",
     hosts=("*.zendesk.com",),
     auth=(
         OAuth2(
@@ -100,6 +101,7 @@ ZENDESK: Final = Provider(
         "eesel.ai blog on Zendesk idempotency keys (secondary)",
     ),
     unverified=(
+        "whoami",
         "auth: scope_separator",
         "errors: code and message",
         "idempotency: read in a secondary source",

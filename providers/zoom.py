@@ -29,6 +29,7 @@ ZOOM: Final = Provider(
     name="zoom",
     title="Zoom",
     base_url="https://api.zoom.us/v2",
+    whoami="GET /users/me",
     auth=(
         OAuth2(
             authorize_url="https://zoom.us/oauth/authorize",
@@ -86,6 +87,7 @@ ZOOM: Final = Provider(
         "the same plugin's token-lifecycle.md (Zoom's partner text)",
     ),
     unverified=(
+        "whoami",
         "errors.rules: 124, 4711",
         "limits: which endpoints are heavy",
         "pagination",

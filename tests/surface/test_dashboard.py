@@ -90,6 +90,7 @@ def test_secrets_are_no_right():
 
 FORMS = {
     "/do/resource": {"key": "github/acct-1", "verb": "pause"},
+    "/do/test": {"key": "github/acct-1"},
     "/do/resources": {"q": "github/*", "verb": "pause"},
     "/do/job": {"verb": "retry"},
     "/do/jobs": {"state": "dead", "verb": "retry"},

@@ -221,15 +221,19 @@ class LostLease(ResilientError):
 
 
 class ResourceStopped(ResilientError):
-    """A gate refused before any I/O. The job waits for ``resource``; no attempt is charged."""
+    """A gate refused before any I/O. The job waits for ``resource``; no attempt is charged.
 
-    def __init__(self, resource: str, gate: str, until: datetime | None = None) -> None:
+    ``then``: what follows from it, where no job waits.
+    """
+
+    def __init__(self, resource: str, gate: str, until: datetime | None = None, *, then: str = "") -> None:
         self.resource, self.gate, self.until = resource, gate, until
         when = f" until {moment(until)}" if until else ""
         by = _SHUT.get(gate, f"its {gate}")
-        super().__init__(f"resource {resource!r} is stopped by {by}{when}; the job waits and goes on by itself")
+        super().__init__(f"resource {resource!r} is stopped by {by}{when}; {then or _WAITS}")
 
 
+_WAITS: Final = "the job waits and goes on by itself"
 _SHUT: Final = {"breaker": "its circuit", "auth": "its credentials", "database": "our database, which is away"}
 
 

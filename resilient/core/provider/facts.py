@@ -206,7 +206,9 @@ class Provider:
     an endpoint as named by ``route``, which maps a request to (suffix, cost). ``cost``: what a request really
     cost, by its answer. ``waits``: how it says "come back later"; ``idempotency``: how it knows a repeat.
     ``reads``: requests that change nothing though their method says otherwise: ``"POST /v1/search"``, also patterns.
-    ``graphql``: the path of the GraphQL endpoint. ``exceptions``: what an SDK's
+    ``whoami``: a harmless request that any of its credentials may send, by which a person tests an account:
+    ``"GET /user"`` below the base URL, ``"GET https://api.example.com/me"`` at its host, or a GraphQL query,
+    ``"{ viewer { id } }"``. ``graphql``: the path of the GraphQL endpoint. ``exceptions``: what an SDK's
     errors mean, by class or by dotted name: a kind, or a function to a kind, a `Failure`, the `AnswerFacts`
     it wraps, or None.
 
@@ -232,6 +234,7 @@ class Provider:
     errors: Errors = field(default_factory=Errors)
     idempotency: Idempotency | None = None
     reads: tuple[str, ...] = ()
+    whoami: str = ""
     graphql: str = "/graphql"
     route: Callable[[RequestFacts], tuple[str, float]] | None = None
     cost: Callable[[AnswerFacts], float | None] | None = None
@@ -292,8 +295,40 @@ class Provider:
                 raise InvalidInput(
                     f"provider {self.name!r}: reads={one!r}: write a method and a path, 'POST /v1/search'"
                 )
+        self._check_whoami()
         self._check_limits()
         self._check_functions()
+
+    def _check_whoami(self) -> None:
+        """Refuse a test request that could change something, or go elsewhere. Raises `InvalidInput`."""
+        if not isinstance(self.whoami, str):
+            raise InvalidInput(f"provider {self.name!r}: whoami= takes text, such as 'GET /user', not {self.whoami!r}")
+        if not self.whoami or self.whoami.startswith("{"):
+            return
+        method, _, target = self.whoami.partition(" ")
+        if method not in METHODS or not (target.startswith("/") or "://" in target):
+            raise InvalidInput(
+                f"provider {self.name!r}: whoami={self.whoami!r}: write a method and a path below the base URL"
+                " ('GET /user'), or a GraphQL query ('{ viewer { id } }')"
+            )
+        if "://" in target and prefix_of(target) != prefix_of(self.base_url):
+            raise InvalidInput(
+                f"provider {self.name!r}: whoami={self.whoami!r} is at another host than {self.base_url!r}: credentials"
+                " would go there"
+            )
+        path = "/" + self.whoami_at(self.base_url)[1].partition("://")[2].partition("/")[2].partition("?")[0]
+        if method not in ("GET", "HEAD") and not self.is_read(method, path):
+            raise InvalidInput(
+                f"provider {self.name!r}: whoami={self.whoami!r} could change something: use GET or HEAD, or name it in"
+                f" reads= ('{method} {path}')"
+            )
+
+    def whoami_at(self, base_url: str) -> tuple[str, str]:
+        """The method and the whole URL of the test request of an account at ``base_url``; not of a GraphQL query."""
+        method, _, target = self.whoami.partition(" ")
+        if "://" in target:
+            return method, at_origin(target, prefix_of(base_url))
+        return method, base_url.rstrip("/") + target
 
     def _check_functions(self) -> None:
         """Refuse what cannot be called where a function is meant. Raises `InvalidInput`."""
@@ -471,6 +506,7 @@ class Overrides(TypedDict, total=False):
     errors: Errors
     idempotency: Idempotency | None
     headers: Mapping[str, str]
+    whoami: str
     route: Callable[[RequestFacts], tuple[str, float]] | None
     exceptions: Mapping[str | type[BaseException], Meaning]
     auth: tuple[Auth, ...]

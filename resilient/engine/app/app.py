@@ -21,12 +21,13 @@ from resilient.core.gates.policy import BreakerPolicy, Policies
 from resilient.engine import alerts as alerts_
 from resilient.engine.accounts.connections import Connections
 from resilient.engine.accounts.grants import Grants
+from resilient.engine.accounts.whoami import RequestTests
 from resilient.engine.alerts import Alerts
 from resilient.engine.app.sync_side import Credentials, SyncSide
 from resilient.engine.events.inbox import Inbox
 from resilient.engine.events.outbox import DEFAULT_SOURCE, Outbox
 from resilient.engine.events.webhooks import Webhooks
-from resilient.engine.gates.api import Resources
+from resilient.engine.gates.api import Resources, Tests
 from resilient.engine.ground import audited
 from resilient.engine.ground.counts import Counts
 from resilient.engine.ground.encoder import Encoder, Enqueued, Foresight, checked_name
@@ -162,7 +163,7 @@ class Resilient:
             max_payload, tracing or Tracing(), upgrade=upgrade, has_handlers=len(self.kinds) > len(to)
         )
         self._queue, self._plain_queue = Queue(ground), Queue(ground, here=True)
-        self.jobs, self.resources = Jobs(ground, self.listen_url), Resources(ground)
+        self.jobs = Jobs(ground, self.listen_url)
         self.workflows, self.streams = Workflows(ground), Streams(ground)
         self.audit, self.inbox = Audit(ground), Inbox(ground)
         self.outbox = Outbox(ground, to, routes, event_source)
@@ -171,14 +172,17 @@ class Resilient:
 
         def credentials_on(ground: Ground) -> Credentials:
             collector = Alerts(ground, alerting, self.schedules.declared)
-            return Credentials(collector, Grants(ground, collector, ring, credentials, on_needs_reauth))
+            grants = Grants(ground, collector, ring, credentials, on_needs_reauth)
+            return Credentials(collector, grants, RequestTests(ground, grants, collector))
 
-        self.alerts, self.grants = credentials_on(ground)
+        self.alerts, self.grants, tests = credentials_on(ground)
+        side = SyncSide(ground, credentials_on)
+        self.resources = Resources(ground, Tests(tests.send, side.test))
         self.connections = Connections(ground, self.grants)
         self.webhooks = Webhooks(ground, webhooks)
         self.accounts = Accounts(ground, self.grants.accounts.forget)
         self.retention, self.pruned_to = retention_.checked(retention), dict[str, Any]()
-        self.sync = SyncApp(self, SyncSide(ground, credentials_on))
+        self.sync = SyncApp(self, side)
 
     def _make_ground(self, max_payload: int, tracing: Tracing, *, upgrade: bool | None, has_handlers: bool) -> Ground:
         """What every feature needs to work; ``has_handlers``: of the program's own."""

@@ -1,4 +1,4 @@
-"""``app.sync.credentials``, for programs and threads without an event loop: see `SyncSide`."""
+"""What sends requests, for programs and threads without an event loop: see `SyncSide`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
+    from resilient.core.inspect.whoami import RequestTest
     from resilient.engine.accounts.access import Access
     from resilient.engine.accounts.grants import Grants
+    from resilient.engine.accounts.whoami import RequestTests
     from resilient.engine.alerts import Alerts
     from resilient.engine.ground.ground import Ground
 
@@ -23,10 +25,11 @@ T = TypeVar("T")
 
 
 class Credentials(NamedTuple):
-    """The features that `Resilient.credentials` needs, on one ground."""
+    """The features that `Resilient.credentials` and `Resources.test` need, on one ground."""
 
     alerts: Alerts
     grants: Grants
+    tests: RequestTests
 
 
 class _Side(NamedTuple):
@@ -37,7 +40,7 @@ class _Side(NamedTuple):
 
 
 class SyncSide:
-    """``app.sync.credentials``, for programs and threads without an event loop.
+    """``app.sync.credentials`` and ``app.sync.resources.test``, for programs and threads without an event loop.
 
     A refresh needs a loop for its request, and the app's own may be busy, or none. So there is one in a thread of its
     own, started by the first call, with its own connections to token endpoints; its transactions are synchronous. The
@@ -57,17 +60,22 @@ class SyncSide:
     def credentials(self, key: str) -> Access:
         """See `Resilient.credentials`. Raises `SetupError` if the app is closed while it waits."""
         self._ground.ready_sync()
-        return self._run(lambda grants: grants.required(key))
+        return self._run(lambda features: features.grants.required(key))
 
-    def _run(self, ask: Callable[[Grants], Coroutine[Any, Any, T]]) -> T:
+    async def test(self, key: str) -> RequestTest:
+        """See `Resources.test`; it blocks its thread and awaits nothing. Raises `SetupError` as `credentials` does."""
+        return self._run(lambda features: features.tests.send(key))
+
+    def _run(self, ask: Callable[[Credentials], Coroutine[Any, Any, T]]) -> T:
         with self._lock:  # begun under it, too: `close` ends every call of the side that it takes away
             side = self._side = self._side or self._opened()
-            call = asyncio.run_coroutine_threadsafe(ask(side.features.grants), side.loop)
+            call = asyncio.run_coroutine_threadsafe(ask(side.features), side.loop)
             side.calls.add(call)
         try:
             return call.result()
         except CancelledError:
-            raise SetupError("the app was closed while a thread waited for credentials: ask again") from None
+            text = "the app was closed while a thread waited for credentials or an answer: ask again"
+            raise SetupError(text) from None
         finally:
             side.calls.discard(call)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput, NaiveDatetime
@@ -34,17 +34,26 @@ from resilient.store.jobs.changes import UNSET, Unset
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from datetime import datetime
     from typing import Unpack
 
     from sqlalchemy import Connection
 
     from resilient.core.gates.policy import Policies
+    from resilient.core.inspect.whoami import RequestTest
     from resilient.core.jobs.records import ResourceInfo, StoppedGroup
     from resilient.engine.ground.ground import Ground
     from resilient.store.db.dialect import Dialect
     from resilient.store.inspect.resources import Gate
+
+
+class Tests(NamedTuple):
+    """What sends a test request: on the app's loop, and for threads, where its coroutine never waits."""
+
+    on_loop: Callable[[str], Awaitable[RequestTest]]
+    in_threads: Callable[[str], Awaitable[RequestTest]]
+
 
 Aspect = Literal["limits", "concurrency", "breaker"]
 ASPECTS: Final = ("limits", "concurrency", "breaker")
@@ -69,13 +78,14 @@ class Bulk(TypedDict, total=False):
 class Resources:
     """Resources of one app. Raises `BadResourceKey` for what is no key or pattern."""
 
-    def __init__(self, ground: Ground, *, here: bool = False) -> None:
+    def __init__(self, ground: Ground, tests: Tests, *, here: bool = False) -> None:
         self._ground, self._db = ground, Transactions(ground, here=here)
+        self._tests, self._send_test = tests, tests.in_threads if here else tests.on_loop
 
     @property
     def sync(self) -> SyncResources:
         """The same for synchronous programs."""
-        return SyncResources(Resources(self._ground, here=True))
+        return SyncResources(Resources(self._ground, self._tests, here=True))
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -107,6 +117,20 @@ class Resources:
     async def why(self, key: str, *, session: CallersSession = None) -> Why:
         """Why the jobs of a resource are not running, and when they will."""
         return await self._db.read(session, _why, self._ground.policies, resource_key.check(key))
+
+    # -- trying ----------------------------------------------------------------------------------------------
+
+    @audited("resources test")
+    async def test(self, key: str) -> RequestTest:
+        """Send the harmless request that the provider's facts name (``whoami=``), as a job of this resource would.
+
+        It takes the account's credentials, and every gate may refuse it; where a circuit is due, it is its probe. How
+        it ended counts as that of any other request.
+
+        Raises `ResourceStopped` if a gate refuses it, `ConnectionNotFound`, and `InvalidInput` where the facts name
+        no such request.
+        """
+        return await self._send_test(key)
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -253,6 +277,7 @@ class SyncResources(SyncFacade[Resources]):
     list = blocking(Resources.list)
     summary = blocking(Resources.summary)
     why = blocking(Resources.why)
+    test = blocking(Resources.test)
     pause = blocking(Resources.pause)
     resume = blocking(Resources.resume)
     open = blocking(Resources.open)

@@ -291,6 +291,8 @@ def _credentials(provider: Provider) -> Iterator[str]:
         yield from _auth(auth)
     if not provider.auth and not provider.anonymous:
         yield "signed by the vendor's SDK"
+    if provider.whoami:
+        yield f"a test request sends {provider.whoami}"
     if provider.single_account:
         yield f"one account: connected as {provider.name}, without a second segment"
 

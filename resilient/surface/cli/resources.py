@@ -171,6 +171,31 @@ def _none_meant(run: Context, pattern: str) -> None:
         run.out.say(f"Nothing to do: nothing of the kind stops any resource that fits {pattern!r}.")
 
 
+# -- trying --------------------------------------------------------------------------------------------------
+
+
+@resources.command("test")
+def send_test(ctx: typer.Context, key: Key) -> None:
+    """Send the harmless request that the provider's facts name, through the account's credentials and gates.
+
+    Shows how it was answered and what the gates learnt. A pause, a cooldown or dead credentials refuse it; where a
+    circuit is due, it is its probe.
+    """
+    run: Context = ctx.obj
+    api = run.program("a test request").sync.resources
+    with run.audited("resources test", key) as outcome:
+        answer = api.test(key)
+        outcome["ok"] = int(answer.failure is None)
+    if run.out.as_json:
+        run.out.json(answer.to_json())
+    else:
+        run.out.say(answer.line)
+        for lesson in answer.lessons:
+            run.out.paragraph(lesson, indent=2)
+    if answer.failure is not None:
+        raise typer.Exit(FAILED)
+
+
 # -- changing ------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from starlette.routing import compile_path
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route, compile_path
 
 from resilient import web
 from resilient.surface.web.dashboard import bulk, mount
@@ -20,6 +22,7 @@ from tests.serving import serving
 from tests.surface.browser import world
 from tests.surface.dashboards import ALL
 
+_CRM = Starlette(routes=[Route("/me", lambda _request: JSONResponse({"id": 1}))])
 PATIENCE = 60_000  # milliseconds: bounds a test that hangs, and promises nothing
 _AXE = Path(__file__).parent / "axe" / "axe.min.js"
 # What the browser itself says of a page, beside its console.
@@ -127,8 +130,9 @@ async def site(_world, tmp_path, chromium):
     """A dashboard on a database of its own that has everything, at an address of its own."""
     path = tmp_path / "world.db"
     shutil.copy(_world, path)
-    app = world.build(f"sqlite:///{path}")
-    site = Site(app, chromium)
-    async with serving(site.asgi()) as site.url:
-        yield site
+    async with serving(_CRM) as crm_at:
+        app = world.build(f"sqlite:///{path}", crm_at)
+        site = Site(app, chromium)
+        async with serving(site.asgi()) as site.url:
+            yield site
     await app.close()

@@ -63,6 +63,7 @@ async def test_every_page_and_every_action_works_without_javascript(site):
         await hand.press("Open the circuit", says="is opened by hand")
         await hand.press("Close the circuit", says="is closed by hand")
         await hand.press("Set", limits="100/min", concurrency="3", says="crm/acct-5 is limited.")
+        await hand.press("Send a test request", says="GET /me through crm/acct-5: answered 200 in ")
         await page.goto("/accounts?q=crm&gate=pause")
         await hand.press("Count first", verb="resume", says="Resume 3 accounts?")
         await hand.press("Yes, do it", says="3 accounts: resumed.")

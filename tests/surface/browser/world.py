@@ -80,9 +80,9 @@ async def deliver(message):
         raise Permanent("the search index refuses this document")
 
 
-def build(url, **options):
-    """The program behind the dashboard."""
-    crm = Provider(name="crm", base_url="https://crm.example", auth=(Bearer(),), idempotency=Idempotency())
+def build(url, crm_at="https://crm.example", **options):
+    """The program behind the dashboard. ``crm_at``: the address of its CRM."""
+    crm = Provider(name="crm", base_url=crm_at, auth=(Bearer(),), idempotency=Idempotency(), whoami="GET /me")
     mail = Provider(name="mail", base_url="https://mail.example", idempotency=Idempotency())
     schedules = [
         Schedule(sync, every="15m", name="nightly", resource_key="crm/acct-1"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.alerts.words import notice
 from resilient.core.base import resource_key
-from resilient.core.base.errors import ConnectionNotFound, InvalidInput
+from resilient.core.base.errors import ConnectionNotFound, InvalidInput, ResourceStopped
 from resilient.core.base.phrases import counted
 from resilient.store.inspect import pages
 from resilient.store.inspect.resources import keys_of
@@ -118,8 +118,17 @@ async def account(visit: Visit) -> Response:
         latest=latest, struggling=struggling, history=history(past, visit.now), attempts=past.attempts,
         reconnect=reconnect_of(visit, connection),
         streams=await visit.read(pages.streams, within_key=key, limit=20), connection=connection,
-        knows_policies=bool(app.kinds or app.providers), command=f"resilient resources show {key}",
+        knows_policies=bool(app.kinds or app.providers), whoami=_whoami(visit, key),
+        command=f"resilient resources show {key}",
     )  # fmt: skip
+
+
+def _whoami(visit: Visit, key: str) -> str | None:
+    """What a test request of this resource sends; None if it can have none."""
+    provider = visit.app.providers.get(key.partition("/")[0])
+    if provider is None or not ("/" in key or provider.single_account or provider.anonymous):
+        return None
+    return provider.whoami or None
 
 
 def history(past: Past, now: datetime) -> list[dict[str, Any]]:
@@ -165,6 +174,20 @@ async def change_one(visit: Visit) -> Response:
         outcome["changed"] = len(changed)
     text = f"{key} is {_PAST[verb]}." if len(changed) else f"Nothing was to be done at {key}."
     return visit.back(visit.url(f"/account/{key}"), text)
+
+
+async def test_one(visit: Visit) -> Response:
+    """Send the test request of one resource."""
+    key = resource_key.check(visit.form.get("key", ""))
+    try:
+        async with visit.audited("resources test", key, visit.form.get("reason")) as outcome:
+            answer = await visit.app.resources.test(key)
+            outcome["ok"] = int(answer.failure is None)
+    except (ResourceStopped, ConnectionNotFound) as refused:
+        text = str(refused)
+        return visit.back(visit.url(f"/account/{key}"), f"{text[:1].upper()}{text[1:]}.", bad=True)
+    text = " ".join((answer.line, *answer.lessons))
+    return visit.back(visit.url(f"/account/{key}"), text, bad=answer.failure is not None)
 
 
 async def change_many(visit: Visit) -> Response:
@@ -298,4 +321,5 @@ PAGES: dict[str, tuple[str, Page]] = {
 }  # fmt: skip
 CHANGES: dict[str, tuple[str, Page]] = {
     "/do/resource": ("resources", change_one), "/do/resources": ("resources", change_many),
+    "/do/test": ("resources", test_one),
 }  # fmt: skip
