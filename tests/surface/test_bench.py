@@ -199,9 +199,10 @@ def test_drain(postgres_url):
 @pytest.mark.slow
 def test_overhead(empty_url):
     figures = bench("overhead", "--database", empty_url, "--jobs", 300, "--resources", 10, "--rounds", 1, "--json")
-    rates = figures["jobs_per_second_with_all_on"], figures["jobs_per_second_without"]
-    assert figures["share"] == pytest.approx(rates[0] / rates[1], abs=0.002)
-    assert figures["share_by_cpu"] > 0
+    for name in ("metrics", "all_on", "every_trace"):
+        rates = figures[f"jobs_per_second_with_{name}"], figures["jobs_per_second_without"]
+        assert figures[f"share_with_{name}"] == pytest.approx(rates[0] / rates[1], abs=0.002)
+        assert figures[f"share_by_cpu_with_{name}"] > 0
     assert 0 < figures["counting_nanoseconds_a_job"] < 1e6
 
 

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from contextlib import nullcontext
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self
@@ -36,6 +38,25 @@ _IDLE: Final = frozenset({"ProxyTracerProvider", "NoOpTracerProvider"})  # the A
 _NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
+_SAMPLED: Final = 1  # of the flags at the end of a traceparent
+_OURS: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # as `_headers` writes it
+
+
+class _Api:
+    """What every span needs of OpenTelemetry's API: an import in a function costs a microsecond each time."""
+
+    def __init__(self) -> None:
+        from opentelemetry import context, trace  # noqa: PLC0415 - there is a tracer, so the program has imported it
+
+        self.attach, self.detach, self.nowhere = context.attach, context.detach, context.Context()
+        self.within = trace.set_span_in_context
+        self.producer, self.consumer, self.client = (
+            trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER, trace.SpanKind.CLIENT,
+        )  # fmt: skip
+        self.trace = trace
+
+
+_api: Final = cache(_Api)
 
 
 def current() -> tuple[str | None, str | None]:
@@ -80,23 +101,26 @@ class Span:
 
     def enter(self) -> None:
         """Make it the current one."""
-        from opentelemetry import context, trace  # noqa: PLC0415 - there is a span, so the program has imported it
-
-        self._token = context.attach(trace.set_span_in_context(self._span))
+        api = _api()
+        self._token = api.attach(api.within(self._span))
 
     def leave(self) -> None:
         """Make the one before the current one again; in the task or thread that entered."""
-        from opentelemetry import context  # noqa: PLC0415 - as above
-
         if self._token is not None:
-            context.detach(self._token)
+            _api().detach(self._token)
             self._token = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether anybody keeps what it is told: not if it is not sampled."""
+        recording: bool = self._span.is_recording()
+        return recording
 
     def note(self, **attributes: Any) -> None:
         """Set attributes; ``__`` in a name stands for a dot. Those that are None are left out."""
-        for name, value in attributes.items():
-            if value is not None:
-                self._span.set_attribute(name.replace("__", "."), value)
+        if self.is_recording:
+            words = {name.replace("__", "."): value for name, value in attributes.items() if value is not None}
+            self._span.set_attributes(words)
 
     def fail(self, error_type: str, text: str = "", traceback: str | None = None, *, name: str | None = None) -> None:
         """Say that it failed. ``text`` and ``traceback`` hold no secrets; ``name`` is the exception's."""
@@ -119,7 +143,7 @@ class Span:
 
     def end(self) -> None:
         """End it; what comes later changes nothing."""
-        if self._span.is_recording():
+        if self.is_recording:
             self._span.end()
 
 
@@ -171,11 +195,11 @@ class Tracing:
         return self._tracer
 
     def document(self) -> str | None:
-        """The caller's trace context as a job's row keeps it, JSON text; None where nobody collects spans."""
+        """The caller's trace context as a job's row keeps it, JSON text; None where nobody collects that span."""
         if self.tracer() is None:
             return None
         parent, state = current()
-        if parent is None:
+        if parent is None or not int(parent[-2:], 16) & _SAMPLED:  # nobody will see it: there is nothing to link to
             return None
         return json.dumps({TRACEPARENT: parent} | ({} if state is None else {TRACESTATE: state}))
 
@@ -191,25 +215,17 @@ class Tracing:
         tracer = self.tracer()
         if tracer is None:
             return _NOTHING
-        from opentelemetry.trace import SpanKind  # noqa: PLC0415 - there is a tracer, so it is there
-
-        span = tracer.start_span(
-            f"{operation} {destination}",
-            kind=SpanKind.PRODUCER,
-            attributes=_message(operation, operation_type, destination),
-        )
-        return _Whole(span)
+        attributes = _message(operation, operation_type, destination)
+        return _Whole(tracer.start_span(f"{operation} {destination}", kind=_api().producer, attributes=attributes))
 
     def process(self, kind: str, traces: Iterable[Any], *, count: int | None = None) -> Span | None:
         """The run of a job, or of a batch of ``count``; linked to what the jobs keep as their ``trace``."""
         tracer = self.tracer()
         if tracer is None:
             return None
-        from opentelemetry.context import Context  # noqa: PLC0415 - as above
-        from opentelemetry.trace import SpanKind  # noqa: PLC0415 - as above
-
+        api = _api()
         span = tracer.start_span(
-            f"process {kind}", context=Context(), kind=SpanKind.CONSUMER, links=_links(traces),
+            f"process {kind}", context=api.nowhere, kind=api.consumer, links=_links(traces),
             attributes=_message("process", "process", kind, count),
         )  # fmt: skip
         return Span(span)
@@ -219,22 +235,21 @@ class Tracing:
         tracer = self.tracer()
         if tracer is None:
             return _NOTHING
-        from opentelemetry.trace import SpanKind  # noqa: PLC0415 - as above
+        attributes, links = _message("send", "send", destination), _links([trace])
+        return _Whole(tracer.start_span(f"send {destination}", kind=_api().client, links=links, attributes=attributes))
 
-        span = tracer.start_span(
-            f"send {destination}", kind=SpanKind.CLIENT, links=_links([trace]),
-            attributes=_message("send", "send", destination),
-        )  # fmt: skip
-        return _Whole(span)
-
-    def request(self, method: str, attributes: Mapping[str, Any]) -> Span | None:
-        """One sending of a request: a child of the current span."""
+    def request(self, method: str, describe: Callable[[], Mapping[str, Any]]) -> Span | None:
+        """One sending of a request: a child of the current span. ``describe`` gives its attributes, if it is told."""
         tracer = self.tracer()
         if tracer is None:
             return None
-        from opentelemetry.trace import SpanKind  # noqa: PLC0415 - as above
-
-        return Span(tracer.start_span(method, kind=SpanKind.CLIENT, attributes=attributes))
+        parent = _api().trace.get_current_span().get_span_context()
+        if parent.is_valid and not parent.trace_flags.sampled:  # few samplers decide otherwise than for its parent
+            span = tracer.start_span(method, kind=_api().client)
+            if span.is_recording():
+                span.set_attributes(describe())
+            return Span(span)
+        return Span(tracer.start_span(method, kind=_api().client, attributes=describe()))
 
 
 _NAMED_BY: Final = "OTEL_PYTHON_TRACER_PROVIDER"
@@ -259,7 +274,9 @@ def _global_provider() -> Any:
 _IS_NAMED: Final = _NAMED_BY in os.environ
 
 
-def _message(operation: str, operation_type: str, destination: str, count: int | None = None) -> dict[str, Any]:
+@lru_cache(maxsize=1_000)
+def _message(operation: str, operation_type: str, destination: str, count: int | None = None) -> Mapping[str, Any]:
+    """The attributes that such a span begins with; the SDK copies them."""
     attributes: dict[str, Any] = {
         "messaging.system": "resilient",
         "messaging.operation.name": operation,
@@ -276,20 +293,29 @@ MOST_LINKS: Final = 128  # what SDKs keep
 
 def _links(traces: Iterable[Any]) -> list[Any]:
     """Links to the trace contexts that rows keep: each once, without those that are none."""
-    from opentelemetry.trace import Link, get_current_span  # noqa: PLC0415 - as above
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
-
-    read = TraceContextTextMapPropagator().extract
     links: dict[tuple[int, int], Any] = {}
     for one in traces:
         if not isinstance(one, dict) or not isinstance(one.get(TRACEPARENT), str) or len(links) >= MOST_LINKS:
             continue
-        state = one.get(TRACESTATE)
-        carrier = {TRACEPARENT: one[TRACEPARENT]} | ({TRACESTATE: state} if isinstance(state, str) else {})
-        context = get_current_span(read(carrier)).get_span_context()
+        context = _context(one[TRACEPARENT], one.get(TRACESTATE))
         if context.is_valid:
-            links.setdefault((context.trace_id, context.span_id), Link(context))
+            links.setdefault((context.trace_id, context.span_id), _api().trace.Link(context))
     return list(links.values())
+
+
+def _context(parent: str, state: Any) -> Any:
+    """The span context that a row keeps; an invalid one for what is none.
+
+    What we wrote ourselves, without a state, is read here: the API's own reader takes ten times as long.
+    """
+    trace = _api().trace
+    if state is None and (match := _OURS.fullmatch(parent)) is not None:
+        number, span, flags = (int(part, 16) for part in match.groups())
+        return trace.SpanContext(number, span, is_remote=True, trace_flags=trace.TraceFlags(flags))
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - rare
+
+    carrier = {TRACEPARENT: parent} | ({TRACESTATE: state} if isinstance(state, str) else {})
+    return trace.get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
 
 
 def _version() -> str:

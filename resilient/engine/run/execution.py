@@ -564,25 +564,24 @@ def begin_span(unit: Execution | SharedCall, executions: Sequence[Execution]) ->
     span = unit.span = tracing.process(row.kind, [one.row.trace for one in executions], count=count)
     if span is None:
         return
-    provider = row.resource_key.partition("/")[0]
+    span.enter()
+    if not span.is_recording:
+        return
+    provider, alone = row.resource_key.partition("/")[0], count is None
     span.note(
         resilient__provider=provider if provider in ground.providers else None,
         resilient__resource_key=row.resource_key if tracing.tenants else None,
+        messaging__message__id=str(row.id) if alone else None,
+        resilient__attempt=row.attempts + 1 if alone else None,
+        resilient__execution=row.executions + 1 if alone else None,
     )
-    if count is None:
-        span.note(
-            messaging__message__id=str(row.id),
-            resilient__attempt=row.attempts + 1,
-            resilient__execution=row.executions + 1,
-        )
-    span.enter()
 
 
 def end_span(execution: Execution, decision: str, outcome: Outcome) -> None:
     """Say in the span of a run what it came to. That of a batch ends with its last job."""
     run = execution.run
     span = execution.span if run is None else run.span
-    if span is None:
+    if span is None or not span.is_recording:
         return
     if run is None:
         span.note(resilient__outcome=decision)

@@ -78,14 +78,15 @@ def overhead(
     resources: Resources = 1_000,
     concurrency: Concurrency = 100,
     rounds: Annotated[int, typer.Option(min=1, help="How often each.")] = 3,
+    sampled: Annotated[float, typer.Option(min=0.001, max=1, help="The share of jobs that are traced.")] = 0.05,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """What metrics and probes cost a drain, asked every second."""
+    """What metrics, probes, logs and traces cost a drain."""
     from resilient.surface.bench.jobs import overhead as run_overhead  # noqa: PLC0415 - as above
 
     shape = {"jobs": jobs, "resources": resources, "concurrency": concurrency}
-    _run("overhead", lambda: shape | run_overhead(database, **shape, rounds=rounds), as_json=as_json)
+    _run("overhead", lambda: shape | run_overhead(database, **shape, rounds=rounds, sampled=sampled), as_json=as_json)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from the common start to the last answer, so imports and connecting do not count
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import multiprocessing
 import os
@@ -25,8 +26,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from resilient import BreakerPolicy, Job, Limit, Resilient, Retry, Transient, handler
-from resilient.core.base.errors import ResilientError
+from resilient import BreakerPolicy, Job, Limit, Resilient, Retry, Tracing, Transient, handler
+from resilient.core.base.errors import MissingExtra, ResilientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence, Sequence
@@ -67,8 +68,8 @@ async def get(job: Job[str]) -> None:
     response.raise_for_status()
 
 
-def build(place: Scratch, *, limits: bool = False, deps: Any = None) -> Resilient:
-    """The application in ``place``; with ``limits`` two job limits on every account."""
+def build(place: Scratch, *, limits: bool = False, deps: Any = None, sampled: float = 0.0) -> Resilient:
+    """The application in ``place``; with ``limits`` two job limits on every account. ``sampled``: see `Load`."""
     two = [Limit(_ROOMY, per=60, counts="jobs"), Limit(_ROOMY, per=3600, counts="jobs")]
     return Resilient(
         place.url,
@@ -78,6 +79,7 @@ def build(place: Scratch, *, limits: bool = False, deps: Any = None) -> Resilien
         limits={f"{ROOT}/*": two} if limits else None,
         breakers={DOWN: BreakerPolicy(streak=1, first_open=600)},  # one probe a run, however long it takes
         deps=deps,
+        tracing=tracing_of(sampled),
     )
 
 
@@ -209,7 +211,8 @@ _LOOK: Final = 0.01
 class Load:
     """What is to be worked off: ``jobs`` in ``place``, ``concurrency`` at once in each process.
 
-    ``scraped``: with metrics and probes, which are asked every second.
+    ``scraped``: with metrics and probes, which are asked every second, and a log as JSON. ``sampled``: with traces of
+    this share of the jobs.
     """
 
     place: Scratch
@@ -217,6 +220,7 @@ class Load:
     concurrency: int
     limits: bool = False
     scraped: bool = False
+    sampled: float = 0.0
 
 
 def work(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
@@ -225,13 +229,58 @@ def work(start: Start, number: int, done: MutableSequence[int], load: Load) -> d
 
 
 async def _work(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
-    async with build(load.place, limits=load.limits) as app:
+    async with build(load.place, limits=load.limits, sampled=load.sampled) as app:
         worker = app.worker(concurrency=load.concurrency)
         start()
         watching = asyncio.create_task(_watch(worker, number, done, load.jobs))
-        with _asked(app, worker) if load.scraped else nullcontext():
+        with _logged() if load.scraped else nullcontext(), _asked(app, worker) if load.scraped else nullcontext():
             await worker.run()
         return {"finished_at": await watching, "executions": worker.executions}
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Write the log as ``--log json`` does, to nowhere."""
+    from resilient.core.base.loggers import label_records  # noqa: PLC0415 - for one bench
+    from resilient.surface.cli.logs import JsonFormatter  # noqa: PLC0415 - as above
+
+    root = logging.getLogger()
+    with Path(os.devnull).open("w") as nowhere:
+        writer = logging.StreamHandler(nowhere)
+        writer.setFormatter(JsonFormatter())
+        root.addHandler(writer)
+        root.setLevel(logging.INFO)
+        label_records()
+        try:
+            yield
+        finally:
+            root.removeHandler(writer)
+
+
+def tracing_of(sampled: float) -> Tracing:
+    """Spans of this share of the traces, as OpenTelemetry's SDK makes them, thrown away by their exporter; 0: none.
+
+    Raises `MissingExtra` without the SDK.
+    """
+    if not sampled:
+        return Tracing()
+    try:
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - for one bench
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult  # noqa: PLC0415
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtra("the bench of traces needs OpenTelemetry's SDK: pip install opentelemetry-sdk") from error
+
+    class Nowhere(SpanExporter):
+        """Takes spans and throws them away."""
+
+        def export(self, spans: Any) -> Any:  # noqa: ARG002
+            """Say that it is done."""
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(sampled)))
+    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+    return Tracing(provider)
 
 
 @contextmanager

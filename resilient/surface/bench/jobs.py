@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 
 _CHUNK: Final = 10_000
+_TRACED: Final = 100  # jobs enqueued within one span: each such span is sampled for itself
 _PROBE_IN: Final = timedelta(milliseconds=100)  # the open circuit's probe comes due during the run
 
 
@@ -90,33 +91,38 @@ def drain(
 _COUNTED: Final = 100_000
 
 
-def overhead(url: str | None, *, jobs: int, resources: int, concurrency: int, rounds: int) -> dict[str, Any]:
-    """`drain` with metrics and probes that are asked every second, and without, by turns; the best of each.
+def overhead(
+    url: str | None, *, jobs: int, resources: int, concurrency: int, rounds: int, sampled: float
+) -> dict[str, Any]:
+    """`drain` with what can be watched and without, by turns; the best of each.
 
-    What the counting alone costs is always paid, so it is measured apart and taken out of ``without``.
+    ``metrics``: metrics and probes that are asked every second, and a JSON log. ``all_on``: traces of a share
+    ``sampled`` of the jobs, too; ``every_trace``: of all. What the counting alone costs is always paid, so it is
+    measured apart and taken out of ``without``.
     """
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    cpu: dict[bool, list[float]] = {True: [], False: []}  # seconds: the steadier figure on a machine with other work
+    shares = {"without": 0.0, "metrics": 0.0, "all_on": sampled, "every_trace": 1.0}
+    rates: dict[str, list[float]] = {name: [] for name in shares}
+    cpu: dict[str, list[float]] = {name: [] for name in shares}  # seconds: steadier on a machine with other work
     for _ in range(rounds):
-        for scraped in (False, True):
+        for name, share in shares.items():
             with scratch(url, "bench") as place:
-                app = build(place)
+                app = build(place, sampled=share)
                 try:
-                    fill(app, place, jobs=jobs, resources=resources, blocked=0)
-                    figures = _drained(app, Load(place, jobs, concurrency, scraped=scraped), 1)
+                    fill(app, place, jobs=jobs, resources=resources, blocked=0, chunk=_TRACED if share else _CHUNK)
+                    load = Load(place, jobs, concurrency, scraped=name != "without", sampled=share)
+                    row = _drained(app, load, 1)
                 finally:
                     app.database.close_sync()
-            rates[scraped].append(figures["jobs_per_second"])
-            cpu[scraped].append(figures["worker_cpu_seconds"])
-    counting, best = _counting(), max(rates[True])
-    without = 1 / (1 / max(rates[False]) - counting)
-    return {
-        "jobs_per_second_without": round(without, 1),
-        "jobs_per_second_with_all_on": best,
-        "share": round(best / without, 3),
-        "share_by_cpu": round((min(cpu[False]) - counting * jobs) / min(cpu[True]), 3),
-        "counting_nanoseconds_a_job": round(counting * 1e9),
-    }
+            rates[name].append(row["jobs_per_second"])
+            cpu[name].append(row["worker_cpu_seconds"])
+    counting = _counting()
+    without, least = 1 / (1 / max(rates.pop("without")) - counting), min(cpu.pop("without")) - counting * jobs
+    figures = {"jobs_per_second_without": round(without, 1)}
+    for name, many in rates.items():
+        figures[f"jobs_per_second_with_{name}"] = max(many)
+        figures[f"share_with_{name}"] = round(max(many) / without, 3)
+        figures[f"share_by_cpu_with_{name}"] = round(least / min(cpu[name]), 3)
+    return {**figures, "sampled": sampled, "counting_nanoseconds_a_job": round(counting * 1e9)}
 
 
 def _counting() -> float:
@@ -132,14 +138,14 @@ def _counting() -> float:
     return (time.perf_counter() - began) / _COUNTED
 
 
-def fill(app: Resilient, place: Scratch, *, jobs: int, resources: int, blocked: int) -> None:
-    """Enqueue the blocked jobs, then the others; then settle it, as the floor does (PostgreSQL)."""
+def fill(app: Resilient, place: Scratch, *, jobs: int, resources: int, blocked: int, chunk: int = _CHUNK) -> None:
+    """Enqueue the blocked jobs, then the others, ``chunk`` at a time; then settle it as the floor does (PostgreSQL)."""
     app.ready_sync()
     for first in range(0, blocked, _CHUNK):
         app.enqueue_many_sync(down, range(first, min(blocked, first + _CHUNK)), resource_key=DOWN)
     if blocked:
         app.sync.resources.open(DOWN, until=app.now() + _PROBE_IN)
-    _fill_ready(app, jobs, resources)
+    _fill_ready(app, jobs, resources, chunk)
     if not app.database.is_sqlite:
         from resilient.surface.bench.floor_postgresql import connect, settle  # noqa: PLC0415 - the driver may be missing
 
@@ -147,9 +153,9 @@ def fill(app: Resilient, place: Scratch, *, jobs: int, resources: int, blocked: 
             settle(c, "resilient_job", "resilient_turn")
 
 
-def _fill_ready(app: Resilient, jobs: int, resources: int) -> None:
-    for first in range(0, jobs, _CHUNK):
-        numbers = range(first, min(jobs, first + _CHUNK))
+def _fill_ready(app: Resilient, jobs: int, resources: int, chunk: int) -> None:
+    for first in range(0, jobs, chunk):
+        numbers = range(first, min(jobs, first + chunk))
         app.enqueue_many_sync(noop, [Item(n, resource_key=account(n, resources)) for n in numbers])
 
 

@@ -7,6 +7,7 @@ then without user, password, query values and the account's secrets.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -33,6 +34,11 @@ def begin(request_log: RequestLog, request: RequestFacts, resends: int = 0) -> S
     tracing = request_log.tracing
     if tracing.tracer() is None:
         return None
+    name = request.method if request.method in METHODS else "HTTP"
+    return tracing.request(name, partial(_described, request_log, request, resends))
+
+
+def _described(request_log: RequestLog, request: RequestFacts, resends: int) -> dict[str, Any]:
     method = request.method if request.method in METHODS else _OTHER
     attributes: dict[str, Any] = {"http.request.method": method, **_where(request_log, request)}
     attributes["resilient.provider"] = request_log.provider.name if request.trusted else ""
@@ -40,9 +46,9 @@ def begin(request_log: RequestLog, request: RequestFacts, resends: int = 0) -> S
         attributes["http.request.method_original"] = request.method[:20]
     if resends:
         attributes["http.request.resend_count"] = resends
-    if tracing.tenants:
+    if request_log.tracing.tenants:
         attributes["resilient.resource_key"] = request.key
-    return tracing.request("HTTP" if method is _OTHER else method, {k: v for k, v in attributes.items() if v != ""})
+    return {name: value for name, value in attributes.items() if value != ""}
 
 
 def _where(request_log: RequestLog, request: RequestFacts) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def end(
     error: BaseException | None = None,
 ) -> None:
     """End the span with what came back."""
-    if span is None:
+    if span is None or not span.is_recording:
         return
     span.note(http__response__status_code=status, resilient__error_kind=None if failure is None else failure.kind.value)
     if version.startswith(b"HTTP/"):
