@@ -42,7 +42,7 @@ async def test_it_is_sent_with_the_accounts_credentials_and_says_how_it_was_answ
     assert sent(fake) == [("GET", "/rate_limit")]
     assert fake.log.api[0].account == "acme"
     assert any("'core'" in one and "are left" in one for one in answer.lessons), answer.lessons
-    (row,) = await app.audit.list()
+    row = (await app.audit.list())[0]
     assert (row.action, row.subject) == ("resources test", KEY)
     assert answer.to_json()["status"] == 200
 

@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from resilient import Resilient
+from resilient import Provider, Resilient
 from resilient.store.accounts import fuse, grants
 from resilient.store.accounts.secrets import new_key
 from resilient.surface.cli import main
+from resilient.testing import FakeProvider
 
 KEY = new_key()
 PROGRAM = """
@@ -107,3 +108,28 @@ def test_a_broken_key_is_not_shown(sqlite_url):
     with pytest.raises(Exception, match="key 1 of the secrets is no key") as raised:
         Resilient(sqlite_url, secrets=["canary-no-key"])
     assert "canary" not in str(raised.value)
+
+
+FREE = """
+from resilient import Provider, Resilient
+app = Resilient({url!r}, providers=[Provider(name="free", base_url={at!r}, anonymous=True, whoami="GET /me")])
+"""
+
+
+def test_a_test_request_says_how_it_was_answered(run, sqlite_url, tmp_path):
+    with FakeProvider(Provider(name="free", base_url="https://free.example"), anonymous=True) as fake:
+        fake.on("GET /me", {"id": 1})
+        (tmp_path / "shop_connections.py").write_text(FREE.format(url=sqlite_url, at=fake.url))
+        status, out, _ = run("resources", "test", "free/a")
+        assert (status, out.startswith("GET /me through free/a: answered 200 in ")) == (0, True)
+        fake.fail_next(404)
+        status, out, _ = run("resources", "test", "free/a", "--json")
+        answer = json.loads(out)
+        assert (status, answer["status"], answer["failure"]) == (1, 404, "permanent")
+        run("resources", "pause", "free/a")
+        status, _, err = run("resources", "test", "free/a")
+        assert (status, "free/a' is stopped by its pause; no test request was sent" in err) == (1, True)
+        changes = json.loads(run("audit", "--json")[1])["changes"]
+    assert [one["action"] for one in changes] == ["resources test", "resources pause", "resources test", "resources test"]
+    assert {one["via"] for one in changes} == {"command line"}
+    assert len(fake.log.api) == 2

@@ -10,6 +10,7 @@ of jobs at once do not stop it, because it is no job.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -226,7 +227,8 @@ class _Hooks:
         if failure is None:
             await self._grants.worked(account, permit.access)
         elif _refuses_credentials(failure):
-            await self._grants.refused(account, permit.access, failure)
+            with contextlib.suppress(ResourceStopped):  # they are known to be dead by now: the answer says so
+                await self._grants.refused(account, permit.access, failure)
 
     async def failed(self, permit: Permit, failure: Failure) -> None:
         """Tell the gate."""
