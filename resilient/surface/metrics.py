@@ -36,6 +36,9 @@ MEANINGS: Final = {
     "resilient_fenced_results": "Results that changed nothing, because the lease was lost.",
     "resilient_requests": "Requests to providers that were answered or failed.",
     "resilient_circuit_transitions": "Changes of circuits that this process brought about.",
+    "resilient_job_wait_seconds": "From a job's time to its slot, whatever it waited for.",
+    "resilient_limit_wait_seconds": "From the wish to send a request to its place in its limits.",
+    "resilient_token_refreshes": "Requests for a new token that were answered or failed.",
     "resilient_execution_duration_seconds": "From a slot to the end of its handler.",
     "resilient_request_duration_seconds": "From sending a request to its answer or failure.",
     "resilient_executions_running": "Executions that run in this process.",
@@ -88,6 +91,9 @@ class AppCollector(Collector):
         yield _counter("resilient_rescues", _from_zero(kinds, counts.rescues), "kind")
         yield _counter("resilient_requests", counts.requests.copy(), "provider", "method", "outcome")
         yield _counter("resilient_circuit_transitions", counts.transitions.copy(), "provider", "to")
+        yield _counter("resilient_token_refreshes", counts.refreshes.copy(), "provider", "outcome")
+        yield _histogram("resilient_job_wait_seconds", counts.waits, "kind")
+        yield _histogram("resilient_limit_wait_seconds", counts.draws, "provider")
         yield _histogram("resilient_execution_duration_seconds", counts.durations, "kind")
         yield _histogram("resilient_request_duration_seconds", counts.answers, "provider")
         figures = [worker.figures() for worker in workers]

@@ -13,14 +13,29 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.semconv import schemas
 from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy.orm import Session
 
-from resilient import Event, Fixed, Permanent, Resilient, Retry, Snooze, Tracing, Transient, handler, log_fields
+from resilient import (
+    Event,
+    Fixed,
+    Permanent,
+    Resilient,
+    ResourceStopped,
+    Retry,
+    Snooze,
+    Tracing,
+    Transient,
+    handler,
+    log_fields,
+)
 from resilient.core.base import tracing
 from resilient.core.provider.facts import Provider
 from resilient.engine.run.job import Batch, Job, SyncBatch, SyncJob
+from resilient.store.accounts.secrets import new_key
+from resilient.testing import FakeProvider
 from tests.helpers import drain, until
 
 TWICE = Retry(max_attempts=2, delay=Fixed(0))
@@ -494,3 +509,86 @@ async def test_a_programs_own_factory_of_records_stays(make, records):
         assert records.records[0].own == "mine"
         assert records.fields("both")[0] == str(job.id)
     assert logging.getLogRecordFactory()._make is own, "two workers, one layer"
+
+
+# -- what is not sampled ----------------------------------------------------------------------------------------------
+
+
+class Sampled(Spans):
+    """Spans whose roots a sampler drops."""
+
+    def __init__(self, sampler):
+        super().__init__()
+        self.provider = TracerProvider(sampler=sampler)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+
+async def kept_traces(database):
+    return await database.transaction(lambda c, d: [one.trace for one in d.run(c, "SELECT trace FROM {job}")])
+
+
+async def test_what_is_not_sampled_is_not_kept_with_the_job_and_not_described(make, database, api, monkeypatch):
+    descriptions = []
+    monkeypatch.setattr("resilient.wire.requests.span._described", lambda *_: descriptions.append(1) or {})
+    dropped = Sampled(ParentBased(ALWAYS_OFF))
+    app = make(push, facts={"propagates_trace": True})
+    app.ground.tracing._own = dropped.provider
+    await app.enqueue("contact.push", {}, resource_key="api/acme")
+    assert await kept_traces(database) == [None], "nobody will see that span: there is nothing to link to"
+    await drain(app)
+    assert (dropped(), descriptions) == ([], [])
+    flags = int(api.headers[0]["traceparent"][-2:], 16)
+    assert not flags & 1, "the provider is told that the trace is not sampled"
+
+
+async def test_a_sampler_of_its_own_mind_gets_the_whole_request(make, api):
+    whole = Sampled(ParentBased(ALWAYS_OFF, local_parent_not_sampled=ALWAYS_ON))
+    app = make(push)
+    app.ground.tracing._own = whole.provider
+    await app.enqueue("contact.push", {}, resource_key="api/acme")
+    await drain(app)
+    (post,) = whole()
+    assert (post.name, post.attributes["http.request.method"], post.attributes["resilient.provider"]) == (
+        "POST", "POST", "api",
+    )  # fmt: skip
+    assert post.attributes["http.response.status_code"] == 200
+
+
+async def test_what_others_wrote_is_read_as_what_we_wrote(make, spans, database):
+    app = make(push)
+    parents = [f"{version}-{n:032x}-{n:016x}-01" for n, version in ((1, "00"), (2, "01"))]
+    traces = [{"traceparent": parents[0]}, {"traceparent": parents[1] + "-more", "tracestate": "a=b"}]
+    for one in traces:
+        await app.enqueue("contact.push", {}, resource_key="api/acme")
+        await database.transaction(
+            lambda c, d, one=one: d.run(
+                c, "UPDATE {job} SET trace = :trace WHERE state = 'ready'", {"trace": json.dumps(one)}
+            )
+        )
+        await drain(app)
+    assert [links(span) for span in spans("process contact.push")] == [[(1, 1)], [(2, 2)]]
+
+
+# -- refreshes --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_refresh_is_a_span_and_counted(database, clock, spans):
+    with FakeProvider("github", clock=clock.now) as fake:
+        app = Resilient(
+            database, providers=[fake.provider], secrets=[new_key()], clock=clock.now, tracing=Tracing(spans.provider)
+        )
+        await app.ready()
+        await app.connections.import_("github/acme", **fake.account("acme").tokens)
+        clock.advance(days=1)
+        await app.credentials("github/acme")
+        fake.revoke()
+        clock.advance(days=1)
+        with pytest.raises(ResourceStopped):
+            await app.credentials("github/acme")
+        await app.close()
+    well, dead = spans("refresh github")
+    assert (well.kind, well.parent) == (SpanKind.CLIENT, None)
+    assert dict(well.attributes) == {"http.request.method": "POST", "resilient.provider": "github"}
+    assert dead.attributes["error.type"] == "auth"
+    assert app.ground.counts.refreshes == {("github", "ok"): 1, ("github", "auth"): 1}
+    assert "acme" not in well.to_json() + dead.to_json()

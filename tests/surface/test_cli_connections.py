@@ -130,6 +130,11 @@ def test_a_test_request_says_how_it_was_answered(run, sqlite_url, tmp_path):
         status, _, err = run("resources", "test", "free/a")
         assert (status, "free/a' is stopped by its pause; no test request was sent" in err) == (1, True)
         changes = json.loads(run("audit", "--json")[1])["changes"]
-    assert [one["action"] for one in changes] == ["resources test", "resources pause", "resources test", "resources test"]
+    assert [one["action"] for one in changes] == [
+        "resources test",
+        "resources pause",
+        "resources test",
+        "resources test",
+    ]
     assert {one["via"] for one in changes} == {"command line"}
     assert len(fake.log.api) == 2

@@ -79,7 +79,7 @@ OTHER = {
     "webhook": Webhook(token="x-token"), "batch": BatchEndpoint(path="/many", most=9),
     "verified_on": date(2026, 1, 2), "sources": ("acme.example/docs",), "unverified": ("limits",),
     "private_hosts": ("acme.internal",), "single_account": True, "anonymous": True,
-    "propagates_trace": True,
+    "propagates_trace": True, "whoami": "GET /me",
 }  # fmt: skip
 
 

@@ -12,13 +12,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import resilient.metrics
-from resilient import FullJitter, Limit, Permanent, Resilient, Retry, Transient, handler
+from resilient import FullJitter, Limit, Permanent, Provider, Resilient, Retry, Transient, handler
 from resilient.core.base.errors import DatabaseUnreachable, InvalidInput
 from resilient.engine.inspect import exporter
 from resilient.engine.run.job import Job
 from resilient.surface.metrics import MEANINGS, AppCollector, registry
 from resilient.surface.probes import Address
 from tests.helpers import drain
+from tests.serving import serving
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -36,7 +37,8 @@ def make(database_url):
     made = []
 
     def make(**options):
-        made.append(Resilient(database_url, handlers=[push], limits={"crm/*": [Limit(1000, per=1)]}, **options))
+        limits = {"crm/*": [Limit(1000, per=1)]}
+        made.append(Resilient(database_url, **{"handlers": [push], "limits": limits, **options}))
         return made[-1]
 
     yield make
@@ -72,6 +74,41 @@ async def test_what_ended_is_counted(app):
     assert seen["resilient_executions_total", "crm", "push", "retry", "transient"] == 1
     assert seen["resilient_execution_duration_seconds_count", "push"] == 5
     assert not [name for name in seen if "a-tenants-word" in str(name)]
+
+
+async def test_how_long_jobs_waited_for_their_slot(make, clock):
+    app = make(clock=clock.now)
+    await app.ready()
+    await app.enqueue(push, "ok", resource_key="crm/1")
+    await app.enqueue(push, "ok", resource_key="crm/1", delay=80)
+    clock.advance(90)
+    await drain(app)
+    seen = values(AppCollector(app))
+    assert seen["resilient_job_wait_seconds_count", "push"] == 2
+    assert seen["resilient_job_wait_seconds_bucket", "10.0", "push"] == 1, "a delay is not a wait"
+    assert seen["resilient_job_wait_seconds_bucket", "60.0", "push"] == 1
+    assert 99 <= seen["resilient_job_wait_seconds_sum", "push"] <= 100
+
+
+async def test_how_long_requests_waited_for_their_limits(make):
+    @handler("get")
+    async def get(job: Job[None]) -> None:
+        await job.client.get("/")
+
+    async def ok(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    limits = {"account": [Limit(1, per=0.2)]}
+    async with serving(ok) as url:
+        app = make(handlers=[get], providers=[Provider(name="api", base_url=url, limits=limits)])
+        await app.ready()
+        await app.enqueue_many(get, [None, None], resource_key="api/1")
+        await drain(app)
+    seen = values(AppCollector(app))
+    assert seen["resilient_limit_wait_seconds_count", "api"] == 2
+    assert seen["resilient_limit_wait_seconds_count", "other"] == 0
+    assert seen["resilient_limit_wait_seconds_sum", "api"] > 0
 
 
 async def test_declared_series_begin_at_zero(app):

@@ -238,6 +238,14 @@ class Tracing:
         attributes, links = _message("send", "send", destination), _links([trace])
         return _Whole(tracer.start_span(f"send {destination}", kind=_api().client, links=links, attributes=attributes))
 
+    def refresh(self, provider: str) -> AbstractContextManager[Span | None]:
+        """Around the request for a new token: a trace of its own, because many callers wait for the same one."""
+        tracer = self.tracer()
+        if tracer is None:
+            return _NOTHING
+        attributes = {"http.request.method": "POST", "resilient.provider": provider}
+        return _Whole(tracer.start_span(f"refresh {provider}", kind=_api().client, attributes=attributes))
+
     def request(self, method: str, describe: Callable[[], Mapping[str, Any]]) -> Span | None:
         """One sending of a request: a child of the current span. ``describe`` gives its attributes, if it is told."""
         tracer = self.tracer()

@@ -436,7 +436,7 @@ class Grants:
         """Send the refresh and write its outcome."""
         key, grant = account.bound.resource_key, begun.grant
         try:
-            answer = await self._ask(oauth, grant, credentials, begun.now)
+            answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now))
         except SetupError:  # nothing was sent: a key that is none
             await self._endpoints.unsent(ticket)
             await self._run(grants.let_go, grant)

@@ -19,7 +19,7 @@ from resilient.core.base.hosts import origin_of
 from resilient.core.gates.breaker import counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from resilient.core.provider.auth import OAuth2
     from resilient.engine.gates.gate import Gate, Ticket
@@ -107,6 +107,16 @@ class TokenEndpoints:
         gate = await self._opened()
         for key, generation in ticket.elected:
             gate.give_back(key, generation)
+
+    async def watched(self, key: str, asking: Awaitable[TokenAnswer]) -> TokenAnswer:
+        """Wait for the answer of an account's token endpoint, within a span; counted."""
+        with self._ground.tracing.refresh(key.partition("/")[0]) as span:
+            answer = await asking
+            failure = answer.failure
+            if span is not None and failure is not None:
+                span.fail(failure.kind.value)
+        self._ground.counts.refresh(key, "ok" if failure is None else failure.kind.value)
+        return answer
 
     async def answered(self, ticket: Ticket, failure: Failure | None) -> None:
         """Report the outcome of a request; ``failure`` None: it succeeded."""

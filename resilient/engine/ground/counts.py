@@ -62,6 +62,9 @@ class Counts:
         self.providers = frozenset({OUTBOX, *chain.from_iterable(providers)})
         self.executions: Counter[Ended] = Counter()  # whose end is written; the pipeline adds to them
         self.durations = {kind: Histogram() for kind in self.kinds}  # from a slot to the end of a handler
+        self.waits = {kind: Histogram() for kind in self.kinds}  # from a job's time to its slot
+        self.draws = {provider: Histogram() for provider in (*self.providers, OTHER)}  # for request limits
+        self.refreshes: Counter[tuple[str, str]] = Counter()  # of tokens, by provider and outcome
         self.rescues: Counter[str] = Counter()  # by kind
         self.enqueued: Counter[str] = Counter()  # by kind
         self.requests: Counter[tuple[str, str, str]] = Counter()  # by provider, method and outcome
@@ -86,6 +89,10 @@ class Counts:
         self.requests[provider, method if method in METHODS else OTHER, outcome] += 1
         if seconds is not None:
             self.answers[provider].observe(seconds)
+
+    def refresh(self, resource_key: str, outcome: str) -> None:
+        """A token endpoint was asked for a new token: ``ok``, or the kind of error."""
+        self.refreshes[self.provider_of(resource_key), outcome] += 1
 
     def enqueue(self, kinds: Iterable[str]) -> None:
         """Jobs were accepted; from any thread. In a transaction of the caller's they may still be rolled back."""

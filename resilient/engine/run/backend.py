@@ -328,7 +328,11 @@ class JobHooks:
             admit = partial(
                 self._wire.gate.admit, request.key, request.cost, probes=execution.probes, own=execution.resource_key
             )
+            began = time.perf_counter()
             state = await patiently(execution, admit)
+            if state.place is not None:
+                counts = execution.context.ground.counts
+                counts.draws[counts.provider_of(request.key)].observe(time.perf_counter() - began)
         if state.elected:
             execution.probes += state.elected
             execution.elected += state.elected

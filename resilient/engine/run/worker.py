@@ -360,8 +360,10 @@ class Worker:
         return self.finisher.outcomes
 
     def _ended(self, execution: Execution) -> None:
-        seconds = elapsed(execution)
-        self._ground.counts.durations[execution.row.kind].observe(seconds)
+        seconds, counts, row = elapsed(execution), self._ground.counts, execution.row
+        counts.durations[row.kind].observe(seconds)
+        if execution.started:
+            counts.waits[row.kind].observe(max(0.0, (self.now() - row.run_at).total_seconds() - seconds))
         if self.shares.ended(execution.resource_key, seconds) or self._watched:
             self._wake.set()
 

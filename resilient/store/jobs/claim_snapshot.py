@@ -36,6 +36,7 @@ class ClaimedJob(NamedTuple):
     payload: str | None  # JSON
     payload_version: int
     priority: int
+    run_at: datetime
     expires_at: datetime | None
     attempts: int
     max_attempts: int | None
