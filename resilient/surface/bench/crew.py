@@ -8,7 +8,6 @@ from the common start to the last answer, so imports and connecting do not count
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import multiprocessing
 import os
@@ -19,7 +18,7 @@ import time
 import traceback
 import urllib.error
 import urllib.request
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
 from multiprocessing.connection import wait
@@ -240,21 +239,12 @@ async def _work(start: Start, number: int, done: MutableSequence[int], load: Loa
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """Write the log as ``--log json`` does, to nowhere."""
-    from resilient.core.base.loggers import label_records  # noqa: PLC0415 - for one bench
-    from resilient.surface.cli.logs import JsonFormatter  # noqa: PLC0415 - as above
+    """Write the log as ``--log json`` does, to nowhere; in a process that ends with the bench."""
+    from resilient.surface.cli.logs import set_up  # noqa: PLC0415 - for one bench
 
-    root = logging.getLogger()
-    with Path(os.devnull).open("w") as nowhere:
-        writer = logging.StreamHandler(nowhere)
-        writer.setFormatter(JsonFormatter())
-        root.addHandler(writer)
-        root.setLevel(logging.INFO)
-        label_records()
-        try:
-            yield
-        finally:
-            root.removeHandler(writer)
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        set_up("json", "info")
+        yield
 
 
 def tracing_of(sampled: float) -> Tracing:
