@@ -57,6 +57,7 @@ NOT_PAIRED = (
     dict.fromkeys(
         (
             "accounts.access: _find",
+            "accounts.whoami: _infos",
             "engine.alerts: store.page",
             "accounts.connections: connections.find",
             "accounts.connections: connections.find_all",
@@ -119,7 +120,8 @@ NOT_PAIRED = (
             "accounts.fuse: fn",
             "accounts.grants: fn",
             "ground.sessions: fn",
-            "app.sync_side: lambda grants: grants.required(key)",
+            "app.sync_side: lambda features: features.grants.required(key)",
+            "app.sync_side: lambda features: features.tests.send(key)",
             "ground.audited: fn",
         ),
         "passes on what others name",
