@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 
-LIMIT = 60.0  # seconds: bounds a test that hangs, and promises nothing
+LIMIT = 150.0  # seconds: bounds a test that hangs, and promises nothing
 
 
 async def until(condition, seconds=LIMIT):
@@ -24,6 +24,21 @@ async def until(condition, seconds=LIMIT):
 def use_up(job):
     """Let the time of a running job's handler be over: the engine's next look at timeouts says so."""
     job._backend._execution.started -= 1e6
+
+
+def brisk(worker):
+    """Let a worker renew its leases, and so hear of cancels and of leases it lost, several times a second.
+
+    A short lease would do so, too, and be over wherever the machine stands still for a moment.
+    """
+    worker.heartbeat._interval = 0.1
+    return worker
+
+
+async def bury(app):
+    """Let the leases of all workers be over that have died, or stand still, and nobody hear of those any more."""
+    over = ("UPDATE {job} SET lease_until = created_at WHERE state = 'running'", "DELETE FROM {worker}")
+    await app.database.transaction(lambda c, d: [d.run(c, statement) for statement in over] and None)
 
 
 async def drain(app, **options):

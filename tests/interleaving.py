@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import psycopg
 
-PATIENCE = 30.0  # seconds until something that must come is given up
+PATIENCE = 150.0  # seconds until something that must come is given up
 
 _WAITERS = (
     "SELECT pid, pg_blocking_pids(pid) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"

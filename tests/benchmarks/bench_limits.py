@@ -66,6 +66,7 @@ async def limited(options):
     done = int(await app.jobs.count(state="succeeded", limit=total + 1))
     await app.close()
     warm = max(sick.senders.values()) + WARM_UP
+    sick.arrivals.sort()
     lasted = sick.arrivals[-1] - sick.arrivals[0]
     most = busiest([at for at in sick.arrivals if at >= warm], options.per)
     allowed = options.rate / options.per * lasted

@@ -18,6 +18,7 @@ from resilient.store.db.database import Database
 from resilient.store.gates import turns
 from resilient.store.jobs import insert as jobs
 from tests import nursery
+from tests.helpers import LIMIT
 
 HERE = Path(__file__).parent
 NO_TURN = ("no turn", "stood still", "that were over")  # housekeeping's errors about what is stranded
@@ -112,7 +113,7 @@ class Provider:
     def close(self):
         self.process.stdin.close()
         self.process.stdout.close()
-        self.process.wait(10)
+        self.process.wait(LIMIT)
 
 
 class Eye:
@@ -135,7 +136,7 @@ class Eye:
     def close(self):
         """What it saw."""
         self._closed.set()
-        self._thread.join(10)
+        self._thread.join(LIMIT)
         self.database.close_sync()
         return self.seen
 

@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import threading
 
+from tests.helpers import LIMIT
+
 COMMIT = b"COMMIT\x00"  # the whole statement: BEGIN may name READ COMMITTED
 COMMITTED = b"COMMIT\x00"  # the server's tag of a completed commit
 
@@ -38,7 +40,7 @@ class Proxy:
     def __exit__(self, *_):
         self._ask(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(LIMIT)
         self._loop.close()
 
     def lose(self, needle, times=1):

@@ -15,6 +15,8 @@ from resilient.core.jobs.backoff import Fixed
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers
 
+from tests.helpers import LIMIT
+
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 QUICK = {"retry": Retry(max_attempts=None, delay=Fixed(0.2)), "timeout": 5}
 KEYS = 20
@@ -69,7 +71,7 @@ class Load:
     async def until(self, count):
         """Wait until so many more are confirmed."""
         wanted = await self.confirmed() + count
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             while await self.confirmed() < wanted:  # noqa: ASYNC110 - the database knows
                 await asyncio.sleep(0.05)
 
@@ -80,7 +82,7 @@ class Load:
         """Stop publishing, and wait until everything is confirmed."""
         self._stop.set()
         await self._publishing
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LIMIT):
             while await self.confirmed() < len(self.ids):  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0.1)
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from resilient import Item, Kind, Resilient
 from resilient.store.inspect.throughput import throughput
-from tests.helpers import until
+from tests.helpers import LIMIT, until
 from tests.serving import serving
 
 JOBS, ACCOUNTS, WORKERS, FEW = 300, 20, 3, 5
@@ -72,7 +72,7 @@ class Process:
         self.process = await asyncio.create_subprocess_exec(
             *command, "--concurrency", "6", "--lease", "2", cwd=folder, stderr=asyncio.subprocess.PIPE
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             async for line in self.process.stderr:
                 if found := re.search(r"/metrics at (http://\S+)", line.decode()):
                     self.url = found[1]
@@ -94,7 +94,7 @@ class Process:
     async def end(self):
         if self.process.returncode is None:
             self.process.terminate()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             await self.process.wait()
 
 

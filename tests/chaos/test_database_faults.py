@@ -22,6 +22,7 @@ from resilient.core.base.errors import DatabaseUnreachable
 from resilient.engine.run import dispatcher
 from resilient.store.db import schema
 from resilient.store.db.database import Database
+from tests.helpers import LIMIT
 
 
 @handler("work")
@@ -142,7 +143,7 @@ async def test_a_session_cut_in_the_middle_of(postgres, tmp_path, monkeypatch, f
     done.append(await app.enqueue(work, {"n": 9}, resource_key="p/0", delay=0.2))
     worker = app.worker(concurrency=3, lease=5)
     running = asyncio.create_task(worker.run(signals=False))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while left[0] or await app.jobs.count(state="succeeded") < len(done):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     worker.stop()
@@ -171,7 +172,7 @@ async def behind_proxy(postgres, postgres_server):
 
 async def finished(database, count):
     """Looks past the proxy."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while sum(row.state == "succeeded" for row in states(database).values()) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -233,7 +234,7 @@ async def test_an_enqueue_whose_answer_is_lost_says_so_and_the_job_runs_once(beh
         await app.enqueue(work, {}, resource_key="p/1", unique_key="once")
     again = await app.enqueue(work, {}, resource_key="p/1", unique_key="once")
     assert (proxy.lost, again.created) == (1, False)
-    assert await app.worker().drain(timeout=30) == 1
+    assert await app.worker().drain(timeout=LIMIT) == 1
     assert [again.id] == RAN
 
 

@@ -15,6 +15,7 @@ from resilient import Job, Resilient, handler
 from resilient.core.base.errors import DatabaseUnreachable
 from resilient.store.db import schema
 from resilient.store.db.database import Database
+from tests.helpers import LIMIT
 
 TEXT = "x" * 4_000
 
@@ -51,7 +52,7 @@ async def test_a_full_disk_is_told_and_what_was_taken_is_done_when_there_is_room
     with contextlib.suppress(DatabaseUnreachable):  # what is done may make some room
         taken, _ = await crammed(app, taken)
     pages[0] = 2**30
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(LIMIT):
         while await app.jobs.count(state="succeeded") < len(taken):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     worker.stop()
@@ -77,7 +78,7 @@ async def main():
     resource.setrlimit(resource.RLIMIT_FSIZE, (wal.stat().st_size + 50_000, -1))  # what goes beyond fails: EFBIG
     taken, error = await crammed(app, first)
     resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-    done = await app.worker().drain(timeout=60)
+    done = await app.worker().drain(timeout=LIMIT)
     states = [(await app.jobs.get(id_)).state for id_ in taken]
     await app.close()
     with sqlite3.connect(url.removeprefix("sqlite:///")) as c:

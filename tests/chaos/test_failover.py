@@ -19,6 +19,7 @@ from resilient import Job, Provider, Resilient, Retry, SyncJob, handler
 from resilient.core.jobs import decide
 from resilient.store.db import schema
 from resilient.store.db.database import Database
+from tests.helpers import LIMIT
 from tests.serving import serving
 
 ONCE = Retry(max_attempts=1)  # charged once, it is dead
@@ -122,7 +123,7 @@ async def behind(postgres, postgres_server, api):
 
 
 async def until(condition, about=""):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while not condition():  # noqa: ASYNC110 - other threads' and connections' state
             await asyncio.sleep(0.02)
     assert condition(), about
@@ -139,7 +140,7 @@ async def ended(proxy, app, database, kind, *, away=False):
     await until(lambda: states(database)[id_.hex].finished_at is not None)
     await worker.completer.flushed()
     worker.stop()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT):
         await running
     return states(database)[id_.hex]
 

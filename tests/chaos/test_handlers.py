@@ -9,6 +9,8 @@ import history
 import pytest
 from harness import new, put, states, unfinished, wait
 
+from tests.helpers import LIMIT
+
 NOTHING = {"seconds": 0}
 
 
@@ -40,7 +42,7 @@ def test_a_handler_that_never_returns_ends_by_its_timeout_and_the_worker_stops(p
     more = put(postgres, new("work"), new("thread"))
     wait(lambda: unfinished(postgres) == 0, 60, about=crew.said)
     child.terminate()
-    assert child.wait(60) == 0, crew.said()
+    assert child.wait(LIMIT) == 0, crew.said()
     assert history.check(postgres, crew.log, committed=bad + good + more) == []
 
 
@@ -80,7 +82,7 @@ def test_a_job_that_kills_its_process_dies_alone(postgres, crew):
     deaths, began = 0, time.monotonic()
     while unfinished(postgres):
         child = crew.start(postgres, "--lease", "3", "--concurrency", "6", "--until-idle")
-        code = child.wait(60)
+        code = child.wait(LIMIT)
         deaths += code == -signal.SIGKILL
         assert code in (0, -signal.SIGKILL), crew.said(child)
         assert time.monotonic() - began < 150, crew.said()

@@ -17,6 +17,7 @@ import history
 
 from resilient.store.jobs import insert as jobs
 from tests import nursery
+from tests.helpers import LIMIT
 
 CHILD = Path(__file__).parent / "child.py"
 STEPS = [
@@ -112,7 +113,7 @@ def test_a_worker_killed_at_any_named_step_loses_nothing(database, tmp_path):
         committed += put(database, account=f"p/{number}-")  # new ones, whose rows are to be made
         rolled_back.append(put_and_roll_back(database))
         child = start(database, log, "--kill", step, "--until-idle")
-        if child.wait(120) != -signal.SIGKILL:
+        if child.wait(LIMIT) != -signal.SIGKILL:
             unreached.append(step)
     finish(database, log)
     assert unreached == []
@@ -129,7 +130,7 @@ def test_a_worker_stopped_for_longer_than_its_lease_changes_nothing_when_it_wake
     sleeper.send_signal(signal.SIGCONT)
     time.sleep(1.0)
     sleeper.terminate()
-    assert sleeper.wait(60) == 0
+    assert sleeper.wait(LIMIT) == 0
     assert history.check(database, log, committed=committed) == []
 
 
@@ -149,7 +150,7 @@ def test_the_checker_catches_an_engine_without_a_fence(open_database, postgres_u
     _wait(lambda: history.rows(database, "SELECT 1 FROM resilient_job WHERE finished_at IS NOT NULL"))
     for child in (sleeper, other):
         child.kill()
-        child.wait(60)
+        child.wait(LIMIT)
     broken = history.check(database, log, committed=[j.id.hex for j in batch])
     assert any(line.startswith("J5") for line in broken), broken
 

@@ -16,6 +16,7 @@ from resilient import Job, Resilient, handler
 from resilient.engine import alerts
 from resilient.engine.run import heartbeat
 from resilient.store.db import pool
+from tests.helpers import LIMIT
 from tests.serving import serving
 
 
@@ -42,7 +43,7 @@ def address(postgres_server, postgres_url):
 
 
 async def until(condition):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while not condition():  # noqa: ASYNC110 - others' threads and sockets
             await asyncio.sleep(0.02)
 

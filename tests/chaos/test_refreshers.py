@@ -24,6 +24,7 @@ from token_endpoint import LIFETIME, SINGLE_USE
 
 from resilient import Resilient
 from resilient.store.accounts.secrets import new_key
+from tests.helpers import LIMIT
 
 QUICK = 3.0
 SECONDS = float(os.environ.get("RESILIENT_CHAOS_SECONDS", QUICK))
@@ -153,7 +154,7 @@ def test_a_refresher_killed_at_any_step_costs_no_account_and_no_attempt(database
     for child in crew.alive():
         child.terminate()
     for child in crew.started:
-        child.wait(60)
+        child.wait(LIMIT)
     broken = refreshing.check(database, provider) + history.check(database, crew.log, committed=work.ids)
     broken += history.delivered(database, provider.arrivals()) + crew.stranded()
     accounts = refreshing.accounts(database, provider.exchanges()).values()

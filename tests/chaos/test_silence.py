@@ -18,6 +18,7 @@ from resilient.store.db import pool
 from resilient.store.db.address import connect_args
 from resilient.store.db.database import Database
 from resilient.store.db.direct import direct
+from tests.helpers import LIMIT
 
 
 @handler("nothing")
@@ -65,11 +66,11 @@ async def test_a_server_that_is_stopped_is_noticed_on_every_way_and_told(own_pos
     database.watch.suspect = 1.0
     assert [await way(database) for way in WAYS.values()] == [1] * len(WAYS)
     with stopped(own_postgres.processes()):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             found = await asyncio.gather(*(way(database) for way in WAYS.values()), return_exceptions=True)
     assert [type(error) for error in found] == [DatabaseUnreachable] * len(WAYS)
     assert "nor does it answer a new connection" in caplog.text
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         for way in WAYS.values():
             while True:
                 with contextlib.suppress(DatabaseUnreachable):
@@ -89,7 +90,7 @@ async def test_one_of_its_processes_that_is_stopped_costs_one_call(own_postgres,
             "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         ).fetchall()
     with stopped([psutil.Process(pid) for (pid,) in rows]):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             with pytest.raises(DatabaseUnreachable):
                 await way(database)
             assert await way(database) == 1
@@ -105,7 +106,7 @@ async def test_a_network_that_takes_everything_and_passes_nothing_on(postgres_se
         database.watch.suspect = 1.0
         await database.transaction(one)
         proxy.hole = True
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             with pytest.raises(DatabaseUnreachable):
                 await database.transaction(one)
         assert "nor does it answer a new connection" in caplog.text
@@ -210,7 +211,7 @@ async def test_a_worker_waits_for_a_database_that_comes_later(own_postgres, capl
     own_postgres.stop()
     worker = app.worker(concurrency=1)
     running = asyncio.create_task(worker.run(signals=False))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while "waits for the database" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         own_postgres.start()
@@ -232,7 +233,7 @@ async def test_a_worker_that_waits_for_its_database_stops_at_once():
     running = asyncio.create_task(worker.run(signals=False))
     await asyncio.sleep(0)
     worker.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT):
         await running
     await app.close()
 

@@ -19,6 +19,7 @@ from resilient.core.base.errors import DatabaseUnreachable
 from resilient.store.db import schema
 from resilient.store.db.database import Database
 from tests.conftest import PostgresServer
+from tests.helpers import LIMIT
 from tests.invariants import broken
 
 RAN = []
@@ -104,7 +105,7 @@ def synchronous(primary, standby):
 
 
 async def until(condition):
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(LIMIT):
         while True:
             with contextlib.suppress(DatabaseUnreachable):
                 if await condition():
@@ -167,7 +168,7 @@ async def test_a_database_that_was_restored_from_a_dump_goes_on(primary):
     app = opened(names[0])
     for n in range(6):
         publish(app, n)
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     for n in range(6, 9):
         publish(app, n)
     waits = await app.enqueue(work, 1, resource_key="p/1", ordering_key="o")
@@ -183,7 +184,7 @@ async def test_a_database_that_was_restored_from_a_dump_goes_on(primary):
     app = opened(names[1], upgrade=False)
     for n in range(9, 12):
         publish(app, n)
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     for key in ("a", "b", "c"):
         assert [sequence for k, sequence in arrived if k == key] == [1, 2, 3, 4]
     assert (await app.jobs.get(waits.id)).state == "succeeded"

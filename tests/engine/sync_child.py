@@ -44,7 +44,7 @@ async def items(job: Job[dict]) -> None:
 
 async def main():
     app = Resilient(URL, handlers=[items], providers=[Provider(name="p", base_url=SHOP)], upgrade=False)
-    worker = app.worker(concurrency=1, lease=1.0)
+    worker = app.worker(concurrency=1)
     running = asyncio.create_task(worker.run())
     while not running.done():
         await asyncio.sleep(0.05)

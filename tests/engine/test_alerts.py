@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,7 +29,7 @@ from resilient.store.gates import resources
 from resilient.store.gates.circuits import Change
 from resilient.store.jobs import finishing
 from resilient.wire.publishers import notify
-from tests.helpers import hear
+from tests.helpers import LIMIT, hear, until
 
 SECRET = "T0SECRET"
 
@@ -103,11 +104,8 @@ class TestNoticed:
         for payload in ("transient", "permanent", "permanent"):
             await app.enqueue("sync", payload, resource_key="github/a")
         await app.enqueue("fine", resource_key="github/a")
-        await app.worker().drain(timeout=20)
-        for _ in range(200):  # about a second; the timer is the loop's own
-            if len(app.told) == 2:
-                break
-            await asyncio.sleep(0.05)
+        await app.worker().drain(timeout=LIMIT)
+        await until(lambda: len(app.told) == 2)  # the timer is the loop's own
         assert sorted(await told(app)) == [("new", "dead", "sync"), ("new", "new_error", "sync")]
         first, second = sorted(await app.alerts.list(), key=lambda alert: alert.name)
         assert (first.name, first.count, first.detail["error_kind"]) == ("dead", 2, "permanent")
@@ -354,7 +352,7 @@ class TestHousekeeping:
         assert await housekeep(app) == []
         clock.advance(1)
         assert await housekeep(app) == [("new", "backlog", "github")]
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         clock.advance(minutes=5)
         assert await housekeep(app) == [("resolved", "backlog", "github")]
 
@@ -362,11 +360,11 @@ class TestHousekeeping:
         app = make(off={"dead", "new_error"}, failure_volume=4)
         for payload in ("permanent",) * 3:
             await app.enqueue("sync", payload, resource_key="github/a")
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert await housekeep(app) == []
         await app.enqueue("sync", "permanent", resource_key="github/b")
         await app.enqueue("fine", resource_key="github/a")
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         found = sorted(await housekeep(app))
         assert found == [("new", "failure_rate", "github/a"), ("new", "failure_rate", "sync")]
         clock.advance(minutes=11)
@@ -395,7 +393,7 @@ class TestHousekeeping:
             heard += await housekeep(app)
         assert heard[0] == ("new", "no_success", "s")
         assert (await app.alerts.list())[0].first_at == clock.now() - timedelta(hours=2)
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         clock.advance(minutes=5)
         assert await housekeep(app) == [("resolved", "no_success", "s")]
 
@@ -561,20 +559,25 @@ class TestSinks:
 
     async def test_one_that_fails_or_hangs_stops_no_other(self, database, caplog, monkeypatch):
         monkeypatch.setattr(alerts, "LONGEST", 0.2)
-        heard = []
+        heard, go_on = [], threading.Event()
 
         def broken(_):
             raise ValueError(SECRET)
 
         async def hanging(_):
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
         def stuck(_):
-            time.sleep(1)
+            go_on.wait(LIMIT)
 
-        await self.tell(database, broken, hanging, stuck, heard.append)
-        assert len(heard) == 1
-        assert caplog.text.count("did not reach the function") == 3
+        def hears(notice):
+            heard.append(notice)
+
+        await self.tell(database, broken, hanging, stuck, hears)
+        await until(lambda: heard)
+        for one in (broken, hanging, stuck):
+            assert caplog.text.count(f"did not reach the function {one.__qualname__}") == 1
+        go_on.set()
         assert SECRET not in caplog.text
 
     async def test_too_slow_for_more(self, database, caplog, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 from resilient import Batch, Idempotency, Job, Provider, Resilient, Retry, Snooze, SyncJob, Transient, handler
 from resilient.core.jobs.backoff import Fixed
 from resilient.engine.run import heartbeat
-from tests.helpers import until
+from tests.helpers import LIMIT, brisk, until, use_up
 
 SOON = Retry(max_attempts=3, delay=Fixed(0))
 ENDS = ["stop", "timeout", "cancel", "bug", "exit"]
@@ -74,11 +74,16 @@ class Handlers:
 
     def __init__(self, end, look=None):
         self.answered = threading.Event()
-        options = {"retry": SOON, "timeout": 0.7 if end == "timeout" else None}
+        options = {"retry": SOON, "timeout": 600 if end == "timeout" else None}
+
+        def answered(job):
+            self.answered.set()
+            if end == "timeout" and job.execution == 1:
+                use_up(job)
+            fail(end, job)
 
         async def ends(job):
-            self.answered.set()
-            fail(end, job)
+            answered(job)
             await asyncio.sleep(60 if job.execution == 1 else 0)
 
         @handler("coroutine", reconcile=look, **options)
@@ -89,8 +94,7 @@ class Handlers:
         @handler("thread", **options)
         def thread(job: SyncJob[None]) -> None:
             job.client.post("/charge").raise_for_status()
-            self.answered.set()
-            fail(end, job)
+            answered(job)
             while job.execution == 1 and not job.cancel_requested:
                 time.sleep(0.01)
 
@@ -106,9 +110,9 @@ class Handlers:
 async def bring_to(app, handlers, kind, end):
     """The job's first execution, to its end."""
     done = await app.enqueue(handlers.all[kind], resource_key="api/1")
-    worker = app.worker(concurrency=2, grace=0.2)
+    worker = brisk(app.worker(concurrency=2, grace=0.2))
     running = asyncio.create_task(worker.run(signals=False))
-    assert await asyncio.to_thread(handlers.answered.wait, 20)
+    assert await asyncio.to_thread(handlers.answered.wait, LIMIT)
     if end == "cancel":
         await app.jobs.cancel(done.id)
     if end == "stop":
@@ -123,7 +127,7 @@ async def bring_to(app, handlers, kind, end):
     if end != "stop":
         worker.stop()
         await running
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     return await app.jobs.get(done.id)
 
 
@@ -171,11 +175,12 @@ async def test_a_worker_that_lost_its_lease(make, api):
     handlers = Handlers("lost")
     first, other = make(*handlers.all), make(*handlers.all)
     done = await first.enqueue(handlers.all[0], resource_key="api/1")
-    worker = first.worker(grace=10, lease=2)
+    worker = brisk(first.worker(grace=LIMIT))
     running = asyncio.create_task(worker.run(signals=False))
-    assert await asyncio.to_thread(handlers.answered.wait, 20)
+    assert await asyncio.to_thread(handlers.answered.wait, LIMIT)
     worker.stop()
-    sweeper = other.worker(lease=0.4).sweeper
+    sweeper = other.worker().sweeper
+    sweeper._spare = 0.0
 
     async def rescued():
         await other.database.transaction(
@@ -186,7 +191,7 @@ async def test_a_worker_that_lost_its_lease(make, api):
 
     await until(rescued)
     await running
-    await other.worker().drain(timeout=30)
+    await other.worker().drain(timeout=LIMIT)
     job = await other.jobs.get(done.id)
     assert (job.state, job.last_error_kind, len(api.seen)) == ("dead", "ambiguous", 1)
 
@@ -197,7 +202,7 @@ async def test_an_execution_that_hears_of_a_lost_lease_while_it_still_holds_it(m
     done = await app.enqueue(handlers.all[0], resource_key="api/1")
     worker = app.worker()
     running = asyncio.create_task(worker.run(signals=False))
-    assert await asyncio.to_thread(handlers.answered.wait, 20)
+    assert await asyncio.to_thread(handlers.answered.wait, LIMIT)
     worker.executor.interrupt(worker.executor.running[done.id.int], "lost")
 
     async def ended():
@@ -206,6 +211,6 @@ async def test_an_execution_that_hears_of_a_lost_lease_while_it_still_holds_it(m
     await until(ended)
     worker.stop()
     await running
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_kind, len(api.seen)) == ("dead", "ambiguous", 1)

@@ -17,6 +17,7 @@ from resilient.core.jobs.backoff import Fixed
 from resilient.store.db import schema as schemas
 from resilient.store.db.database import Database
 from resilient.surface.cli import main
+from tests.helpers import LIMIT
 
 SCHEMA = "ours"
 
@@ -116,7 +117,7 @@ async def app(place, serve):
 
 async def until(condition, what):
     with suppress(TimeoutError):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT):
             while not await condition():  # noqa: ASYNC110 - a database's state
                 await asyncio.sleep(0.02)
             return
@@ -150,10 +151,10 @@ async def test_all_of_it_works(app, place):
     assert "dead" in {one.name for one in await app.alerts.list()}
     assert await app.resources.pause("api/0")
     stopped = await app.enqueue(push, 101, resource_key="api/0")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert "paused" in str(await app.jobs.why(stopped.id))
     await app.resources.resume("api/0")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(stopped.id)).result == 101
     assert (await app.prune(older_than=0.001)).succeeded > 10
     assert tables(place) == [place.schema or ("main" if app.database.is_sqlite else "public")]
@@ -188,7 +189,7 @@ async def test_in_the_applications_own_transaction(app, place):
             await session.rollback()
             await app.enqueue(push, 2, resource_key="api/5", session=session)
             await session.commit()
-    assert await app.worker().drain(timeout=20) == 1
+    assert await app.worker().drain(timeout=LIMIT) == 1
     assert app.api.got == [2]
 
 
@@ -202,7 +203,7 @@ async def test_the_command_line_in_a_schema(app, place, capsys):
 
     bad = await app.enqueue(fails, resource_key="api/0")
     good = await app.enqueue(tick, resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     call = asyncio.to_thread
     assert "The tables fit" in await call(run, "db", "check")
     assert {one["id"] for one in json.loads(await call(run, "jobs", "list", "--json"))["jobs"]} == {

@@ -27,7 +27,7 @@ from resilient import (
     testing,
 )
 from resilient.engine.run import executor, pipeline
-from tests.helpers import drain, until, use_up
+from tests.helpers import LIMIT, drain, until, use_up
 
 SEEN: list = []
 ONCE = Retry(max_attempts=1)
@@ -242,17 +242,16 @@ async def test_a_settled_job_ends_at_once(make):
     @handler("slow", batch=10)
     async def slow(jobs: Batch[int]) -> None:
         jobs.succeed(jobs[0])
-        for _ in range(500):
-            found = await jobs.app.jobs.get(jobs[0].id)
-            if found.state == "succeeded":
-                break
-            await asyncio.sleep(0.01)
-        at_once["state"] = found.state
+
+        async def has_ended():
+            return (await jobs.app.jobs.get(jobs[0].id)).state == "succeeded"
+
+        at_once["ended"] = await until(has_ended)
 
     app = make(slow)
     await app.enqueue_many(slow, range(3), resource_key="p/1")
     assert await drain(app) == 3
-    assert at_once == {"state": "succeeded"}
+    assert at_once == {"ended": True}
 
 
 def test_a_job_is_settled_once():
@@ -292,7 +291,7 @@ async def running(app, **options):
     task = asyncio.create_task(worker.run(signals=False))
     yield worker
     worker.stop()
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, LIMIT)
 
 
 async def test_a_timeout_is_for_what_is_not_settled(make):
@@ -317,7 +316,7 @@ async def test_a_thread_that_runs_too_long_is_given_up(make, monkeypatch):
     def hangs(jobs: SyncBatch[int]) -> None:
         jobs.succeed(jobs[0])
         use_up(jobs[1])
-        go_on.wait(60)
+        go_on.wait(LIMIT)
         jobs.succeed(jobs[1])  # too late
 
     app = make(hangs)
@@ -340,12 +339,12 @@ async def test_a_stopping_worker_hands_back_what_is_not_settled(make):
     async def hangs(jobs: Batch[int]) -> None:
         jobs.succeed(jobs[0])
         started.set()
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     app = make(hangs)
     await app.enqueue_many(hangs, range(3), resource_key="p/1")
     async with running(app, grace=0.0):
-        await asyncio.wait_for(started.wait(), 20)
+        await asyncio.wait_for(started.wait(), LIMIT)
     assert await states(app, "hangs") == {0: "succeeded", 1: "ready", 2: "ready"}
 
 
@@ -387,13 +386,13 @@ async def test_the_cancel_of_one_job_leaves_the_others_alone(make):
     @handler("waits", batch=10)
     async def waits(jobs: Batch[int]) -> None:
         started.set()
-        await asyncio.wait_for(go_on.wait(), 20)
+        await asyncio.wait_for(go_on.wait(), LIMIT)
         SEEN.extend(job.payload for job in jobs if not job.cancel_requested)
 
     app = make(waits)
     ids = [e.id for e in await app.enqueue_many(waits, range(3), resource_key="p/1")]
     async with running(app) as worker:
-        await asyncio.wait_for(started.wait(), 20)
+        await asyncio.wait_for(started.wait(), LIMIT)
         await app.jobs.cancel(ids[1])
         worker.executor.interrupt(next(e for e in worker.executor.running.values() if e.id == ids[1]), "cancel")
         go_on.set()
@@ -408,12 +407,12 @@ async def test_a_call_whose_jobs_are_all_cancelled_is_cancelled(make):
     @handler("waits", batch=10)
     async def waits(jobs: Batch[int]) -> None:
         started.set()
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     app = make(waits)
     ids = [e.id for e in await app.enqueue_many(waits, range(2), resource_key="p/1")]
     async with running(app) as worker:
-        await asyncio.wait_for(started.wait(), 20)
+        await asyncio.wait_for(started.wait(), LIMIT)
         for id_ in ids:
             await app.jobs.cancel(id_)
             worker.executor.interrupt(next(e for e in worker.executor.running.values() if e.id == id_), "cancel")
@@ -436,7 +435,7 @@ async def test_a_lost_lease_is_that_job_s_alone(make):
     app = make(robbed)
     await app.enqueue_many(robbed, range(3), resource_key="p/1")
     worker = app.worker(concurrency=4)
-    await worker.drain(timeout=20)
+    await worker.drain(timeout=LIMIT)
     assert worker.completer.stale == 1
     assert await states(app, "robbed") == {0: "succeeded", 1: "ready", 2: "succeeded"}
 
@@ -480,7 +479,7 @@ async def test_the_slots_are_counted_right_after_batches(make):
     for round_ in range(5):
         await app.enqueue_many(many, range(20), resource_key=f"p/{round_}")
         await app.enqueue_many(plain, range(7), resource_key=f"q/{round_}")
-    assert await worker.drain(timeout=30) == 135
+    assert await worker.drain(timeout=LIMIT) == 135
     assert (worker.executor.slots_in_use, worker.executor._shared, worker.executor._started) == (0, 0, 0)
     assert not worker.executor._gathering
     assert worker.ended - worker.executor.beside == len([s for s in SEEN if isinstance(s, tuple)])

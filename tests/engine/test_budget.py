@@ -25,6 +25,8 @@ from resilient.store.inspect.health import Server
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 from proxy import Proxy
 
+from tests.helpers import LIMIT
+
 
 @direct
 def one(c, d):
@@ -96,7 +98,7 @@ async def more(job: Job[dict]) -> None:
 
 
 async def until_done(app, count):
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(LIMIT):
         while await app.jobs.count(state="succeeded") < count:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -124,7 +126,7 @@ async def test_what_rests_is_closed(postgres_server, postgres_url, monkeypatch):
         await asyncio.gather(*(asyncio.to_thread(database.transaction_sync, plain) for _ in range(10)))
         assert counter.now() > 1
         monkeypatch.setattr(pool, "IDLE", 0.0)  # as if what rests had rested for long
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT):
             while counter.now():  # noqa: ASYNC110 - the server's processes end
                 await asyncio.sleep(0.01)
         assert counter.most <= 6
@@ -152,7 +154,7 @@ async def test_who_waits_is_served_in_order_and_who_goes_away_holds_up_nobody(po
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.gather(*tasks, return_exceptions=True)
     assert served == [0, 2, 3, 4]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT):
         assert await asyncio.gather(*(database.transaction(plain) for _ in range(5))) == [1] * 5
     await database.close()
 
@@ -202,7 +204,7 @@ async def test_a_worker_that_the_server_has_no_room_for_says_so(own_postgres, ca
     app = Resilient(url, handlers=[complete], upgrade=True, connections=48)
     worker = app.worker()
     running = asyncio.create_task(worker.run(signals=False))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while "this worker may open 48" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         while not [f for f in await examine(app.database) if f.name == "workers" and f.level == "ok"]:  # noqa: ASYNC110
@@ -261,7 +263,7 @@ async def test_a_server_that_takes_no_writes_is_named_and_waited_for(own_postgre
         await app.enqueue(complete, {}, resource_key="p/1")
     worker = app.worker()
     running = asyncio.create_task(worker.run(signals=False))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while "waits for the database" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     worker.stop()

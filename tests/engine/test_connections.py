@@ -32,7 +32,7 @@ from resilient.engine.accounts import grants as engine_grants
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
-from tests.helpers import until
+from tests.helpers import LIMIT, until
 
 KEY = new_key()
 A = "idp/acct-1"
@@ -594,7 +594,7 @@ class Standstill(Plain):
 
     def load(self, resource_key):
         self.begun.set()
-        self.may_end.wait(60)
+        self.may_end.wait(LIMIT)
         return super().load(resource_key)
 
 
@@ -602,10 +602,10 @@ async def test_a_thread_that_waits_hears_that_the_app_is_closed(make):
     table = Standstill()
     app = make(credentials=table, secrets=[])
     asked = in_daemon(partial(app.sync.credentials, A))
-    assert await asyncio.to_thread(table.begun.wait, 60)
+    assert await asyncio.to_thread(table.begun.wait, LIMIT)
     await asyncio.to_thread(app.sync.close)
     with pytest.raises(SetupError, match="the app was closed while a thread waited for credentials"):
-        await asyncio.wait_for(asked, 60)
+        await asyncio.wait_for(asked, LIMIT)
     table.may_end.set()
     assert (await asyncio.to_thread(app.sync.credentials, A)).token == "canary-own"
 
@@ -618,8 +618,8 @@ async def test_a_thread_whose_refresh_is_under_way_gets_it_though_the_app_is_clo
     await until(lambda: idp.asked)
     closed = in_daemon(app.sync.close)
     idp.hold.set()
-    assert (await asyncio.wait_for(asked, 60)).token == "canary-access-2"
-    await asyncio.wait_for(closed, 60)
+    assert (await asyncio.wait_for(asked, LIMIT)).token == "canary-access-2"
+    await asyncio.wait_for(closed, LIMIT)
 
 
 class ClosingLock:
@@ -643,7 +643,7 @@ async def test_a_call_in_the_moment_of_the_close_hears_of_it_too(make):
     side = app.sync.close.__self__
     side._lock = ClosingLock(side.close)
     with pytest.raises(SetupError, match="the app was closed while a thread waited for credentials"):
-        await asyncio.wait_for(in_daemon(partial(app.sync.credentials, A)), 60)
+        await asyncio.wait_for(in_daemon(partial(app.sync.credentials, A)), LIMIT)
     table.may_end.set()
 
 

@@ -13,6 +13,7 @@ from resilient import GrantState, Kind, Resilient, ResourceStopped, Rotation
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
 from tests import nursery
+from tests.helpers import LIMIT
 
 KEY, A = new_key(), "idp/acct-1"
 PROCESSES, WORKERS, JOBS = 5, 10, 1000  # ten workers in each process: fifty, of twenty slots each
@@ -100,12 +101,12 @@ async def test_a_thousand_refusals_at_once_in_fifty_workers_are_one_refresh(data
         idp.expire()
         idp.crowd = JOBS
         say(children)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(LIMIT):
             while (done := await app.jobs.count(state="succeeded")) < JOBS:  # noqa: ASYNC110 - other processes
                 await asyncio.sleep(0.2)
         say(children)
         for one in children:
-            assert await asyncio.to_thread(one.wait, 60) == 0
+            assert await asyncio.to_thread(one.wait, LIMIT) == 0
     finally:
         await app.close()
     refused = [status for status, _ in idp.calls].count(401)
@@ -123,7 +124,7 @@ async def test_killed_between_the_answer_and_the_commit(database_url, idp, child
     app = Resilient(database_url, providers=[idp.provider(**facts)], secrets=[KEY])
     try:
         await connect(app, idp, expired=True)
-        assert await asyncio.to_thread(child("answered").wait, 60) == -9
+        assert await asyncio.to_thread(child("answered").wait, LIMIT) == -9
         assert len(idp.asked) == 1
         over = "UPDATE {grant} SET lease_until = created_at"
         await app.database.transaction(lambda c, d: d.run(c, over))
@@ -148,7 +149,7 @@ async def test_killed_before_the_request_or_after_the_commit_costs_no_grant(data
     app = Resilient(database_url, providers=[idp.provider(rotation=Rotation.SINGLE_USE)], secrets=[KEY])
     try:
         await connect(app, idp, expired=True)
-        assert await asyncio.to_thread(child(step).wait, 60) == -9
+        assert await asyncio.to_thread(child(step).wait, LIMIT) == -9
         assert len(idp.asked) == (step == "committed")
         await app.database.transaction(lambda c, d: d.run(c, "UPDATE {grant} SET lease_until = created_at"))
         app.grants.accounts.forget()

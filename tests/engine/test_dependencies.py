@@ -14,7 +14,7 @@ from resilient.engine.app.handler import handler
 from resilient.engine.ground.encoder import Item
 from resilient.engine.run.job import Job
 from resilient.store.jobs import dependencies, finishing
-from tests.helpers import settle
+from tests.helpers import LIMIT, settle
 
 RAN: list[object] = []
 
@@ -326,7 +326,7 @@ class TestRaces:
         waits_for_lock(pg, thread)
         assert states(pg, child) == "blocked"
         one.commit()
-        thread.join(30)
+        thread.join(LIMIT)
         assert (states(pg, child), edges(pg)) == ("ready", 0)
         assert pg.sync.jobs.get(child).waits == 0
 
@@ -352,7 +352,7 @@ class TestRaces:
         thread = in_thread(lambda: (two.succeed(b), two.commit()))
         waits_for_lock(pg, thread)
         one.rollback()
-        thread.join(30)
+        thread.join(LIMIT)
         assert (states(pg, child), pg.sync.jobs.get(child).waits) == ("blocked", 1)
 
     @pytest.mark.parametrize("finished", [True, False])
@@ -390,7 +390,7 @@ class TestRaces:
                 waits_for_lock(pg, finisher[0])
 
             session.commit()
-        finisher[0].join(30)
+        finisher[0].join(LIMIT)
         assert (states(pg, a, child.id), edges(pg)) == ("succeeded ready", 0)
 
     def test_two_stagers_at_once(self, pg):
@@ -418,7 +418,7 @@ class TestRaces:
         waits_for_lock(pg, thread)
         dependencies.release_followers(one.c, one.d, [child], [], one.d.now(one.c))
         one.commit()
-        thread.join(30)
+        thread.join(LIMIT)
         assert (states(pg, a, child), edges(pg)) == ("succeeded cancelled", 0)
 
 

@@ -23,7 +23,7 @@ from resilient.engine.run.dispatcher import Dispatcher
 from resilient.store.gates import resources
 from resilient.store.jobs import claim
 from resilient.store.jobs import insert as jobs
-from tests.helpers import until
+from tests.helpers import LIMIT, until
 
 
 class Clock:
@@ -134,11 +134,11 @@ async def test_a_job_that_a_program_holds_keeps_no_other_waiting(postgres_url):
         await app.enqueue_many(work, [Item(n, f"p/{n % 5}") for n in range(20)])
         worker = app.worker(concurrency=5)
         running = asyncio.create_task(worker.run(signals=False))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT):
             await some.wait()
         assert sorted(ran) == list(range(20))
         other.commit()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT):
             await last.wait()
     worker.stop()
     await running
@@ -157,7 +157,7 @@ async def test_a_resource_that_a_program_holds_keeps_no_other_waiting(postgres_u
 
     app = Resilient(postgres_url, handlers=[work], concurrency={"p": 5})
     await app.enqueue(work, 0, resource_key="p/1")
-    assert await app.worker().drain(timeout=20) == 1
+    assert await app.worker().drain(timeout=LIMIT) == 1
     with Session(app.database.sync_engine) as s:
         app.sync.resources.pause(key, session=s)
         await app.enqueue_many(
@@ -189,10 +189,11 @@ async def test_what_was_parked_is_looked_at_when_its_cooldown_ends(database_url,
     await app.enqueue_many(work, range(3), resource_key="p/1")
     worker = app.worker(concurrency=1)
     running = asyncio.create_task(worker.run(signals=False))
-    began = asyncio.get_running_loop().time()
-    while await app.jobs.count(state="succeeded") < 3:
-        await asyncio.sleep(0.05)
-        assert asyncio.get_running_loop().time() - began < 60, await app.jobs.list()
+
+    async def succeeded():
+        return await app.jobs.count(state="succeeded") == 3
+
+    await until(succeeded)
     worker.stop()
     await running
     await app.close()
@@ -204,24 +205,27 @@ async def alone(postgres_url, monkeypatch):
     """A worker that looks again only if it is told to, and does not hear its own NOTIFY."""
     monkeypatch.setattr(dispatcher, "POLL", 1000.0)
 
+    go = asyncio.Event()
+
     @handler("work")
-    async def work(job: Job[float]) -> None:
+    async def work(job: Job[int]) -> None:
         if job.payload:
-            await asyncio.sleep(job.payload)
+            await go.wait()
 
     app = Resilient(postgres_url, handlers=[work], upgrade=False, concurrency={"capped/*": 1})
     monkeypatch.setattr(app.ground.waker, "poke", lambda: None)
     worker = app.worker()
     running = asyncio.create_task(worker.run(signals=False))
     await until(lambda: worker.dispatcher.claims >= 1)
-    yield app, worker
+    yield app, worker, go
     worker.stop()
+    go.set()
     await running
     await app.close()
 
 
 async def test_the_end_of_a_job_that_frees_nobody_is_no_reason_to_look_again(alone):
-    app, worker = alone
+    app, worker, _ = alone
     for n in range(1, 12):
         await app.enqueue("work", 0, resource_key="p/1")
         await until(lambda n=n: worker.completer.written == n)
@@ -242,17 +246,18 @@ async def test_the_end_of_a_job_that_frees_nobody_is_no_reason_to_look_again(alo
     ids=["lane", "once more", "cap", "dependency"],
 )
 async def test_the_end_of_a_job_for_which_another_waits_is_one(alone, two):
-    app, worker = alone
-    first = await app.enqueue("work", 0.2, **{"resource_key": "p/1", **two[0]})
+    app, worker, go = alone
+    first = await app.enqueue("work", 1, **{"resource_key": "p/1", **two[0]})
     await until(lambda: worker.executor.running)
     later = {"resource_key": "p/1", **two[1]}
     await app.enqueue("work", 0, **later | ({"after": first} if "after" in later else {}))
+    go.set()
     await until(lambda: worker.completer.written == 2)
 
 
 async def test_one_key_with_many_turns_hides_no_other(alone):
     """A look takes as many turns as there are slots for; several of one key are not several keys."""
-    app, worker = alone
+    app, worker, _ = alone
     async with AsyncSession(app.database.async_engine) as s:  # it tells of its commit when that is over
         for _ in range(4):
             await app.enqueue("work", 0, resource_key="p/many", priority=1, session=s)
@@ -303,7 +308,7 @@ def on_a_session_whose_commit_ends_nothing(app):
 )
 async def test_who_enqueues_on_a_connection_wakes_the_worker_after_the_commit(alone, postgres_url, write):
     """SQLAlchemy tells only of its beginning; this one takes a while."""
-    app, worker = alone
+    app, worker, _ = alone
     with psycopg.connect(postgres_url) as c:
         c.execute(SLOW_COMMIT)
     await (write(app) if write is on_an_async_connection else asyncio.to_thread(write, app))
@@ -311,7 +316,7 @@ async def test_who_enqueues_on_a_connection_wakes_the_worker_after_the_commit(al
 
 
 async def test_kinds_of_another_worker_hide_nothing(alone, postgres_url):
-    app, worker = alone
+    app, worker, _ = alone
 
     @handler("strange")
     async def strange(job: Job[None]) -> None: ...

@@ -36,7 +36,8 @@ from resilient.store.gates import resources
 from resilient.store.jobs.finishing import Finish
 from resilient.wire.requests.answer import failed_answer
 from resilient.wire.requests.redact import text_of
-from tests.helpers import drain
+from tests import helpers
+from tests.helpers import LIMIT, brisk, drain
 
 ONCE = Retry(max_attempts=1)
 STARTED, GO_ON = threading.Event(), threading.Event()
@@ -163,7 +164,7 @@ def returns_early(job: SyncJob[None]) -> None:
 @handler("finishes")
 def finishes(job: SyncJob[None]) -> str:
     STARTED.set()
-    time.sleep(0.6)
+    assert GO_ON.wait(LIMIT)
     return "all of it"
 
 
@@ -186,7 +187,7 @@ async def cannot_wait(job: Job[None]) -> None:
 
 @handler("hangs", timeout=0.2, retry=ONCE)
 def hangs(job: SyncJob[None]) -> None:
-    GO_ON.wait(30)
+    GO_ON.wait(LIMIT)
 
 
 HANDLERS = [
@@ -212,23 +213,24 @@ HANDLERS = [
 @pytest.fixture
 async def app(database_url):
     STARTED.clear()
+    GO_ON.clear()
     SEEN.clear()
     app = Resilient(database_url, handlers=HANDLERS, upgrade=False, deps=asyncio.Event())
     yield app
     await app.close()
 
 
-async def started(app, **options):
-    worker = app.worker(**{"concurrency": 2, **options})
+async def started(app, *, renewing=lambda worker: worker, **options):
+    worker = renewing(app.worker(**{"concurrency": 2, **options}))
     running = asyncio.create_task(worker.run(signals=False))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while not STARTED.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return worker, running
 
 
 async def until(app, id_, state):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while (job := await app.jobs.get(id_)).state != state:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return job
@@ -355,7 +357,7 @@ async def test_an_end_that_cannot_be_written_counts_once(app):
     holder = await app.enqueue(ok, resource_key="p/2", unique_key="one", delay=3600)
     done = await app.enqueue(enqueues_once, resource_key="p/1")
     worker = app.worker()
-    await worker.drain(timeout=60)
+    await worker.drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_code) == ("dead", "DuplicateJob")
     assert (worker.outcomes, worker.ended) == ({"dead": 1}, 1)
@@ -377,7 +379,7 @@ async def test_a_worker_that_is_cancelled_hands_back_and_ends(app):
     _, running = await started(app)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             await running
     job = await app.jobs.get(done.id)
     assert (job.state, job.attempts, job.rescues) == ("ready", 0, 0)
@@ -406,7 +408,7 @@ async def test_a_handler_that_heard_of_the_stop_and_returned_has_not_done_its_wo
 @pytest.mark.parametrize("kind", [returns_early, swallows])
 async def test_a_handler_that_heard_of_the_cancel_and_returned_is_cancelled(app, kind):
     done = await app.enqueue(kind, resource_key="p/1")
-    worker, running = await started(app, lease=1.5)
+    worker, running = await started(app, renewing=brisk)
     await app.jobs.cancel(done.id)
     await until(app, done.id, "cancelled")
     worker.stop()
@@ -415,8 +417,11 @@ async def test_a_handler_that_heard_of_the_cancel_and_returned_is_cancelled(app,
 
 async def test_a_thread_that_never_heard_of_the_cancel_and_finished_has_succeeded(app):
     done = await app.enqueue(finishes, resource_key="p/1")
-    worker, running = await started(app, lease=1.5)
+    worker, running = await started(app, renewing=brisk)
     await app.jobs.cancel(done.id)
+    execution = worker.executor.running[done.id.int]
+    await helpers.until(lambda: execution.reason)  # the worker has heard of it; the function does not look
+    GO_ON.set()
     assert (await until(app, done.id, "succeeded")).result == "all of it"
     worker.stop()
     await running
@@ -428,7 +433,7 @@ async def test_a_cancel_that_comes_before_the_handler_fails_is_not_forgotten(app
     worker, running = await started(app)
     assert (await app.jobs.cancel(done.id)).requested == 1
     app.deps.set()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while worker.completer.written < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     worker.stop()
@@ -443,8 +448,12 @@ async def test_what_was_claimed_and_has_not_started_is_handed_back_when_the_work
     worker = app.worker(concurrency=1)
     worker.dispatcher._concurrency = 3  # so many are claimed; there is one slot
     running = asyncio.create_task(worker.run(signals=False))
-    assert await asyncio.to_thread(STARTED.wait, 10)
+    assert await asyncio.to_thread(STARTED.wait, LIMIT)
     worker.stop()
+    async with asyncio.timeout(LIMIT):
+        while await app.jobs.count(state="ready") < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    GO_ON.set()
     await running
     jobs = [await app.jobs.get(one.id) for one in done]
     assert sorted((job.state, job.executions, job.attempts) for job in jobs) == [
@@ -454,14 +463,13 @@ async def test_what_was_claimed_and_has_not_started_is_handed_back_when_the_work
 
 async def test_what_waits_behind_handlers_that_do_not_end_goes_to_other_workers(app, monkeypatch):
     """Every slot is taken for good: what was claimed for them is handed back, not kept until the process ends."""
-    GO_ON.clear()
     monkeypatch.setattr(executor, "LEAST_STUCK", 1)
     monkeypatch.setattr(executor, "CANCEL_PATIENCE", 0.2)
     done = [await app.enqueue(hangs, resource_key="p/1") for _ in range(3)]
     worker = app.worker(concurrency=1)
     worker.concurrency = 3  # so many are claimed; there is one slot
     try:
-        await worker.drain(timeout=20)
+        await worker.drain(timeout=LIMIT)
     finally:
         GO_ON.set()
     found = sorted(
@@ -505,7 +513,7 @@ async def test_what_the_gate_fails_over_costs_no_slot(app, monkeypatch):
 
     monkeypatch.setattr(worker.wire, "ended", fails)
     done = [await app.enqueue(ok, resource_key="p/1") for _ in range(3)]
-    assert await worker.drain(timeout=10) == 3
+    assert await worker.drain(timeout=LIMIT) == 3
     assert {(await app.jobs.get(one.id)).state for one in done} == {"succeeded"}
 
 
@@ -543,7 +551,7 @@ async def test_a_result_no_database_takes_holds_up_no_other(app, caplog):
         else:
             completer.succeed(row.id, row.version, "not JSON" if n == 4 else str(n), row.resource_key)
     await completer.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT):
         await completer.close()
     assert sorted(written) == sorted(ids)
     found = [await app.jobs.get(id_) for id_ in sorted(ids)]
@@ -576,7 +584,7 @@ async def test_results_that_wait_for_the_database_are_a_line_where_that_begins_a
     monkeypatch.setattr(completer_module, "retry_pause", lambda *_: 0.0)
     completer.succeed(row.id, row.version, "1", row.resource_key)
     await completer.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         await completer.close()
     assert (completer.written, len(failures)) == (1, 4)
     lines = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]

@@ -31,6 +31,7 @@ from resilient.engine.app.handler import handler
 from resilient.engine.ground.encoder import Encoder, Item, JobOptions, StepOptions
 from resilient.engine.ground.kinds import Kind
 from resilient.engine.run.job import Job
+from tests.helpers import LIMIT
 
 
 class Mail(BaseModel):
@@ -238,7 +239,7 @@ class TestUnique:
 
     async def test_the_key_is_free_again_once_the_job_starts(self, app):
         await app.enqueue(mail, Mail(to="a"), resource_key="p/1", unique_key="u")
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert (await app.enqueue(mail, Mail(to="b"), resource_key="p/1", unique_key="u")).created
 
     async def test_the_key_is_free_while_it_runs_and_when_it_is_tried_again(self, database, clock):
@@ -254,10 +255,10 @@ class TestUnique:
 
         app = Resilient(database, handlers=[again])
         await app.enqueue(again, Mail(to="a"), resource_key="p/1", unique_key="u")
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         clock.advance(minutes=1)
         assert (await app.enqueue(again, Mail(to="c"), resource_key="p/1", unique_key="u")).created
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert sorted(seen) == ["a", "a", "b", "c"]
         await app.close()
 
@@ -276,7 +277,7 @@ class TestUnique:
 
         app = Resilient(database, handlers=[again])
         await app.enqueue(again, resource_key="p/1", unique_key="u", unique_until="finish")
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert seen == [1, 2]
         await app.close()
 
@@ -303,7 +304,7 @@ class TestUnique:
         done = await app.enqueue(again, **options)
         if end == "had succeeded":
             in_doubt(app, {})
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert keys[0] == str(done.id)
         assert len(set(keys)) == len(keys) == 2
         assert (await app.jobs.get(done.id)).state == "succeeded"
@@ -321,7 +322,7 @@ class TestUnique:
 
         app = Resilient(database, handlers=[fails])
         await app.enqueue(fails, Mail(to="a"), resource_key="p/1", unique_key="u", unique_until="finish")
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert count(app, "SELECT state FROM {job}") == "scheduled"
         return app, seen
 
@@ -333,7 +334,7 @@ class TestUnique:
         words = {"resource_key": "p/1", "unique_key": "u", "unique_until": "finish", "on_conflict": "replace"}
         kept = await app.enqueue("mail", Mail(to="b"), **words)
         clock.advance(minutes=1)
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert [(to, attempt) for to, attempt, _ in seen] == [("a", 1), ("b", 1)]
         assert seen[0][2] == str(kept.id) != seen[1][2]
         await app.close()
@@ -365,7 +366,7 @@ class TestUnique:
 
         app = Resilient(database, handlers=[again])
         done = await app.enqueue(again, **options)
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert seen == [1] * runs
         assert (await app.jobs.get(done.id)).state == state
         assert [one.kind for one in await app.jobs.attempts(done.id)] == ["permanent"]

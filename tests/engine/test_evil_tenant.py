@@ -40,7 +40,7 @@ from resilient.engine.run.job import Job
 from resilient.store.accounts.secrets import new_key
 from resilient.store.jobs import insert
 from resilient.wire.requests.pool import Pool, PoolSettings
-from tests.helpers import until
+from tests.helpers import LIMIT, until
 
 GOOD, EVIL, STEPS, STEP = 20, 8, 5, 30.0
 PACE = 0.9
@@ -115,7 +115,7 @@ class World:
             if evil:
                 for key in self.evil:
                     await self.app.enqueue_many(ask, [None] * 4, resource_key=key)
-            await self.app.worker(concurrency=8).drain(timeout=60)
+            await self.app.worker(concurrency=8).drain(timeout=LIMIT)
             self.clock.advance(STEP)
         return await self.done() - before
 
@@ -313,7 +313,7 @@ async def slow(serve, make):
 
 
 async def finished(world, count):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while await world.done() < count:  # noqa: ASYNC110 - written in batches
             await asyncio.sleep(0.05)
 
@@ -420,7 +420,7 @@ async def test_a_long_history_delays_nobodys_pruning_or_claims(hosts, make, cloc
         await run(walk.step)
         statements.append(before - await world.app.jobs.count())
         await world.app.enqueue(ask, None, resource_key=world.good[served % GOOD])
-        await world.app.worker(concurrency=8).drain(timeout=60)
+        await world.app.worker(concurrency=8).drain(timeout=LIMIT)
         assert await world.done() == served + 1
     assert max(statements) <= BATCH
     assert walk.tally["cancelled"] == walk.tally["dead"] == GOOD
@@ -439,13 +439,13 @@ async def test_rows_of_his_that_are_held_delay_nobody(hosts, worlds, postgres_da
     with psycopg.connect(postgres_database.url.render_as_string(hide_password=False)) as held:
         held.execute("SET lock_timeout = '5s'")
         held.execute("SELECT 1 FROM resilient_job WHERE resource_key LIKE 'api/evil-%' FOR UPDATE").fetchall()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT):
             pruned = await world.app.prune()
         for key in world.good:
             await world.app.enqueue(ask, None, resource_key=key)
         worker = world.app.worker(concurrency=8)
         running = asyncio.create_task(worker.run(signals=False))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT):
             while await world.done() < GOOD:  # noqa: ASYNC110 - written in batches
                 await asyncio.sleep(0.05)
         assert hosts[0].served["evil"] == 0

@@ -19,6 +19,7 @@ from resilient.engine.events.outbox import Event
 from resilient.engine.ground.foreign import Escaped, called
 from resilient.engine.run.job import Batch, Job, SyncBatch, SyncJob
 from resilient.engine.schedules import schedules
+from tests.helpers import LIMIT
 
 ONCE = Retry(max_attempts=1)
 
@@ -124,9 +125,9 @@ async def app(database_url):
 async def run(app, *jobs):
     """With two slots, so that two that are lost are seen: each of the jobs, and one more of another kind at the end."""
     ids = [(await app.enqueue(*job, resource_key="p/1")).id for job in jobs]
-    await app.worker(concurrency=2).drain(timeout=30)
+    await app.worker(concurrency=2).drain(timeout=LIMIT)
     last = await app.enqueue(ok, resource_key="p/2")
-    await app.worker(concurrency=2).drain(timeout=30)
+    await app.worker(concurrency=2).drain(timeout=LIMIT)
     assert (await app.jobs.get(last.id)).state == "succeeded"
     return [await app.jobs.get(one) for one in ids]
 
@@ -143,7 +144,7 @@ async def test_whatever_a_reconcile_hook_raises_does(app, what):
     job = await app.enqueue(looked_up, what, resource_key="p/1")
     mark = '{"POST /": {"at": "2030-01-01T00:00:00+00:00", "hash": "x"}}'
     await app.database.transaction(lambda c, d: d.run(c, "UPDATE {job} SET sent = :mark", {"mark": mark}))
-    await app.worker(concurrency=1).drain(timeout=30)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
     found = await app.jobs.get(job.id)
     assert (found.state, found.last_error_kind, found.attempts) == ("scheduled", "ambiguous", 1)
 
@@ -200,7 +201,7 @@ async def test_a_call_ends_with_an_exception(sort, what):
 async def test_the_end_of_the_calling_task_is_none_of_the_functions():
     go_on = threading.Event()
     try:
-        task = asyncio.create_task(called(go_on.wait, 30))
+        task = asyncio.create_task(called(go_on.wait, LIMIT))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -270,7 +271,7 @@ async def test_a_destination_ends_its_event_and_no_other(database, what):
         for word in ("bad", "good"):
             app.outbox.publish(session, Happened(what=word))
         session.commit()
-    await app.worker(concurrency=2).drain(timeout=30)
+    await app.worker(concurrency=2).drain(timeout=LIMIT)
     assert {"bad", "good"} <= set(seen)
     left = await app.jobs.list(kind="outbox.d", state=["ready", "scheduled", "dead"])
     assert [job.kind for job in left] == ["outbox.d"]

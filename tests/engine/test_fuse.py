@@ -18,7 +18,7 @@ from resilient.store.accounts import fuse, grants
 from resilient.store.accounts.secrets import new_key
 from resilient.store.gates import controls as gates
 from tests import nursery
-from tests.helpers import hear
+from tests.helpers import LIMIT, hear
 
 KEY = new_key()
 SIX = 6
@@ -298,7 +298,7 @@ def test_the_sixth_sees_a_fifth_that_is_not_committed_yet(postgres_database):
     class Slow(Silent):
         def tell(self, c, d, dead):  # noqa: ARG002 - a DeathListener
             inside.set()
-            assert go.wait(60)
+            assert go.wait(LIMIT)
 
     def prepare(c, d):
         insert(c, d, 4, state="needs_reauth", died_at=d.now(c))
@@ -312,13 +312,13 @@ def test_the_sixth_sees_a_fifth_that_is_not_committed_yet(postgres_database):
 
     threads = [threading.Thread(target=die, args=(fifth, Slow())), threading.Thread(target=die, args=(sixth, Silent()))]
     threads[0].start()
-    assert inside.wait(60)
+    assert inside.wait(LIMIT)
     threads[1].start()
     threads[1].join(0.3)
     assert not deaths
     go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT)
     assert [death.blown for death in deaths] == [False, True]
     assert database.transaction_sync(lambda c, d: len(fuse.suspects(c, d, "idp"))) == SIX
     assert database.transaction_sync(gates.auth_of, "idp") == "suspect_auth"
@@ -367,7 +367,7 @@ async def test_two_processes_blow_it_once_and_mark_nobody(app, database_url, idp
             child.stdin.write("\n")
             child.stdin.flush()
         for child in children:
-            assert await asyncio.to_thread(child.wait, 60) == 0
+            assert await asyncio.to_thread(child.wait, LIMIT) == 0
     finally:
         for child in children:
             child.kill()

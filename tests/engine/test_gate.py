@@ -19,6 +19,7 @@ from resilient.engine.gates.gate import Gate
 from resilient.engine.run import execution
 from resilient.store.gates import circuits, resources
 from resilient.store.gates import controls as gates
+from tests.helpers import LIMIT
 
 POLICIES = Policies(limits={"q/*": [Limit(100, 1, burst=100, name="core")]}, concurrency={"p": 5})
 OK = AnswerFacts(200)
@@ -124,7 +125,7 @@ async def test_what_a_program_holds_keeps_nobody_else_waiting(postgres_url, open
     with Session(database.sync_engine) as s:
         for key in ("p/new", "q/b"):
             app.sync.resources.pause(key, session=s)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             await gate.check("p/new")
             for key in ("p/a", "q/b"):
                 for _ in range(5):
@@ -246,7 +247,7 @@ async def test_failures_are_written_promptly(database, make):
     gate = await make(policies=Policies())  # by the real clock
     for _ in range(5):
         await gate.answered(await gate.admit("p/a"), "p/a", AnswerFacts(503), DOWN)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT):
         while gate.stop("p/a") is None:  # noqa: ASYNC110 - nobody tells when it is written
             await asyncio.sleep(0.005)
 
@@ -566,7 +567,7 @@ async def test_what_was_claimed_before_a_gate_shut_does_not_start(clock, databas
     await app.enqueue_many("work", range(3), resource_key="p/1")
     worker = app.worker(concurrency=1)
     worker.concurrency = 3  # so many are claimed; there is one slot
-    await worker.drain(timeout=20)
+    await worker.drain(timeout=LIMIT)
     assert len(ran) == 1
     jobs = await app.jobs.list()
     assert [(job.attempts, job.deferrals) for job in jobs] == [(0, 1)] * 3
@@ -602,7 +603,7 @@ async def test_what_waits_for_its_slot_does_not_start_once_another_process_shut_
     worker = app.worker(concurrency=1)
     worker.concurrency = 3  # so many are claimed; there is one slot
     worker.dispatcher._yield = 0.5  # and all at once
-    await worker.drain(timeout=20)
+    await worker.drain(timeout=LIMIT)
     assert ran == [1]
     jobs = await app.jobs.list()
     assert sorted((job.state, job.attempts, job.deferrals) for job in jobs) == [("ready", 0, 1)] * 2 + [

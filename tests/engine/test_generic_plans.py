@@ -6,6 +6,7 @@ import pytest
 
 from resilient import Job, Resilient, handler
 from resilient.engine.schedules.declaration import Schedule
+from tests.helpers import LIMIT
 
 
 @handler("work")
@@ -31,7 +32,7 @@ async def live(url, **options):
         await app.enqueue(work, n, resource_key=f"a/{n % 3}", ordering_key="o" if n % 2 else None)
     app.sync.enqueue(plain, 1, resource_key="b/1")
     worker = app.worker(concurrency=4)
-    await worker.drain(timeout=60)
+    await worker.drain(timeout=LIMIT)
     await app.alerts.keep_house()
     await app.resources.pause("a/1", reason="test")
     await app.resources.resume("a/1")

@@ -11,7 +11,7 @@ from sqlmodel import Session
 from resilient import Fixed, Item, Job, Resilient, Retry, handler
 from resilient.engine.run import completer
 from resilient.store.jobs import finishing
-from tests.helpers import until
+from tests.helpers import LIMIT, until
 
 GATE: dict = {}
 RAN = []
@@ -78,7 +78,7 @@ async def test_the_others_are_written(app, holds, ends, state):
     id_ = (await app.enqueue(held, ends, resource_key="p/held", ordering_key="o")).id
     worker = app.worker(concurrency=5)
     running = asyncio.create_task(worker.run(signals=False))
-    await asyncio.wait_for(GATE["started"].wait(), 20)
+    await asyncio.wait_for(GATE["started"].wait(), LIMIT)
     holding = await asyncio.to_thread(holds, app, id_)
     GATE["go"].set()
     await app.enqueue_many(work, [Item(n, f"p/{n % 5}") for n in range(20)])
@@ -91,7 +91,7 @@ async def test_the_others_are_written(app, holds, ends, state):
     await until(succeeded(app, 20 if ends == "fails" else 22 + (holds is next_of_lane)))
     await until(lambda: is_(app, id_, state))
     worker.stop()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, LIMIT)
     assert RAN.count(id_) == 1
     assert sorted(n for n in RAN if isinstance(n, int) and n >= 0) == list(range(20))
     assert worker.completer.stale == 0
@@ -102,7 +102,7 @@ async def test_a_worker_that_stops_waits_until_its_last_result_is_written(app):
     id_ = (await app.enqueue(held, "succeeds", resource_key="p/held")).id
     worker = app.worker(concurrency=5)
     running = asyncio.create_task(worker.run(signals=False))
-    await asyncio.wait_for(GATE["started"].wait(), 20)
+    await asyncio.wait_for(GATE["started"].wait(), LIMIT)
     holding = await asyncio.to_thread(cancelled, app, id_)
     GATE["go"].set()
     await until(lambda: asyncio.sleep(0, worker.completer._held))
@@ -111,7 +111,7 @@ async def test_a_worker_that_stops_waits_until_its_last_result_is_written(app):
     assert not done
     await asyncio.to_thread(holding.commit)
     holding.close()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, LIMIT)
     assert (await app.jobs.get(id_)).state == "succeeded"
 
 
@@ -130,7 +130,7 @@ async def test_many_are_held(app):
     holding.close()
     await until(succeeded(app, 2 * 61))
     worker.stop()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, LIMIT)
     assert len(RAN) == 2 * 61
 
 
@@ -176,7 +176,7 @@ async def test_one_whose_lane_is_held_keeps_no_other_from_rescue(app):
         await app.database.transaction(lease_over_alone, id_)
     c = await asyncio.to_thread(next_of_lane, app, None)
     worker = app.worker()
-    await asyncio.wait_for(worker.sweeper.rescue(), 20)
+    await asyncio.wait_for(worker.sweeper.rescue(), LIMIT)
     assert worker.sweeper.rescued == 3
     await asyncio.to_thread(c.commit)
     c.close()
@@ -189,7 +189,7 @@ async def test_one_whose_lane_is_held_keeps_no_other_from_expiring(app):
     ids = [(await app.enqueue(work, n, resource_key=key, **words)).id for n, key in enumerate(("p/1", "p/held", "p/z"))]
     c = await asyncio.to_thread(next_of_lane, app, None)
     worker = app.worker()
-    await asyncio.wait_for(worker.sweeper.chores(), 20)
+    await asyncio.wait_for(worker.sweeper.chores(), LIMIT)
     assert [(await app.jobs.get(id_)).state for id_ in ids] == ["dead", "scheduled", "dead"]
     await asyncio.to_thread(c.commit)
     c.close()

@@ -10,6 +10,7 @@ from sqlmodel import Session
 
 from resilient import Arrival, InvalidInput, Resilient, Retention
 from resilient.store.events import inbox
+from tests.helpers import LIMIT
 
 DAY = timedelta(days=1)
 
@@ -168,7 +169,7 @@ class TestArrived:
             monkeypatch.setattr(inbox, "has_taken", between)
             assert self.take(app, one, 3) is Arrival.FIRST
             one.commit()
-            second.join(30)
+            second.join(LIMIT)
             assert found == [Arrival.OUTDATED]
 
     @pytest.mark.parametrize(("key", "number"), [("", 1), ("k", 0), ("k", 2**63), ("k", "1")])

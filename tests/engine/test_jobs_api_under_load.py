@@ -15,8 +15,9 @@ from resilient.engine.app.handler import handler
 from resilient.engine.run.job import Job
 from resilient.store.gates import turns
 from resilient.store.jobs.filters import JOB
+from tests.helpers import LIMIT, until
 
-ACCOUNTS, EACH, SECONDS = 12, 40, 2.0
+ACCOUNTS, EACH, CHANGES = 12, 40, 40
 
 
 @handler("noop")
@@ -68,18 +69,17 @@ async def test_operators_and_workers_at_once(app, database_url):
     running = [asyncio.create_task(worker.run(signals=False)) for worker in workers]
     for one in operators:
         one.start()
-    await asyncio.sleep(SECONDS)
+    await until(lambda: failed or len(done) >= CHANGES)
     stop.set()
     for one in operators:
         await asyncio.to_thread(one.join)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT):
         while await app.jobs.count(state=["ready", "running", "scheduled"]):  # noqa: ASYNC110 - a database
             await asyncio.sleep(0.05)
     for worker in workers:
         worker.stop()
     await asyncio.gather(*running)
     assert failed == []
-    assert done
     assert await app.jobs.count(state=["succeeded", "cancelled"]) == ACCOUNTS * EACH == await app.jobs.count()
     assert [worker.sweeper.repaired for worker in workers] == [0, 0]
     assert app.database.transaction_sync(turns.stranded) == []

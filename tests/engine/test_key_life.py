@@ -13,7 +13,7 @@ from resilient import Idempotency, Provider, Resilient, Retry, handler
 from resilient.core.jobs.backoff import Fixed
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.db.dialect import JSON
-from tests.helpers import drain
+from tests.helpers import LIMIT, drain
 
 LIFE = 3600.0
 
@@ -83,7 +83,7 @@ async def test_key_and_time_are_committed_before_the_first_sending(make, api, cl
     await app.enqueue(charge, resource_key="pay/1")
     api.go.clear()
     task = asyncio.create_task(drain(app))
-    assert await asyncio.to_thread(api.arrived.wait, 20)
+    assert await asyncio.to_thread(api.arrived.wait, LIMIT)
     (mark,) = (await sent(app)).values()
     assert (mark["key"], mark["at"]) == (api.keys[0], clock.now().isoformat(timespec="milliseconds"))
     api.go.set()

@@ -15,6 +15,7 @@ from resilient.core.jobs.outcomes import Transition
 from resilient.engine.run import completer
 from resilient.store.jobs import dependencies, finishing
 from resilient.store.jobs.finishing import Finish
+from tests.helpers import LIMIT
 
 LANE, WORKFLOW = "resilient_order WHERE resource_key = 'p/1'", "resilient_workflow"
 TRIES = []
@@ -108,7 +109,7 @@ def business(app, key="p/1"):
 
 
 def drain(app):
-    return lambda: app.worker(concurrency=2).drain(timeout=30)
+    return lambda: app.worker(concurrency=2).drain(timeout=LIMIT)
 
 
 def end(app, done, dead=(), follow_ups=None):
@@ -159,7 +160,7 @@ async def test_both_lanes_go_on(clock, anywhere, read_all, kind):
     app = anywhere
     for _ in range(3):
         await app.enqueue(kind, resource_key="p/1", ordering_key="o")
-    await app.worker(concurrency=2).drain(timeout=30)
+    await app.worker(concurrency=2).drain(timeout=LIMIT)
     rows = read_all("SELECT resource_key, order_no, state FROM {job} ORDER BY resource_key, order_no")
     assert [tuple(r.values()) for r in rows] == [
         (key, n, "succeeded") for key in ("outbox/a", "p/1") for n in (1, 2, 3)
@@ -172,7 +173,7 @@ async def test_jobs_without_a_key_are_in_no_lane(anywhere, read_all):
     app = anywhere
     first = await app.enqueue(publishes, resource_key="p/1")
     await app.enqueue(last, resource_key="p/1", after=[first.id])
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     one, two = await app.enqueue(last, resource_key="q/1"), await app.enqueue(followed, resource_key="q/1")
     await app.enqueue(last, resource_key="q/1", after=[one.id])
     await app.database.transaction(dependencies.resolve_dependencies, datetime.now(UTC))
@@ -265,9 +266,9 @@ async def test_what_a_completion_cancels_lets_its_lane_go_on(clock, anywhere):
     app = anywhere
     head, follower = [await app.enqueue(last, resource_key="q/1", ordering_key="o", delay=60) for _ in range(2)]
     await app.enqueue(cancels, head.id.hex, resource_key="p/1")
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     clock.advance(61)
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     assert [(await app.jobs.get(one.id)).state for one in (head, follower)] == ["cancelled", "succeeded"]
 
 
@@ -282,7 +283,7 @@ async def test_a_look_at_workflows_waits_for_no_lane(app):
     sweeper = app.worker().sweeper
     with app.database.sync_engine.begin() as c:
         c.execute(sa.text(f"SELECT 1 FROM {LANE} FOR NO KEY UPDATE"))
-        await asyncio.wait_for(sweeper._attend_workflows(), 20)
+        await asyncio.wait_for(sweeper._attend_workflows(), LIMIT)
         assert [(await app.workflows.get(one.id)).state for one in (wf, other)] == ["undoing", "failed"]
     await sweeper._attend_workflows()
     assert (await app.workflows.get(wf.id)).state == "failed"

@@ -23,6 +23,7 @@ from resilient.surface.bench.metered import METERS, Line
 from resilient.surface.bench.throttle import figures
 from resilient.testing import FakeProvider
 from resilient.testing.fake.meter import Sliding
+from tests.helpers import LIMIT
 
 OK = AnswerFacts(200)
 CALL = Kind("call", dict)
@@ -262,7 +263,7 @@ async def test_a_worker_keeps_near_a_limit_that_nobody_told(database_url):
             app.enqueue_many_sync(ask, items)
             worker = app.worker(concurrency=8)
             running = asyncio.create_task(worker.run())
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(LIMIT):
                 while sum(seen.status == 200 for seen in fake.log) < 16:  # noqa: ASYNC110 - another process's log
                     await asyncio.sleep(0.1)
             worker.stop()

@@ -22,6 +22,7 @@ import pytest
 
 from resilient import Item, Kind, Provider, Resilient
 from tests import nursery
+from tests.helpers import LIMIT
 
 RATE, PROCESSES, WANTED = 10, 3, 70
 SO_TIMESTAMPNS = 35  # Linux
@@ -139,7 +140,7 @@ async def test_frozen_and_slow_workers_together_keep_a_limit(database_url, count
     await app.enqueue_many(Kind("ask"), [Item(None, resource_key="api/acct-1")] * (4 * PROCESSES))
     await app.close()
     dice = random.Random(7)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(LIMIT):
         while len(counter.arrivals) < WANTED:
             frozen = dice.choice(workers)
             os.kill(frozen.pid, signal.SIGSTOP)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 from resilient import Item, Job, Resilient, handler
+from tests.helpers import LIMIT
 
 
 async def test_ten_workers_run_every_job_once_and_keep_the_caps(database_url):
@@ -23,7 +24,7 @@ async def test_ten_workers_run_every_job_once_and_keep_the_caps(database_url):
     await apps[0].enqueue_many(work, [Item(n, resource_key=f"a/{n % 12}") for n in range(240)])
     workers = [app.worker(concurrency=5) for app in apps]
     tasks = [asyncio.create_task(worker.run(signals=False)) for worker in workers]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while sum(worker.completer.written for worker in workers) < 240:  # noqa: ASYNC110 - ten workers' counters
             await asyncio.sleep(0.02)
     for worker in workers:
@@ -48,7 +49,7 @@ async def test_an_account_with_much_work_does_not_starve_one_with_little(databas
     app = Resilient(database_url, handlers=[work])
     await app.enqueue_many(work, [None] * 400, resource_key="a/big")
     await app.enqueue_many(work, [None] * 5, resource_key="a/small")
-    await app.worker(concurrency=10).drain(timeout=60)
+    await app.worker(concurrency=10).drain(timeout=LIMIT)
     assert len(order) == 405
     assert max(i for i, key in enumerate(order) if key == "a/small") < 120
     await app.close()

@@ -18,7 +18,7 @@ from resilient.engine.app.handler import handler
 from resilient.engine.ground.encoder import Item
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.jobs import finishing, order
-from tests.helpers import settle
+from tests.helpers import LIMIT, settle
 
 RAN: list[tuple[str, int | None, object]] = []
 
@@ -251,7 +251,7 @@ class TestEnds:
                 raise Transient("no")
 
         other = Resilient(app.database, handlers=[patient], upgrade=False)
-        run = asyncio.create_task(other.worker().drain(timeout=60))
+        run = asyncio.create_task(other.worker().drain(timeout=LIMIT))
         await started.wait()
         assert app.sync.jobs.cancel(ids[0]).requested == 1
         go.set()
@@ -347,7 +347,7 @@ class TestCommits:
                     with Session(app.database.sync_engine) as session:
                         for key in mine:
                             app.enqueue_sync(step, key, resource_key="p/1", ordering_key=key, session=session)
-                        barrier.wait(60)
+                        barrier.wait(LIMIT)
                         session.commit()
             except Exception as error:  # noqa: BLE001 - shown below
                 errors.append(error)
@@ -382,7 +382,7 @@ class TestRaces:
             thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
             _wait_for_lock(pg, thread)
             held.commit()
-            thread.join(30)
+            thread.join(LIMIT)
         assert states(pg, [head, follower, third]) == "succeeded cancelled ready"
 
     def test_a_cancel_of_the_next_one_is_rolled_back_while_it_is_promoted(self, pg):
@@ -394,7 +394,7 @@ class TestRaces:
             thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
             _wait_for_lock(pg, thread)
             held.rollback()
-            thread.join(30)
+            thread.join(LIMIT)
         assert states(pg, [head, follower, third]) == "succeeded ready blocked"
 
     @pytest.mark.parametrize("commits", [True, False])
@@ -408,7 +408,7 @@ class TestRaces:
             thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
             _wait_for_lock(pg, thread)
             (held.commit if commits else held.rollback)()
-            thread.join(30)
+            thread.join(LIMIT)
         if commits:
             assert states(pg, [head, made.id]) == "succeeded ready"
         else:
@@ -424,7 +424,7 @@ class TestRaces:
             thread = _thread(lambda: made.extend(put(pg, 2)))
             _wait_for_lock(pg, thread)
             held.commit()
-            thread.join(30)
+            thread.join(LIMIT)
         assert states(pg, [head, *made]) == "succeeded ready"
 
     def test_a_completion_is_rolled_back(self, pg):
@@ -500,13 +500,13 @@ class TestRepair:
         """What no code does: the head disappears or ends without a word to its lane."""
         put(app, 1, 2, 3)
         put(app, "dies", 5, key="b")  # a lane that waits rightly
-        await app.worker().drain(timeout=60)  # all of lane a, the head of b
+        await app.worker().drain(timeout=LIMIT)  # all of lane a, the head of b
         RAN.clear()
         first = put(app, 6, 7, 8)[0]
         how = "DELETE FROM {job}" if head == "gone" else "UPDATE {job} SET state = 'cancelled', finished_at = run_at"
         app.database.transaction_sync(lambda c, d: d.run(c, how + " WHERE id = :id", {"id": d.id(first)}))
         worker = app.worker()
-        assert await worker.drain(timeout=60) == 0
+        assert await worker.drain(timeout=LIMIT) == 0
         await worker.sweeper.chores()
         assert worker.sweeper.repaired == 1
         assert await drain(app) == [7, 8]

@@ -7,6 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
+from opentelemetry import trace
 from pydantic import Field
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -33,6 +34,7 @@ from resilient import (
     handler,
 )
 from resilient.wire.publishers.base import lost
+from tests.helpers import LIMIT, brisk
 
 
 class OrderPlaced(Event, type="order.placed", version=2):
@@ -92,7 +94,7 @@ def session(database):
 
 
 async def relayed(app):
-    return await app.worker(concurrency=5).drain(timeout=30)
+    return await app.worker(concurrency=5).drain(timeout=LIMIT)
 
 
 class TestPublish:
@@ -263,9 +265,7 @@ class TestPublish:
                 is_valid=True, trace_id=0xABC, span_id=0xD, trace_flags=1,
                 trace_state=types.SimpleNamespace(to_header=lambda: "v=1"),
             )  # fmt: skip
-            module = types.ModuleType("opentelemetry.trace")
-            module.get_current_span = lambda: types.SimpleNamespace(get_span_context=lambda: span)
-            monkeypatch.setitem(sys.modules, "opentelemetry.trace", module)
+            monkeypatch.setattr(trace, "get_current_span", lambda: types.SimpleNamespace(get_span_context=lambda: span))
             app.outbox.publish(s, OrderPlaced(number=2))
             s.commit()
         await relayed(app)
@@ -281,9 +281,7 @@ class TestPublish:
             is_valid=True, trace_id=1, span_id=2, trace_flags=0,
             trace_state=types.SimpleNamespace(to_header=lambda: state),
         )  # fmt: skip
-        module = types.ModuleType("opentelemetry.trace")
-        module.get_current_span = lambda: types.SimpleNamespace(get_span_context=lambda: span)
-        monkeypatch.setitem(sys.modules, "opentelemetry.trace", module)
+        monkeypatch.setattr(trace, "get_current_span", lambda: types.SimpleNamespace(get_span_context=lambda: span))
         with session() as s:
             app.outbox.publish(s, OrderPlaced(number=1))
             s.commit()
@@ -297,7 +295,7 @@ class TestPublish:
         with session() as s:
             app.outbox.publish(s, OrderPlaced(number=1))
             s.commit()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             while not sink.seen:  # noqa: ASYNC110 - the worker is another task
                 await asyncio.sleep(0.005)
         worker.stop()
@@ -393,7 +391,7 @@ class TestRelay:
             if not first:
                 first.append(message)
                 return
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(LIMIT):
                 while (await app.jobs.get(first[0].delivery)).state != "succeeded":  # noqa: ASYNC110 - it is written
                     await asyncio.sleep(0.01)
 
@@ -461,15 +459,15 @@ class TestRelay:
             if len(seen) > 1:
                 return
             await database.transaction(lambda c, d: d.run(c, steal, {"id": d.id(UUID(message.delivery))}))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(LIMIT):
                 while sum(one.lost for one in worker.executor.running.values()) < 2:  # noqa: ASYNC110 - a heartbeat
                     await asyncio.sleep(0.01)
 
         app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: "orders"})
         await self.publish(app, session, 1, 2, 3)
-        worker = app.worker(lease=0.6)
+        worker = brisk(app.worker())
         running = asyncio.create_task(worker.run(signals=False))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT):
             while worker.outcomes.get("succeeded") != 1 or worker.executor.running:  # noqa: ASYNC110 - another task
                 await asyncio.sleep(0.01)
         worker.stop()

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from resilient import Event, Kafka, Resilient
+from tests.helpers import LIMIT
 
 confluent = pytest.importorskip("confluent_kafka")
 KEYS, TRANSACTIONS, READ_WITHIN = 7, 60, 20
@@ -35,7 +36,7 @@ async def test_each_committed_event_is_in_the_topic_once_and_in_the_order_of_its
     app = Resilient(database, destinations={"kafka": things}, routes={Counted: ["kafka"]})
     with Session(database.sync_engine) as session:
         committed = publish_some(app, session, random.Random(11))
-    assert await app.worker(concurrency=20).drain(timeout=60) > 0
+    assert await app.worker(concurrency=20).drain(timeout=LIMIT) > 0
     read = await asyncio.to_thread(read_all, cluster, sum(map(len, committed.values())))
     found = {}
     for key, headers, event, _ in read:

@@ -6,6 +6,7 @@ import pytest
 from sqlmodel import Session
 
 from resilient import Event, InvalidInput, Resilient
+from tests.helpers import LIMIT
 
 KEYS = 500
 
@@ -35,7 +36,7 @@ def test_500_keys_in_reversed_orders_never_deadlock(postgres_url, open_database,
                 with Session(database.sync_engine) as s:
                     for key in keys:
                         app.outbox.publish(s, Moved(number=key), key=f"k{key:03d}")
-                    start.wait(30)  # so that all of them commit at once
+                    start.wait(LIMIT)  # so that all of them commit at once
                     s.commit()
         except Exception as error:  # noqa: BLE001 - told below
             failed.append(error)

@@ -14,6 +14,8 @@ from resilient.store.jobs import order
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers
 
+from tests.helpers import LIMIT
+
 HOUR = timedelta(hours=1)
 
 
@@ -52,7 +54,7 @@ async def history(app, database, clock, seen):
         with Session(database.sync_engine) as s:
             app.outbox.publish(s, event, key="a")
             s.commit()
-        await app.worker().drain(timeout=30)
+        await app.worker().drain(timeout=LIMIT)
         clock.advance(hours=1)
     before = list(seen)
     seen.clear()
@@ -62,7 +64,7 @@ async def history(app, database, clock, seen):
 
 async def again(app, seen, **words):
     done = await app.outbox.replay(**words)
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     return done, [(m.event["data"]["number"], m.sequence) for m in seen]
 
 
@@ -141,9 +143,9 @@ async def test_in_batches_nothing_is_left_out_and_nothing_comes_twice(database, 
         for number in (1, 2, 3):
             app.outbox.publish(s, Paid(number=number))
         s.commit()
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     clock.advance(hours=2)
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     clock.advance(minutes=1)
     replay, later = app.outbox._replay, clock.now() + HOUR
 
@@ -174,12 +176,12 @@ async def test_what_was_published_and_is_retried_by_hand_is_another_delivery(dat
         app.outbox.publish(s, Paid(number=1), key=key)
         s.commit()
     for _ in range(2):  # the second ends it, dead
-        await app.worker().drain(timeout=30)
+        await app.worker().drain(timeout=LIMIT)
         clock.advance(hours=1)
     (job,) = await app.jobs.list(state="dead")
     for _ in range(3):  # published at last, and twice more
         assert (await app.jobs.retry(job.id)).retried == 1
-        await app.worker().drain(timeout=30)
+        await app.worker().drain(timeout=LIMIT)
     assert deliveries[:3] == [str(job.id)] * 3
     assert len(set(deliveries)) == 3
 
@@ -197,7 +199,7 @@ async def test_nats_takes_what_was_published_and_is_retried_by_hand(sqlite_url):
             app.outbox.publish(s, Paid(number=1), key="k")
             s.commit()
         for expected in (1, 2):
-            await app.worker().drain(timeout=30)
+            await app.worker().drain(timeout=LIMIT)
             assert (await stream.stream_info("ORDERS")).state.messages == expected
             await app.jobs.retry(state="succeeded")
         await app.close()
@@ -251,11 +253,11 @@ async def test_replays_take_no_numbers_from_new_events(app, database, seen):
         return found
 
     await publish(1, 2)
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     await publish(3)
     assert (await app.outbox.replay(since=HOUR)).events == 2
     assert (await app.outbox.replay(since=HOUR)).events == 2  # before the others were published
     await publish(4)
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     assert [m.sequence for m in seen] == [1, 2, 3, 1, 1, 2, 2, 4]
     assert [take(m) for m in seen] == ["first"] * 3 + ["duplicate"] * 4 + ["first"]

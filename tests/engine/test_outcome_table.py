@@ -6,6 +6,7 @@ For every answer: the attempts charged, what the circuits of the account and of 
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -16,7 +17,7 @@ from resilient.engine.run.job import Job, SyncJob
 from resilient.store.accounts.secrets import new_key
 from resilient.store.gates import circuits
 from resilient.wire.requests.pool import Pool, PoolSettings
-from tests.helpers import use_up
+from tests.helpers import LIMIT, use_up
 
 DELAY = 100.0
 KEY = "api/acct"
@@ -35,15 +36,10 @@ class Api:
     """Answers as it is told; ``cut`` takes a request and never answers it, ``half`` begins to."""
 
     def __init__(self):
-        self.status, self.headers, self.body, self.cut, self.half, self.pause, self.keys = (
-            200,
-            {},
-            b"{}",
-            False,
-            False,
-            0.0,
-            [],
-        )
+        self.status, self.headers, self.body, self.keys = 200, {}, b"{}", []
+        self.cut = self.half = False
+        self.go = threading.Event()  # before that nothing is answered
+        self.go.set()
 
     async def __call__(self, scope, receive, send):
         while (await receive()).get("more_body"):
@@ -52,7 +48,8 @@ class Api:
         if self.cut:
             send.__self__.transport.abort()  # uvicorn's: the connection is cut
             return
-        await asyncio.sleep(self.pause)
+        while not self.go.is_set():  # noqa: ASYNC110 - the test is in another thread
+            await asyncio.sleep(0.01)
         if self.half:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             raise ConnectionAbortedError  # uvicorn cuts the connection
@@ -91,8 +88,8 @@ async def once(api, database, clock):
             await app.connections.add(KEY, token=token)
         done = await app.enqueue(declared, resource_key=KEY)
         worker = app.worker(concurrency=2)
-        worker.wire.pool = pool or Pool(PoolSettings(tries=1, read=0.5))
-        await worker.drain(timeout=60)
+        worker.wire.pool = pool or Pool(PoolSettings(tries=1, connect=LIMIT, read=LIMIT, error_whole=LIMIT))
+        await worker.drain(timeout=LIMIT)
         return Outcome(await app.jobs.get(done.id), await app.jobs.attempts(done.id), facts_of(database), clock.now())
 
     yield once
@@ -219,9 +216,9 @@ async def test_our_own_pool_is_nobodys_illness(api, once):
             for _ in range(2):
                 both.create_task(job.client.get("/x"))
 
-    api.pause = 1.0
-
-    found = await once(send, pool=Pool(PoolSettings(connections=1, wait=0.1, tries=1)))
+    api.go.clear()
+    found = await once(send, pool=Pool(PoolSettings(connections=1, wait=0.1, connect=LIMIT, read=LIMIT, tries=1)))
+    api.go.set()
     assert (found.job.state, found.job.last_error_code) == ("scheduled", "pool_timeout")
     assert (found.charged(), found.counted()) == ((1, [True]), (0, 0))
 
@@ -292,7 +289,7 @@ async def test_a_refused_cursor_outside_a_stream_is_not_sent_again_and_again(api
 async def test_a_timeout_of_the_handler(once):
     @handler("send", timeout=0.5, retry=Retry(max_attempts=5, delay=Fixed(DELAY)))
     async def send(job: Job[None]) -> None:
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     found = await once(send)
     assert (found.job.state, found.job.last_error_kind) == ("scheduled", "timeout")

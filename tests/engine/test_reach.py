@@ -36,6 +36,7 @@ from resilient.core.provider.rules import Errors, Rule
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.accounts.secrets import new_key
 from resilient.wire.requests.request_log import derive
+from tests.helpers import LIMIT
 
 KEY = new_key()
 SOON = Retry(max_attempts=3, delay=Fixed(0))
@@ -139,7 +140,7 @@ async def test_each_account_is_asked_where_it_lives_with_its_own_headers(make, a
     for api, key, tenant in ((apis[0], "crm/1", "one"), (apis[1], "crm/2", "two")):
         await join(app, api, key, tenant)
         await app.enqueue(kind, "/things", resource_key=key)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert await app.jobs.count(state="succeeded") == 2
     for api, tenant in zip(apis, ("one", "two"), strict=True):
         assert api.paths == ["/v1/things"]
@@ -153,7 +154,7 @@ async def test_a_foreign_client_is_told_the_same(make, apis, kind):
     app = make(tenants(), handlers=[kind])
     await join(app, apis[0], "crm/1", "one")
     done = await app.enqueue(kind, "/things", resource_key="crm/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(done.id)).result == {
         "url": f"{apis[0].url}/v1/things", "Accept": "application/x", "X-Tenant": "one",
         "Authorization": "Bearer canary-one",
@@ -172,7 +173,7 @@ async def test_another_accounts_host_gets_nothing_even_by_redirect(make, apis):
 
     app = make(tenants(), handlers=[follow])
     await app.enqueue(follow, resource_key="crm/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert apis[0].sent("authorization") == ["Bearer canary-one"]
     assert apis[1].paths == ["/v1/things", "/straight"]
     assert apis[1].sent("authorization") == apis[1].sent("x-tenant") == [None, None]
@@ -194,7 +195,7 @@ async def test_an_sdk_builds_its_own_client_over_the_transport(make, apis):
     await join(app, apis[0], "crm/1", "one")
     for kind in (sdk, sdk_plain):
         await app.enqueue(kind, resource_key="crm/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert sorted(apis[0].paths) == ["/v1/one", "/v1/three", "/v1/two"]
     assert set(apis[0].sent("authorization")) == {"Bearer canary-one"}
 
@@ -207,7 +208,7 @@ async def test_what_the_caller_says_wins_over_the_providers_headers(make, apis):
     app = make(tenants(), handlers=[own])
     await join(app, apis[0], "crm/1", "one")
     await app.enqueue(own, resource_key="crm/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert apis[0].sent("accept") == ["text/csv"]
 
 
@@ -215,7 +216,7 @@ async def test_fixed_headers_of_a_provider_go_with_every_request(make, apis):
     app = make(Provider(name="gh", base_url=apis[0].url, headers={"X-Version": "7"}), handlers=[get])
     await app.enqueue(get, "/x", resource_key="gh/1")
     await app.enqueue(get, f"{apis[1].url}/x", resource_key="gh/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert apis[0].sent("x-version") == ["7"]
     assert apis[1].sent("x-version") == [None]
 
@@ -223,14 +224,14 @@ async def test_fixed_headers_of_a_provider_go_with_every_request(make, apis):
 async def test_an_account_without_a_connection_waits_for_it(make, apis):
     app = make(tenants(), handlers=[get])
     done = await app.enqueue(get, "/x", resource_key="crm/1", max_attempts=1)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(done.id)).attempts == 0
     assert (await app.resources.get("crm/1")).auth == "not_connected"
 
 
 async def test_a_key_whose_provider_the_app_does_not_have_says_so(make, apis):
     done = await (app := make(tenants(), handlers=[get])).enqueue(get, "/x", resource_key="cmr/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_kind, job.last_error_code) == ("dead", "permanent", "bad_url")
     assert "GET /x: the app has no provider 'cmr', so no base URL: list it in Resilient(prov" in job.last_error
@@ -251,7 +252,7 @@ async def test_the_address_may_come_with_the_first_token(make, apis):
     app = make(tenants(auth=(oauth,)), handlers=[get])
     await app.connections.add("crm/1", client_credentials=True, details={"tenant": "one"})
     await app.enqueue(get, "/x", resource_key="crm/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (apis[0].paths, apis[0].sent("authorization")) == (["/v1/x"], ["Bearer canary-t"])
     access = await app.credentials("crm/1")
     assert (access.base_url, access.headers["X-Tenant"]) == (f"{apis[0].url}/v1", "one")
@@ -272,7 +273,7 @@ async def test_a_key_in_the_url_is_sent_and_shown_nowhere(make, apis, caplog, re
     bad = await app.enqueue(get, "/bad", resource_key="maps/1")
     abroad = await app.enqueue(get, f"{apis[1].url}/abroad", resource_key="maps/1")
     call = await app.enqueue(foreign, f"{api.url}/call?q=1#part", resource_key="maps/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert {path: query for path, _, query in api.seen} == {
         "/good": {"k": "canary/s e", "q": "1"}, "/bad": {"k": "canary/s e"},
     }  # fmt: skip
@@ -305,7 +306,7 @@ async def test_a_key_that_comes_back_in_the_next_pages_address_is_kept_nowhere(m
     app = make(Provider(name="maps", base_url=api.url, auth=(ApiKey(query="k"),)), handlers=[sync])
     await app.connections.add("maps/1", api_key="canary-key")
     await app.enqueue(sync, resource_key="maps/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert [query for _, _, query in api.seen] == [{"k": "canary-key"}, {"k": "canary-key", "page": "2"}]
     assert "page=2" in kept[0]
     assert "canary" not in str(kept)
@@ -317,7 +318,7 @@ async def test_a_refused_key_in_the_url_gates_the_account(make, apis):
     app = make(provider, handlers=[get])
     await app.connections.add("maps/1", api_key="canary-key")
     await app.enqueue(get, "/x", resource_key="maps/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.resources.get("maps/1")).auth == "needs_reauth"
 
 
@@ -328,7 +329,7 @@ async def test_header_keys_and_passwords(make, apis):
     await app.connections.add("api/2", user="who", password="canary-pass")
     for n in (1, 2):
         await app.enqueue(get, f"/{n}", resource_key=f"api/{n}")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     by_path = {path: headers for path, headers, _ in apis[0].seen}
     assert by_path["/1"]["x-key"] == "k:canary-key"
     assert by_path["/2"]["authorization"] == "Basic d2hvOmNhbmFyeS1wYXNz"
@@ -368,7 +369,7 @@ async def test_a_call_draws_what_it_costs_under_the_key_of_its_name(make, apis, 
     app = make(shop, handlers=[kind])
     began = time.time()
     done = await app.enqueue(kind, resource_key="shop/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(done.id)).result == {"charge": derive(str(done.id), "charge"), "own": "own"}
     (row,) = read_all("SELECT tat FROM {rate_limit}")
     assert 10 <= (row["tat"] - began) / hour.interval < 11
@@ -427,7 +428,7 @@ async def test_a_job_sends_through_another_resource_with_its_credentials(make, a
     app = make(*two(apis, limits={"account": [Limit(100, per="1h", name="hour")]}), handlers=[kind])
     await connected(app)
     done = await app.enqueue(kind, resource_key="mine/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(done.id)).state == "succeeded"
     assert apis[0].sent("authorization") == ["Bearer canary-mine"]
     assert apis[1].sent("authorization") == ["Bearer canary-other"]
@@ -440,18 +441,18 @@ async def test_a_job_waits_for_the_other_resource_and_is_not_run_to_find_out(mak
     await connected(app)
     await app.resources.pause("other/team", reason="holiday")
     done = await app.enqueue(kind, resource_key="mine/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.waiting_for, job.attempts, job.executions) == ("scheduled", "other/team", 0, 1)
     assert (await app.resources.get("mine/1")).blocked_until is None
     for _ in range(2):
         await scheduled_now(app)
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.executions) == ("scheduled", 1)
     assert apis[1].seen == []
     await app.resources.resume("other/team")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.executions, job.deferrals) == ("succeeded", 2, 1)
 
@@ -461,12 +462,12 @@ async def test_a_throttle_of_the_other_resource_stops_it_alone(make, apis):
     app = make(*two(apis), handlers=[copy, get])
     await connected(app)
     done = await app.enqueue(copy, resource_key="mine/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.waiting_for, job.attempts) == ("scheduled", "other/team", 0)
     assert (await app.resources.get("other/team")).blocked_until is not None
     await app.enqueue(get, "/x", resource_key="mine/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert apis[0].paths == ["/from", "/x"]
 
 
@@ -481,7 +482,7 @@ async def test_a_call_through_the_other_resource_fails_as_the_others(make, apis)
     app = make(*two(apis), handlers=[reported])
     await connected(app)
     done = await app.enqueue(reported, resource_key="mine/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.waiting_for) == ("scheduled", "other/team")
 
@@ -502,7 +503,7 @@ async def test_names_of_two_resources_are_never_mixed_up(make, apis, read_all):
     app = make(*two(apis), handlers=[twins])
     await connected(app)
     done = await app.enqueue(twins, resource_key="mine/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     (row,) = read_all("SELECT sent FROM {job}")
     sent = json.loads(row["sent"]) if isinstance(row["sent"], str) else row["sent"]
     assert list(sent) == ["other/team POST /make #1", "POST /make #2"]  # the last one was answered, and then?
@@ -514,7 +515,7 @@ async def test_why_names_the_other_resource(make, apis):
     await connected(app)
     await app.resources.pause("other/team", reason="holiday")
     done = await app.enqueue(copy, resource_key="mine/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert "It waits for other/team and goes on with it" in str(await app.jobs.why(done.id))
 
 
@@ -529,7 +530,7 @@ async def test_a_circuit_of_a_resource_only_reached_through_is_probed_and_closes
     await connected(app)
     done = await app.enqueue(copy, resource_key="mine/1", max_attempts=9)
     for _ in range(8):
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         await scheduled_now(app)
     assert (await app.jobs.get(done.id)).state == "succeeded"
     assert (await app.resources.get("other/team")).breaker == "closed"
@@ -543,21 +544,21 @@ async def test_jobs_that_wait_elsewhere_go_on_one_by_one_while_a_circuit_is_trie
     apis[1].script = {"/to": [{"status": 500}] * 2}
     first = await app.enqueue(copy, resource_key="mine/1", max_attempts=9)
     for _ in range(3):
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         await scheduled_now(app)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.resources.get("other/team")).breaker == "open"
     for n in range(4):  # accounts of their own, each connected: they wait for the other resource alone
         await app.connections.add(f"mine/{n + 2}", token="canary-mine")
         await app.enqueue(copy, resource_key=f"mine/{n + 2}")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     before = apis[1].paths.count("/to")
     over = "UPDATE {resource} SET open_until = created_at, revision = revision + 1 WHERE key = 'other/team'"
     await app.database.transaction(lambda c, d: d.run(c, over))
     await scheduled_now(app)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while await app.jobs.count(state="succeeded") < 5:
-            await app.worker().drain(timeout=20)
+            await app.worker().drain(timeout=LIMIT)
             await asyncio.sleep(0.1)
     assert apis[1].paths.count("/to") == before + 5
     assert (await app.jobs.get(first.id)).state == "succeeded"
@@ -585,7 +586,7 @@ async def test_a_routed_request_draws_its_cost_on_the_whole_path(make, apis, rea
     app = make(routed(apis[0], limits=limits), handlers=[kind])
     for path in ("/search", "/other"):  # one after the other: a place that a slow machine reached too late comes back
         await app.enqueue(kind, path, resource_key="api/1")
-        await app.worker().drain(timeout=60)
+        await app.worker().drain(timeout=LIMIT)
     spans = {row["name"]: row["tat"] for row in read_all("SELECT name, tat FROM {rate_limit}")}
     assert set(spans) == {"points", "search"}
     drawn = await left(app)
@@ -614,7 +615,7 @@ async def test_the_answer_settles_what_the_request_really_cost(make, apis):
     limits = {"account": [Limit(100, per="1000s", burst=100, name="points")]}
     app = make(routed(apis[0], limits=limits), handlers=[get])
     await app.enqueue(get, "/search", resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert await left(app) == {"points": pytest.approx(45, abs=0.5)}
 
 
@@ -623,10 +624,10 @@ async def test_a_throttled_endpoint_leaves_the_account_flowing(make, apis):
     apis[0].script = {"/search": [{"status": 429}]}
     app = make(routed(apis[0], errors=Errors(rules=(rule,))), handlers=[get])
     search = await app.enqueue(get, "/search", resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     again = await app.enqueue(get, "/search", resource_key="api/1")
     await app.enqueue(get, "/other", resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert apis[0].paths == ["/search", "/other"]
     for done in (search, again):
         job = await app.jobs.get(done.id)
@@ -640,11 +641,11 @@ async def test_the_circuit_of_an_endpoint_is_probed_by_its_requests(make, apis):
     app = make(routed(apis[0], errors=Errors(rules=(rule,))), handlers=[get], breakers={"api/1/search": QUICK})
     done = await app.enqueue(get, "/search", resource_key="api/1", max_attempts=9)
     for _ in range(8):
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         await scheduled_now(app)
     assert (await app.jobs.get(done.id)).state == "succeeded"
     await app.enqueue(get, "/search", resource_key="api/1")  # the first may have got through just before it opened
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.resources.get("api/1/search")).breaker == "closed"
     assert (await app.resources.get("api/1")).breaker == "closed"
 
@@ -657,5 +658,5 @@ async def test_a_route_below_an_undeclared_host_is_never_asked(make, apis):
 
     app = make(Provider(name="api", base_url=apis[0].url, route=route), handlers=[get])
     done = await app.enqueue(get, f"{apis[1].url}/abroad", resource_key="api/1")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(done.id)).state == "succeeded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from uuid_utils.compat import uuid7
@@ -28,7 +29,7 @@ async def quick(job: Job[None]) -> int:
     return response.status_code
 
 
-@handler("hasty", timeout=1)
+@handler("hasty", timeout=600)
 async def hasty(job: Job[None]) -> int:
     response = await job.client.get("/me")
     response.raise_for_status()
@@ -105,6 +106,9 @@ async def test_its_jobs_park_uncharged_and_the_other_account_keeps_its_pace(data
 
 async def test_a_slow_refresh_holds_no_slot_and_kills_no_hasty_job(app, idp, monkeypatch):
     """Its own process is alive: the token endpoint takes its time. They go on with its end, not with its lease's."""
+    brief = SimpleNamespace(handler=SimpleNamespace(timeout=1.0))
+    assert backend.patience_of(brief) == 0.25  # so that it is deferred long before its timeout
+    monkeypatch.setattr(backend, "patience_of", lambda _: 0.25)
     monkeypatch.setattr(engine_grants, "LEASE", 600.0)
     await connect(app, idp, A)
     idp.hold.clear()

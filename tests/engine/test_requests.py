@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from datetime import timedelta
 
+import httpx
 import pytest
 
 from resilient.core.jobs.backoff import Fixed, Retry
@@ -17,7 +17,7 @@ from resilient.engine.app.handler import handler
 from resilient.engine.run import backend
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.db.dialect import JSON
-from tests.helpers import until, use_up
+from tests.helpers import LIMIT, brisk, until, use_up
 
 SOON = Retry(max_attempts=3, delay=Fixed(0))
 STARTED, GO_ON = threading.Event(), threading.Event()
@@ -89,13 +89,13 @@ async def marks(app):
 
 
 async def run(app, **options):
-    worker = app.worker(**{"concurrency": 2, "grace": 0.2, **options})
+    worker = brisk(app.worker(**{"concurrency": 2, "grace": 0.2, **options}))
     return worker, asyncio.create_task(worker.run(signals=False))
 
 
 async def stop(worker, running):
     worker.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT):
         await running
 
 
@@ -146,7 +146,7 @@ async def test_a_request_in_doubt_is_looked_up_and_never_repeated_blindly(make, 
 
     app = make(charge)
     done = await app.enqueue(charge, resource_key="api/1")
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, len(api.seen), len(looks)) == (state, sent, again)
     if state == "dead":
@@ -164,14 +164,15 @@ async def test_a_job_whose_worker_was_lost_in_a_request_is_looked_up_first(make,
 
     lost, other = make(charge), make(charge)
     done = await lost.enqueue(charge, resource_key="api/1")
-    worker, running = await run(lost, grace=10, lease=2)
+    worker, running = await run(lost, grace=LIMIT)
 
     async def sent():
         return api.seen == ["/hold"]
 
     await until(sent)
     worker.stop()  # it claims nothing more
-    sweeper = other.worker(lease=0.4).sweeper
+    sweeper = other.worker().sweeper
+    sweeper._spare = 0.0
 
     async def rescued():
         await query(other, "UPDATE {job} SET lease_until = created_at RETURNING id")  # as if nobody had renewed it
@@ -183,7 +184,7 @@ async def test_a_job_whose_worker_was_lost_in_a_request_is_looked_up_first(make,
     await running  # it hears that its lease is lost; what it still says changes nothing
     assert await marks(other) == ["/hold"]
     api.go.set()
-    await other.worker().drain(timeout=60)
+    await other.worker().drain(timeout=LIMIT)
     job = await other.jobs.get(done.id)
     assert (job.state, job.rescues, len(api.seen)) == ("succeeded", 1, 1 if took_effect else 2)
 
@@ -195,7 +196,7 @@ async def test_without_a_look_up_it_is_dead_at_once(make, api):
 
     app = make(charge)
     done = await app.enqueue(charge, resource_key="api/1")
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_kind, api.seen) == ("dead", "ambiguous", ["/lost"])
 
@@ -223,7 +224,7 @@ async def test_a_mark_whose_write_was_cut_off_is_gone_with_the_execution(make, a
 
     monkeypatch.setattr(app.database, "transaction", transaction)
     done = await app.enqueue(charge, resource_key="api/1")
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.attempts, api.seen, await marks(app)) == ("succeeded", 1, [], [])
     assert [a.kind for a in await app.jobs.attempts(done.id)] == ["timeout"]
@@ -244,7 +245,7 @@ async def test_however_it_ends_while_a_request_is_unanswered_it_is_not_repeated_
 
     app, jobs = make(charge), []
     done = await app.enqueue(charge, resource_key="api/1")
-    worker, running = await run(app, lease=2)
+    worker, running = await run(app)
 
     async def sent():
         return api.seen == ["/hold"]
@@ -263,7 +264,7 @@ async def test_however_it_ends_while_a_request_is_unanswered_it_is_not_repeated_
     await until(ended)
     if end != "stop":
         await stop(worker, running)
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert api.seen == ["/hold"]
     if known and end != "cancel":
@@ -280,7 +281,7 @@ async def test_a_gateway_that_gave_up_on_a_post_says_nothing_of_what_happened(ma
 
     app = make(charge)
     done = await app.enqueue(charge, resource_key="api/1")
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     assert (job.state, job.last_error_kind, len(api.seen)) == ("dead", "ambiguous", 1)
 
@@ -288,7 +289,7 @@ async def test_a_gateway_that_gave_up_on_a_post_says_nothing_of_what_happened(ma
 # -- who may still send ------------------------------------------------------------------------------------------------
 
 
-def sends_on(api):
+def sends_on(failures):
     """Two handlers that send whatever they are told: one swallows its cancellation, one is a thread."""
 
     @handler("coroutine", timeout=None)
@@ -297,14 +298,17 @@ def sends_on(api):
             try:
                 await job.client.get("/tick")
                 await asyncio.sleep(0.02)
-            except BaseException:  # noqa: BLE001 - the point
+            except BaseException as error:  # noqa: BLE001 - the point
+                failures.append(error)
                 await asyncio.sleep(0.02)
 
     @handler("thread", timeout=None)
     def thread(job: SyncJob[None]) -> None:
         while not GO_ON.is_set():
-            with contextlib.suppress(Exception):
+            try:
                 job.client.get("/tick")
+            except Exception as error:  # noqa: BLE001 - the point
+                failures.append(error)
             time.sleep(0.02)
 
     return coroutine, thread
@@ -312,10 +316,11 @@ def sends_on(api):
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["coroutine", "thread"])
 async def test_a_worker_that_lost_the_lease_sends_nothing_more(make, api, kind):
-    handlers = sends_on(api)
+    failures = []
+    handlers = sends_on(failures)
     app = make(*handlers)
     done = await app.enqueue(handlers[kind], resource_key="api/1")
-    worker, running = await run(app, lease=0.8)
+    worker, running = await run(app)
 
     async def sending():
         return len(api.seen) > 2
@@ -329,13 +334,22 @@ async def test_a_worker_that_lost_the_lease_sends_nothing_more(make, api, kind):
         return execution.lost
 
     await until(told)
-    await asyncio.sleep(0.1)
-    before = len(api.seen)
-    await asyncio.sleep(0.4)
-    assert len(api.seen) == before
+    await until(lambda: failures)  # what was under way then is over
+    before = await arrived(api)
+    more = len(failures) + 5
+    await until(lambda: len(failures) >= more)
+    assert await arrived(api) == before
     assert (await app.jobs.get(done.id)).state == "running"  # the other's
     GO_ON.set()
     await stop(worker, running)
+
+
+async def arrived(api):
+    """How many ticks had been sent by now: of each client one more request is answered, and what came before it."""
+    async with httpx.AsyncClient(timeout=LIMIT, trust_env=False) as client:
+        for _ in range(2):
+            await client.get(f"{api.url}/marker")
+    return api.seen.count("/tick")
 
 
 async def test_a_thread_past_its_timeout_sends_nothing_more(make, api):
@@ -380,7 +394,7 @@ async def test_what_cannot_be_read_is_dead_and_the_others_go_on(make):
     old = await app.enqueue(moved, 1, resource_key="api/1")
     await query(app, "UPDATE {job} SET payload_version = 1 WHERE kind = 'moved' RETURNING id")
     good = await app.enqueue(typed, 7, resource_key="api/1")
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(bad.id)
     assert (job.state, job.last_error_kind) == ("dead", "undecodable")
     assert "does not fit the model of 'typed'" in job.last_error
@@ -400,7 +414,7 @@ async def test_a_payload_newer_than_the_program_waits_for_a_newer_one(make):
     newer = await app.enqueue(typed, 1, resource_key="api/1")
     await query(app, "UPDATE {job} SET payload_version = 2 RETURNING id")
     good = await app.enqueue(typed, 7, resource_key="api/1")
-    await app.worker().drain(timeout=60)
+    await app.worker().drain(timeout=LIMIT)
     job = await app.jobs.get(newer.id)
     assert (job.state, job.attempts) == ("scheduled", 0)
     (attempt,) = await app.jobs.attempts(newer.id)
@@ -437,7 +451,7 @@ async def test_the_probe_of_a_circuit_sends_one_request(api, make, plain):
     await app.ready()
     await app.resources.open("api/a", until=app.now() + timedelta(milliseconds=50))
     done = await app.enqueue("get", resource_key="api/a")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT):
         while (await app.jobs.get(done.id)).state != "dead":
             await app.worker().drain()
     assert api.seen == ["/status/503"]

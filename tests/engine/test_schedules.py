@@ -12,6 +12,7 @@ from resilient.engine.app.app import Resilient
 from resilient.engine.app.handler import handler
 from resilient.engine.ground.kinds import Kind
 from resilient.engine.schedules.declaration import Schedule
+from tests.helpers import LIMIT, until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -143,7 +144,7 @@ class TestTick:
         await app.schedules.tick()
         clock.advance(minutes=5)
         await app.schedules.tick()
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert ran == [([1], "2030-01-01T12:05:00Z")]
         await app.close()
 
@@ -268,7 +269,7 @@ class TestOverlap:
             await go.wait()
 
         worker = Resilient(app.database, handlers=[slow]).worker()
-        draining = asyncio.create_task(worker.drain(timeout=20))
+        draining = asyncio.create_task(worker.drain(timeout=LIMIT))
         await started.wait()
         clock.advance(hours=1)
         assert await app.schedules.tick() == 0
@@ -383,9 +384,9 @@ async def test_running_workers_tick_and_run_it_once(make, clock):
 
 async def until_succeeded(app, tick):
     """Wait for the job of a tick; workers look about once a second."""
-    for _ in range(200):
+
+    async def has_succeeded():
         (info,) = await app.schedules.list()
-        if (info.last_at, info.last_state) == (tick, "succeeded"):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"still {info}")
+        return (info.last_at, info.last_state) == (tick, "succeeded")
+
+    await until(has_succeeded)

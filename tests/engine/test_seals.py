@@ -13,7 +13,7 @@ from resilient.engine.accounts import seals
 from resilient.engine.run.job import Job
 from resilient.store.accounts import connections, grants
 from resilient.store.accounts.secrets import new_key
-from tests.helpers import hear
+from tests.helpers import LIMIT, hear
 
 KEY = new_key()
 A, B = "shop/a", "shop/b"
@@ -105,7 +105,7 @@ async def test_a_connection_that_was_changed_in_the_database_sends_nothing_and_i
     await spoil(app, attack)
     with pytest.raises(SecretsUnreadable, match="the connection of shop/a does not fit its seal"):
         await app.credentials(A)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert not api.callers
     found = await app.jobs.get(job.id)
     assert (found.state.value, found.attempts) == ("ready", 0)
@@ -114,7 +114,7 @@ async def test_a_connection_that_was_changed_in_the_database_sends_nothing_and_i
     await hear(app)
     assert [(n.alert.name, n.alert.subject) for n in told] == [("needs_reauth", A)]
     await app.enqueue(me, resource_key=B)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert api.callers == ["Bearer canary-b"]  # the account whose row was left alone goes on
 
 
@@ -124,13 +124,13 @@ async def test_connecting_it_again_mends_it_and_touches_no_other_grant(make, api
     await connected(app)
     await app.enqueue(me, resource_key=A)
     await spoil(app, attack)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     with pytest.raises(InvalidInput, match="address of its account is not known"):
         await app.connections.add(A, token="canary-new")  # what stands there is not believed
     await app.connections.add(A, token="canary-new", details={"host": "127.0.0.1"})
     assert (await app.credentials(B)).token == "canary-b"
     assert (await app.connections.get(A)).grant_id != (await app.connections.get(B)).grant_id
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert api.callers == ["Bearer canary-new"]
 
 
@@ -152,7 +152,7 @@ async def test_what_belongs_together_goes_on_belonging_together(make, api):
     for key in (A, "shop/c"):
         assert (await app.credentials(key)).token == "canary-2"
         await app.enqueue(me, resource_key=key)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert api.callers == ["Bearer canary-2"] * 2
     assert await app.connections.revoke(A)
     await app.connections.add(A, token="canary-3")
@@ -223,11 +223,11 @@ async def test_a_consent_on_its_way_cannot_be_made_another_accounts(database_url
 async def test_an_account_with_a_host_of_its_own_that_was_never_connected_waits(make, api):
     app = make()
     job = await app.enqueue(me, resource_key="shop/new")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert ((await app.jobs.get(job.id)).state.value, (await app.jobs.get(job.id)).attempts) == ("ready", 0)
     assert (await app.resources.get("shop/new")).auth == "not_connected"
     await app.connections.add("shop/new", token="canary-new", details={"host": "127.0.0.1"})
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert api.callers == ["Bearer canary-new"]
 
 
@@ -237,7 +237,7 @@ async def test_without_the_key_an_account_with_a_host_of_its_own_waits_uncharged
     stranger = make(secrets=[new_key()])
     await stranger.connections.add("shop/c", token="canary-c", details={"host": "127.0.0.1"})
     job = await stranger.enqueue(me, resource_key=A)
-    await stranger.worker().drain(timeout=20)
+    await stranger.worker().drain(timeout=LIMIT)
     found = await app.jobs.get(job.id)
     assert (found.state.value, found.attempts) == ("ready", 0)
     assert (await app.resources.get(A)).auth == "unreadable"

@@ -10,6 +10,7 @@ import pytest
 
 from resilient import ApiKey, Basic, Bearer, BreakerPolicy, Job, Provider, Resilient, SyncJob, handler
 from resilient.store.accounts.secrets import new_key
+from tests.helpers import LIMIT
 
 RAISED: list = []
 
@@ -87,7 +88,7 @@ async def test_a_failed_request(sqlite_url, how, auth, given):
     await app.connections.add("api/1", **given)
     for kind in (get, post, call):
         await app.enqueue(kind, resource_key="api/1", max_attempts=1)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert len(RAISED) == 3
     for error in RAISED:
         text = whole(error)

@@ -6,6 +6,7 @@ from sqlalchemy import text
 from resilient import Job, Resilient, handler
 from resilient.core.base.errors import SecretsUnreadable
 from resilient.store.accounts.secrets import KeyRing, key_id_of, new_key
+from tests.helpers import LIMIT
 
 KEY = new_key()
 A, B = "idp/acct-1", "idp/acct-2"
@@ -55,12 +56,12 @@ async def test_what_cannot_be_opened_stops_its_account_alone(database_url, idp, 
         c.execute(text(f"UPDATE resilient_grant SET secrets = :spoilt {chosen}"), {"key": A, "spoilt": spoil(sealed)})
     app.grants.accounts.forget()
     jobs = [await app.enqueue(me, resource_key=key) for key in (A, B, A)]
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     found = [await app.jobs.get(one.id) for one in jobs]
     assert [(one.state, one.attempts) for one in found] == [("ready", 0), ("succeeded", 0), ("ready", 0)]
     assert (await app.resources.get(A)).auth == "unreadable"
     assert "canary" not in caplog.text
     await app.connections.add(A, token="canary")
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     assert {(await app.jobs.get(one.id)).state for one in jobs} == {"succeeded"}
     await app.close()

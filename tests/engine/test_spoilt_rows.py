@@ -9,6 +9,7 @@ import pytest
 from resilient import Job, Resilient, handler
 from resilient.store.db.database import Database
 from resilient.surface.cli import main
+from tests.helpers import LIMIT
 
 
 @handler("good")
@@ -48,7 +49,7 @@ async def test_it_is_dead_with_its_reason_and_the_others_run(app, columns):
     last = await app.enqueue(good, 3, resource_key="p/1")
     spoil(app, bad.id, **columns)
     worker = app.worker()
-    assert await worker.drain(timeout=20) == 3
+    assert await worker.drain(timeout=LIMIT) == 3
     assert [(await app.jobs.get(one.id)).state for one in (first, last)] == ["succeeded"] * 2
     job = await app.jobs.get(bad.id)
     if "sent" in columns:  # something may have been sent: nobody knows
@@ -67,7 +68,7 @@ async def test_a_payload_with_a_byte_that_is_no_text_is_dead_and_appears_in_no_l
         c.exec_driver_sql(
             f"UPDATE resilient_job SET payload = CAST(x'2263616e617279ff22' AS text) WHERE id = '{bad.id.hex}'"
         )
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(fine.id)).state == "succeeded"
     state, kind = app.database.transaction_sync(
         lambda c, d: d.run(c, "SELECT state, last_error_kind FROM {job} WHERE id = :id", {"id": d.id(bad.id)}).one()
@@ -127,7 +128,7 @@ async def test_it_is_shown_with_its_reason_beside_the_others(app, caplog, column
 
 async def test_a_list_can_leave_large_values_where_they_are(app):
     id_ = (await app.enqueue(good, 7, resource_key="p/1")).id
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     (whole,), (lean,) = await app.jobs.list(), await app.jobs.list(payloads=False)
     assert (whole.id, whole.payload, whole.result) == (id_, 7, 7)
     assert {repr(lean.payload), repr(lean.progress), repr(lean.result)} == {"<not loaded: app.jobs.get(id) has it>"}
@@ -144,7 +145,7 @@ async def test_a_byte_that_is_no_text_hides_no_row_and_stops_nobody(app, column,
     bad, fine = [await app.enqueue(good, n, resource_key="p/1") for n in (1, 2)]
     with app.database.sync_engine.begin() as c:
         c.exec_driver_sql(f"UPDATE resilient_job SET {column} = CAST(x'2263ff22' AS text) WHERE id = '{bad.id.hex}'")
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(fine.id)).state == "succeeded"
     assert {one.id for one in await app.jobs.list()} == {bad.id, fine.id}
     assert (await app.jobs.get(bad.id)).id == bad.id
@@ -163,7 +164,7 @@ async def test_a_key_that_is_none_stops_nobody(app, key):
     bad = await app.enqueue(good, 1, resource_key="p/2")
     spoil(app, bad.id, resource_key=key)
     fine = [await app.enqueue(good, n, resource_key=f"p/{n}") for n in range(3)]
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert {(await app.jobs.get(one.id)).state for one in fine} == {"succeeded"}
     await app.worker().sweeper.chores()
     assert (await app.jobs.get(bad.id)).state in ("succeeded", "dead")
@@ -176,7 +177,7 @@ async def test_a_key_that_is_none_stops_nobody(app, key):
 async def test_odd_numbers_end_too(app, columns):
     odd, fine = [await app.enqueue(good, n, resource_key="p/1") for n in (1, 2)]
     spoil(app, odd.id, **columns)
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert (await app.jobs.get(fine.id)).state == "succeeded"
     assert (await app.jobs.get(odd.id)).state in ("succeeded", "dead")
 
@@ -188,7 +189,7 @@ async def test_a_running_row_that_nobody_holds_is_rescued(app):
     worker = app.worker()
     await worker.sweeper.rescue()
     await asyncio.sleep(0)
-    await worker.drain(timeout=20)
+    await worker.drain(timeout=LIMIT)
     assert worker.sweeper.rescued == 1
 
 
@@ -203,5 +204,5 @@ async def test_an_override_that_newer_code_or_a_hand_wrote_stops_nobody(app, ove
     with app.database.sync_engine.begin() as c:
         c.exec_driver_sql(f"UPDATE resilient_resource SET policy = '{override}' WHERE key = 'p/1'")
     jobs = [await app.enqueue(good, n, resource_key=f"p/{n}") for n in (1, 2)]
-    await app.worker().drain(timeout=20)
+    await app.worker().drain(timeout=LIMIT)
     assert [(await app.jobs.get(one.id)).state for one in jobs] == ["succeeded"] * 2

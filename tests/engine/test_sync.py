@@ -29,6 +29,7 @@ from resilient import (
 )
 from resilient.engine.run.execution import Pausable
 from tests import nursery
+from tests.helpers import LIMIT, bury
 from tests.serving import Server
 
 ITEMS = sa.Table(
@@ -192,7 +193,7 @@ async def app(database_url, shop):
 
 async def run(app, kind="items"):
     done = await app.enqueue(kind, {}, resource_key="p/1")
-    await app.worker(concurrency=2).drain(timeout=20)
+    await app.worker(concurrency=2).drain(timeout=LIMIT)
     return await app.jobs.get(done.id)
 
 
@@ -292,7 +293,8 @@ async def test_killed_five_times_a_sync_of_2000_records_ends_complete(app, shop,
     ]
     for at, where in deaths:
         child = nursery.start(CHILD, database_url, shop.url, at, where)
-        assert await asyncio.to_thread(child.wait, 60) == (0 if where == "never" else -signal.SIGKILL)
+        assert await asyncio.to_thread(child.wait, LIMIT) == (0 if where == "never" else -signal.SIGKILL)
+        await bury(app)
     found = app.database.transaction_sync(lambda c, _d: list(c.execute(sa.text("SELECT item FROM copy")).scalars()))
     assert sorted(found) == list(range(1, 2001))
     assert (await app.jobs.get(done.id)).state == "succeeded"
@@ -334,7 +336,7 @@ async def test_a_checkpoint_starts_the_handlers_time_anew(slow_app):
     """Four pages, each in less than the timeout, together in more."""
     app = slow_app(paged(2.0, lambda _: 0.7))
     done = await app.enqueue("slow", {}, resource_key="p/1")
-    await app.worker().drain(timeout=30)
+    await app.worker().drain(timeout=LIMIT)
     assert SEEN == [(1, [1, 2, 3]), (1, [4, 5, 6]), (1, [7, 8, 9]), (1, [10])]
     assert (await app.jobs.get(done.id)).state == "succeeded"
 
@@ -365,7 +367,7 @@ async def test_a_used_up_slice_is_charged_nothing_and_goes_to_the_back_of_the_li
     app = slow_app(paged(0.6, lambda job: 30 if job.execution == 1 else 0), other)
     done = await app.enqueue("slow", {}, resource_key="p/1")
     await app.enqueue("other", resource_key="p/1")
-    await app.worker(concurrency=1).drain(timeout=30)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
     assert SEEN == [(1, [1, 2, 3]), "other", (2, [4, 5, 6]), (2, [7, 8, 9]), (2, [10])]
     job = await app.jobs.get(done.id)
     assert (job.state, job.attempts, job.deferrals) == ("succeeded", 0, 1)

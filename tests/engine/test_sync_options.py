@@ -29,6 +29,7 @@ from resilient import (
 from resilient.core.base.errors import SetupError
 from resilient.core.sync.paginators import NextCursor, NextUrl, OnePage
 from resilient.store.db.database import Database
+from tests.helpers import LIMIT
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -204,7 +205,7 @@ async def run(app, stream):
     """One job; what its pages brought."""
     SEEN.clear()
     done = await app.enqueue("read", stream, resource_key="p/1")
-    await app.worker(concurrency=1).drain(timeout=20)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     return job.state if job.state != "succeeded" else list(SEEN)
 
@@ -457,7 +458,7 @@ class TestSessionFactory:
 
         app = make(lambda: Mine(app.database.sync_engine, info={"mine": True}), mine)
         await app.enqueue("mine", resource_key="p/1")
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         assert made == [Mine]
         assert [job.state for job in await app.jobs.list()] == ["succeeded"]
         await app.close()
@@ -473,7 +474,7 @@ class TestSessionFactory:
 
         app = make(lambda: Session(app.database.sync_engine), wrong)
         done = await app.enqueue("wrong", resource_key="p/1")
-        await app.worker().drain(timeout=20)
+        await app.worker().drain(timeout=LIMIT)
         job = await app.jobs.get(done.id)
         assert "session_factory= makes a Session, but this handler needs an AsyncSession" in job.last_error
         assert AsyncSession.__name__ in job.last_error

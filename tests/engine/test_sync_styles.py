@@ -19,6 +19,7 @@ from resilient.core.sync.paginators import (
     OnePage,
     PageNumber,
 )
+from tests.helpers import LIMIT
 
 SIZE, COUNT = 3, 10
 
@@ -162,7 +163,7 @@ async def app(sqlite_url, feed):
 async def run(app, stream, break_at=0):
     done = await app.enqueue("read", {"stream": stream, "break_at": break_at}, resource_key="p/1")
     for _ in range(20):
-        await app.worker(concurrency=1).drain(timeout=20)
+        await app.worker(concurrency=1).drain(timeout=LIMIT)
         job = await app.jobs.get(done.id)
         if job.finished_at:
             return job

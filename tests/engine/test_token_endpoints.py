@@ -10,6 +10,7 @@ import pytest
 from resilient import Resilient, ResourceStopped, SetupError, handler
 from resilient.engine.run.job import Job
 from resilient.store.accounts.secrets import new_key
+from tests.helpers import LIMIT
 
 KEY = new_key()
 TOKEN = "idp:token"
@@ -91,7 +92,7 @@ async def test_one_of_them_probes_and_an_answer_lets_all_go_on(app, idp):
     await due(app)
     idp.script, idp.hold, before = [], type(idp.hold)(), len(idp.asked)
     probing = asyncio.create_task(ask(app, [first]))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT):
         while len(idp.asked) == before:  # noqa: ASYNC110 - the server is in another thread
             await asyncio.sleep(0.01)
     assert set(await ask(app, others)) == {(TOKEN, "breaker")}

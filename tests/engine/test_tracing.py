@@ -36,7 +36,7 @@ from resilient.core.provider.facts import Provider
 from resilient.engine.run.job import Batch, Job, SyncBatch, SyncJob
 from resilient.store.accounts.secrets import new_key
 from resilient.testing import FakeProvider
-from tests.helpers import drain, until
+from tests.helpers import drain, until, use_up
 
 TWICE = Retry(max_attempts=2, delay=Fixed(0))
 
@@ -349,18 +349,25 @@ async def test_events_are_linked_from_their_publishing_to_their_sending(make, sp
 
 
 async def test_a_cancelled_request_and_a_timeout_end_their_spans(make, spans, serve):
+    jobs, arrived = [], threading.Event()
+
     async def never(scope, receive, send):
+        arrived.set()
         await asyncio.Event().wait()
 
     address = serve(never)
 
-    @handler("contact.push", timeout=0.2, retry=Retry(max_attempts=1))
+    @handler("contact.push", timeout=600, retry=Retry(max_attempts=1))
     async def slow(job: Job[dict]) -> None:
+        jobs.append(job)
         await job.client.get(address)
 
     app = make(slow)
     await app.enqueue("contact.push", {}, resource_key="api/acme")
-    await drain(app)
+    draining = asyncio.create_task(drain(app))
+    await until(arrived.is_set)
+    use_up(jobs[0])
+    await draining
     process = spans.one("process contact.push")
     assert process.attributes["error.type"] == "timeout"
     assert spans.one("GET").attributes["error.type"] == "CancelledError"

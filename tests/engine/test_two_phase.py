@@ -38,7 +38,7 @@ from resilient import (
 )
 from resilient.engine.run import executor
 from tests import nursery
-from tests.helpers import use_up
+from tests.helpers import LIMIT, bury, use_up
 
 
 class Base(DeclarativeBase):
@@ -138,7 +138,7 @@ def rows(app, table="tp_row"):
 
 async def drain(app, **options):
     worker = app.worker(**{"concurrency": 4, **options})
-    await worker.drain(timeout=30)
+    await worker.drain(timeout=LIMIT)
     return worker
 
 
@@ -357,7 +357,7 @@ async def test_a_thread_that_is_given_up_commits_nothing_later(make, monkeypatch
                 session.add(Row(name="x"))
                 job.then(follow, "x")
             use_up(job)
-            assert go_on.wait(60)
+            assert go_on.wait(LIMIT)
         finally:
             done.set()
 
@@ -369,11 +369,11 @@ async def test_a_thread_that_is_given_up_commits_nothing_later(make, monkeypatch
     while not worker.executor.stuck or worker.executor.aside:  # noqa: ASYNC110 - given up
         await asyncio.sleep(0.02)
     go_on.set()
-    assert await asyncio.to_thread(done.wait, 20)
+    assert await asyncio.to_thread(done.wait, LIMIT)
     while worker.executor.stuck:  # noqa: ASYNC110 - until its thread has ended
         await asyncio.sleep(0.02)
     worker.stop()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, LIMIT)
     assert ((await only(app, "hangs")).last_error_kind, rows(app)) == ("timeout", [])
     assert await app.jobs.count(kind="follow") == 0
 
@@ -515,7 +515,7 @@ async def test_a_commit_and_what_follows_it_are_not_interrupted(make, when):
     app.session_engines.factory = lambda: Slow(engine)
     await app.enqueue(brief, resource_key="p/1")
     worker = app.worker()
-    await worker.drain(timeout=60)
+    await worker.drain(timeout=LIMIT)
     job = await only(app, "brief")
     assert (job.state, job.result, rows(app), SEEN) == ("succeeded", "done", ["x"], ["told"])
     assert (worker.completer.stale, len(interrupted)) == (0, 1)
@@ -591,17 +591,17 @@ async def test_handlers_do_not_take_the_engine_s_connections(postgres_url, plain
         with job.complete() as session:
             session.add(Row(name=str(job.payload)))
             SEEN.append(job.id)
-            assert go_on.wait(60)
+            assert go_on.wait(LIMIT)
 
     declared = holds_plain if plain else holds
     app = Resilient(postgres_url, handlers=[declared], upgrade=False)
     app.database.transaction_sync(lambda c, _d: Row.__table__.create(c))
     await app.enqueue_many(declared, range(20), resource_key="p/1")
-    draining = asyncio.create_task(app.worker(concurrency=20).drain(timeout=60))
+    draining = asyncio.create_task(app.worker(concurrency=20).drain(timeout=LIMIT))
     while len(SEEN) < 4:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    await asyncio.wait_for(app.jobs.count(), 20)
-    await asyncio.wait_for(asyncio.to_thread(app.sync.jobs.count), 20)
+    await asyncio.wait_for(app.jobs.count(), LIMIT)
+    await asyncio.wait_for(asyncio.to_thread(app.sync.jobs.count), LIMIT)
     assert len(SEEN) == app.database.connections.of_handlers == 4
     go_on.set()
     assert await draining == 20
@@ -881,7 +881,7 @@ async def test_a_lost_answer_writes_no_follow_up_twice(make, monkeypatch):
         return found
 
     monkeypatch.setattr(app.database, "transaction", transaction)
-    await worker.drain(timeout=30)
+    await worker.drain(timeout=LIMIT)
     assert failures
     assert (await only(app, "starts")).state == "succeeded"
     assert await app.jobs.count(kind="follow") == 1
@@ -951,6 +951,7 @@ async def test_a_killed_worker_leaves_nothing_half_done_and_nothing_twice(make, 
     for where in ("inside", "after", "committed"):
         code = await run_child(database_url, where)
         assert code == -signal.SIGKILL
+        await bury(app)
         assert rows(app, "effect") == ([kind] if where == "committed" else [])
     job = await app.jobs.get(done.id)
     assert (job.state, job.result) == ("succeeded", "done")
@@ -970,10 +971,11 @@ async def test_a_worker_that_was_frozen_beyond_its_lease_commits_nothing(postgre
     try:
         while psutil.Process(frozen.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        await bury(app)
         assert await run_child(postgres_url, "never") == 0  # another worker takes the job over and completes it
         assert rows(app, "effect") == ["async"]
         frozen.send_signal(signal.SIGCONT)
-        assert await asyncio.to_thread(frozen.wait, 60) == 0
+        assert await asyncio.to_thread(frozen.wait, LIMIT) == 0
     finally:
         frozen.kill()
         frozen.wait()
@@ -984,4 +986,4 @@ async def test_a_worker_that_was_frozen_beyond_its_lease_commits_nothing(postgre
 
 
 async def run_child(url, where):
-    return await asyncio.to_thread(nursery.start(CHILD, url, where).wait, 60)
+    return await asyncio.to_thread(nursery.start(CHILD, url, where).wait, LIMIT)

@@ -29,6 +29,7 @@ from resilient import (
 from resilient.engine.run.job import Job
 from resilient.store.events import inbox
 from resilient.testing.fake import answers
+from tests.helpers import LIMIT
 
 URL = "https://shop.example/webhooks"
 SECRET = "canary-webhook-secret"
@@ -512,7 +513,7 @@ def test_a_repeat_waits_for_one_that_is_being_stored(postgres_database):
     def first(c, d):
         assert inbox.first_seen(c, d, "webhook:acme", once, d.now(c))
         inside.set()
-        assert go.wait(60)
+        assert go.wait(LIMIT)
         raise RuntimeError("the database went away")
 
     def store():
@@ -528,13 +529,13 @@ def test_a_repeat_waits_for_one_that_is_being_stored(postgres_database):
         threading.Thread(target=lambda: found.append(app.sync.webhooks.receive("acme", signed()))),
     ]
     threads[0].start()
-    assert inside.wait(60)
+    assert inside.wait(LIMIT)
     threads[1].start()
     threads[1].join(0.3)
     assert not found
     go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT)
     assert found[0].job is not None
 
 

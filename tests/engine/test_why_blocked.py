@@ -10,6 +10,7 @@ from resilient.core.base.errors import Permanent
 from resilient.engine.app.app import Resilient
 from resilient.engine.app.handler import handler
 from resilient.engine.run.job import Job
+from tests.helpers import LIMIT
 
 
 @handler("step")
@@ -45,7 +46,7 @@ async def test_its_turn(app):
 
 async def test_a_dead_head(app):
     dead, follower = put(app, "dies", ordering_key="k"), put(app, 1, ordering_key="k")
-    await app.worker(rng=random.Random(1)).drain(timeout=60)
+    await app.worker(rng=random.Random(1)).drain(timeout=LIMIT)
     ((code, text),) = why(app, follower)
     assert code == "order_dead"
     assert f"`resilient jobs retry {dead}` or `resilient dead discard {dead}` lets it go on" in text
@@ -59,7 +60,7 @@ async def test_others(app):
     dead = put(app, "dies")
     child = put(app, 1, after=[*first[:2], dead], on_dead="wait")
     many = put(app, 1, after=first)
-    await app.worker(rng=random.Random(1)).drain(timeout=60)
+    await app.worker(rng=random.Random(1)).drain(timeout=LIMIT)
     remedy = f"which is dead: `resilient jobs retry {dead}`, or cancel this one."
     assert why(app, child) == [
         ("blocker", f"It waits for job {first[0]} (step, scheduled)."),

@@ -16,7 +16,7 @@ from resilient.engine.app.app import Resilient
 from resilient.engine.app.handler import handler
 from resilient.engine.run.execution import WorkerLoop
 from resilient.engine.run.job import Job, SyncJob
-from tests.helpers import drain
+from tests.helpers import LIMIT, brisk, drain
 
 SEEN: list = []
 
@@ -187,7 +187,7 @@ async def test_priority_first_then_oldest(app, clock):
     clock.advance(1)
     await app.enqueue(ok, {"n": 2}, resource_key="p/1")
     await app.enqueue(ok, {"n": 3}, resource_key="p/1", priority=5)
-    await app.worker(concurrency=1).drain(timeout=20)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
     assert [payload["n"] for _, payload, _ in SEEN] == [3, 1, 2]
 
 
@@ -263,11 +263,11 @@ async def test_cancel_reaches_a_running_job(app, database):
 
     own = Resilient(database, handlers=[waits])
     done = await own.enqueue(waits, resource_key="p/1")
-    worker = own.worker(lease=0.4)
+    worker = brisk(own.worker())
     running = asyncio.create_task(worker.run(signals=False))
     await started.wait()
     assert (await own.jobs.cancel(done.id)).requested == 1
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         while (await own.jobs.get(done.id)).state != "cancelled":  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(0.02)
     worker.stop()

@@ -24,7 +24,7 @@ from resilient.core.jobs.workflow import StepFacts, WorkflowState, plan, stands_
 from resilient.engine.app.app import Resilient
 from resilient.engine.app.handler import handler
 from resilient.engine.run.job import Job, SyncJob
-from tests.helpers import settle, use_up
+from tests.helpers import LIMIT, brisk, settle, until, use_up
 
 LOG: list[object] = []
 BROKEN: dict[str, Exception] = {}
@@ -276,13 +276,14 @@ class TestBack:
         async with own.workflow("order", resource_key="shop/1") as wf:
             wf.step(slow, Order(id=1), undo=unslow)
             wf.step(charge, Order(id=1), delay=0)
-        run = asyncio.create_task(own.worker(lease=300).drain(timeout=60))
+        run = asyncio.create_task(own.worker(lease=300).drain(timeout=LIMIT))
         await started.wait()
-        for _ in range(500):
-            if (await own.workflows.get(wf.id)).state == "undoing":
-                break
-            await asyncio.sleep(0.02)
+
+        async def is_undoing():
             await own.database.transaction(_attend)
+            return (await own.workflows.get(wf.id)).state == "undoing"
+
+        await until(is_undoing)
         assert LOG == ["charge"]
         assert (await own.jobs.get(wf.steps[0].id)).cancel_requested
         go.set()
@@ -303,17 +304,17 @@ class TestBack:
             if why == "timeout":
                 use_up(job)
             try:
-                await asyncio.sleep(30)
+                await asyncio.sleep(LIMIT)
             except asyncio.CancelledError:
                 if why == "its own word":
                     raise Cancel("I took it back") from None
                 raise
-            raise AssertionError("it had half a minute")
+            raise AssertionError("nobody broke it off")
 
         own = Resilient(app.database, handlers=[charge, refund], upgrade=False)
         async with own.workflow("order", resource_key="shop/1") as wf:
             wf.step(charge, Order(id=7), undo=refund)
-        run = asyncio.create_task(own.worker(lease=1.5).drain(timeout=60))
+        run = asyncio.create_task(brisk(own.worker()).drain(timeout=LIMIT))
         await charged.wait()
         if why != "timeout":
             await own.workflows.cancel(wf.id)
@@ -348,7 +349,7 @@ class TestBack:
         worker = app.worker()
         told = []
         app.alerts.add = told.append
-        await worker.drain(timeout=60)
+        await worker.drain(timeout=LIMIT)
         info = await app.workflows.get(id_)
         assert (info.state, info.step("reserve").undo_state, info.step("charge").undo_job_id) == ("stuck", "dead", None)
         assert [(f.name, f.subject, f.detail) for f in told if f.name == "stuck_workflow"] == [
@@ -358,7 +359,7 @@ class TestBack:
         assert (await app.jobs.retry(info.step("reserve").undo_job_id)).retried == 1
         await app.database.transaction(_attend)
         assert (await app.workflows.get(id_)).state == "undoing"
-        await app.worker().drain(timeout=60)  # and is dead again
+        await app.worker().drain(timeout=LIMIT)  # and is dead again
         assert [f.name for f in told if f.name == "stuck_workflow"] == ["stuck_workflow"]
         BROKEN.pop("release")
         assert (await app.jobs.retry(info.step("reserve").undo_job_id)).retried == 1
@@ -531,8 +532,8 @@ class TestMoreSteps:
         app = Resilient(postgres_database, handlers=[quick, adds, last], upgrade=False)
         async with app.workflow("w", resource_key="shop/1") as wf:
             wf.step(last, None, after=[wf.step(quick, None), wf.step(adds, None)])
-        await app.worker().drain(timeout=30)
-        await app.worker().drain(timeout=30)
+        await app.worker().drain(timeout=LIMIT)
+        await app.worker().drain(timeout=LIMIT)
         assert sorted(attempts) == [("adds", 1), ("last", 1), ("last", 1), ("quick", 1)]
         assert (await app.workflows.get(wf.id)).state == "succeeded"
         await app.close()
@@ -551,7 +552,7 @@ class TestMoreSteps:
         app = Resilient(postgres_database, handlers=[adds], upgrade=False)
         async with app.workflow("w", resource_key="shop/1") as wf:
             wf.step(adds, None)
-        await app.worker().drain(timeout=30)
+        await app.worker().drain(timeout=LIMIT)
         info = await app.workflows.get(wf.id)
         assert len(info.steps) == 1
         assert cancelled
@@ -574,7 +575,7 @@ class TestMoreSteps:
         app = Resilient(postgres_database, handlers=[tries], upgrade=False)
         async with app.workflow("w", resource_key="shop/1") as wf:
             step = wf.step(tries, None)
-        await app.worker().drain(timeout=30)
+        await app.worker().drain(timeout=LIMIT)
         job = await app.jobs.get(step.id)
         assert (job.state, job.result) == ("succeeded", "done")
         assert len((await app.workflows.get(wf.id)).steps) == 1

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from resilient import Job, Resilient, Retry, SyncJob, handler
 
 URL, WHERE = sys.argv[1], sys.argv[2]
-PATIENT = Retry(max_rescues=20)  # a slow machine may lose a lease of a second
+PATIENT = Retry(max_rescues=20)
 INSERT = sa.text("INSERT INTO effect (name) VALUES (:name)")
 
 
@@ -55,7 +55,7 @@ def work_plain(job: SyncJob[None]) -> str:
 
 async def main():
     app = Resilient(URL, handlers=[work, work_plain, after], upgrade=False)
-    worker = app.worker(concurrency=1, lease=1.0)
+    worker = app.worker(concurrency=1)
     running = asyncio.create_task(worker.run())
     while not running.done():
         await asyncio.sleep(0.05)

@@ -8,6 +8,7 @@ from sqlalchemy import String
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from resilient import insert_if_absent
+from tests.helpers import LIMIT
 
 
 class Base(DeclarativeBase):
@@ -48,5 +49,5 @@ def test_of_two_at_once_one_is_new(open_database, postgres_url):
             thread.start()
             thread.join(0.2)
             assert thread.is_alive()
-        thread.join(60)
+        thread.join(LIMIT)
     assert found == [False]

@@ -15,6 +15,7 @@ from resilient import Event, Job, Resilient, handler
 from resilient.store.db import direct
 from resilient.store.db.dialect import Dialect
 from resilient.store.db.direct import BorrowedConnection, through_driver
+from tests.helpers import LIMIT
 
 
 class Moved(Event, type="stock.moved"):
@@ -169,7 +170,7 @@ async def test_cancelled_while_it_waits_for_its_key(app, url, in_database):
             publish(app, second)
             committing = asyncio.create_task(second.commit())
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'WITH lane%'"
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(LIMIT):
                 while in_database(waiting) != [1]:  # noqa: ASYNC110 - the database tells nobody
                     await asyncio.sleep(0.01)
             committing.cancel()

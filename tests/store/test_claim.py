@@ -23,6 +23,7 @@ from resilient.store.jobs import claim
 from resilient.store.jobs import insert as jobs
 from resilient.store.jobs.changes import Edit, Sweep
 from resilient.store.jobs.filters import JobFilter
+from tests.helpers import LIMIT
 
 NONE = Policies()
 
@@ -438,7 +439,7 @@ class TestRaces:
                 finisher.start()
                 finisher.join(0.3)
                 assert finisher.is_alive()  # it waits for the lock on the capped resource
-            finisher.join(60)
+            finisher.join(LIMIT)
         assert parked(database) == {}
         assert len(take(database, policies).jobs) == 1
 

@@ -17,6 +17,7 @@ from resilient.store.gates import circuits, resources
 from resilient.store.gates import controls as gates
 from resilient.store.jobs import claim
 from resilient.store.jobs import insert as jobs
+from tests.helpers import LIMIT
 
 CAPPED = Policies(concurrency={"p": 50, "q": 50, "p/a": 50})
 
@@ -41,7 +42,7 @@ def meeting(barrier):
     def policy(key, override):
         if not met:
             met.append(key)
-            barrier.wait(60)
+            barrier.wait(LIMIT)
         return CAPPED.for_key(key, override)
 
     return policy
@@ -98,7 +99,7 @@ def test_parking_on_a_resource_that_somebody_writes(postgres_database):
         circuits.lock(c, database.dialect, ["o"])
         barrier = threading.Barrier(2)
         running = pool.submit(database.transaction_sync, claim.claim, ask(1, meeting(barrier)))
-        barrier.wait(60)
+        barrier.wait(LIMIT)
         _until_waiting_or_done(database, running)
         circuits.lock(c, database.dialect, ["p"])
         c.rollback()

@@ -21,6 +21,7 @@ from resilient.store.db.database import Database
 from resilient.store.db.dialect import Dialect
 from resilient.store.db.wake import Listener
 from resilient.store.jobs import ready
+from tests.helpers import LIMIT
 
 SECRET = "canary-p4ssword"
 
@@ -104,7 +105,7 @@ async def test_texts_are_texts_however_the_database_stores_them(postgres_server,
         heard = threading.Event()
         listener = Listener(database, heard.set)
         listener.start()
-        assert await asyncio.to_thread(heard.wait, 5)
+        assert await asyncio.to_thread(heard.wait, LIMIT)
         listener.close()
         await app.close()
     finally:
@@ -341,10 +342,15 @@ async def test_the_loop_runs_on_while_sqlite_works(sqlite_database):
             await asyncio.sleep(0.01)
             ticks.append(1)
 
+    def work(_c, _d):
+        end = time.monotonic() + LIMIT
+        while len(ticks) <= 5 and time.monotonic() < end:
+            time.sleep(0.01)
+        return len(ticks)
+
     ticking = asyncio.create_task(tick())
-    await sqlite_database.transaction(lambda _c, _d: time.sleep(0.2))
+    assert await sqlite_database.transaction(work) > 5
     ticking.cancel()
-    assert len(ticks) > 5
 
 
 # -- engines of the application's own ------------------------------------------------------------------------
@@ -443,7 +449,7 @@ async def test_busy_threads_of_the_application_do_not_stop_us(postgres_url, open
     loop.set_default_executor(ThreadPoolExecutor(1))
     blocker = loop.run_in_executor(None, release.wait)
     try:
-        assert await asyncio.wait_for(database.transaction(names), 30) == []
+        assert await asyncio.wait_for(database.transaction(names), LIMIT) == []
     finally:
         release.set()
         await blocker

@@ -11,6 +11,7 @@ import pytest
 from resilient import Kind, Resilient
 from resilient.store.db.database import Database
 from resilient.store.db.wake import Listener, Waker
+from tests.helpers import LIMIT
 
 EACH = 20
 
@@ -65,7 +66,7 @@ def test_a_child_wakes_workers(postgres_url, used):
         waker._poked.wait(0.2)
     listener = Listener(Database(postgres_url), heard.set)
     listener.start()
-    assert heard.wait(60)
+    assert heard.wait(LIMIT)
     waker._closed.wait(0.2)  # the parent's own hint is heard
     heard.clear()
 
@@ -74,6 +75,6 @@ def test_a_child_wakes_workers(postgres_url, used):
         waker.close()
 
     assert os.waitpid(in_child(poke), 0)[1] == 0
-    assert heard.wait(60)
+    assert heard.wait(LIMIT)
     waker.close()
     listener.close()

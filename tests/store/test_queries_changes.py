@@ -17,6 +17,7 @@ from resilient.store.jobs import changes, queries
 from resilient.store.jobs import insert as jobs
 from resilient.store.jobs.changes import Cancel, Delete, Discard, Edit, Retry, Sweep
 from resilient.store.jobs.filters import JOB, JobFilter
+from tests.helpers import LIMIT
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -338,11 +339,11 @@ def test_a_job_that_was_claimed_between_the_look_and_the_lock(open_database, pos
     def worker(c, d):
         assert claim(c, d, id_, 1)
         held.set()
-        assert claimed.wait(60)
+        assert claimed.wait(LIMIT)
 
     thread = threading.Thread(target=lambda: theirs.transaction_sync(worker))
     thread.start()
-    assert held.wait(60)
+    assert held.wait(LIMIT)
     sweeps = [Sweep(Cancel(), JobFilter.of({"state": "ready"})), Sweep(Cancel(), JobFilter.of({"kind": "k"}))]
     threading.Timer(0.2, claimed.set).start()
     for s in sweeps:
@@ -369,11 +370,11 @@ def test_retries_that_race_an_enqueue_for_a_unique_key_fail_only_for_that_job(op
     def enqueue(c, d):
         jobs.insert_unique(c, d, [jobs.NewJob(uuid.uuid7(), "k", "github/a", "null", unique_key="u0")])
         inserted.set()
-        assert go.wait(60)
+        assert go.wait(LIMIT)
 
     thread = threading.Thread(target=lambda: theirs.transaction_sync(enqueue))
     thread.start()
-    assert inserted.wait(60)
+    assert inserted.wait(LIMIT)
     threading.Timer(0.2, go.set).start()
     sweep = Sweep(Retry(), JobFilter.of({"state": "dead"}))
     mine.transaction_sync(sweep.step)

@@ -15,6 +15,7 @@ from resilient.store.gates import circuits, limits, resources
 from resilient.store.gates import controls as gates
 from resilient.store.gates.circuits import Evidence
 from tests import nursery
+from tests.helpers import LIMIT
 
 THREADS = 8
 POLICIES = Policies()
@@ -160,7 +161,7 @@ def test_eight_processes_never_pass_one_limit(database_url, database):
         for worker in workers:
             worker.stdin.write("go\n")
             worker.stdin.flush()
-        times = sorted(float(line) for worker in workers for line in worker.communicate(timeout=60)[0].split())
+        times = sorted(float(line) for worker in workers for line in worker.communicate(timeout=LIMIT)[0].split())
     finally:
         for worker in workers:
             worker.kill()

@@ -25,6 +25,7 @@ from resilient.store.gates import resources
 from resilient.store.inspect import workers
 from resilient.store.jobs.filters import JOB
 from resilient.surface.cli import main
+from tests.helpers import LIMIT
 
 PROGRAM = """
     from pydantic import BaseModel
@@ -123,7 +124,7 @@ def drain():
     async def work():
         sys.modules.pop("shop", None)
         app = importlib.import_module("shop").app
-        await app.worker().drain(timeout=60)
+        await app.worker().drain(timeout=LIMIT)
         await app.close()
 
     asyncio.run(work())
@@ -593,7 +594,7 @@ def test_a_worker_runs_jobs_until_it_is_told_to_stop(enqueue, read, program, tmp
             time.sleep(0.1)
         assert len(read("status")["workers"]) == 1
         worker.terminate()
-        assert worker.wait(20) == 0
+        assert worker.wait(LIMIT) == 0
         assert worker.stderr.read() == ""
         assert read("status")["workers"] == []
     finally:
@@ -611,7 +612,7 @@ def test_a_worker_ends_by_itself_and_drained(enqueue, read, program, tmp_path, o
     command = [sys.executable, "-m", "resilient.surface.cli", "worker", "--concurrency", "1", option, "1"]
     worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
-        _, err = worker.communicate(timeout=120)
+        _, err = worker.communicate(timeout=LIMIT)
     finally:
         worker.kill()
         worker.wait()

@@ -19,6 +19,7 @@ from joserfc.jwk import import_key
 from resilient.store.accounts.secrets import new_key
 from resilient.surface.cli import connect as connect_command
 from resilient.surface.cli import main
+from tests.helpers import LIMIT
 
 KEY = new_key()
 PROGRAM = """
@@ -90,7 +91,7 @@ class Browser:
 
     def page(self):
         for thread in self.threads:
-            thread.join(20)
+            thread.join(LIMIT)
         return self.pages[-1]
 
 

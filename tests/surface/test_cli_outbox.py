@@ -9,6 +9,7 @@ from sqlmodel import Session
 
 from resilient import Resilient
 from resilient.surface.cli import main
+from tests.helpers import LIMIT
 
 PROGRAM = """
 from resilient import Event, Permanent, Resilient
@@ -44,7 +45,7 @@ def events(module):
     import asyncio
 
     async def drain():
-        await app.worker().drain(timeout=30)
+        await app.worker().drain(timeout=LIMIT)
         await app.close()
 
     asyncio.run(drain())

@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 from resilient.surface.cli import main
+from tests.helpers import LIMIT
 
 PROGRAM = """
     from resilient import Job, Resilient, handler
@@ -66,7 +67,7 @@ def begin(*payloads, drain=True):
                 wf.step(chain.ship, payload, after=wf.step(chain.charge, payload, undo=chain.refund))
             ids.append(wf.id)
         if drain:
-            await chain.app.worker().drain(timeout=60)
+            await chain.app.worker().drain(timeout=LIMIT)
         await chain.app.close()
         return ids
 

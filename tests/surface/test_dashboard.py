@@ -18,6 +18,7 @@ from resilient.store.jobs.filters import as_id
 from resilient.surface.web.dashboard import mount
 from resilient.surface.web.dashboard.alone import Alone
 from resilient.surface.web.dashboard.guard import POLICY, RIGHTS, Guard
+from tests.helpers import LIMIT
 from tests.surface.dashboards import ALL, ORIGIN, OURS, Page, browser, client_of
 
 SECRET = "a secret of 32 characters or more"
@@ -484,7 +485,7 @@ def test_the_command_serves_a_database_without_program_code(database_url):
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+                process.wait(LIMIT)
 
 
 async def test_a_request_in_doubt_has_its_choices(app):

@@ -21,6 +21,7 @@ from resilient.surface.demo import accounts, command
 from resilient.surface.demo import run as demo_run
 from resilient.surface.demo.accounts import Contact
 from resilient.surface.demo.run import Options, run
+from tests.helpers import LIMIT
 
 pytestmark = pytest.mark.slow
 TROUBLE = {
@@ -146,7 +147,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(small, number):
         own = children(demo.pid)
         assert len(own) == 3
         demo.send_signal(number)
-        assert demo.wait(20) != 0
+        assert demo.wait(LIMIT) != 0
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in own) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -17,7 +17,7 @@ from resilient.core.base.errors import SetupError
 from resilient.engine.run.job import Job
 from resilient.surface import probes
 from resilient.surface.probes import Address, Probes, Server
-from tests.helpers import until
+from tests.helpers import LIMIT, until
 
 PROGRAM = """
 from resilient import Resilient, handler
@@ -101,7 +101,7 @@ async def test_a_blocked_loop_is_seen(app, monkeypatch):
 
         thread = threading.Thread(target=probe)
         thread.start()
-        assert free.wait(60), "the loop is blocked here, and the server answers all the same"
+        assert free.wait(LIMIT), "the loop is blocked here, and the server answers all the same"
         thread.join()
         assert answers[-1] == 503
         await until(lambda: is_alive(address))
@@ -153,7 +153,7 @@ async def test_a_worker_that_is_started_before_its_database_waits_and_works(own_
         own_postgres.start()
         await until(lambda: is_ready(address))
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             await process.communicate()
         assert process.returncode == 0
     finally:
@@ -163,7 +163,7 @@ async def test_a_worker_that_is_started_before_its_database_waits_and_works(own_
 
 
 async def logged_address(process):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT):
         async for line in process.stderr:
             if found := re.search(r"/metrics, /livez, /readyz at http://(127\.0\.0\.1):(\d+)", line.decode()):
                 return found[1], int(found[2])

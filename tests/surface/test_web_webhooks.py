@@ -20,6 +20,7 @@ from resilient import Inbound, InvalidInput, Resilient, WebhookEvent, handler, p
 from resilient.engine.run.job import Job
 from resilient.testing.fake import answers
 from tests import nursery
+from tests.helpers import LIMIT
 from tests.serving import serving as server_of
 
 SECRET = "canary-webhook-secret"
@@ -159,7 +160,7 @@ async def test_a_body_that_never_ends_is_given_up(app, monkeypatch):
     async with serving(app) as client:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"POST /webhooks/github HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
         writer.close()
 
@@ -221,7 +222,7 @@ async def test_killed_around_the_commit_the_repeat_makes_exactly_one_job(app, da
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
             with pytest.raises(httpx.TransportError):
                 await client.post("/webhooks/github", **github(b"{}"))
-        assert await asyncio.to_thread(child.wait, 30) == -signal.SIGKILL
+        assert await asyncio.to_thread(child.wait, LIMIT) == -signal.SIGKILL
     finally:
         child.kill()
         child.communicate()

@@ -8,6 +8,7 @@ import gzip
 import json
 import socket
 import struct
+import threading
 from datetime import UTC, datetime
 from urllib.parse import parse_qs
 
@@ -19,9 +20,12 @@ from resilient.wire.requests.client import build_async_client
 from resilient.wire.requests.hooks import Permit
 from resilient.wire.requests.pool import Pool, PoolSettings
 from resilient.wire.requests.request_log import RequestLog
+from tests.helpers import LIMIT
 from tests.serving import Server
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+# What a test does not ask for does not happen while the machine stands still.
+UNHURRIED = {"connect": LIMIT, "read": LIMIT, "write": LIMIT, "wait": LIMIT, "whole": LIMIT, "error_whole": LIMIT}
 
 
 class Recorder:
@@ -130,7 +134,7 @@ def provider(server):
 
 @pytest.fixture
 async def pool():
-    found = Pool(PoolSettings(read=2, connect=2, wait=2, tries=1, error_whole=0.5, whole=2, largest=1_000_000))
+    found = Pool(PoolSettings(**UNHURRIED, tries=1, largest=1_000_000))
     yield found
     await found.aclose()
 
@@ -138,7 +142,7 @@ async def pool():
 @pytest.fixture
 async def patient():
     """A pool that repeats within a call."""
-    found = Pool(PoolSettings(read=2, tries=3, tries_within=3))
+    found = Pool(PoolSettings(**UNHURRIED, tries=3, tries_within=LIMIT))
     yield found
     await found.aclose()
 
@@ -151,10 +155,14 @@ class Seen(list):
 
 
 class App:
-    """Answers as its query says: ?status=503&h=retry-after:5&body={...}&times=1 (then 200)."""
+    """Answers as its query says: ?status=503&h=retry-after:5&body={...}&times=1 (then 200).
+
+    ``?hold=1``: no answer before `go` is set.
+    """
 
     def __init__(self):
         self.seen = Seen()
+        self.go = threading.Event()
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
@@ -171,8 +179,8 @@ class App:
         await self.answer(scope["path"], query, headers, send)
 
     async def answer(self, path, query, headers, send):
-        if "sleep" in query:
-            await asyncio.sleep(float(query["sleep"]))
+        while "hold" in query and not self.go.is_set():  # noqa: ASYNC110 - the test is in another thread
+            await asyncio.sleep(0.01)
         if path == "/bearer":
             query["status"] = "200" if headers.get("authorization") == "Bearer fresh-token" else "401"
         status = int(query.get("status", 200))
@@ -206,7 +214,9 @@ def _server():
 @pytest.fixture
 def server(_server):
     _server.app.seen.clear()
-    return _server
+    _server.app.go.clear()
+    yield _server
+    _server.app.go.set()
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +269,7 @@ def _reset(writer):
 
 @pytest.fixture
 def closed_port():
-    """A port nobody listens on."""
+    """A port nobody listens on: it is taken, so that no other process gets it meanwhile."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+        yield sock.getsockname()[1]

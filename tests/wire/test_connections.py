@@ -15,8 +15,9 @@ from resilient.core.provider.rules import Errors, Rule
 from resilient.wire.requests.client import build_client
 from resilient.wire.requests.pool import Pool, PoolSettings
 from resilient.wire.requests.request_log import RequestLog
-from tests.helpers import until
+from tests.helpers import LIMIT, until
 
+UNHURRIED = {"connect": LIMIT, "read": LIMIT, "write": LIMIT, "wait": LIMIT}
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -65,7 +66,7 @@ async def counting():
 
 @contextlib.asynccontextmanager
 async def pooled(**settings):
-    pool = Pool(PoolSettings(**{"read": 5, "wait": 5, **settings}))
+    pool = Pool(PoolSettings(**{**UNHURRIED, "idle_for": LIMIT, **settings}))
     connections = pool.for_coroutines
     async with httpx.AsyncClient(transport=_Lent(connections), timeout=pool.timeout, trust_env=False) as client:
         yield client, connections
@@ -105,7 +106,7 @@ async def test_whoever_waits_too_long_is_told_so_and_nobodys_turn_is_lost():
         first = asyncio.create_task(client.get(server.url))
         await until(lambda: server.busy == 1)
         with pytest.raises(httpx.PoolTimeout, match="none of 1 connections"):
-            await client.get(server.url, timeout=httpx.Timeout(5, pool=0.05))
+            await client.get(server.url, timeout=httpx.Timeout(LIMIT, pool=0.05))
         waiting = [asyncio.create_task(client.get(server.url)) for _ in range(3)]
         await until(lambda: len(connections._line) == 3)
         waiting[0].cancel()
@@ -124,7 +125,7 @@ async def test_a_turn_that_comes_in_the_moment_of_cancellation_goes_to_the_next(
             await until(lambda: len(connections._line) == 2)
             await held.aread()  # gives the connection back: the second is woken ...
             second.cancel()  # ... and gone before it runs
-        assert (await asyncio.wait_for(third, 30)).status_code == 200
+        assert (await asyncio.wait_for(third, LIMIT)).status_code == 200
         assert second.cancelled()
 
 
@@ -185,7 +186,7 @@ async def _refuses(*_):
 
 async def test_an_answer_that_the_engine_keeps_back_gives_its_connection_up(client, hooks, monkeypatch):
     """It answers 200, unread: the account is gated while it is reported, or the database is away."""
-    pool = Pool(PoolSettings(connections=1))
+    pool = Pool(PoolSettings(**UNHURRIED, connections=1))
     async with counting() as server:
         with monkeypatch.context() as patch:
             patch.setattr(hooks, "answered", _refuses)
@@ -198,7 +199,7 @@ async def test_an_answer_that_the_engine_keeps_back_gives_its_connection_up(clie
 
 
 async def test_an_answer_that_is_cancelled_while_it_is_reported_gives_its_connection_up(client, hooks, monkeypatch):
-    pool, reporting = Pool(PoolSettings(connections=1)), asyncio.Event()
+    pool, reporting = Pool(PoolSettings(**UNHURRIED, connections=1)), asyncio.Event()
 
     async def answered(*_):
         reporting.set()
@@ -219,7 +220,7 @@ async def test_an_answer_that_is_cancelled_while_it_is_reported_gives_its_connec
 async def test_a_refusal_by_a_header_gives_its_connection_up_before_it_is_repeated(client, hooks):
     """The credentials are refused with status 200, whose body nobody else would read."""
     hooks.refreshes, hooks.credentials = [{"authorization": "Bearer 2"}], {"authorization": "Bearer 1"}
-    pool = Pool(PoolSettings(connections=1, wait=60))
+    pool = Pool(PoolSettings(**UNHURRIED, connections=1, idle_for=LIMIT))
     async with counting() as server:
         renewable = Provider(
             name="api", base_url=server.url, errors=Errors(rules=(Rule(K.AUTH, status=200, header={"x": "old"}),))
@@ -231,7 +232,7 @@ async def test_a_refusal_by_a_header_gives_its_connection_up_before_it_is_repeat
 
 
 async def test_the_same_of_a_thread(hooks, monkeypatch):
-    pool = Pool(PoolSettings(connections=1))
+    pool = Pool(PoolSettings(**UNHURRIED, connections=1))
     async with counting() as server:
         loop = asyncio.get_running_loop()
         bridge = lambda step: asyncio.run_coroutine_threadsafe(step, loop).result()  # noqa: E731

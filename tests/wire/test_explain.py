@@ -14,6 +14,7 @@ from resilient.core.base.exchange import AnswerFacts
 from resilient.core.provider.facts import Provider
 from resilient.core.provider.rules import Errors, Rule
 from resilient.wire.requests.explain import Explained, chain, explain
+from tests.helpers import LIMIT
 
 
 def raised(fn):
@@ -173,13 +174,13 @@ def test_a_stopped_resource_is_found_through_an_sdks_wrapping():
 
 
 async def test_the_users_own_httpx_client(hooks, server, closed_port):
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False) as theirs:
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=LIMIT) as theirs:
         response = await theirs.get("/x?status=429&h=retry-after:9")
         told = explain(raised(response.raise_for_status), None, hooks.now()).failure
         assert (told.kind, told.retry_in, told.code) == (K.THROTTLED, 9, "http_429")
         for method, expected in (("GET", K.TRANSIENT), ("POST", K.AMBIGUOUS)):
             with pytest.raises(httpx.ReadTimeout) as caught:
-                await theirs.request(method, "/x?sleep=1", timeout=0.1)
+                await theirs.request(method, "/x?hold=1", timeout=httpx.Timeout(LIMIT, read=0.1))
             assert kind(caught.value) is expected
         with pytest.raises(httpx.ConnectError) as refused:
             await theirs.post(f"http://127.0.0.1:{closed_port}/")
@@ -188,7 +189,7 @@ async def test_the_users_own_httpx_client(hooks, server, closed_port):
 
 async def test_a_strangers_failure_closes_no_gate_of_ours(hooks, client, provider, stranger):
     api = client(provider())
-    async with httpx.AsyncClient(trust_env=False) as theirs:
+    async with httpx.AsyncClient(trust_env=False, timeout=LIMIT) as theirs:
         response = await theirs.get(f"{stranger.url}/x?status=429&h=retry-after:9")
     told = explain(raised(response.raise_for_status), api.request_log, hooks.now()).failure
     assert (told.kind, told.retry_in, told.counts_for_breaker) == (K.TRANSIENT, 9, False)

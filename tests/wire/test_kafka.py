@@ -21,6 +21,8 @@ from aiokafka.protocol.produce import ProduceRequest_v3, ProduceResponse_v3
 from aiokafka.protocol.transaction import InitProducerIdResponse_v0
 from aiokafka.record.memory_records import MemoryRecords
 
+from tests.helpers import LIMIT
+
 PRODUCE, METADATA, VERSIONS, PRODUCER_ID = 0, 3, 18, 22
 NOTHING_WRONG, UNKNOWN_TOPIC, TOO_LARGE, NOT_ENOUGH_REPLICAS, NOT_LEADER = 0, 3, 10, 19, 6
 
@@ -160,7 +162,7 @@ async def test_a_broker_that_says_nothing(broker):
     with pytest.raises((ConnectionLost, TimeoutError)):
         async with asyncio.timeout(1.5):  # as the engine bounds it: the producer itself would go on and on
             await publisher.publish(message(1))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT):
         broker.silent = False
         await publisher.close()
 

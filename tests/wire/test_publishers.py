@@ -18,6 +18,8 @@ from resilient.wire.publishers.base import ConnectionLost
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers
 
+from tests.helpers import LIMIT
+
 NOBODY = f"127.0.0.1:{brokers.free_port()}"
 
 
@@ -223,7 +225,7 @@ class TestHung:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):  # as `engine.events.outbox` bounds it
                 await make(server.sockets[0].getsockname()[1]).connect()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             while connected:  # noqa: ASYNC110 - the server hears of it a moment later
                 await asyncio.sleep(0.01)
         server.close()

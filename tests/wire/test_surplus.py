@@ -16,6 +16,7 @@ from resilient.core.provider.auth import OAuth2
 from resilient.testing import job
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests.pool import Pool, PoolSettings
+from tests.helpers import LIMIT
 
 FORGED = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
@@ -118,19 +119,19 @@ A, B = {"x-account": "a"}, {"x-account": "b"}
 @pytest.mark.parametrize("threads", [False, True], ids=["coroutines", "threads"])
 @pytest.mark.parametrize("parts", SURPLUS.values(), ids=SURPLUS)
 async def test_the_next_account_gets_its_own_answer(parts, secure, threads, tls):
-    pool = Pool(PoolSettings(verify=tls[1], read=3))
+    pool = Pool(PoolSettings(verify=tls[1], read=LIMIT))
     async with serving(parts, tls[0] if secure else None) as server:
         if threads:
-            client = httpx.Client(transport=pool.for_threads, trust_env=False)
+            client = httpx.Client(transport=pool.for_threads, trust_env=False, timeout=LIMIT)
             for _ in range(3):
                 await asyncio.to_thread(client.get, server.url, headers=A)
-                await asyncio.wait_for(server.sent.wait(), 60)
+                await asyncio.wait_for(server.sent.wait(), LIMIT)
                 assert (await asyncio.to_thread(client.get, server.url, headers=B)).text == "b"
         else:
-            async with httpx.AsyncClient(transport=Lent(pool.for_coroutines), trust_env=False) as client:
+            async with httpx.AsyncClient(transport=Lent(pool.for_coroutines), trust_env=False, timeout=LIMIT) as client:
                 for _ in range(3):
                     await client.get(server.url, headers=A)
-                    await asyncio.wait_for(server.sent.wait(), 60)
+                    await asyncio.wait_for(server.sent.wait(), LIMIT)
                     assert (await client.get(server.url, headers=B)).text == "b"
     await pool.aclose()
 
@@ -138,10 +139,13 @@ async def test_the_next_account_gets_its_own_answer(parts, secure, threads, tls)
 @pytest.mark.parametrize("threads", [False, True], ids=["coroutines", "threads"])
 async def test_an_answer_nobody_asked_for_yet(threads):
     """It comes while the connection rests."""
-    pool = Pool(PoolSettings(read=3, idle_for=30))
-    async with serving(answer(b"a")) as server, httpx.AsyncClient(transport=Lent(pool.for_coroutines)) as client:
+    pool = Pool(PoolSettings(read=LIMIT, idle_for=LIMIT))
+    async with (
+        serving(answer(b"a")) as server,
+        httpx.AsyncClient(transport=Lent(pool.for_coroutines), timeout=LIMIT) as client,
+    ):
         server.late = asyncio.Event()
-        threaded = httpx.Client(transport=pool.for_threads, trust_env=False)
+        threaded = httpx.Client(transport=pool.for_threads, trust_env=False, timeout=LIMIT)
 
         async def get(headers):
             if threads:
@@ -151,7 +155,7 @@ async def test_an_answer_nobody_asked_for_yet(threads):
         await get(A)
         resting = pool.for_threads._pool.connections if threads else list(pool.for_coroutines._resting)
         server.late.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             while not resting[0].has_expired():  # noqa: ASYNC110 - the kernel's event, not a test's
                 await asyncio.sleep(0.005)
         assert (await get(B)).text == "b"
@@ -159,9 +163,12 @@ async def test_an_answer_nobody_asked_for_yet(threads):
 
 
 async def test_connections_without_surplus_are_kept():
-    pool = Pool(PoolSettings(read=3))
-    async with serving(answer(b"a")) as server, httpx.AsyncClient(transport=Lent(pool.for_coroutines)) as client:
-        threaded = httpx.Client(transport=pool.for_threads, trust_env=False)
+    pool = Pool(PoolSettings(read=LIMIT, idle_for=LIMIT))
+    async with (
+        serving(answer(b"a")) as server,
+        httpx.AsyncClient(transport=Lent(pool.for_coroutines), timeout=LIMIT) as client,
+    ):
+        threaded = httpx.Client(transport=pool.for_threads, trust_env=False, timeout=LIMIT)
         for _ in range(5):
             await client.get(server.url, headers=A)
             await asyncio.to_thread(threaded.get, server.url, headers=A)
@@ -170,9 +177,9 @@ async def test_connections_without_surplus_are_kept():
 
 
 async def test_kept_over_tls_too(tls):
-    pool = Pool(PoolSettings(verify=tls[1], read=3))
+    pool = Pool(PoolSettings(verify=tls[1], read=LIMIT, idle_for=LIMIT))
     async with serving(answer(b"a"), tls[0]) as server:
-        async with httpx.AsyncClient(transport=Lent(pool.for_coroutines)) as client:
+        async with httpx.AsyncClient(transport=Lent(pool.for_coroutines), timeout=LIMIT) as client:
             for _ in range(5):
                 await client.get(server.url, headers=A)
         assert server.opened == 1
@@ -198,7 +205,7 @@ async def test_requests_keeps_them_apart_by_itself(parts):
         with requests.Session() as s:
             for _ in range(3):
                 await asyncio.to_thread(s.get, server.url, headers=A, timeout=60)
-                await asyncio.wait_for(server.sent.wait(), 60)
+                await asyncio.wait_for(server.sent.wait(), LIMIT)
                 assert (await asyncio.to_thread(s.get, server.url, headers=B, timeout=60)).text == "b"
 
 
@@ -209,6 +216,6 @@ async def test_the_sessions_of_two_jobs_over_one_connector_of_aiohttp(parts):
             with contextlib.suppress(aiohttp.ClientError):  # it may refuse the answer as a whole
                 async with s.get(server.url, headers=A) as response:
                     await response.read()
-            await asyncio.wait_for(server.sent.wait(), 60)
+            await asyncio.wait_for(server.sent.wait(), LIMIT)
             async with s.get(server.url, headers=B) as response:
                 assert await response.text() == "b"

@@ -19,6 +19,7 @@ from resilient.core.events.webhook import Delivery, verify
 from resilient.engine.events.publishers import Publishers
 from resilient.wire.publishers.base import ConnectionLost
 from resilient.wire.requests.guard import PublicNetwork
+from tests.helpers import LIMIT
 
 OLD, NEW = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + "Q" * 40
 MESSAGE = decode(
@@ -158,7 +159,7 @@ class TestAnswers:
 
     async def test_an_endless_answer_is_cut_off(self, receiver):
         receiver.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n" + b"x" * 100_000
-        async with asyncio.timeout(10), publisher(receiver.url) as to:
+        async with asyncio.timeout(LIMIT), publisher(receiver.url) as to:
             await to.publish(MESSAGE)
 
     async def test_no_answer(self, receiver):
@@ -234,7 +235,7 @@ class TestAddresses:
         """Nothing is even connected to."""
         network = PublicNetwork()
         with pytest.raises((Permanent, httpcore.ConnectError)):
-            await network.connect_tcp(host.strip("[]"), receiver.port, timeout=2)
+            await network.connect_tcp(host.strip("[]"), receiver.port, timeout=LIMIT)
         await asyncio.sleep(0)
         assert receiver.connections == 0
 
@@ -279,7 +280,7 @@ class TestAddresses:
 
     async def test_allowed_by_name_and_by_address(self, receiver):
         for allow in (["localhost"], ["127.0.0.1", "::1"]):
-            stream = await PublicNetwork(allow).connect_tcp("localhost", receiver.port, timeout=2)
+            stream = await PublicNetwork(allow).connect_tcp("localhost", receiver.port, timeout=LIMIT)
             await stream.aclose()
 
     def test_allowed_in_any_case(self):
