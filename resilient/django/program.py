@@ -10,7 +10,9 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+import django
 from asgiref.sync import async_to_sync, sync_to_async
+from django.apps import apps as registry
 from django.db import close_old_connections, connections, transaction
 from django.utils.module_loading import import_string
 
@@ -41,6 +43,8 @@ def app() -> Resilient:
 
     Its plain handlers begin and end with `close_old_connections`, as requests do. Raises `SetupError`.
     """
+    if not (registry.ready or registry.loading):  # a process that `manage.py` did not start
+        django.setup()
     settings, url = current(), address()
     with _LOCK:
         if (settings, url) not in _APPS:

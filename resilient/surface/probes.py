@@ -127,6 +127,10 @@ class Probes:
         self._servers: list[Server] = []
         self._beating: asyncio.Task[None] | None = None
 
+    def beat(self) -> None:
+        """Begin to notice, on the running loop, when it moves."""
+        self._beating = self._beating or asyncio.create_task(self._beat(), name="resilient-beat")
+
     def open(self, *, metrics: str | None, health: str | None) -> list[Server]:
         """Serve what is asked for, on the running loop; both at one address if that is the same."""
         paths: dict[Address, dict[str, Callable[[], Answer]]] = {}
@@ -135,7 +139,7 @@ class Probes:
         if health is not None:
             paths.setdefault(Address.of("--health", health), {}).update({"/livez": self.livez, "/readyz": self.readyz})
         if paths:
-            self._beating = asyncio.create_task(self._beat(), name="resilient-beat")
+            self.beat()
         for address, answers in paths.items():
             self._servers.append(Server(address, answers))
         return self._servers
@@ -166,8 +170,8 @@ class Probes:
         """Whether the event loop beats."""
         still = time.monotonic() - self._beat_at
         if still > STILL:
-            return _verdict({"loop": f"has stood still for {still:.0f} s"})
-        return _verdict({})
+            return verdict({"loop": f"has stood still for {still:.0f} s"})
+        return verdict({})
 
     def readyz(self) -> Answer:
         """Whether it takes jobs: the database answers, its schema fits, and the worker is not being stopped."""
@@ -178,10 +182,11 @@ class Probes:
             troubles["schema"] = "is not checked yet"
         if not worker.link.is_signed_on or not worker.heartbeat.is_answered:
             troubles["database"] = "does not answer"
-        return _verdict(troubles)
+        return verdict(troubles)
 
 
-def _verdict(troubles: Mapping[str, str]) -> Answer:
+def verdict(troubles: Mapping[str, str]) -> Answer:
+    """200, or 503 with a line for each trouble."""
     if not troubles:
         return Answer(HTTPStatus.OK, b"ok\n")
     text = "".join(f"{name} {what}\n" for name, what in troubles.items())

@@ -265,6 +265,12 @@ class Worker:
         self._stopping.set()
         self._wake.set()
 
+    def hand_back(self) -> None:
+        """Stop without waiting for what runs: it is handed back at once. Call it from the worker's loop."""
+        self.grace = 0.0
+        self._interrupt_all()
+        self.stop()
+
     def _on_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
         handled: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -276,9 +282,8 @@ class Worker:
         return handled
 
     def _signalled(self) -> None:
-        if self._stopping.is_set():  # the second time: hand back now
-            self.grace = 0.0
-            self._interrupt_all()
+        if self._stopping.is_set():  # the second time
+            self.hand_back()
         running = counted(len(self.executor.running), "job still runs", "jobs still run")
         log.info("worker %s is stopping: %s", self.id, running)
         self.stop()

@@ -71,9 +71,14 @@ class Context:
 
     def program(self, what: str) -> Resilient:
         """The program's app, for commands that need its code."""
+        self.program_name(what)
+        return self.app
+
+    def program_name(self, what: str) -> str:
+        """Its name, as module:app, for commands that start processes with it."""
         if self.app_name is None:
             raise SetupError(f"{what} needs the program's code: say --app module:app (or RESILIENT_APP=module:app)")
-        return self.app
+        return self.app_name
 
     @property
     def knows_policies(self) -> bool:

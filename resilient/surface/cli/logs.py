@@ -17,7 +17,7 @@ import math
 import traceback
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logger("cli")
 Shape = Literal["text", "json"]
+LogShape = Annotated[Shape, typer.Option("--log", help="How the log is written, to standard error.")]
 MOST_EXTRAS: Final = 50
 _NAME: Final = 100  # characters of an extra's name
 _USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

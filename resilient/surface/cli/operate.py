@@ -1,4 +1,4 @@
-"""Running and keeping: ``worker``, ``enqueue``, ``status``, ``prune``, ``doctor`` and ``db ...``."""
+"""Running and keeping: ``enqueue``, ``status``, ``prune``, ``doctor`` and ``db ...``."""
 
 from __future__ import annotations
 
@@ -30,69 +30,10 @@ if TYPE_CHECKING:
     from resilient.engine.inspect.doctor import Finding
     from resilient.surface.cli.context import Context
 
-LogShape = Annotated[logs.Shape, typer.Option("--log", help="How the log is written, to standard error.")]
 database = typer.Typer(help="The tables: make them, bring them up to date, check them.", no_args_is_help=True)
 
 
-# -- worker and enqueue --------------------------------------------------------------------------------------
-
-
-def worker(
-    ctx: typer.Context,
-    *,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Jobs at once.")] = 50,
-    kinds: Annotated[list[str] | None, typer.Option("--kind", "-k", help="Only this kind; may be repeated.")] = None,
-    except_kinds: Annotated[
-        list[str] | None, typer.Option("--except-kind", help="Every kind but this; may be repeated.")
-    ] = None,
-    lease: Annotated[float, typer.Option(min=1, help="Seconds until a vanished worker's jobs run elsewhere.")] = 60,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds running jobs get when it is stopped.")] = 30,
-    log: LogShape = "text",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    metrics: Annotated[
-        str | None, typer.Option(help="Serve /metrics to Prometheus: 9100 (this machine alone), :9100, HOST:9100.")
-    ] = None,
-    health: Annotated[str | None, typer.Option(help="Serve /livez and /readyz there; the same shapes.")] = None,
-    max_jobs: Annotated[
-        int | None, typer.Option(min=1, help="End after so many executions, to be started anew.", show_default=False)
-    ] = None,
-    max_memory: Annotated[
-        int | None, typer.Option(min=1, help="End at so many megabytes of memory.", show_default=False)
-    ] = None,
-) -> None:
-    """Run jobs until stopped.
-
-    SIGTERM or Ctrl-C lets running jobs finish; a second one hands them back at once.
-    """
-    run: Context = ctx.obj
-    logs.set_up(log, log_level)
-    with logs.last_words(log):
-        app = run.program("a worker")
-        which = {"kinds": kinds or None, "except_kinds": except_kinds or ()}
-        options = {"concurrency": concurrency, **which, "lease": lease, "grace": grace}
-        ends = {"max_jobs": max_jobs, "max_memory": max_memory}
-        asyncio.run(_work(app, options, ends, metrics=metrics, health=health))
-
-
-async def _work(
-    app: Any, options: dict[str, Any], ends: dict[str, int | None], *, metrics: str | None, health: str | None
-) -> None:
-    from resilient.engine.run.worker import exit_if_stuck  # noqa: PLC0415 - half a second of imports, only where needed
-    from resilient.surface.cli.recycling import stop_when_due  # noqa: PLC0415 - as above
-    from resilient.surface.probes import Probes  # noqa: PLC0415 - as above
-
-    worker = app.worker(**options)
-    probes = Probes(app, worker)
-    watch = asyncio.create_task(stop_when_due(worker, **ends)) if any(ends.values()) else None
-    try:
-        probes.open(metrics=metrics, health=health)
-        await worker.run()  # it waits for a database that is away
-    finally:
-        if watch is not None:
-            watch.cancel()
-        probes.close()
-        await app.close()
-    exit_if_stuck(worker)
+# -- dashboard, audit and enqueue ------------------------------------------------------------------------------
 
 
 def dashboard(
@@ -100,7 +41,7 @@ def dashboard(
     *,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where on 127.0.0.1; 0: any free one.")] = 8765,
     read_only: Annotated[bool, typer.Option("--read-only", help="Without payloads and without changes.")] = False,
-    log: LogShape = "text",
+    log: logs.LogShape = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
 ) -> None:
     """Show what stands still and why, in a browser on this machine.
@@ -444,4 +385,4 @@ def db_check(ctx: typer.Context) -> None:
         run.out.say(f"The tables fit: revision {schema.head()}.")
 
 
-__all__ = ["database", "doctor", "enqueue", "prune", "status", "worker"]
+__all__ = ["database", "doctor", "enqueue", "prune", "status"]

@@ -21,6 +21,7 @@ from resilient.surface.cli.output import Output
 from resilient.surface.cli.providers import providers
 from resilient.surface.cli.resources import resources
 from resilient.surface.cli.schedules import schedules
+from resilient.surface.cli.worker import worker
 from resilient.surface.cli.workflows import workflows
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ _NUMBERS: Final = (
     "port",
     "max_jobs",
     "max_memory",
+    "processes",
     "jobs",
     "resources",
     "workers",
@@ -121,7 +123,7 @@ def shared(
 
 
 cli.command()(operate.status)
-cli.command()(operate.worker)
+cli.command()(worker)
 cli.command()(operate.audit)
 cli.command()(operate.dashboard)
 cli.command()(operate.enqueue)

@@ -1,0 +1,125 @@
+"""``resilient worker``: a worker in this process, or processes that each run one.
+
+With --processes or --reload this process runs no jobs: it keeps others (`supervisor.py`), which are started with the
+same line, --supervised, and a port of their own for metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from resilient.surface.cli import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient.surface.cli.context import Context
+
+
+def worker(
+    ctx: typer.Context,
+    *,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Jobs at once.")] = 50,
+    kinds: Annotated[list[str] | None, typer.Option("--kind", "-k", help="Only this kind; may be repeated.")] = None,
+    except_kinds: Annotated[
+        list[str] | None, typer.Option("--except-kind", help="Every kind but this; may be repeated.")
+    ] = None,
+    lease: Annotated[float, typer.Option(min=1, help="Seconds until a vanished worker's jobs run elsewhere.")] = 60,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds running jobs get when it is stopped.")] = 30,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many processes, each started anew when it ends.", show_default=False),
+    ] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Drain and start anew when a Python file below here changes.")
+    ] = False,
+    log: logs.LogShape = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    metrics: Annotated[
+        str | None, typer.Option(help="Serve /metrics to Prometheus: 9100 (this machine alone), :9100, HOST:9100.")
+    ] = None,
+    health: Annotated[str | None, typer.Option(help="Serve /livez and /readyz there; the same shapes.")] = None,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=1, help="End after so many executions, to be started anew.", show_default=False)
+    ] = None,
+    max_memory: Annotated[
+        int | None, typer.Option(min=1, help="End at so many megabytes of memory.", show_default=False)
+    ] = None,
+    supervised: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run jobs until stopped.
+
+    SIGTERM or Ctrl-C lets running jobs finish; a second one hands them back at once.
+    """
+    run: Context = ctx.obj
+    logs.set_up(log, log_level)
+    options = {
+        "concurrency": concurrency, "kinds": kinds or None, "except_kinds": except_kinds or (), "lease": lease,
+        "grace": grace,
+    }  # fmt: skip
+    ends = {"max_jobs": max_jobs, "max_memory": max_memory}
+    with logs.last_words(log):
+        if (processes is not None or reload) and supervised is None:
+            line = _line(run, {**options, **ends, "log": log, "log_level": log_level})
+            raise typer.Exit(_supervise(line, processes or 1, reload=reload, metrics=metrics, health=health))
+        app = run.program("a worker")
+        asyncio.run(_work(app, options, ends, metrics=metrics, health=health, supervised=supervised))
+
+
+async def _work(
+    app: Any,
+    options: dict[str, Any],
+    ends: dict[str, int | None],
+    *,
+    metrics: str | None,
+    health: str | None,
+    supervised: int | None,
+) -> None:
+    from resilient.engine.run.worker import exit_if_stuck  # noqa: PLC0415 - half a second of imports, only where needed
+    from resilient.surface.cli.recycling import stop_when_due  # noqa: PLC0415 - as above
+    from resilient.surface.cli.supervisor import Tether  # noqa: PLC0415 - as above
+    from resilient.surface.probes import Probes  # noqa: PLC0415 - as above
+
+    worker = app.worker(**options)
+    probes = Probes(app, worker)
+    tether = None if supervised is None else Tether(supervised, worker, probes)
+    watch = asyncio.create_task(stop_when_due(worker, **ends)) if any(ends.values()) else None
+    try:
+        probes.open(metrics=metrics, health=health)
+        await worker.run()  # it waits for a database that is away
+    finally:
+        if watch is not None:
+            watch.cancel()
+        if tether is not None:
+            tether.close()
+        probes.close()
+        await app.close()
+    exit_if_stuck(worker)
+
+
+def _supervise(line: list[str], processes: int, *, reload: bool, metrics: str | None, health: str | None) -> int:
+    from resilient.surface.cli.supervisor import Supervisor, endpoints  # noqa: PLC0415 - only where needed
+
+    places = endpoints(processes, metrics, health)
+
+    def command(number: int, supervised: int) -> list[str]:
+        return [*line, *places[number], "--supervised", str(supervised)]
+
+    return asyncio.run(Supervisor(command, processes, reload=reload).run(health=health))
+
+
+def _line(run: Context, options: Mapping[str, Any]) -> list[str]:
+    """The command of one process, without what differs between them."""
+    words = [sys.executable, "-m", "resilient.surface.cli", "--app", run.program_name("a worker")]
+    words += ["--debug"] if run.debug else []
+    words.append("worker")
+    for name, value in options.items():
+        option = {"kinds": "--kind", "except_kinds": "--except-kind"}.get(name, "--" + name.replace("_", "-"))
+        values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        for one in values:
+            words += [option, str(one)]
+    return words
