@@ -51,6 +51,7 @@ MODULES = (
     ("web", "resilient.web", "resilient.web"),
     ("metrics", "resilient.metrics", "resilient.metrics"),
     ("django", "resilient.django", "resilient.django"),
+    ("settings", "resilient.settings", "resilient.settings"),
     ("adapters", "resilient.adapters", "resilient.adapters.requests resilient.adapters.aiohttp"),
 )
 PARTS = (

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 log = logger("cli")
 Shape = Literal["text", "json"]
-LogShape = Annotated[Shape, typer.Option("--log", help="How the log is written, to standard error.")]
+LogShape = Annotated[
+    Shape, typer.Option("--log", envvar="RESILIENT_LOG", help="How the log is written, to standard error.")
+]
 MOST_EXTRAS: Final = 50
 _NAME: Final = 100  # characters of an extra's name
 _USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -13,7 +14,7 @@ from resilient.core.alerts.words import begun
 from resilient.core.base.bounds import bounds
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.phrases import brief, counted, learnt_limit, rough, when
-from resilient.surface.cli import logs, output
+from resilient.surface.cli import logs, output, settings
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.jobs import DryRun, Yes, moment, read_json, tags_of
 from resilient.surface.cli.jobs import span as span_of
@@ -39,7 +40,10 @@ database = typer.Typer(help="The tables: make them, bring them up to date, check
 def dashboard(
     ctx: typer.Context,
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where on 127.0.0.1; 0: any free one.")] = 8765,
+    port: Annotated[
+        int,
+        typer.Option(envvar="RESILIENT_DASHBOARD_PORT", min=0, max=65535, help="Where on 127.0.0.1; 0: any free one."),
+    ] = 8765,
     read_only: Annotated[bool, typer.Option("--read-only", help="Without payloads and without changes.")] = False,
     log: logs.LogShape = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
@@ -312,13 +316,17 @@ def _say_pruned(run: Context, pruned: Pruned, *, dry_run: bool) -> None:
 def doctor(ctx: typer.Context) -> None:
     """Look for what is wrong, or soon will be.
 
-    With the database, its settings and tables, and the workers. Exit status 1 if something fails.
+    With the database, its settings and tables, and the workers. Exit status 1 if something fails. Prints the settings
+    and where each comes from, and hides secrets.
     """
     run: Context = ctx.obj
     findings = asyncio.run(_examined(run.app))
+    findings += _misnamed(ctx)
     failed = any(one.level == "fail" for one in findings)
+    rows = settings.listed(ctx.find_root().command, settings.typed(ctx))
     if run.out.as_json:
-        run.out.json({"healthy": not failed, "findings": findings, "bounds": bounds()})
+        document = {"healthy": not failed, "findings": findings, "settings": rows, "bounds": bounds()}
+        run.out.json(document)
     else:
         marks = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
         for one in findings:
@@ -330,7 +338,25 @@ def doctor(ctx: typer.Context) -> None:
     if failed:
         raise typer.Exit(FAILED)
     if not run.out.as_json:  # behind what is wrong nobody would look for it
+        _say_settings(run, rows)
         _say_bounds(run)
+
+
+def _misnamed(ctx: typer.Context) -> list[Finding]:
+    """Variables that look like settings and are none."""
+    from resilient.engine.inspect.doctor import Finding  # noqa: PLC0415 - as above
+
+    names = settings.unknown(settings.options(ctx.find_root().command), os.environ)
+    remedy = (
+        f"the settings are below; remove what is not meant for resilient, or begin it with other than {settings.PREFIX}"
+    )
+    text = f"{', '.join(names)}: in the environment, and no setting"
+    return [Finding("settings", "warn", text, remedy)] if names else []
+
+
+def _say_settings(run: Context, rows: list[settings.Setting]) -> None:
+    run.out.heading("Settings: an option, then the environment, then .env, then the default")
+    run.out.table(("setting", "value", "from"), [Row(*one) for one in rows])
 
 
 def _say_bounds(run: Context) -> None:

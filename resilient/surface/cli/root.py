@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from resilient.core.base.errors import SetupError
-from resilient.surface.cli import operate
+from resilient.surface.cli import operate, settings
 from resilient.surface.cli.connect import connect
 from resilient.surface.cli.connections import connections, secrets, sync
 from resilient.surface.cli.context import Context
@@ -194,6 +195,9 @@ def _pass_on(ctx: typer.Context, app: typer.Typer, *, at_least: int) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; errors are raised."""
+    remarks = [settings.read_file(), *settings.misspelt(settings.options(_command()), os.environ)]
+    for line in filter(None, remarks):
+        Output().remark(line)
     try:
         result = _command().main(hoisted(arguments), prog_name="resilient", standalone_mode=False)
     except Exception as error:

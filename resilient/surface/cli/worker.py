@@ -23,31 +23,60 @@ if TYPE_CHECKING:
 def worker(
     ctx: typer.Context,
     *,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Jobs at once.")] = 50,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", envvar="RESILIENT_CONCURRENCY", min=1, help="Jobs at once.")
+    ] = 50,
     kinds: Annotated[list[str] | None, typer.Option("--kind", "-k", help="Only this kind; may be repeated.")] = None,
     except_kinds: Annotated[
         list[str] | None, typer.Option("--except-kind", help="Every kind but this; may be repeated.")
     ] = None,
-    lease: Annotated[float, typer.Option(min=1, help="Seconds until a vanished worker's jobs run elsewhere.")] = 60,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds running jobs get when it is stopped.")] = 30,
+    lease: Annotated[
+        float,
+        typer.Option(envvar="RESILIENT_LEASE", min=1, help="Seconds until a vanished worker's jobs run elsewhere."),
+    ] = 60,
+    grace: Annotated[
+        float, typer.Option(envvar="RESILIENT_GRACE", min=0, help="Seconds running jobs get when it is stopped.")
+    ] = 30,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="So many processes, each started anew when it ends.", show_default=False),
+        typer.Option(
+            envvar="RESILIENT_PROCESSES",
+            min=1,
+            help="So many processes, each started anew when it ends.",
+            show_default=False,
+        ),
     ] = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="Drain and start anew when a Python file below here changes.")
     ] = False,
     log: logs.LogShape = "text",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[
+        str, typer.Option(envvar="RESILIENT_LOG_LEVEL", help="debug, info, warning or error.")
+    ] = "info",
     metrics: Annotated[
-        str | None, typer.Option(help="Serve /metrics to Prometheus: 9100 (this machine alone), :9100, HOST:9100.")
+        str | None,
+        typer.Option(
+            envvar="RESILIENT_METRICS",
+            help="Serve /metrics to Prometheus: 9100 (this machine alone), :9100, HOST:9100.",
+        ),
     ] = None,
-    health: Annotated[str | None, typer.Option(help="Serve /livez and /readyz there; the same shapes.")] = None,
+    health: Annotated[
+        str | None, typer.Option(envvar="RESILIENT_HEALTH", help="Serve /livez and /readyz there; the same shapes.")
+    ] = None,
     max_jobs: Annotated[
-        int | None, typer.Option(min=1, help="End after so many executions, to be started anew.", show_default=False)
+        int | None,
+        typer.Option(
+            envvar="RESILIENT_MAX_JOBS",
+            min=1,
+            help="End after so many executions, to be started anew.",
+            show_default=False,
+        ),
     ] = None,
     max_memory: Annotated[
-        int | None, typer.Option(min=1, help="End at so many megabytes of memory.", show_default=False)
+        int | None,
+        typer.Option(
+            envvar="RESILIENT_MAX_MEMORY", min=1, help="End at so many megabytes of memory.", show_default=False
+        ),
     ] = None,
     supervised: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -67,6 +96,7 @@ def worker(
             line = _line(run, {**options, **ends, "log": log, "log_level": log_level})
             raise typer.Exit(_supervise(line, processes or 1, reload=reload, metrics=metrics, health=health))
         app = run.program("a worker")
+        health = health if supervised is None else None  # the environment is the supervisor's, too
         asyncio.run(_work(app, options, ends, metrics=metrics, health=health, supervised=supervised))
 
 
