@@ -17,7 +17,6 @@ from resilient.settings import Settings
 from resilient.store.accounts.secrets import new_key
 from resilient.surface.cli import main, root, settings
 
-
 ROOT = Path(__file__).parents[2]
 
 
