@@ -3,24 +3,28 @@
     python examples/fastapi_app.py
 
 A sign-up writes a row and enqueues the welcome mail in one transaction: if the request fails, there is neither; if it
-succeeds, there are both, whatever happens to this process afterwards. The worker runs in the application's lifespan
-here; in production it is a process of its own (``resilient --app fastapi_app:jobs worker``).
+succeeds, there are both, whatever happens to this process afterwards. ``/ops`` is the dashboard, ``/webhooks/github``
+what GitHub calls. The worker runs in the application's lifespan here; in production it is a process of its own
+(``resilient --app fastapi_app:jobs worker``), and this file is served as ``uvicorn fastapi_app:api``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import secrets
 import tempfile
 from typing import TYPE_CHECKING, Annotated
 
 import httpx
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Request
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlmodel import Field, SQLModel
 
-from resilient import Job, Resilient, handler
+from providers import github
+from resilient import Inbound, Job, Resilient, WebhookEvent, handler, web
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,6 +33,8 @@ FOLDER = tempfile.TemporaryDirectory()
 engine = create_async_engine(f"sqlite+aiosqlite:///{FOLDER.name}/shop.db")
 sessions = async_sessionmaker(engine, expire_on_commit=False)
 SENT: list[str] = []
+STAFF = os.environ.get("SHOP_STAFF_TOKEN") or secrets.token_urlsafe()  # your own sign-in instead
+GITHUB = os.environ.get("SHOP_GITHUB_SECRET") or secrets.token_urlsafe()
 
 
 class User(SQLModel, table=True):
@@ -54,7 +60,19 @@ async def welcome(job: Job[SignUp]) -> None:
             user.welcomed = True
 
 
-jobs = Resilient(engine, handlers=[welcome], upgrade=True)
+@handler("github.event")
+async def from_github(job: Job[WebhookEvent]) -> str:
+    """What GitHub told: verified, stored and answered before it comes here."""
+    return job.payload.event
+
+
+jobs = Resilient(
+    engine,
+    handlers=[welcome, from_github],
+    providers=[github.provider()],
+    webhooks=[Inbound(provider="github", secrets=[GITHUB], jobs=from_github)],
+    upgrade=True,
+)
 
 
 @contextlib.asynccontextmanager
@@ -77,7 +95,16 @@ async def session() -> AsyncIterator[AsyncSession]:
         yield opened
 
 
+def operator(request: Request) -> web.Operator | None:
+    """Who may see the dashboard, and do what there."""
+    token = request.headers.get("authorization", "").removeprefix("Bearer ")
+    known = secrets.compare_digest(token.encode(), STAFF.encode())
+    return web.Operator("staff", ["read", "jobs", "resources"]) if known else None
+
+
 api = FastAPI(lifespan=lifespan)
+api.mount("/ops", web.dashboard(jobs, operator=operator))
+api.mount("/webhooks", web.webhook_routes(jobs, base_url="https://shop.example/webhooks"))
 
 
 @api.post("/sign-ups", status_code=201)
@@ -88,6 +115,13 @@ async def sign_up(form: SignUp, db: Annotated[AsyncSession, Depends(session, sco
     if form.email.endswith("@example.org"):
         raise HTTPException(422, "not from there")  # too late for the row and the job to exist
     return {"job": str(done.id)}
+
+
+@api.get("/sign-ups/{email}")
+async def look(email: str, db: Annotated[AsyncSession, Depends(session, scope="function")]) -> dict[str, bool]:
+    """Whether somebody signed up, and was welcomed."""
+    user = await db.get(User, email)
+    return {"exists": user is not None, "welcomed": user is not None and user.welcomed}
 
 
 async def main() -> None:

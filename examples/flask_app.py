@@ -3,27 +3,31 @@
     python examples/flask_app.py
 
 An order writes its row and enqueues its invoice in one transaction. The worker is a process of its own, as in
-production; it needs nothing but the database's address.
+production; it needs nothing but the database's address. GitHub calls ``/webhooks/github``; the dashboard
+is a command beside it (``resilient --app flask_app:jobs dashboard``), because it needs an ASGI server to be mounted in.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from flask import Flask, request
+from flask import Flask, abort, request
 from flask.typing import ResponseReturnValue  # noqa: TC002 - Flask reads annotations
 from pydantic import BaseModel
 from sqlalchemy import create_engine
 from sqlmodel import Field, Session, SQLModel
 
-from resilient import Resilient, SyncJob, handler
+from providers import github
+from resilient import Delivery, Inbound, Resilient, SyncJob, WebhookEvent, handler
 
 URL = os.environ.get("SHOP_DATABASE") or f"sqlite:///{tempfile.mkdtemp()}/shop.db"
+GITHUB = os.environ.get("SHOP_GITHUB_SECRET") or secrets.token_urlsafe()
 engine = create_engine(URL)
 
 
@@ -51,7 +55,19 @@ def send_invoice(job: SyncJob[Invoice]) -> str:
     return number
 
 
-jobs = Resilient(engine, handlers=[send_invoice], upgrade=True)
+@handler("github.event")
+def from_github(job: SyncJob[WebhookEvent]) -> str:
+    """What GitHub told: verified, stored and answered before it comes here."""
+    return job.payload.event
+
+
+jobs = Resilient(
+    engine,
+    handlers=[send_invoice, from_github],
+    providers=[github.provider()],
+    webhooks=[Inbound(provider="github", secrets=[GITHUB], jobs=from_github)],
+    upgrade=True,
+)
 app = Flask(__name__)
 
 
@@ -65,7 +81,17 @@ def place() -> ResponseReturnValue:
         if order.id is None:
             return {"error": "no number"}, 500
         done = jobs.enqueue_sync(send_invoice, Invoice(order=order.id), resource_key="invoices/ours", session=session)
+        if order.item == "nothing":
+            abort(422)  # too late for the row and the job to exist
     return {"order": order.id, "job": str(done.id)}, 201
+
+
+@app.post("/webhooks/<provider>")
+def hook(provider: str) -> ResponseReturnValue:
+    """What a provider calls; the raw body is what it signed."""
+    delivery = Delivery(dict(request.headers), request.get_data(), f"https://shop.example/webhooks/{provider}")
+    answer = jobs.sync.webhooks.receive(provider, delivery)
+    return answer.body, answer.status, dict(answer.headers)
 
 
 def main() -> None:

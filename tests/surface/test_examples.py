@@ -11,6 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "fastapi_app.py": "201, 422; mails sent to ada@example.com; the job succeeded",
     "flask_app.py": "order 2: succeeded, invoice R-00002",
+    "litestar_app.py": ("201, 422; ada: {'exists': True, 'welcomed': True}; bob: {'exists': False, 'welcomed': False}"),
     "mailboxes.py": "bob has consented again: ada sent 3, bob sent 3; bob is active",
     "order_pipeline.py": (
         "o-1: succeeded",
@@ -21,6 +22,9 @@ SAYS = {
     ),
     "outbox_events.py": ("3 events accepted, 1 came again", "ada 1: order.placed chair\nada 2: order.placed rug"),
     "push_contacts.py": "59 pushed, 1 refused by the API; it said 'slow down' ",
+    "starlette_app.py": (
+        "201, 422; ada: {'exists': True, 'welcomed': True}; bob: {'exists': False, 'welcomed': False}"
+    ),
     "sync_contacts.py": "250 contacts; number 7 is there: False",
     "slack_sdk_async.py": "6 messages, none twice; refreshes: 1; 'slow down': 1, ignored: 0; over the limit: 0",
     "stripe_sdk.py": "5 payments, none twice; answers lost: 1; 'slow down': 1, ignored: 0",
