@@ -1,4 +1,4 @@
-"""The examples for web frameworks as they are served in production: a real server, its lifespan on.
+"""The examples for web frameworks as they are served: a server process of their own, with its lifespan on.
 
 The row and the job of a request are committed together or not at all; dashboard and webhooks answer where they stand.
 """
@@ -6,35 +6,24 @@ The row and the job of a request are committed together or not at all; dashboard
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
-import importlib.util
+import os
+import re
+import signal
 import sys
-import threading
 from pathlib import Path
 
 import httpx
 import pytest
-from werkzeug.serving import make_server
 
+from resilient import Resilient
 from tests.helpers import until
-from tests.serving import production
+from tests.surface.dashboards import Page
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Import an example anew."""
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(f"served_{name}", EXAMPLES / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, spec.name, module)  # pydantic looks types up there
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+SECRET, TOKEN = "canary-of-github", "canary-of-the-staff"
 
 
 def delivery(secret, body=b'{"zen": "Keep it logically awesome."}'):
@@ -43,63 +32,76 @@ def delivery(secret, body=b'{"zen": "Keep it logically awesome."}'):
     return {"content": body, "headers": headers}
 
 
+@contextlib.asynccontextmanager
+async def served(tmp_path, *words, **environ):
+    """A server with one of the examples: a client of it, and its process."""
+    log = tmp_path / "log"
+    environ = {**os.environ, "SHOP_GITHUB_SECRET": SECRET, "SHOP_STAFF_TOKEN": TOKEN, **environ}
+    with log.open("w") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *words, cwd=EXAMPLES, env=environ, stderr=file
+        )
+
+    def address():
+        assert process.returncode is None, log.read_text()
+        return re.search(r"[Rr]unning on (http://127\.0\.0\.1:\d+)", log.read_text())
+
+    try:
+        url = (await until(address))[1]
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as visitor:
+            yield visitor
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(60):
+            await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert "Traceback" not in log.read_text(), log.read_text()
+    assert words[0] != "uvicorn" or "Application shutdown complete" in log.read_text()
+
+
 @pytest.mark.parametrize("name", ["fastapi_app", "starlette_app", "litestar_app"])
-async def test_an_asgi_application_under_its_server(load, name):
-    shop = load(name)
-    async with production(shop.api) as url, httpx.AsyncClient(base_url=url, trust_env=False) as visitor:
+async def test_an_asgi_application_under_uvicorn(tmp_path, name):
+    async with served(tmp_path, "uvicorn", f"{name}:api", "--port", "0", "--lifespan", "on") as visitor:
         good = await visitor.post("/sign-ups", json={"email": "ada@example.com"})
         bad = await visitor.post("/sign-ups", json={"email": "bob@example.org"})
         assert (good.status_code, bad.status_code) == (201, 422)
-        await shop.jobs.jobs.wait(good.json()["job"], timeout=60)
-        assert (await visitor.get("/sign-ups/ada@example.com")).json() == {"exists": True, "welcomed": True}
-        assert (await visitor.get("/sign-ups/bob@example.org")).json() == {"exists": False, "welcomed": False}
-        assert await shop.jobs.jobs.count(kind="welcome.send") == 1
-        await looks_at_the_dashboard(visitor, shop.STAFF)
+        await until(lambda: says(visitor, "/sign-ups/ada@example.com", {"exists": True, "welcomed": True}))
+        assert await says(visitor, "/sign-ups/bob@example.org", {"exists": False, "welcomed": False})
         assert (await visitor.post("/webhooks/github", **delivery("another"))).status_code == 401
-        assert (await visitor.post("/webhooks/github", **delivery(shop.GITHUB))).status_code == 200
-        (job,) = await shop.jobs.jobs.list(kind="github.event")
-        assert (await shop.jobs.jobs.wait(job.id, timeout=60)).result == "ping"
-    assert shop.jobs.database._owned == [], "what the lifespan opened, its end closed"
+        assert (await visitor.post("/webhooks/github", **delivery(SECRET))).status_code == 200
+        assert (await visitor.get("/ops/", headers={"Accept": "text/html"})).status_code in {401, 403}
+        staff = {"Authorization": f"Bearer {TOKEN}"}
+        page = await visitor.get("/ops/", headers=staff)
+        assert page.status_code == 200
+        assert 'href="/ops/jobs' in page.text, "its links lead below the path that it is mounted at"
+        jobs = (await visitor.get("/ops/jobs", headers=staff)).text
+        rows = set(re.findall(r'href="(/ops/jobs/[0-9a-f-]{36})"', jobs))
+        assert len(rows) == 2, "one of the sign-up, one of the webhook, none of the request that failed"
+        assert good.json()["job"] in jobs
+        assert "github.event" in Page(jobs).text
 
 
-async def looks_at_the_dashboard(visitor, token):
-    assert (await visitor.get("/ops/", headers={"Accept": "text/html"})).status_code in {401, 403}
-    staff = {"Authorization": f"Bearer {token}"}
-    page = await visitor.get("/ops/", headers=staff)
-    assert page.status_code == 200
-    assert 'href="/ops/jobs' in page.text, "its links lead below the path that it is mounted at"
-    assert (await visitor.get("/ops/jobs", headers=staff)).status_code == 200
+async def says(visitor, path, document):
+    return (await visitor.get(path)).json() == document
 
 
-async def test_a_flask_application_under_a_server_with_threads(load, monkeypatch, database_url):
-    monkeypatch.setenv("SHOP_DATABASE", database_url.replace("postgresql:", "postgresql+psycopg:"))
-    shop = load("flask_app")
-    shop.SQLModel.metadata.tables["order"].create(shop.engine)
-    server = make_server("127.0.0.1", 0, shop.app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as visitor:
-            answers = await asyncio.gather(
-                *(visitor.post("/orders", data={"item": item}) for item in ("chair", "nothing", "table"))
-            )
-            assert [one.status_code for one in answers] == [201, 422, 201]
-            assert (await visitor.post("/webhooks/github", **delivery("another"))).status_code == 401
-            assert (await visitor.post("/webhooks/github", **delivery(shop.GITHUB))).status_code == 200
-        worker = shop.jobs.worker(concurrency=2)
-        running = asyncio.create_task(worker.run(signals=False))
-        await until(lambda: has_done(shop.jobs, 3))
-        worker.stop()
-        await running
-        assert await shop.jobs.jobs.count() == 3, "the order that was refused has no job"
-    finally:
-        await asyncio.to_thread(server.shutdown)
-        thread.join()
-        server.server_close()
-        await shop.jobs.close()
-        shop.engine.dispose()
-
-
-async def has_done(app, number):
-    return await app.jobs.count(state="succeeded") == number
+async def test_a_flask_application_under_its_server(tmp_path, database, database_url):
+    url = database_url.replace("postgresql:", "postgresql+psycopg:")
+    make = "import flask_app as shop; shop.SQLModel.metadata.create_all(shop.engine)"
+    made = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", make, cwd=EXAMPLES, env={**os.environ, "SHOP_DATABASE": url}
+    )
+    assert await made.wait() == 0
+    async with served(tmp_path, "flask", "--app", "flask_app", "run", "--port", "0", SHOP_DATABASE=url) as visitor:
+        items = ("chair", "nothing", "table")
+        answers = await asyncio.gather(*(visitor.post("/orders", data={"item": item}) for item in items))
+        assert [one.status_code for one in answers] == [201, 422, 201]
+        assert (await visitor.post("/webhooks/github", **delivery("another"))).status_code == 401
+        assert (await visitor.post("/webhooks/github", **delivery(SECRET))).status_code == 200
+        app = Resilient(database)
+        jobs = await app.jobs.list()
+        assert sorted(job.kind for job in jobs) == ["github.event", "invoice.send", "invoice.send"]
+        assert {str(job.id) for job in jobs if job.kind == "invoice.send"} == {answers[n].json()["job"] for n in (0, 2)}
+        await app.close()

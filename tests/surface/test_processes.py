@@ -111,6 +111,9 @@ async def start(tmp_path):
         await process.wait()
 
 
+one_database = pytest.mark.parametrize("backend", ["postgresql"])  # what differs there is tested elsewhere
+
+
 def put(app, kind, number):
     keys = [f"crm/{n % 5}" for n in range(number)]
     return asyncio.gather(*(app.enqueue(kind, resource_key=key) for key in keys))
@@ -122,20 +125,22 @@ async def states(app):
 
 
 async def test_one_that_is_killed_under_load_is_replaced_and_nothing_is_lost(app, start):
-    await put(app, short, 150)
-    fleet = await start("--concurrency", "3", processes=3)
-    await until(lambda: app.jobs.count(state="running"))
+    fleet = await start("--concurrency", "3", "--health", "0", processes=3)
+    url = await until(lambda: fleet.address("/livez, /readyz"))
+    async with httpx.AsyncClient(base_url=url) as client:
+        await until(lambda: answers(client, "/readyz", 200, "ok\n"))
+    await put(app, short, 200)
     await until(lambda: app.jobs.count(state="succeeded"))
     victim = fleet.pids()[1]
     os.kill(victim, signal.SIGKILL)
     await until(lambda: fleet.pids()[1] != victim)
     assert "process 1 ended by SIGKILL; the next is started in" in fleet.log
-    await until(lambda: is_all(app, 150, "succeeded"))
+    await until(lambda: is_all(app, 200, "succeeded"))
     fleet.signal(signal.SIGTERM)
     assert await fleet.ended() == 0
     jobs = await app.jobs.list(limit=1000)
-    assert {job.attempts for job in jobs} <= {0, 1}, "what a killed process ran is charged to nobody"
-    assert len({job.result for job in jobs}) >= 3
+    assert len({job.attempts for job in jobs}) == 1, "what a killed process ran is charged to nobody"
+    assert sum(job.rescues for job in jobs) > 0, "it was killed in the middle"
 
 
 async def is_all(app, number, state):
@@ -177,6 +182,7 @@ async def test_a_signal_to_the_whole_group_is_one_and_a_second_hands_back(app, s
     assert [(job.state, job.attempts) for job in jobs] == [(JobState.READY, 0)] * 4
 
 
+@one_database
 async def test_processes_whose_supervisor_is_killed_drain_and_end(app, start, tmp_path):
     fleet = await start()
     await put(app, gated, 2)
@@ -190,10 +196,11 @@ async def test_processes_whose_supervisor_is_killed_drain_and_end(app, start, tm
     assert await states(app) == [JobState.SUCCEEDED] * 2
 
 
+@one_database
 async def test_one_that_had_its_jobs_is_followed_by_the_next(app, start):
     fleet = await start("--max-jobs", "5", "--concurrency", "1", processes=1)
-    await put(app, short, 40)
-    await until(lambda: is_all(app, 40, "succeeded"))
+    await put(app, short, 12)
+    await until(lambda: is_all(app, 12, "succeeded"))
     assert len(set(re.findall(r"is pid (\d+)", fleet.log))) > 1
     assert "ended with" not in fleet.log, "that is no failure"
     fleet.signal(signal.SIGTERM)
@@ -207,6 +214,7 @@ async def test_what_cannot_be_meant_ends_them_all(start, tmp_path):
     assert fleet.log.count("is pid") == 2, "none is started twice"
 
 
+@one_database
 async def test_health_speaks_for_all_and_metrics_for_each(app, start):
     fleet = await start("--health", "0", "--metrics", str(two_ports()))
     url = await until(lambda: fleet.address("/livez, /readyz"))
@@ -231,6 +239,7 @@ def two_ports():
             return first.getsockname()[1]
 
 
+@one_database
 async def test_a_changed_program_is_loaded_after_a_drain(app, start, tmp_path):
     fleet = await start("--reload", "--concurrency", "2", processes=None)
     await put(app, gated, 1)
@@ -250,6 +259,7 @@ async def test_a_changed_program_is_loaded_after_a_drain(app, start, tmp_path):
     assert await fleet.ended() == 0
 
 
+@one_database
 async def test_a_program_that_does_not_load_waits_for_its_correction(app, start, tmp_path):
     program = tmp_path / "fleet.py"
     source = program.read_text()

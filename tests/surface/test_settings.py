@@ -170,7 +170,7 @@ def test_the_extra_all_has_what_runs():
 @pytest.mark.parametrize(("shell", "file"), [("bash", ".bash_completions/resilient.sh"), ("zsh", ".zfunc/_resilient")])
 def test_completion_is_installed(tmp_path, shell, file):
     command = [Path(sys.executable).parent / "resilient", "--install-completion", shell]
-    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "_RESILIENT_COMPLETE" in (tmp_path / file).read_text()

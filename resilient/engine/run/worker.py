@@ -86,6 +86,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._watched = False  # somebody waits until an execution has ended
         self._stopping = asyncio.Event()
+        self._was_signalled = False
         self._told = (datetime.now(UTC), self.monotonic())
         self._notes: set[asyncio.Task[None]] = set()
         self.executions = 0
@@ -282,8 +283,9 @@ class Worker:
         return handled
 
     def _signalled(self) -> None:
-        if self._stopping.is_set():  # the second time
+        if self._was_signalled:
             self.hand_back()
+        self._was_signalled = True
         running = counted(len(self.executor.running), "job still runs", "jobs still run")
         log.info("worker %s is stopping: %s", self.id, running)
         self.stop()

@@ -325,7 +325,10 @@ def doctor(ctx: typer.Context) -> None:
     failed = any(one.level == "fail" for one in findings)
     rows = settings.listed(ctx.find_root().command, settings.typed(ctx))
     if run.out.as_json:
-        document = {"healthy": not failed, "findings": findings, "settings": rows, "bounds": bounds()}
+        document = {
+            "healthy": not failed, "findings": findings, "settings": [one._asdict() for one in rows],
+            "bounds": bounds(),
+        }  # fmt: skip
         run.out.json(document)
     else:
         marks = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
