@@ -73,5 +73,5 @@ clean:
 
 .venv/docs-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing into .venv, with what makes the documentation site ..."
-	@$(PIP) --editable '.[demo,postgres,metrics,requests,aiohttp,settings,docs]'
+	@$(PIP) --editable '.[demo,postgres,metrics,requests,aiohttp,docs]'
 	@touch $@

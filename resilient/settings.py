@@ -1,4 +1,4 @@
-"""The settings of ``resilient`` for programs (extra ``settings``): the same variables and ``.env``, checked and typed.
+"""The settings of ``resilient`` for programs: the same variables and ``.env``, checked and typed.
 
     from resilient.settings import Settings
 
@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from resilient.core.base.errors import MissingExtra, SetupError
-from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-try:
-    from pydantic import Field, SecretStr, ValidationError
-    from pydantic_settings import BaseSettings, SettingsConfigDict
-except ModuleNotFoundError as error:
-    raise MissingExtra("settings need pydantic-settings: pip install 'resilient-engine[settings]'") from error
+from resilient.core.base.errors import SetupError
+from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE
 
 __all__ = ["Settings"]
 

@@ -122,15 +122,6 @@ def test_a_value_that_does_not_fit_is_named(run, monkeypatch):
     assert "many" not in str(raised.value)
 
 
-def test_without_the_extra_the_file_is_not_read_and_that_is_said(env_file, run, monkeypatch, sqlite_url):
-    env_file(RESILIENT_GRACE=6)
-    monkeypatch.setitem(sys.modules, "dotenv", None)
-    status, _, err = run("--database", sqlite_url, "jobs", "count")
-    assert (status, err.count("pip install 'resilient-engine[settings]'")) == (0, 1)
-    monkeypatch.setenv("RESILIENT_GRACE", "7")
-    assert run("--database", sqlite_url, "jobs", "count")[2] == "", "nothing of it would count"
-
-
 def test_a_program_takes_the_address_and_the_keys(env_file):
     key = new_key()
     env_file(RESILIENT_DATABASE="sqlite:///app.db", RESILIENT_SECRETS=f"{key} other")

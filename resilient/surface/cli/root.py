@@ -195,8 +195,8 @@ def _pass_on(ctx: typer.Context, app: typer.Typer, *, at_least: int) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; errors are raised."""
-    remarks = [settings.read_file(), *settings.misspelt(settings.options(_command()), os.environ)]
-    for line in filter(None, remarks):
+    settings.read_file()
+    for line in settings.misspelt(settings.options(_command()), os.environ):
         Output().remark(line)
     try:
         result = _command().main(hoisted(arguments), prog_name="resilient", standalone_mode=False)

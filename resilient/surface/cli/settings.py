@@ -35,28 +35,22 @@ class Setting(NamedTuple):
     source: str
 
 
-def read_file() -> str:
-    """Take the settings in ``.env`` that the environment does not have; a remark if that needs an extra.
-
-    Raises `SetupError`.
-    """
+def read_file() -> None:
+    """Take the settings in ``.env`` that the environment does not have. Raises `SetupError`."""
     try:
         text = Path(FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
-        return ""
+        return
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"{Path(FILE).resolve()} cannot be read: {type(error).__name__}") from None
     if not {*_LINE.findall(text)} - os.environ.keys():
-        return ""
-    try:
-        from dotenv import dotenv_values  # noqa: PLC0415 - an extra
-    except ImportError:
-        return f"the settings in {FILE} are not read; that needs pip install 'resilient-engine[settings]'"
+        return
+    from dotenv import dotenv_values  # noqa: PLC0415 - only where there is one
+
     for name, value in dotenv_values(FILE, interpolate=False).items():
         if name.startswith(PREFIX) and value is not None and name not in os.environ:
             os.environ[name] = value
             _from_file.add(name)
-    return ""
 
 
 def options(command: Any) -> dict[str, Any]:

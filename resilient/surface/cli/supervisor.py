@@ -97,7 +97,8 @@ class Place:
         with contextlib.suppress(ConnectionError):
             async for line in reader:
                 with contextlib.suppress(ValueError):  # it was cut off
-                    self.report = Report(*json.loads(line), time.monotonic())
+                    live, ready = json.loads(line)
+                    self.report = Report(live, ready, time.monotonic())
                     self.was_ready |= not self.report.ready
 
     def tell(self, word: bytes) -> None:
