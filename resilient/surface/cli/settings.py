@@ -72,18 +72,18 @@ def typed(ctx: Any) -> dict[str, Any]:
     }
 
 
-def misspelt(known: Iterable[str], environ: Mapping[str, str]) -> Iterator[str]:
+def misspelt(settings: Iterable[str], environ: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each variable that is almost a setting."""
-    names = {name.removeprefix(PREFIX): name for name in (*known, SECRETS)}
+    names = {name.removeprefix(PREFIX): name for name in (*settings, SECRETS)}
     for name in sorted(environ):
         word = name.removeprefix(PREFIX)
         if word != name and word not in names and (near := nearest(word, names)):
             yield f"{name} is no setting" + near.replace(" '", f" '{PREFIX}")
 
 
-def unknown(known: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+def unknown(settings: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     """Variables that look like settings and are none."""
-    names = {*known, SECRETS}
+    names = {*settings, SECRETS}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in names)
 
 

@@ -75,17 +75,17 @@ class Place:
     async def run(self, command: Callable[[int, int], Sequence[str]]) -> int:
         """Run one process to its end; its exit status, negative if a signal ended it. Raises `OSError`."""
         self._word = b""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, self._writer = await asyncio.open_connection(sock=ours)
+        near, far = socket.socketpair()
+        with far:
+            reader, self._writer = await asyncio.open_connection(sock=near)
             self._writer.write(self._word)
             listening = asyncio.create_task(self._listen(reader))
             try:
-                number = theirs.fileno()
+                number = far.fileno()
                 self.process = await asyncio.create_subprocess_exec(
                     *command(self.number, number), stdin=asyncio.subprocess.DEVNULL, pass_fds=[number], env=_environ()
                 )
-                theirs.close()
+                far.close()
                 log.info("process %d is pid %d", self.number, self.process.pid)
                 return await self.process.wait()
             finally:

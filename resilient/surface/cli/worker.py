@@ -19,66 +19,72 @@ if TYPE_CHECKING:
 
     from resilient.surface.cli.context import Context
 
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", "-c", envvar="RESILIENT_CONCURRENCY", min=1, help="Jobs at once.")
+]
+Kinds = Annotated[list[str] | None, typer.Option("--kind", "-k", help="Only this kind; may be repeated.")]
+ExceptKinds = Annotated[list[str] | None, typer.Option("--except-kind", help="Every kind but this; may be repeated.")]
+Lease = Annotated[
+    float,
+    typer.Option(envvar="RESILIENT_LEASE", min=1, help="Seconds until a vanished worker's jobs run elsewhere."),
+]
+Grace = Annotated[
+    float, typer.Option(envvar="RESILIENT_GRACE", min=0, help="Seconds running jobs get when it is stopped.")
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        envvar="RESILIENT_PROCESSES",
+        min=1,
+        help="So many processes, each started anew when it ends.",
+        show_default=False,
+    ),
+]
+Reload = Annotated[bool, typer.Option("--reload", help="Drain and start anew when a Python file below here changes.")]
+LogLevel = Annotated[str, typer.Option(envvar="RESILIENT_LOG_LEVEL", help="debug, info, warning or error.")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RESILIENT_METRICS",
+        help="Serve /metrics to Prometheus: 9100 (this machine alone), :9100, HOST:9100.",
+    ),
+]
+Health = Annotated[
+    str | None, typer.Option(envvar="RESILIENT_HEALTH", help="Serve /livez and /readyz there; the same shapes.")
+]
+MaxJobs = Annotated[
+    int | None,
+    typer.Option(
+        envvar="RESILIENT_MAX_JOBS",
+        min=1,
+        help="End after so many executions, to be started anew.",
+        show_default=False,
+    ),
+]
+MaxMemory = Annotated[
+    int | None,
+    typer.Option(envvar="RESILIENT_MAX_MEMORY", min=1, help="End at so many megabytes of memory.", show_default=False),
+]
+Supervised = Annotated[int | None, typer.Option(hidden=True)]
+
 
 def worker(
     ctx: typer.Context,
     *,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", envvar="RESILIENT_CONCURRENCY", min=1, help="Jobs at once.")
-    ] = 50,
-    kinds: Annotated[list[str] | None, typer.Option("--kind", "-k", help="Only this kind; may be repeated.")] = None,
-    except_kinds: Annotated[
-        list[str] | None, typer.Option("--except-kind", help="Every kind but this; may be repeated.")
-    ] = None,
-    lease: Annotated[
-        float,
-        typer.Option(envvar="RESILIENT_LEASE", min=1, help="Seconds until a vanished worker's jobs run elsewhere."),
-    ] = 60,
-    grace: Annotated[
-        float, typer.Option(envvar="RESILIENT_GRACE", min=0, help="Seconds running jobs get when it is stopped.")
-    ] = 30,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            envvar="RESILIENT_PROCESSES",
-            min=1,
-            help="So many processes, each started anew when it ends.",
-            show_default=False,
-        ),
-    ] = None,
-    reload: Annotated[
-        bool, typer.Option("--reload", help="Drain and start anew when a Python file below here changes.")
-    ] = False,
+    concurrency: Concurrency = 50,
+    kinds: Kinds = None,
+    except_kinds: ExceptKinds = None,
+    lease: Lease = 60,
+    grace: Grace = 30,
+    processes: Processes = None,
+    reload: Reload = False,
     log: logs.LogShape = "text",
-    log_level: Annotated[
-        str, typer.Option(envvar="RESILIENT_LOG_LEVEL", help="debug, info, warning or error.")
-    ] = "info",
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            envvar="RESILIENT_METRICS",
-            help="Serve /metrics to Prometheus: 9100 (this machine alone), :9100, HOST:9100.",
-        ),
-    ] = None,
-    health: Annotated[
-        str | None, typer.Option(envvar="RESILIENT_HEALTH", help="Serve /livez and /readyz there; the same shapes.")
-    ] = None,
-    max_jobs: Annotated[
-        int | None,
-        typer.Option(
-            envvar="RESILIENT_MAX_JOBS",
-            min=1,
-            help="End after so many executions, to be started anew.",
-            show_default=False,
-        ),
-    ] = None,
-    max_memory: Annotated[
-        int | None,
-        typer.Option(
-            envvar="RESILIENT_MAX_MEMORY", min=1, help="End at so many megabytes of memory.", show_default=False
-        ),
-    ] = None,
-    supervised: Annotated[int | None, typer.Option(hidden=True)] = None,
+    log_level: LogLevel = "info",
+    metrics: Metrics = None,
+    health: Health = None,
+    max_jobs: MaxJobs = None,
+    max_memory: MaxMemory = None,
+    supervised: Supervised = None,
 ) -> None:
     """Run jobs until stopped.
 
