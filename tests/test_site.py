@@ -105,4 +105,4 @@ def test_messages_stand_beside_their_remedies():
     assert {one.__name__ for one in tree} <= set(re.findall(r"^## (\w+)$", page, re.MULTILINE))
     assert "see `resilient connections list`" in page  # an exception, from the engine
     assert "| `no_worker` | No worker is running: start one with `resilient worker`. |" in page
-    assert "autovacuum is off: finished turns pile up and claiming gets slower and slower **Remedy:** set" in page
+    assert "autovacuum is off: dead rows pile up and claiming gets slower and slower **Remedy:** set" in page

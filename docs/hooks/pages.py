@@ -35,7 +35,8 @@ TOPICS = (
     ("handlers", "Handlers and jobs", ("engine.app.handler", "engine.run.job", "engine.ground.kinds",
                                        "core.jobs.backoff")),
     ("app", "The app and its workers", ("engine.app", "engine.run.worker", "engine.schedules", "core.inspect.retention",
-                                        "core.alerts", "engine.ground.encoder")),
+                                        "core.alerts", "engine.ground.encoder", "core.base.tracing",
+                                        "core.base.loggers")),
     ("workflows", "Workflows", ("engine.jobs.workflows", "core.jobs.workflow")),
     ("records", "What the app answers", ("core.jobs", "core.inspect", "core.schedules", "store.jobs")),
     ("gates", "Limits and circuits", ("core.gates.policy", "core.gates.rate_limit")),
@@ -56,7 +57,7 @@ MODULES = (
 )
 PARTS = (
     "jobs", "resources", "workflows", "streams", "schedules", "connections", "webhooks", "outbox", "inbox", "alerts",
-    "audit",
+    "audit", "accounts",
 )  # fmt: skip
 
 

@@ -122,6 +122,8 @@ def _made(settings: Settings, url: URL) -> Resilient:
         if not isinstance(made, Resilient):
             raise SetupError(f"RESILIENT['APP'] {settings.app} makes no Resilient app but a {type(made).__name__}")
         _require_same_database(made, settings, url)
+    if settings.alias is not None:  # else the tables are in a database that Django does not migrate
+        made.database.dialect.upgrade_with = "manage.py migrate"
     kinds = cast("dict[str, Handler[Any, Any]]", made.kinds)  # the app's, its worker's and its ground's
     kinds.update({name: _with_fresh_connections(one) for name, one in kinds.items()})
     return made

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from urllib.parse import quote
 
@@ -198,6 +199,8 @@ def checked_params(stream: Stream[Any], params: dict[str, Any]) -> dict[str, Any
                 f"stream {stream.name!r}: parameter {name} is a {type(value).__name__}; parameters are text, numbers"
                 " or flags, because each set of them has a cursor of its own"
             )
+        if isinstance(value, float) and not isfinite(value):
+            raise InvalidInput(f"stream {stream.name!r}: parameter {name} is {value}: give a finite number, or a text")
     return params
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.base.errors import InvalidInput, MissingExtra, SetupError
 from resilient.core.base.loggers import logger
+from resilient.surface.cli.exits import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ STILL: Final = 60.0  # seconds for which a loop may stand still; as long as a le
 PLAIN: Final = "text/plain; charset=utf-8"
 _ADDRESS: Final = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:]+\]|[^:\[\]]*)(?P<colon>:))?(?P<port>\d{1,5})")
 _HIGHEST: Final = 65_535
+_BODY: Final = 65_536  # bytes of a body that nobody wants
 
 
 class Answer(NamedTuple):
@@ -63,13 +65,18 @@ class Server:
     """Serves some paths at one address until it is closed."""
 
     def __init__(self, address: Address, paths: Mapping[str, Callable[[], Answer]]) -> None:
-        self._server = ThreadingHTTPServer(("", 0), _handler(paths), bind_and_activate=False)
+        self._server = ThreadingHTTPServer(
+            ("", 0), type("Handler", (_Handler,), {"paths": paths}), bind_and_activate=False
+        )
         self._server.daemon_threads = True
         self._server.socket.close()
         try:
             self._server.socket = _listening(address)
         except OSError as error:
-            raise SetupError(f"cannot listen on {address.host or '*'}:{address.port}: {error.strerror}") from error
+            raise SetupError(
+                f"cannot listen on {address.host or '*'}:{address.port}: {reason_of(error)}; end what listens there, or"
+                " say another address"
+            ) from error
         self.address: tuple[Any, ...] = self._server.socket.getsockname()
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="resilient-probes", daemon=True
@@ -91,31 +98,49 @@ def _listening(address: Address) -> socket.socket:
     return socket.create_server((address.host, address.port), family=family)
 
 
-def _handler(paths: Mapping[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        server_version, sys_version = "resilient", ""
-        timeout = 10  # seconds for which a connection may be idle
+class _Handler(BaseHTTPRequestHandler):
+    paths: Mapping[str, Callable[[], Answer]]
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "resilient", ""
+    timeout = 10  # seconds for which a connection may be idle
 
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path in paths:
-                answer = paths[path]()
-            else:
-                answer = Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(paths)}\n".encode())
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.media)
-            self.send_header("Content-Length", str(len(answer.text)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(answer.text)
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path in self.paths:
+            self._write(self.paths[path]())
+        else:
+            self._write(Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(self.paths)}\n".encode()))
 
-        do_HEAD = do_GET  # noqa: N815 - what http.server calls
+    do_HEAD = do_GET  # noqa: N815 - what http.server calls
 
-        def log_message(self, *_: Any) -> None:
-            """A probe a second is no news."""
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """Refuse what http.server would refuse with a page: another method, or what is no request."""
+        self.request_version = self.protocol_version  # of what is no request it is 0.9, whose answers have no status
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            self._drain()
+            text = f"{', '.join(self.paths)}: GET or HEAD, not {self.command[:20]}\n"
+            refusal = Answer(HTTPStatus.METHOD_NOT_ALLOWED, text.encode())
+            self._write(refusal, Allow="GET, HEAD", Connection="close")
+        else:
+            self._write(Answer(code, f"{HTTPStatus(code).phrase}\n".encode()), Connection="close")
 
-    return Handler
+    def _drain(self) -> None:
+        """Read the body: what is not read when a connection ends may take the answer along."""
+        length = self.headers.get("Content-Length", "")
+        if length.isdecimal():
+            self.rfile.read(min(int(length), _BODY))
+
+    def _write(self, answer: Answer, **headers: str) -> None:
+        self.send_response(answer.status)
+        fields = {"Content-Type": answer.media, "Content-Length": str(len(answer.text)), **headers}
+        for name, value in fields.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.text)
+
+    def log_message(self, *_: Any) -> None:
+        """A probe a second is no news."""
 
 
 class Probes:

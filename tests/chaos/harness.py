@@ -21,7 +21,7 @@ from tests import nursery
 from tests.helpers import LIMIT
 
 HERE = Path(__file__).parent
-NO_TURN = ("no turn", "stood still", "that were over")  # housekeeping's errors about what is stranded
+NO_TURN = ("out of the line", "stood still", "that were over")  # housekeeping's errors about what is stranded
 
 
 def address(database):

@@ -238,7 +238,10 @@ class TestWords:
             "sync: fails with transient http_503 on github/a (job 17): no",
             "sync: a job is dead, bug (job 17): KeyError: 'x'",
             "mail: 3 jobs are dead, expired (job 17)",
-            "turns: the turns of 2 resources with ready jobs were lost and repaired. This is a bug: please report it",
+            (
+                "turns: 2 resources with ready jobs fell out of the line for the workers, and went on by repair."
+                " This is a bug: please report it"
+            ),
             "workflows: 3 workflows stood still and went on by repair. This is a bug: please report it",
             (
                 "github: its circuit is open since 11:00:00 UTC until 13:00:00 UTC (in 1 h), its jobs wait:"

@@ -5,9 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient.core.base.errors import BadResourceKey, InvalidInput
-from resilient.core.base.resource_key import ancestors, check, check_pattern, depth, is_below, matches, parent, path
+from resilient.core.base.resource_key import (
+    ancestors,
+    check,
+    check_pattern,
+    check_stored,
+    depth,
+    is_below,
+    matches,
+    parent,
+    path,
+)
 
-SEGMENT = st.text(alphabet="abcXYZ019._:@+-", min_size=1, max_size=6)
+SEGMENT = st.text(alphabet="abcXYZ019._:@+-", min_size=1, max_size=6).filter(lambda one: one not in (".", ".."))
 KEY = st.lists(SEGMENT, min_size=1, max_size=4).map("/".join)
 
 
@@ -53,6 +63,20 @@ def test_bad_keys_are_named_with_the_remedy(key):
         check(key)
     assert repr(key) in str(caught.value)
     assert isinstance(caught.value, InvalidInput)
+
+
+@pytest.mark.parametrize("key", ["..", ".", "a/..", "a/./b", "../a", "a/b/../c"])
+def test_a_segment_that_an_address_loses_is_refused_and_read(key):
+    with pytest.raises(BadResourceKey, match=r"is not a resource key: no segment may be '\.' or '\.\.'"):
+        check(key)
+    assert check_stored(key) == key
+    assert check(key.replace("..", "...").replace("/./", "/.x/").replace(".", "dot"))
+
+
+@pytest.mark.parametrize("key", ["", "a//b", "a b", "a/../b c", 7])
+def test_what_no_row_has_is_refused_for_rows_too(key):
+    with pytest.raises(BadResourceKey, match="use 1 to 4 segments"):
+        check_stored(key)
 
 
 def test_path_is_deepest_first():
@@ -146,4 +170,5 @@ def test_any_text_is_a_key_or_refused(text):
             not text
             or set(text) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
             or "/" in text
+            or text in (".", "..")
         )

@@ -12,7 +12,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
 
 import resilient.django
-from resilient import InvalidInput, Kind, Resilient, SetupError, SyncJob, handler
+from resilient import InvalidInput, Kind, Resilient, SchemaOutdated, SetupError, SyncJob, handler
 from resilient.django.management.commands.resilient import with_app
 from resilient.django.settings import address_of
 from resilient.store.db import schema
@@ -35,6 +35,17 @@ def test_migrate_makes_the_tables_and_takes_them_back(migrated):
     assert not [name for name in connection.introspection.table_names() if name.startswith("resilient_j")]
     call_command("migrate", verbosity=0)
     assert resilient.django.app().sync.jobs.count() == 0
+
+
+def test_before_the_migration_it_names_djangos_own_command(empty_url, use):
+    use(empty_url)
+    with pytest.raises(SchemaOutdated, match=r"has no tables of resilient: run `manage\.py migrate`"):
+        put()
+    database = resilient.django.app().database
+    with pytest.raises(SetupError, match=r"`manage\.py migrate`"):
+        schema.check_sync(database)
+    with override_settings(RESILIENT={"DATABASE": empty_url}):  # one that Django does not migrate
+        assert resilient.django.app().database.dialect.upgrade_with == "resilient db upgrade"
 
 
 def test_migrate_brings_the_tables_to_what_the_engine_needs(migrated):

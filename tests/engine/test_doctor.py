@@ -81,7 +81,7 @@ async def test_a_ready_job_without_a_turn(database):
 
     await database.transaction(strand)
     found = await findings(database)
-    assert found["turns"].message == "1 resources have ready jobs and no turn"
+    assert found["turns"].message == "1 resource with ready jobs fell out of the line for the workers"
     assert found["workers"].message == "no worker is alive, and jobs are waiting"
     assert found["workers"].level == "fail"
 

@@ -178,6 +178,35 @@ def test_a_payload_from_a_file_and_from_standard_input(ok, read, tmp_path, monke
     assert [read("jobs", "show", i)["job"]["payload"]["to"] for i in (first, second)] == ["file", "stdin"]
 
 
+@pytest.mark.parametrize("text", ["NaN", '{"to": "a", "n": Infinity}', '{"to": "a", "n": 1e999}'])
+def test_a_number_that_is_none_is_no_json(run, enqueue, read, text):
+    status, out, err = run("enqueue", "mail.send", text, "-r", "github/a")
+    assert (status, out) == (2, "")
+    assert "the payload is not JSON" in err
+    job = enqueue("--delay", "1h")
+    assert run("jobs", "edit", job, "--payload", text)[0] == 2
+    assert [one["payload"] for one in read("jobs", "list")["jobs"]] == [{"to": "a@b.c"}]
+
+
+def test_a_key_that_an_address_loses_is_refused_and_an_old_one_is_shown_and_erased(enqueue, ok, read, run, mark):
+    status, _, err = run("enqueue", "mail.send", '{"to": "x"}', "-r", "github/..")
+    assert status == 2
+    assert "'github/..' is not a resource key: no segment may be '.' or '..'" in err
+    mark(enqueue(), resource_key="github/..")  # as an earlier version wrote it
+    assert "github/.." in ok("resources", "show", "github/..")
+    assert ok("resources", "pause", "github/..", "--reason", "odd")
+    assert "paused" in ok("resources", "list")
+    assert '"github/.."' in ok("export", "github/..")
+    assert ok("erase", "github/..", "--yes").startswith("Deleted 1 job")
+    assert read("jobs", "list")["jobs"] == []
+
+
+def test_nobody_changed_anything(ok):
+    assert ok("audit") == "Nothing was changed by hand.\n"
+    assert ok("audit", "--who", "nobody") == "No change by 'nobody' is noted.\n"
+    assert ok("audit", "--who", "ann", "--subject", "github/a") == "No change by 'ann' of 'github/a' is noted.\n"
+
+
 def test_a_unique_key_is_kept(enqueue, read, run):
     first = enqueue("--unique-key", "u")
     status, out, _ = run("enqueue", "mail.send", '{"to": "x"}', "-r", "github/a", "--unique-key", "u")
@@ -412,7 +441,7 @@ def test_prune(enqueue, ok, read, run, mark):
     assert read("prune", "--dry-run")["succeeded"] == 0
     assert read("prune", "--older-than", "2d", "--dry-run")["succeeded"] == 1
     assert run("prune", "--older-than", "2d")[0] == 1
-    assert ok("prune", "--older-than", "2d", "--yes") == "Deleted 1 succeeded jobs.\n"
+    assert ok("prune", "--older-than", "2d", "--yes") == "Deleted 1 succeeded job.\n"
     assert ok("prune", "--yes") == "Deleted nothing.\n"
 
 
@@ -421,9 +450,9 @@ def test_erase_and_export(enqueue, ok, read, run):
     enqueue(key="github/b")
     exported = [json.loads(line) for line in ok("export", "github/a").splitlines()]
     assert [(row["table"], row["payload"]) for row in exported if row["table"] == "job"] == [("job", {"to": "a@b.c"})]
-    assert ok("erase", "github/a", "--dry-run") == "Would delete 1 job, 1 turn.\n"
+    assert ok("erase", "github/a", "--dry-run") == "Would delete 1 job, 1 place in line.\n"
     assert run("erase", "github/a")[0] == 1, "nobody said yes"
-    assert ok("erase", "github/a", "--yes", "--why", "they left") == "Deleted 1 job, 1 resource, 1 turn.\n"
+    assert ok("erase", "github/a", "--yes", "--why", "they left") == "Deleted 1 job, 1 resource, 1 place in line.\n"
     assert [job["resource_key"] for job in read("jobs", "list")["jobs"]] == ["github/b"]
     assert read("erase", "github/a", "--dry-run") == {"resource_key": "github/a", "rows": {}, "dry_run": True}
     assert ok("erase", "github/a") == ok("erase", "github/nobody", "--yes") == "Would delete nothing.\n"

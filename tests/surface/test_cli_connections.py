@@ -97,7 +97,10 @@ def test_without_a_key_it_says_how_to_make_one(run, monkeypatch):
 
 def test_a_new_key_and_rotation(run, monkeypatch):
     run("connections", "add", "acme/a", typed="canary-token\n")
-    made = run("secrets", "new")[1].strip()
+    _, made, remark = run("secrets", "new")
+    made = made.strip()
+    assert remark.startswith("The first key: set RESILIENT_SECRETS to it in every process")
+    assert "A later one: put it in front of the others, with a comma between" in remark
     monkeypatch.setenv("RESILIENT_SECRETS", f"{made},{KEY}")
     assert "1 grant" in run("secrets", "rotate")[1]
     monkeypatch.setenv("RESILIENT_SECRETS", made)

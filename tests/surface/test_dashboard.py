@@ -508,3 +508,25 @@ async def test_a_request_in_doubt_has_its_choices(app):
     assert "/contacts-canary" not in (await browser(app, rights=["read", "jobs"]).get(f"/jobs/{job_id}")).text
     page = await ann.submit(page.form("/do/job", "retry"), "retry", repeat_ambiguous="yes")
     assert "It runs again" in page.text
+
+
+async def test_an_account_whose_key_an_address_would_lose_has_a_page(app, database):
+    """Its row is of an earlier version: keys with such segments are refused now."""
+    job = await app.enqueue(push, {}, resource_key="github/dots")
+    await database.transaction(
+        lambda c, d: d.run(c, "UPDATE {job} SET resource_key = 'github/..' WHERE id = :id", {"id": d.id(job.id)})
+    )
+    ann = browser(app)
+    page = await ann.get(f"/jobs/{job.id}")
+    assert "/account/?key=github%2F.." in page.links
+    page = await ann.get("/account/?key=github%2F..")
+    assert "github/.." in page.text
+    page = await ann.submit(page.form("/do/resource", "pause"), "pause", reason="odd")
+    assert "github/.. is paused." in page.text
+    assert (await app.resources.get("github/..")).paused_reason == "odd"
+
+
+@pytest.mark.parametrize("path", ["/jobs?created_after=soon", "/jobs?tag=x", "/jobs?finished_before=2030-01-31T12:00"])
+async def test_a_page_names_no_option_of_the_command_line(app, path):
+    page = await browser(app).get(path, 400)
+    assert "--" not in page.text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from datetime import date
 from enum import StrEnum
 
@@ -195,3 +198,28 @@ async def test_a_waiting_job_is_edited_by_fields(app):
     await app.worker().drain()
     page = await ann.client.get(f"/jobs/{job.id}/edit", follow_redirects=True)
     assert "It cannot be edited: it is over." in Page(page.text).text
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_a_number_that_is_none_is_refused_in_its_field(app, number):
+    wrong, page = await refused(app, **{"p.name": "Ada", "p.age": number})
+    assert set(wrong) == {"p.age"}
+    assert f"'{number}' is not a number" in page.text
+    form = (await browser(app).get("/enqueue?kind=contact.raw&resource=github/acct-1")).form("/do/enqueue")
+    answer = await browser(app).client.post(form.action, data={"payload": f'{{"n": {number}}}'}, headers=OURS)
+    assert answer.status_code in (403, 422)
+    assert await app.jobs.count() == 0
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "a\u200bb", "a\U000e0041b", "a\x9bb"])
+async def test_what_a_field_would_lose_is_edited_as_json(app, name):
+    """A field is a line of characters that one sees: saved unchanged, it must not change the rest."""
+    job = await app.enqueue(push, Contact(name=name, age=3), resource_key="github/acct-1")
+    answer = await browser(app).client.get(f"/jobs/{job.id}/edit")
+    (typed,) = re.findall(r"<textarea[^>]*>(.*?)</textarea>", answer.text, re.DOTALL)
+    payload = json.loads(html.unescape(typed))
+    assert payload == (await app.jobs.get(job.id)).payload
+    ann = browser(app)
+    form = (await ann.get(f"/jobs/{job.id}/edit")).form("/do/edit")
+    await ann.submit(form, None, payload=json.dumps(payload | {"age": 4}))
+    assert (await app.jobs.get(job.id)).payload == payload | {"age": 4}

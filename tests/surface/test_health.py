@@ -118,10 +118,33 @@ async def test_metrics_and_health_share_an_address(app):
         assert (await fetch(address, "/"))[0] == 404
 
 
+@pytest.mark.parametrize(("method", "body"), [("POST", b"x" * 100_000), ("DELETE", b""), ("BREW", b"")])
+async def test_another_method_is_refused_in_plain_text(app, method, body):
+    async with probed(app) as (_, _, address):
+        url = f"http://127.0.0.1:{address[1]}/readyz"
+        answer = await asyncio.to_thread(httpx.request, method, url, content=body)
+    assert (answer.status_code, answer.headers["allow"], answer.headers["connection"]) == (405, "GET, HEAD", "close")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.text == f"/livez, /readyz: GET or HEAD, not {method}\n"
+
+
+async def test_what_is_no_request_is_refused_in_plain_text(app):
+    async with probed(app) as (_, _, address):
+        reader, writer = await asyncio.open_connection("127.0.0.1", address[1])
+        writer.write(b"GET / HTTP/x.y\r\n\r\n")
+        answer = (await reader.read()).decode()
+        writer.close()
+        await writer.wait_closed()
+    assert answer.startswith("HTTP/1.1 400 ")
+    assert "Connection: close" in answer
+    assert answer.endswith("\r\n\r\nBad Request\n")
+
+
 def test_an_address_that_is_taken_is_a_sentence():
     first = Server(Address("127.0.0.1", 0), {})
     try:
-        with pytest.raises(SetupError, match=r"cannot listen on 127.0.0.1:\d+: Address already in use"):
+        reason = r"^cannot listen on 127.0.0.1:\d+: Address already in use; end what listens there, or say another"
+        with pytest.raises(SetupError, match=reason):
             Server(Address("127.0.0.1", first.address[1]), {})
     finally:
         first.close()

@@ -54,7 +54,8 @@ def _invariant(d: Mapping[str, Any], _count: int, _now: datetime) -> str:
     elif "workflows" in d:
         wrong = f"{counted(d['workflows'], 'workflow')} stood still and went on by repair"
     else:
-        wrong = f"the turns of {counted(d.get('turns', 1), 'resource')} with ready jobs were lost and repaired"
+        lost = counted(d.get("turns", 1), "resource")
+        wrong = f"{lost} with ready jobs fell out of the line for the workers, and went on by repair"
     return f"{wrong}. This is a bug: please report it"
 
 
@@ -162,7 +163,7 @@ _SHUT: Final[Mapping[str, str]] = {
 _OVER: Final[Mapping[str, str]] = {
     "new_error": "fails no more",
     "dead": "no more dead jobs",
-    "invariant": "no more lost turns",
+    "invariant": "nothing more had to be repaired",
     "stuck_workflow": "no more stuck workflows",
     "circuit_open": "its circuit is closed",
     "long_throttle": "its wait is over",

@@ -121,14 +121,22 @@ def brief(text: str | None, length: int = 160) -> str:
 # Text of strangers, made fit for rows, terminals and logs before it reaches any of them.
 #
 # PostgreSQL stores no NUL, and neither database stores a lone surrogate: a text that cannot be stored would hold up the
-# results of all jobs that are written in its batch. A terminal obeys escape sequences, and characters that turn the
-# direction of writing make a line read as another, so both are written as visible escapes.
+# results of all jobs that are written in its batch. A terminal obeys escape sequences, characters that turn the
+# direction of writing make a line read as another, and those that nobody sees make two names look alike, or carry text
+# for programs alone. All of them are written as visible escapes.
 
-# C0 but tab and line feed, DEL, C1; marks, embeddings, overrides and isolates of direction; line and paragraph
-# separators; the byte order mark; lone surrogates.
+# Unicode's Cc but tab and line feed, Cf, Cs, Zl, Zp and what else is Default_Ignorable_Code_Point; a test compares.
 _HIDDEN: Final = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5"
+    "\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
+# Of these, joiners and U+FE0F stay where a reader sees what they do: between Arabic or Indic letters, and in emoji.
+_JOINERS: Final = frozenset("\u200c\u200d\ufe0f")
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # what of them is ASCII, as most texts are
+_EMOJI: Final = re.compile("[\u203c\u2049\u2100-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]")
+_LETTER: Final = re.compile("[\u0620-\u06d5\u0900-\u0dff]")
+_ASTRAL: Final = 0x10000
 
 
 _NO_HEADER: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\xff]|^[ \t]|[ \t]$")
@@ -136,7 +144,8 @@ _NO_HEADER: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\xff]|^[ \t]|[ 
 
 def plain(text: str) -> str:
     """``text`` with an escape for each character that a database refuses or a terminal obeys; lines stay lines."""
-    return _HIDDEN.sub(_written, text.replace("\r\n", "\n")) if _HIDDEN.search(text) else text
+    hidden = _CONTROLS if text.isascii() else _HIDDEN
+    return hidden.sub(_written, text.replace("\r\n", "\n")) if hidden.search(text) else text
 
 
 def one_line(text: str) -> str:
@@ -151,9 +160,37 @@ def fits_header(value: str) -> bool:
 
 def in_json(text: str) -> str:
     """A JSON document with a JSON escape for each such character; its meaning stays the same."""
-    return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _HIDDEN.sub(_written_in_json, text)
 
 
 def _written(match: re.Match[str]) -> str:
+    if _is_read(match):
+        return match[0]
     number = ord(match[0])
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"  # noqa: PLR2004 - two digits
+    if number < 0x100:  # noqa: PLR2004 - two digits
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < _ASTRAL else f"\\U{number:08x}"
+
+
+def _written_in_json(match: re.Match[str]) -> str:
+    if _is_read(match):
+        return match[0]
+    number = ord(match[0])
+    if number < _ASTRAL:
+        return f"\\u{number:04x}"
+    high, low = divmod(number - _ASTRAL, 0x400)  # JSON writes it as a pair of surrogates
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+
+
+def _is_read(match: re.Match[str]) -> bool:
+    """Whether a reader sees what the character does to its neighbours."""
+    if match[0] not in _JOINERS:
+        return False
+    text, (start, end) = match.string, match.span()
+    before = text[start - 1 : start] if start else ""
+    if match[0] == "\ufe0f":
+        return _EMOJI.match(before) is not None
+    if before == "\ufe0f":  # of an emoji
+        before = text[start - 2 : start - 1] if start > 1 else ""
+    kind = _EMOJI if _EMOJI.match(before) else _LETTER if _LETTER.match(before) else None
+    return kind is not None and kind.match(text, end) is not None

@@ -3,6 +3,10 @@
 A job must be let through by its own key and by every ancestor. Keys have 1 to 4 segments of ``[A-Za-z0-9._:@+-]``;
 patterns (for policies and bulk actions) may use ``*`` and ``?`` inside a segment and never cross a slash, except that
 a trailing ``/**`` stands for everything below.
+
+No segment is ``.`` or ``..``: browsers and servers take these out of an address (RFC 3986, 5.2.4), so such a resource
+would have no page, and a request below its key another address. Rows of earlier versions may have them; `check_stored`
+takes these, so that they are shown, run and erased.
 """
 
 from __future__ import annotations
@@ -17,12 +21,29 @@ from resilient.core.base.errors import BadResourceKey
 MAX_SEGMENTS: Final = 4
 MAX_LENGTH: Final = 255
 _KEY: Final = re.compile(r"[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+){0,3}")
+_DOTS: Final = frozenset({".", ".."})
 _PATTERN: Final = re.compile(r"[A-Za-z0-9._:@+*?-]+(?:/[A-Za-z0-9._:@+*?-]+){0,4}")
 
 
 @lru_cache(maxsize=65536)
 def check(key: str) -> str:
-    """Return ``key`` if it is a resource key, else raise `BadResourceKey`."""
+    """Return ``key`` if it may be the key of something new, else raise `BadResourceKey`."""
+    if has_dots(check_stored(key)):
+        raise BadResourceKey(
+            f"{key!r} is not a resource key: no segment may be '.' or '..', which browsers and servers take out of an"
+            " address; give it another name, such as 'dot'"
+        )
+    return key
+
+
+def has_dots(key: str) -> bool:
+    """Whether a segment is ``.`` or ``..``."""
+    return not _DOTS.isdisjoint(key.split("/"))
+
+
+@lru_cache(maxsize=65536)
+def check_stored(key: str) -> str:
+    """Return ``key`` if rows may have it, else raise `BadResourceKey`: for what looks at them, runs or deletes them."""
     if not isinstance(key, str) or len(key) > MAX_LENGTH or not _KEY.fullmatch(key):
         raise BadResourceKey(
             f"{key!r} is not a resource key: use 1 to {MAX_SEGMENTS} segments of letters, digits and ._:@+- "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.resource_key import check
+from resilient.core.base.resource_key import check_stored
 from resilient.core.jobs.records import fields_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Erased:
 
 def checked(key: str) -> str:
     """``key``, if it names an account or something below one. Raises `BadResourceKey` or `InvalidInput`."""
-    root, _, below = check(key).partition("/")
+    root, _, below = check_stored(key).partition("/")
     if not below:
         raise InvalidInput(f"{key!r} is a provider, with all of its accounts: name one account, such as {key}/acct-7")
     if root in _ENGINES:

@@ -321,7 +321,7 @@ def line(path: Path, ahead: Count | None, now: datetime, *, stopped: bool) -> It
     elif ahead is not None:
         yield Reason("first", f"It is the next one of {key}.", key)
     if turn is None:
-        text = f"{key} has no turn: a worker claims there right now, or housekeeping repairs it in a minute."
+        text = f"{key} is not in line: a worker takes jobs of it right now, or housekeeping repairs it in a minute."
         yield Reason("no_turn", text, key)
     elif turn.parked_on is not None and not stopped and turn.recheck_at is not None:
         again = when(turn.recheck_at, now)

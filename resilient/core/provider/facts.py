@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, Snooze
 from resilient.core.base.hosts import Origins, host_pattern, is_private, origin_of, without_secrets
 from resilient.core.base.misfit import check_number, check_pattern, check_texts, check_word, explained_class
+from resilient.core.base.resource_key import has_dots
 from resilient.core.events.webhook import Webhook
 from resilient.core.gates.policy import Tenancy, tenancy_of
 from resilient.core.gates.rate_limit import Limit
@@ -256,10 +257,10 @@ class Provider:
     longest_window: float = field(init=False, repr=False, default=0.0)  # seconds; of its limits, budgets and quotas
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not _NAME.fullmatch(self.name) or has_dots(self.name):
             raise InvalidInput(
                 f"{self.name!r} cannot name a provider: as the first segment of resource keys it has letters,"
-                " digits and ._:@+- only, such as 'github'"
+                " digits and ._:@+- only, and is neither '.' nor '..', such as 'github'"
             )
         self._check_facts()
         if self.base_url and "{" not in self.base_url:

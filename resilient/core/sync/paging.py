@@ -24,6 +24,7 @@ from resilient.core.base.bounds import CURSOR
 from resilient.core.base.errors import InvalidInput, ResilientError
 from resilient.core.base.hosts import address, without_secrets
 from resilient.core.base.misfit import check_paths, check_word, explained_class
+from resilient.core.base.numbers import json_text
 from resilient.core.base.phrases import one_line
 
 if TYPE_CHECKING:
@@ -55,6 +56,15 @@ class PageRequest:
     method: str = "GET"
     body: Any = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=lambda: _NONE, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.body is not None:
+            try:
+                json_text(self.body)
+            except ValueError as error:
+                raise InvalidInput(f"the body of {self.method} {without_secrets(self.url)}: {error}") from None
+            except TypeError:  # the request says it, when it is sent
+                pass
 
     def on(self, base_url: str) -> Self:
         """The request with an absolute URL: a relative one goes below ``base_url``, also if it begins with a slash."""
@@ -102,7 +112,10 @@ class PageRequest:
     def with_body(self, path: str, value: Any) -> Self:
         """The request with one field of its JSON body set, or removed for None; ``path`` as ``variables.after``."""
         body = {} if self.body is None else self.body
-        return replace(self, body=_set(body, path.split("."), value, path))
+        try:
+            return replace(self, body=_set(body, path.split("."), value, path))
+        except InvalidInput as error:
+            raise PagingError(f"the next page cannot be asked for: {error}") from None
 
     def in_body(self, path: str) -> Any:
         """The value of one field of the body; None if it is not there."""

@@ -20,7 +20,7 @@ from resilient.core.base.frames import frameless_calls
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained_calls
 from resilient.core.base.phrases import fits_header, nearest
-from resilient.core.base.resource_key import check
+from resilient.core.base.resource_key import check, check_stored
 from resilient.core.jobs.records import plain
 from resilient.core.provider.placeholders import names_in
 from resilient.engine.accounts import seals
@@ -97,7 +97,7 @@ class Connections:
 
     async def get(self, key: str) -> ConnectionInfo:
         """One connection. Raises `ConnectionNotFound`."""
-        bound = await self._db.read(None, connections.find, check(key))
+        bound = await self._db.read(None, connections.find, check_stored(key))
         if bound is None:
             raise ConnectionNotFound(f"{key} has no connection: see `resilient connections list`")
         return info_of(bound)
@@ -203,7 +203,7 @@ class Connections:
     @audited("connections disconnect")
     async def disconnect(self, key: str) -> bool:
         """`revoke`, and revoke the token at the provider if it has an endpoint for that; returns whether it did."""
-        bound, accounts = await self._db.read(None, connections.find, check(key)), self._grants.accounts
+        bound, accounts = await self._db.read(None, connections.find, check_stored(key)), self._grants.accounts
         credentials = Credentials() if bound is None else accounts.decrypt(bound.grant)
         if bound is not None:
             seals.require(accounts.ring, bound, credentials)
@@ -225,7 +225,7 @@ class Connections:
 
     async def restored(self, key: str) -> None:
         """Let the jobs of an account go on whose grant died, and which has new credentials in the app's own table."""
-        await self._db.write(None, connections.open_if_shut, check(key), tokens.NOT_CONNECTED)
+        await self._db.write(None, connections.open_if_shut, check_stored(key), tokens.NOT_CONNECTED)
         bound = await self._db.read(None, connections.find, key)
         if bound is None:  # it was never used: its first job reads the app's table
             return self._grants.accounts.forget()

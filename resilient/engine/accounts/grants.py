@@ -48,7 +48,7 @@ from resilient.core.base.errors import (
 )
 from resilient.core.base.frames import frameless_calls
 from resilient.core.base.loggers import apart, logger
-from resilient.core.base.resource_key import check
+from resilient.core.base.resource_key import check_stored
 from resilient.core.jobs.backoff import spread_upwards
 from resilient.engine.accounts.access import Access, Account, Accounts, CredentialStore, SyncCredentialStore, in_threads
 from resilient.engine.accounts.fuse import Fuse
@@ -232,7 +232,7 @@ class Grants:
 
     async def required(self, key: str) -> Access:
         """`access` of the account of a resource. Raises `ResourceStopped`, `ConnectionNotFound`."""
-        access = await self.access(at_account(check(key)))
+        access = await self.access(at_account(check_stored(key)))
         if access is None:
             raise ConnectionNotFound(f"{key} has no connection: add one with app.connections.add")
         return access

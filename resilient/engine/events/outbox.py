@@ -26,6 +26,7 @@ from uuid_utils.compat import uuid7
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_calls
+from resilient.core.base.numbers import has_signs, lost_number
 from resilient.core.base.tracing import current
 from resilient.core.events.message import RESOURCE, Envelope, EventInfo, Replayed, numbered
 from resilient.core.events.message import destination as destination_of
@@ -87,9 +88,13 @@ class Event(BaseModel):
 def data_of(event: Event) -> str:
     """An event's data as JSON text; raises `BadPayload` if a value is not of its field's type."""
     try:
-        return event.model_dump_json(by_alias=True, warnings="error")
+        text = event.model_dump_json(by_alias=True, warnings="error")
     except (PydanticSerializationError, ValueError) as error:
         raise BadPayload(f"event {type(event).event_type!r} is not what its fields say: {error}") from None
+    problem = lost_number(event.model_dump(by_alias=True), text) if has_signs(text) else None
+    if problem is not None:
+        raise BadPayload(f"event {type(event).event_type!r} is not JSON: {problem}")
+    return text
 
 
 class _EventClass(NamedTuple):

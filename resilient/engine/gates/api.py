@@ -91,7 +91,7 @@ class Resources:
 
     async def get(self, key: str, *, session: CallersSession = None) -> ResourceInfo:
         """One resource; one that was never used stops nothing."""
-        return await self._db.read(session, resource_queries.get, resource_key.check(key))
+        return await self._db.read(session, resource_queries.get, resource_key.check_stored(key))
 
     async def list(
         self,
@@ -116,7 +116,7 @@ class Resources:
 
     async def why(self, key: str, *, session: CallersSession = None) -> Why:
         """Why the jobs of a resource are not running, and when they will."""
-        return await self._db.read(session, _why, self._ground.policies, resource_key.check(key))
+        return await self._db.read(session, _why, self._ground.policies, resource_key.check_stored(key))
 
     # -- trying ----------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Resources:
         if not ("*" in which or "?" in which):
             if narrowed := {"stopped_after", "stopped_before", "limit"} & bulk.keys():
                 raise InvalidInput(f"{min(narrowed)}= narrows a pattern; {which!r} is one key")
-            return _Selection([resource_key.check(which)])
+            return _Selection([resource_key.check_stored(which)])
         resource_key.check_pattern(which)
         most = bulk.get("limit")
         if most is not None and most < 1:

@@ -24,6 +24,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_class
+from resilient.core.base.numbers import has_signs, lost_number
 from resilient.core.jobs.backoff import Retry
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ def adapter_of(model: Any) -> TypeAdapter[Any]:
         ) from error
 
 
+def lost_in(adapter: TypeAdapter[Any], value: Any, text: str) -> str | None:
+    """What is wrong with the number that the JSON text of a value has lost (infinity, NaN); None: nothing."""
+    return lost_number(adapter.dump_python(value, warnings=False), text) if has_signs(text) else None
+
+
 @explained_class
 @dataclass(frozen=True, eq=False)
 class Kind(Generic[P]):
@@ -92,13 +98,17 @@ class Kind(Generic[P]):
         """Check a payload against the model and return it as JSON text; raises `BadPayload`."""
         try:
             checked = payload if self.model is None else self._adapter.validate_python(payload)
-            return self._adapter.dump_json(checked).decode()
+            text = self._adapter.dump_json(checked).decode()
+            problem = lost_in(self._adapter, checked, text)
         except ValidationError as error:
             raise BadPayload(
                 f"payload of {self.kind!r} does not fit its model: {self._misfit(payload, error)}"
             ) from None
         except ValueError as error:  # PydanticSerializationError: not JSON
             raise BadPayload(f"payload of {self.kind!r} is not JSON: {error}") from None
+        if problem is not None:
+            raise BadPayload(f"payload of {self.kind!r} is not JSON: {problem}")
+        return text
 
     def _misfit(self, payload: Any, error: ValidationError) -> str:
         """What is wrong with a payload; one of another class altogether is named, because its fields say little."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient.core.accounts.tokens import EMPTY
 from resilient.core.base.errors import InvalidInput, SetupError
-from resilient.core.base.resource_key import check
+from resilient.core.base.resource_key import check_stored
 from resilient.core.events import message as events
 from resilient.core.gates.policy import Tenancy
 from resilient.core.provider.facts import Provider
@@ -69,7 +69,7 @@ def tenancies_of(providers: Iterable[Provider]) -> dict[str, Tenancy]:
 
 def provider_of(providers: Mapping[str, Provider], key: str) -> Provider:
     """The provider of a resource. Raises `InvalidInput` if it is not listed."""
-    name = check(key).partition("/")[0]
+    name = check_stored(key).partition("/")[0]
     if (provider := providers.get(name)) is None:
         raise InvalidInput(f"{key}: no provider {name!r} is listed: Resilient(providers=[{name}.provider()])")
     return provider
@@ -77,7 +77,7 @@ def provider_of(providers: Mapping[str, Provider], key: str) -> Provider:
 
 def account_of(providers: Mapping[str, Provider], key: str) -> Provider:
     """The provider of an account's key. Raises `InvalidInput` for any other key."""
-    provider, parts = provider_of(providers, key), check(key).split("/")
+    provider, parts = provider_of(providers, key), check_stored(key).split("/")
     if len(parts) > _ACCOUNT:
         raise InvalidInput(f"{key}: credentials belong to an account: {'/'.join(parts[:2])}")
     if len(parts) < _ACCOUNT and not provider.single_account:

@@ -80,7 +80,7 @@ async def examine(
     else:
         findings.append(await asyncio.to_thread(_check_notify, database, listen_url))
     if outdated is not None:
-        remedy = "resilient db upgrade" if isinstance(outdated, SchemaOutdated) else "deploy what fits"
+        remedy = database.dialect.upgrade_with if isinstance(outdated, SchemaOutdated) else "deploy what fits"
         return [*findings, Finding("schema", "fail", str(outdated), remedy), *facts]
     if not database.is_sqlite and not database.dialect.generic_plans:
         message = (
@@ -194,7 +194,7 @@ def _check_settings(settings: dict[str, str]) -> Iterator[Finding]:
         yield Finding(
             "autovacuum",
             "fail",
-            "autovacuum is off: finished turns pile up and claiming gets slower and slower",
+            "autovacuum is off: dead rows pile up and claiming gets slower and slower",
             "set autovacuum = on and track_counts = on",
         )
     else:
@@ -374,11 +374,11 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
 
 def _check_turns(contents: Contents) -> Finding:
     if not contents.stranded:
-        return Finding("turns", "ok", "every resource with ready jobs has its turn")
+        return Finding("turns", "ok", "every resource with ready jobs is in line for the workers")
     return Finding(
         "turns",
         "fail",
-        f"{contents.stranded} resources have ready jobs and no turn",
+        f"{counted(contents.stranded, 'resource')} with ready jobs fell out of the line for the workers",
         "workers mend this within a minute; if it comes back, report it as a bug",
     )
 

@@ -59,7 +59,7 @@ def write(
     ``last``: the commit follows, so a look at what jobs wait for keeps nobody waiting; else staging does it.
     ``ended``: jobs whose lanes go on in this transaction too. Raises `SchemaOutdated` where there are no tables.
     """
-    with missing_tables_explained(c):
+    with missing_tables_explained(c, d):
         return _write(c, d, ordered, last=last, ended=ended)
 
 

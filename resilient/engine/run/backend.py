@@ -9,13 +9,13 @@ and refreshed where they are refused. Requests of threads come to the worker's e
 
 from __future__ import annotations
 
-import json
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from resilient.core.base.bounds import PROGRESS
 from resilient.core.base.errors import Failure, FailureKind, JobFailure, ResilientError, Scope, TransactionOpen
+from resilient.core.base.numbers import json_text
 from resilient.core.base.resource_key import check
 from resilient.core.jobs import marks
 from resilient.core.provider.facts import GENERIC
@@ -223,7 +223,7 @@ class HandlerBackend(Branch):
                 " one, so save it before that one begins"
             )
         try:
-            text = json.dumps(value)
+            text = json_text(value)
         except (TypeError, ValueError) as error:
             raise ResilientError(f"progress of job {execution.id} is not JSON: {error}") from None
         if len(text) > PROGRESS.value:
@@ -336,8 +336,14 @@ class JobHooks:
         if state.elected:
             execution.probes += state.elected
             execution.elected += state.elected
-        execution.require_running()  # it may have waited
-        execution.require_time()
+        try:  # it may have waited
+            execution.require_running()
+            execution.require_time()
+            if access is not None:  # what was looked at before may have ended meanwhile, or been replaced
+                access = await self._access(request)
+        except BaseException:
+            self._wire.gate.abandoned(state)
+            raise
         if access is None:
             return Permit(request, probing=bool(state.probing), state=state)
         carried = access.secret_headers, access.params

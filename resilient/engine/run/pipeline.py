@@ -60,6 +60,7 @@ from resilient.core.jobs.outcomes import (
 from resilient.core.jobs.states import TERMINAL
 from resilient.engine.ground.counts import OTHER
 from resilient.engine.ground.foreign import Ended, NoThread, tried
+from resilient.engine.ground.kinds import lost_in
 from resilient.engine.ground.sessions import to_the_end
 from resilient.engine.run import two_phase
 from resilient.engine.run.backend import HandlerBackend
@@ -314,10 +315,13 @@ def _keep(execution: Execution, result: Any) -> Outcome:
     """The result as JSON text."""
     try:
         document = _RESULT.dump_json(result)
+        problem = lost_in(_RESULT, result, document.decode()) if len(document) <= RESULT.value else None
     except BaseException as error:  # noqa: BLE001 - what a value of the program's own raises when it is read
         return _leave_out(execution, f"it is not JSON ({type(error).__name__}: {type(result).__name__})")
     if len(document) > RESULT.value:
         return _leave_out(execution, f"it has {len(document):,} bytes of JSON, and {RESULT.value:,} are kept at most")
+    if problem is not None:
+        return _leave_out(execution, f"it is not JSON: {problem}")
     text = document.decode()
     if "\\u0000" in text:  # PostgreSQL takes no NUL in a text
         text = _NUL.sub(r"\1\\ufffd", text)

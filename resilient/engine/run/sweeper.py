@@ -412,7 +412,7 @@ def _repair_workflows(c: Connection, d: Dialect, after: str) -> tuple[int, str]:
 
 
 _WRONG: Final = {
-    "turns": "resources had ready jobs and no turn",
+    "turns": "resources had ready jobs and had fallen out of the line for the workers",
     "lanes": "ordering keys stood still",
     "jobs": "jobs waited for others that were over",
     "workflows": "workflows stood still",

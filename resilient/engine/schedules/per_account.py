@@ -207,7 +207,7 @@ def _insert(c: Connection, d: Dialect, made: Sequence[NewJob]) -> set[Any]:
 
 def require(c: Connection, d: Dialect, name: str, account: str) -> None:
     """Raise `InvalidInput` for an account that the schedule does not have."""
-    if schedule_accounts.find(c, d, name, resource_key.check(account)) is None:
+    if schedule_accounts.find(c, d, name, resource_key.check_stored(account)) is None:
         raise InvalidInput(
             f"{account} is not among the accounts of schedule {name!r}: `resilient schedules show {name}` lists them;"
             " a new one is found within half a minute"

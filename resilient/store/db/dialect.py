@@ -63,6 +63,9 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
 }
 
 
+UPGRADE: Final = "resilient db upgrade"
+
+
 class Dialect:
     """How to talk to one database: its name, schema and clock."""
 
@@ -82,6 +85,7 @@ class Dialect:
         self.schema = schema
         self.clock = clock
         self.generic_plans = generic_plans
+        self.upgrade_with = UPGRADE  # what a person runs for the tables; Django has a command of its own
         self.is_postgresql = name == "postgresql"
         prefix = f'"{schema}".' if schema else ""
         self._words = {short: prefix + full for short, full in _TABLES.items()} | _WORDS[name]

@@ -96,7 +96,7 @@ def apply(c: Connection, d: Dialect, target: str = "head") -> list[str]:
             _refuse_newer(c, revision(c, d), scripts)
             return _run(c, d, lambda rev, _: scripts._upgrade_revs(target, rev))  # noqa: SLF001 - as alembic.command
     except DBAPIError as error:
-        raise _explained(c, error) or error from None
+        raise _explained(c, d, error) or error from None
 
 
 def revert(c: Connection, d: Dialect, target: str = "base") -> list[str]:
@@ -106,7 +106,7 @@ def revert(c: Connection, d: Dialect, target: str = "base") -> list[str]:
         with _alone(c, d):
             return _run(c, d, lambda rev, _: scripts._downgrade_revs(target, rev))  # noqa: SLF001 - as above
     except DBAPIError as error:
-        raise _explained(c, error) or error from None
+        raise _explained(c, d, error) or error from None
 
 
 def empty(c: Connection, d: Dialect) -> None:
@@ -132,12 +132,11 @@ def verify(c: Connection, d: Dialect) -> None:
         where = f" in schema {d.schema!r}" if d.schema else ""
         raise SchemaOutdated(
             f"the database {_address(c)} has no tables of resilient{where}:"
-            " run `resilient db upgrade`, or correct the address"
+            f" run `{d.upgrade_with}`, or correct the address"
         )
     if present != needed:
         raise SchemaOutdated(
-            f"the tables in {_address(c)} are at revision {present}, this code needs {needed}:"
-            " run `resilient db upgrade`"
+            f"the tables in {_address(c)} are at revision {present}, this code needs {needed}: run `{d.upgrade_with}`"
         )
 
 
@@ -232,13 +231,13 @@ def _supported(c: Connection, d: Dialect) -> None:
         raise SetupError(f"{name} {numbers} is too old: resilient needs {name} {least} or newer")
 
 
-def _explained(c: Connection, error: DBAPIError) -> SetupError | None:
+def _explained(c: Connection, d: Dialect, error: DBAPIError) -> SetupError | None:
     """The error with what a person can do about it; None if there is no advice."""
     state = getattr(error.orig, "sqlstate", None)
     if state == "55P03":
         return SetupError(
             f"the tables in {_address(c)} are in use by a long transaction, and nothing was changed:"
-            " run `resilient db upgrade` again when it has ended (`resilient doctor` names it)"
+            f" run `{d.upgrade_with}` again when it has ended (`resilient doctor` names it)"
         )
     if state == "42501":
         return SetupError(
@@ -249,7 +248,7 @@ def _explained(c: Connection, error: DBAPIError) -> SetupError | None:
 
 
 @contextmanager
-def missing_tables_explained(c: Connection) -> Iterator[None]:
+def missing_tables_explained(c: Connection, d: Dialect) -> Iterator[None]:
     """Explain missing tables in a caller's transaction, where no check came before."""
     try:
         yield
@@ -258,7 +257,7 @@ def missing_tables_explained(c: Connection) -> Iterator[None]:
         if not undefined:
             raise
         raise SchemaOutdated(
-            f"the database {_address(c)} has no tables of resilient: run `resilient db upgrade`, or call app.ready()"
+            f"the database {_address(c)} has no tables of resilient: run `{d.upgrade_with}`, or call app.ready()"
             " (app.ready_sync()) when the program starts"
         ) from None
 
@@ -268,7 +267,8 @@ def _existing(database: Database) -> None:
     path = database.file
     if path is not None and not path.exists():
         raise DatabaseUnreachable(
-            f"the database file {path} does not exist: `resilient db upgrade` creates it; or correct the address"
+            f"the database file {path} does not exist: `{database.dialect.upgrade_with}` creates it; or correct the"
+            " address"
         )
 
 

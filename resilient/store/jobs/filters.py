@@ -130,7 +130,7 @@ class JobFilter:
         for pattern in self.resource:
             resource_key.check_pattern(pattern)
         if self.within is not None:
-            resource_key.check(self.within)
+            resource_key.check_stored(self.within)
         for name in _MOMENTS:
             moment = getattr(self, name)
             if isinstance(moment, datetime) and moment.tzinfo is None:

@@ -23,6 +23,7 @@ from resilient.core.base.errors import ConsentRefused, InvalidInput, SetupError
 from resilient.core.base.resource_key import check
 from resilient.core.provider.placeholders import names_in
 from resilient.surface.cli.connections import pair, say_connected, secret
+from resilient.surface.cli.exits import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -313,7 +314,7 @@ async def _through_browser(
             return await _finished(app, back, parameters)
     except OSError as error:
         raise SetupError(
-            f"port {place.port} of {place.host} cannot be listened on ({error.strerror}): end what listens there, or"
+            f"port {place.port} of {place.host} cannot be listened on ({reason_of(error)}): end what listens there, or"
             " register and say another --port"
         ) from None
     finally:

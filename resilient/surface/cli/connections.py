@@ -252,7 +252,8 @@ def newsecret(ctx: typer.Context) -> None:
         run.out.json({"key": key})
         return
     run.out.result(key)
-    run.out.remark(f"Put it in front of {VARIABLE} in every process, then: resilient secrets rotate")
+    run.out.remark(f"The first key: set {VARIABLE} to it in every process (or give it as Resilient(secrets=[...])).")
+    run.out.remark("A later one: put it in front of the others, with a comma between, then: resilient secrets rotate")
 
 
 @secrets.command("rotate")

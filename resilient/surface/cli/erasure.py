@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from resilient.core.base.phrases import in_json
+from resilient.core.base.phrases import counted, in_json
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.jobs import DryRun, Yes
 from resilient.surface.cli.jobs import span as span_of
@@ -54,8 +54,19 @@ def _say(run: Context, erased: Erased) -> None:
         run.out.say(f"{'Would delete' if erased.dry_run or not erased.total else 'Deleted'} {_counts(erased)}.")
 
 
+_ROWS: Final = {  # tables whose name and an s is not what one calls their rows
+    "authorization": ("begun consent",),
+    "dependency": ("dependency", "dependencies"),
+    "inbox_key": ("message of the inbox", "messages of the inbox"),
+    "order": ("ordering key",),
+    "schedule_account": ("account of a schedule", "accounts of schedules"),
+    "turn": ("place in line", "places in line"),
+}
+
+
 def _counts(erased: Erased) -> str:
-    return ", ".join(f"{number:,} {table.replace('_', ' ')}" for table, number in erased.rows.items()) or "nothing"
+    parts = [counted(number, *_ROWS.get(table, (table.replace("_", " "),))) for table, number in erased.rows.items()]
+    return ", ".join(parts) or "nothing"
 
 
 def export(ctx: typer.Context, key: Account) -> None:

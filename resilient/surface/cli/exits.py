@@ -11,6 +11,7 @@ A line names what was wrong and what to do; it never contains a password.
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -127,6 +128,12 @@ def status_of(error: BaseException) -> int:
     if isinstance(error, (InvalidInput, SetupError)):
         return USAGE
     return FAILED
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says of an error, alone: Python's own text names the address a second time."""
+    text = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error.strerror or error)
+    return text.partition(" (while ")[0]
 
 
 def line_of(error: BaseException) -> str:

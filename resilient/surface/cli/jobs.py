@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import re
 import sys
 from datetime import datetime, timedelta
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 import typer
 
 from resilient.core.base.errors import FailureKind, InvalidInput, NaiveDatetime
+from resilient.core.base.numbers import json_value
 from resilient.core.base.phrases import counted
 from resilient.core.gates.rate_limit import seconds
 from resilient.surface.cli import output
@@ -137,17 +137,22 @@ _ESCAPED: Final = re.compile(r"\\+none")
 _SPELT: Final = {"created_after": "--created-after/--since"}
 
 
-def criteria_of(options: dict[str, Any]) -> Criteria:
-    """Options as `JobFilter` criteria, without those that are absent."""
+def _spelt(name: str) -> str:
+    """An option as it is typed."""
+    return _SPELT.get(name, "--" + name.replace("_", "-"))
+
+
+def criteria_of(options: dict[str, Any], spelt: Callable[[str], str] = _spelt) -> Criteria:
+    """Options as `JobFilter` criteria, without those that are absent; ``spelt``: what messages call an option."""
     criteria = {name: value for name, value in options.items() if value}
     for name in ("error_kind", "error_code"):
         if name in criteria:
             criteria[name] = [word_or_none(text) for text in criteria[name]]
     if "tag" in criteria:
-        criteria["tags"] = tags_of(criteria.pop("tag"))
+        criteria["tags"] = tags_of(criteria.pop("tag"), spelt("tag"))
     for name, value in criteria.items():
         if name.endswith(("_after", "_before")):
-            criteria[name] = moment(_SPELT.get(name, "--" + name.replace("_", "-")), value)
+            criteria[name] = moment(spelt(name), value)
     return cast("Criteria", criteria)
 
 
@@ -161,13 +166,13 @@ def text_of(word: str | None) -> str:
     return _NONE if word is None else f"\\{word}" if word == _NONE or _ESCAPED.fullmatch(word) else word
 
 
-def tags_of(pairs: list[str]) -> dict[str, str]:
+def tags_of(pairs: list[str], option: str = "--tag") -> dict[str, str]:
     """``name=value`` options as a mapping."""
     tags = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise InvalidInput(f"--tag {pair!r}: write name=value")
+            raise InvalidInput(f"{option} {pair!r}: write name=value")
         tags[name] = value
     return tags
 
@@ -511,7 +516,7 @@ def read_json(text: str) -> Any:
         except OSError as error:
             raise InvalidInput(f"cannot read {text[1:]}: {error.strerror}") from None
     try:
-        return json.loads(text)
+        return json_value(text)
     except ValueError as error:
         raise InvalidInput(f"the payload is not JSON ({error}); text needs quotes: '\"text\"'") from None
 

@@ -12,7 +12,7 @@ import typer
 
 from resilient.core.alerts.words import begun
 from resilient.core.base.bounds import bounds
-from resilient.core.base.errors import InvalidInput
+from resilient.core.base.errors import DatabaseUnreachable, InvalidInput, SetupError
 from resilient.core.base.phrases import brief, counted, learnt_limit, rough, when
 from resilient.surface.cli import logs, output, settings
 from resilient.surface.cli.exits import FAILED
@@ -62,6 +62,10 @@ def dashboard(
         sys.stdout.flush()  # it may be a pipe
 
     with logs.last_words(log):
+        try:
+            run.app.ready_sync()
+        except (DatabaseUnreachable, SetupError) as error:  # the pages say so too, and work once it is mended
+            run.out.remark(f"warning: {error}")
         serve(run.app, port, say, read_only=read_only)
 
 
@@ -83,7 +87,9 @@ def audit(
         run.out.json({"changes": [one.to_json() for one in rows], "next": rows[-1].id if len(rows) == limit else None})
         return
     if not rows:
-        run.out.say("Nothing was changed by hand.")
+        filters = {"by": who, "of": subject, "before": after}
+        which = " ".join(f"{word} {value!r}" for word, value in filters.items() if value)
+        run.out.say(f"No change {which} is noted." if which else "Nothing was changed by hand.")
         return
     now = run.now
     run.out.table(("WHEN", "WHO", "WHAT", "OF"), [_audit_row(one, now) for one in rows], folds=(3,))
@@ -299,10 +305,10 @@ def prune(
 
 def _pruned(pruned: Pruned) -> str:
     names = {
-        "attempts": "old executions", "resources": "idle resources", "events": "published events",
-        "inbox": "messages of the inbox",
+        "attempts": ("old execution",), "resources": ("idle resource",), "events": ("published event",),
+        "inbox": ("message of the inbox", "messages of the inbox"),
     }  # fmt: skip
-    parts = [f"{number:,} {names.get(name, name + ' jobs')}" for name, number in pruned.to_json().items() if number]
+    parts = [counted(n, *names.get(name, (f"{name} job",))) for name, n in pruned.to_json().items() if n]
     return ", ".join(parts) or "nothing"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from resilient.core.base.phrases import counted, error_line
+from resilient.core.base.phrases import counted, error_line, in_json
 from resilient.core.events.message import RESOURCE
 from resilient.surface.cli import output
 from resilient.surface.cli.exits import FAILED, NotFound
@@ -79,7 +79,7 @@ def show(ctx: typer.Context, event_id: Annotated[str, typer.Argument(metavar="EV
     attributes = {name: value for name, value in event[0].event.items() if name != "data"}
     run.out.fields([(name, value) for name, value in attributes.items() if name != "sequence"])
     run.out.heading("Data")
-    run.out.say(json.dumps(event[0].event.get("data"), ensure_ascii=False, indent=2))
+    run.out.say(in_json(json.dumps(event[0].event.get("data"), ensure_ascii=False, indent=2)))
     run.out.heading("Destinations")
     now = run.now
     rows = [

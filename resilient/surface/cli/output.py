@@ -364,5 +364,5 @@ _GATE = {"breaker": "circuit", "pause": "paused"}
 def _compact(value: Any) -> str:
     if value is None:
         return ""
-    text = json.dumps(value, ensure_ascii=False)
+    text = in_json(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= 2_000 else text[:2_000] + f"… ({len(text):,} characters; --json shows all)"  # noqa: PLR2004

@@ -19,6 +19,7 @@ from resilient.core.base.budgets import Fields, budgets
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, ResourceStopped
 from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.hosts import address
+from resilient.core.base.numbers import json_text
 from resilient.core.base.phrases import one_line, plain
 from resilient.core.provider.classify import classify
 from resilient.core.provider.facts import Part, PartAnswer
@@ -239,7 +240,7 @@ class Envelope:
             for number, part in enumerate(self._parts):
                 target = f"{self._base}/{part.url.lstrip('/')}"
                 split = address(target)
-                body = None if part.body is None else json.dumps(part.body).encode()
+                body = None if part.body is None else _body_of(part, number)
                 request = self._request_log.facts(
                     part.method.upper(), Target(target, *split), httpx.Headers(part.headers), body, {}
                 )
@@ -327,6 +328,14 @@ class Envelope:
             self._request_log.give_up(permit.request)
         if permit.request.is_forgettable and is_concluded(permit, failure, unsent=False):
             self._request_log.hooks.clear(permit, took_effect=failure is None)
+
+
+def _body_of(part: Part, number: int) -> bytes:
+    """A part's body as JSON. Raises `InvalidInput`."""
+    try:
+        return json_text(part.body).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"the body of part {number} ({part.method} {part.url}) is not JSON: {error}") from None
 
 
 def endpoint(request_log: RequestLog) -> BatchEndpoint:

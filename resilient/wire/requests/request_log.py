@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput
 from resilient.core.base.exchange import IDEMPOTENT, RequestFacts
 from resilient.core.base.frames import Hidden
-from resilient.core.base.resource_key import check
+from resilient.core.base.resource_key import check_stored
 from resilient.core.base.tracing import OFF, Tracing
 from resilient.core.provider.facts import GENERIC, Provider
 from resilient.core.provider.placeholders import names_in
@@ -267,7 +267,7 @@ class RequestLog:
         if self.provider.route is not None and request.gated:
             suffix, changes["cost"] = self.provider.route(request)
             if suffix and not request.key.endswith("/" + suffix):
-                changes["key"] = check(f"{self._account}/{suffix}")
+                changes["key"] = check_stored(f"{self._account}/{suffix}")
         if cost is not None:
             changes["cost"] = cost
         return changes

@@ -95,7 +95,7 @@ def quoted(word: str) -> str:
 
 async def account(visit: Visit) -> Response:
     """One resource, and its ancestors."""
-    key = resource_key.check(visit.request.path_params["key"])
+    key = resource_key.check_stored(visit.name("key"))
     app = visit.app
     path, moment = await visit.read(path_of, key, app.policies.for_key)
     why = await app.resources.why(key)
@@ -167,7 +167,7 @@ def reconnect_of(visit: Visit, connection: ConnectionInfo | None) -> str | None:
 async def change_one(visit: Visit) -> Response:
     """Change one resource without asking back."""
     form = visit.form
-    key, verb = resource_key.check(form.get("key", "")), _verb(form)
+    key, verb = resource_key.check_stored(form.get("key", "")), _verb(form)
     options = _options(verb, form)
     async with visit.audited(f"resources {verb}", key, form.get("reason")) as outcome:
         changed: Changed = await getattr(visit.app.resources, verb)(key, **options)

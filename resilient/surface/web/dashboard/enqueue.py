@@ -55,6 +55,7 @@ async def enqueue(visit: Visit) -> Response:
         payload = info.payload if visit.operator.may("payloads") else None
     form, options = _form(visit, name, raw=query.get("raw") == "1"), _options(is_new=True)
     if payload is not None:
+        form = form if form.fits(payload) else _form(visit, name, raw=True)
         form.fill_payload(payload)
     return _page(visit, name, key, form, options, stored=payload is None)
 
@@ -170,6 +171,7 @@ async def edit(visit: Visit) -> Response:
         return visit.back(visit.url(f"/jobs/{info.id}"), f"It cannot be edited: {reason}.", bad=True)
     form, options = _form(visit, info.kind, raw=visit.query.get("raw") == "1"), _options(is_new=False)
     if visit.operator.may("payloads"):
+        form = form if info.payload is None or form.fits(info.payload) else _form(visit, info.kind, raw=True)
         form.fill_payload(info.payload)
     return _edit_page(visit, info, form, options)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import PydanticUserError, ValidationError
 
+from resilient.core.base.numbers import json_value
+from resilient.core.base.phrases import in_json, plain
 from resilient.engine.ground.kinds import adapter_of
 
 if TYPE_CHECKING:
@@ -72,6 +74,16 @@ class PayloadForm:
             return
         self.fields = [replace(one, value=_value_of(one, payload)) for one in self.fields]
 
+    def fits(self, payload: Any) -> bool:
+        """Whether the fields give a payload back as it is: a line of text loses line breaks and hidden characters."""
+        if self.is_raw:
+            return True
+        ways = {one.name.removeprefix(PREFIX): one.way for one in self.fields}
+        return isinstance(payload, dict) and all(
+            name in ways and (ways[name] not in ("text", "secret") or _is_line(value))
+            for name, value in payload.items()
+        )
+
     def refuse(self, name: str, message: str) -> None:
         """Write an error beside its field; one without a field stands above them all."""
         if name not in {one.name for one in self.fields}:
@@ -116,7 +128,7 @@ class PayloadForm:
 
     def _parsed(self, one: Field, text: str) -> Any:
         try:
-            return json.loads(text)
+            return json_value(text)
         except (ValueError, RecursionError) as error:
             if one.way == "number":
                 self.refuse(one.name, f"{text.strip()[:40]!r} is not a number")
@@ -193,7 +205,11 @@ def _way(schema: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
 def _text(value: Any) -> str:
     """A value as JSON text; nothing for none."""
     indent = 2 if isinstance(value, dict | list) else None
-    return "" if value is None else json.dumps(value, ensure_ascii=False, indent=indent)
+    return "" if value is None else in_json(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def _is_line(value: Any) -> bool:
+    return not isinstance(value, str) or (plain(value) == value and "\n" not in value)
 
 
 def _value_of(one: Field, payload: Mapping[str, Any]) -> str:

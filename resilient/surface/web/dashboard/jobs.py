@@ -65,7 +65,7 @@ def criteria(filters: Mapping[str, str]) -> Any:
     values: dict[str, Any] = {name: words_of(value) if name in _LISTS else value for name, value in filters.items()}
     if "struggling" in values:
         values["struggling"] = True
-    return criteria_of(values)
+    return criteria_of(values, lambda name: name.replace("_", " "))
 
 
 def command(verb: str, filters: Mapping[str, str]) -> str:

@@ -55,7 +55,7 @@ async def schedules(visit: Visit) -> Response:
 
 async def schedule(visit: Visit) -> Response:
     """One schedule with its latest jobs, and the accounts it is for."""
-    name = visit.request.path_params["name"]
+    name = visit.name("name")
     info = next((one for one in await visit.app.schedules.list() if one.name == name), None)
     if info is None:
         raise HTTPException(404, f"there is no schedule {name!r}")
@@ -158,7 +158,7 @@ async def change_workflow(visit: Visit) -> Response:
 async def change_stream(visit: Visit) -> Response:
     """Let the next pass of one stream of one resource be a full one; without ``part`` that of its part ""."""
     form = visit.form
-    stream, key, part = form.get("stream", ""), resource_key.check(form.get("key", "")), form.get("part", "")
+    stream, key, part = form.get("stream", ""), resource_key.check_stored(form.get("key", "")), form.get("part", "")
     async with visit.audited("sync reset", " ".join(one for one in (stream, key, part) if one)) as outcome:
         reason = f"reset by {visit.operator.name}"
         number = await visit.app.streams.reset(stream, key, part=part, reason=reason)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
 from resilient.core.base.errors import InvalidInput, MissingExtra
+from resilient.core.base.resource_key import has_dots
 from resilient.surface.web.dashboard import words
 from resilient.surface.web.dashboard.charts import GROUPS
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 HERE: Final = Path(__file__).parent
 FORM_BYTES: Final = 1024 * 1024  # room for a payload of 256 KiB, percent-encoded
+_NAMED: Final = {"/account/": "key", "/schedules/": "name"}  # pages about what has a name; its parameter
 _TEXT: Final = 2_000  # characters of a note
 
 
@@ -71,10 +73,20 @@ class Visit:
     # -- addresses ---------------------------------------------------------------------------------------------
 
     def url(self, path: str, **query: Any) -> str:
-        """An address of this dashboard; values that are None or empty are left out."""
+        """An address of this dashboard; values that are None or empty are left out.
+
+        The name of an account or a schedule is the rest of the path, or the query's if a browser would read it as "up".
+        """
+        for page, name in _NAMED.items():
+            if path.startswith(page) and has_dots(path.removeprefix(page)):
+                path, query = page, {name: path.removeprefix(page), **query}
         base = self.request.scope.get("root_path", "").rstrip("/") + path
         values = {name: value for name, value in query.items() if value not in (None, "", [], ())}
         return quote(base, safe="/%:@+-._~") + (f"?{urlencode(values, doseq=True)}" if values else "")
+
+    def name(self, field: str) -> str:
+        """What this page is about: the rest of its address, or a parameter of it; see `url`."""
+        return str(self.request.path_params[field] or self.query.get(field, ""))
 
     def seg(self, value: object) -> str:
         """A value as one segment of an address."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
-from resilient.core.base.phrases import brief, counted, error_line, plain, rough, span
+from resilient.core.base.phrases import brief, counted, error_line, in_json, plain, rough, span
 from resilient.core.jobs.records import plain as as_json
 from resilient.surface.cli.jobs import text_of
 
@@ -88,7 +88,7 @@ def gate(name: str | None, code: str | None = None) -> Markup:
 def document(value: Any) -> str:
     """A payload or a result as indented JSON, cut after `_LONGEST` characters."""
     text = json.dumps(as_json(value), indent=2, ensure_ascii=False, default=str)
-    return plain(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…\n({len(text):,} characters)")
+    return in_json(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…\n({len(text):,} characters)")
 
 
 def error(job: Any) -> str:

@@ -1,0 +1,103 @@
+"""Numbers that JSON has no word for: infinity and NaN.
+
+Python's `json` writes them as words that PostgreSQL and other readers refuse, and reads them; pydantic writes ``null``,
+which is another value. So whatever the engine writes or a person types is refused for them, by the place of the number
+(``lines.0.price``). What a provider answers may hold them: it is not ours to refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REMEDY: Final = "JSON has no infinity and no NaN: leave it out, or send null or a text"
+_SIGNS: Final = ("null", "NaN", "Infinity", '"None"')  # what serializers write for such a number; None: as a key
+
+
+def json_text(value: Any) -> str:
+    """JSON text of a value. Raises `ValueError` with the place of an infinite number or NaN, and `TypeError`."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        if not str(error).startswith("Out of range"):  # a circle, which has no end to look for
+            raise
+        for place, number in _not_finite(value, ()):
+            raise ValueError(_sentence(place, number)) from None
+        raise
+
+
+def json_value(text: str | bytes) -> Any:
+    """The value of JSON text. Raises `ValueError` for what is no JSON, ``NaN`` and ``1e999`` too."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def has_signs(text: str) -> bool:
+    """Whether a serializer's text may have lost such a number: only then is `lost_number` worth its time."""
+    return any(sign in text for sign in _SIGNS)
+
+
+def lost_number(value: Any, text: str) -> str | None:
+    """What is wrong with JSON text that holds no number where ``value`` has infinity or NaN; None: nothing.
+
+    ``value`` is what a serializer was given, as dicts, lists and plain values; a model may well write such a number as
+    text.
+    """
+    if next(_not_finite(value, ()), None) is None:
+        return None
+    first = next(_lost(value, json.loads(text, object_pairs_hook=_Pairs), ()), None)
+    return None if first is None else _sentence(*first)
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object of a JSON text: its names and values as they stand there, one name twice too."""
+
+
+def _not_finite(value: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], float]]:
+    value = value.value if isinstance(value, Enum) else value
+    if isinstance(value, float):
+        if not isfinite(value):
+            yield place, value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            if isinstance(key, float) and not isfinite(key):
+                yield (*place, "a key"), key
+            yield from _not_finite(one, (*place, key))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for number, one in enumerate(value):
+            yield from _not_finite(one, (*place, number))
+
+
+def _lost(value: Any, doc: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], float]]:
+    """Like `_not_finite`, but for what the text has otherwise: as text, or left out."""
+    value = value.value if isinstance(value, Enum) else value
+    if isinstance(value, float):
+        if not isfinite(value) and (doc is None or isinstance(doc, float)):
+            yield place, value
+    elif isinstance(value, dict) and isinstance(doc, _Pairs) and len(value) == len(doc):
+        for (key, one), (name, written) in zip(value.items(), doc, strict=True):
+            if isinstance(key, float) and not isfinite(key) and name == "None":
+                yield (*place, "a key"), key
+            yield from _lost(one, written, (*place, key))
+    elif isinstance(value, (list, tuple, set, frozenset)) and isinstance(doc, list) and len(value) == len(doc):
+        for number, (one, written) in enumerate(zip(value, doc, strict=True)):
+            yield from _lost(one, written, (*place, number))
+
+
+def _sentence(place: tuple[object, ...], number: float) -> str:
+    return f"{'.'.join(map(str, place)) or 'the value'} is {number}; {REMEDY}"
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no number; {REMEDY}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text[:40]} is larger than any number here; send a text")
+    return number

@@ -1,0 +1,112 @@
+"""Infinity and NaN, which JSON has no word for."""
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from resilient.core.base.errors import BadPayload, InvalidInput
+from resilient.core.base.numbers import json_text, json_value
+from resilient.core.sync.paging import PageRequest, PagingError
+from resilient.engine.ground.kinds import Kind
+
+INF, NAN = float("inf"), float("nan")
+
+
+class Price(BaseModel):
+    amount: float | None = None
+    lines: list[float] = []
+
+
+class AsText(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+    amount: float | None = None
+
+
+class AsWord(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    amount: float
+
+
+class Pair(NamedTuple):
+    x: float
+    y: Any = None
+
+
+@dataclass
+class Point:
+    x: Any
+
+
+class Size(Enum):
+    ENDLESS = INF
+
+
+@pytest.mark.parametrize(
+    ("model", "payload", "place"),
+    [
+        (None, INF, "the value is inf"),
+        (None, {"a": [1, {"b": -INF}]}, "a.1.b is -inf"),
+        (None, {"a": None, "b": (NAN,)}, "b.0 is nan"),
+        (None, {INF: 1}, "a key is inf"),
+        (None, {"a": Pair(1.0, Point(NAN))}, "a.1.x is nan"),
+        (None, {"a": Size.ENDLESS}, "a is inf"),
+        (None, {"a": Price(amount=INF)}, "a.amount is inf"),
+        (Price, Price(amount=NAN), "amount is nan"),
+        (Price, {"lines": [1.0, INF]}, "lines.1 is inf"),
+        (list[float], [0.5, INF], "1 is inf"),
+        (AsWord, AsWord(amount=INF), "amount is inf"),
+    ],
+)
+def test_a_payload_with_a_number_that_json_lacks_is_refused_by_its_place(model, payload, place):
+    with pytest.raises(
+        BadPayload, match=r"payload of 'price' is not JSON: .*JSON has no infinity and no NaN"
+    ) as caught:
+        Kind("price", model).encode(payload)
+    assert place in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "payload", "text"),
+    [
+        (None, {"a": None, "b": "null NaN Infinity"}, '{"a":null,"b":"null NaN Infinity"}'),
+        (Price, Price(), '{"amount":null,"lines":[]}'),
+        (AsText, AsText(amount=INF), '{"amount":"Infinity"}'),
+        (None, {"a": None, "b": 1e308}, '{"a":null,"b":1e308}'),
+    ],
+)
+def test_what_json_can_say_is_taken(model, payload, text):
+    assert json.loads(Kind("price", model).encode(payload)) == json.loads(text)
+
+
+def test_a_model_that_writes_it_as_text_reads_it_back():
+    kind = Kind("price", AsText)
+    assert kind.decode(kind.encode(AsText(amount=INF)), 1).amount == INF
+    assert TypeAdapter(AsText).validate_json(kind.encode(AsText())).amount is None
+
+
+def test_json_text_names_the_place():
+    with pytest.raises(ValueError, match=r"^done\.1 is nan; JSON has no infinity"):
+        json_text({"done": [1, NAN]})
+    with pytest.raises(ValueError, match="Circular"):
+        json_text((circle := []).append(circle) or circle)
+    with pytest.raises(TypeError):
+        json_text({"a": object()})
+    assert json_text({"a": [1.5, None]}) == '{"a": [1.5, null]}'
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", '{"a": -Infinity}', "1e999", '{"a": [-1e400]}'])
+def test_what_is_typed_as_such_a_number_is_no_json(text):
+    with pytest.raises(ValueError, match=r"is no number|is larger than any number"):
+        json_value(text)
+    assert json_value('{"a": "NaN", "b": 1e30}') == {"a": "NaN", "b": 1e30}
+
+
+def test_a_page_request_has_a_body_that_can_be_stored():
+    with pytest.raises(InvalidInput, match=r"the body of POST https://x/y: variables\.n is inf"):
+        PageRequest("https://x/y", "POST", {"variables": {"n": INF}})
+    with pytest.raises(PagingError, match=r"the next page cannot be asked for: .* after is nan"):
+        PageRequest("https://x/y", "POST", {}).with_body("after", NAN)
