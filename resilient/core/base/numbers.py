@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REMEDY: Final = "JSON has no infinity and no NaN: leave it out, or send null or a text"
-_SIGNS: Final = ("null", "NaN", "Infinity", '"None"')  # what serializers write for such a number; None: as a key
+SIGNS: Final = ("null", "NaN", "Infinity", '"None"')  # what serializers write for such a number; None: as a key
 
 
 def json_text(value: Any) -> str:
@@ -34,11 +34,6 @@ def json_text(value: Any) -> str:
 def json_value(text: str | bytes) -> Any:
     """The value of JSON text. Raises `ValueError` for what is no JSON, ``NaN`` and ``1e999`` too."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def has_signs(text: str) -> bool:
-    """Whether a serializer's text may have lost such a number: only then is `lost_number` worth its time."""
-    return any(sign in text for sign in _SIGNS)
 
 
 def lost_number(value: Any, text: str) -> str | None:

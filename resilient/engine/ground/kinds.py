@@ -24,7 +24,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import has_signs, lost_number
+from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.jobs.backoff import Retry
 
 if TYPE_CHECKING:
@@ -66,9 +66,12 @@ def adapter_of(model: Any) -> TypeAdapter[Any]:
         ) from error
 
 
-def lost_in(adapter: TypeAdapter[Any], value: Any, text: str) -> str | None:
-    """What is wrong with the number that the JSON text of a value has lost (infinity, NaN); None: nothing."""
-    return lost_number(adapter.dump_python(value, warnings=False), text) if has_signs(text) else None
+def lost_in(text: str, plain: Callable[[], Any]) -> str | None:
+    """What is wrong with the number that JSON text has lost (infinity, NaN); None: nothing.
+
+    ``plain`` gives what was serialized, as dicts, lists and plain values.
+    """
+    return lost_number(plain(), text) if any(sign in text for sign in SIGNS) else None
 
 
 @explained_class
@@ -99,7 +102,7 @@ class Kind(Generic[P]):
         try:
             checked = payload if self.model is None else self._adapter.validate_python(payload)
             text = self._adapter.dump_json(checked).decode()
-            problem = lost_in(self._adapter, checked, text)
+            problem = lost_in(text, lambda: self._adapter.dump_python(checked, warnings=False))
         except ValidationError as error:
             raise BadPayload(
                 f"payload of {self.kind!r} does not fit its model: {self._misfit(payload, error)}"

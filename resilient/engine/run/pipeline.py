@@ -315,7 +315,8 @@ def _keep(execution: Execution, result: Any) -> Outcome:
     """The result as JSON text."""
     try:
         document = _RESULT.dump_json(result)
-        problem = lost_in(_RESULT, result, document.decode()) if len(document) <= RESULT.value else None
+        is_kept = len(document) <= RESULT.value
+        problem = lost_in(document.decode(), lambda: _RESULT.dump_python(result)) if is_kept else None
     except BaseException as error:  # noqa: BLE001 - what a value of the program's own raises when it is read
         return _leave_out(execution, f"it is not JSON ({type(error).__name__}: {type(result).__name__})")
     if len(document) > RESULT.value:
