@@ -81,6 +81,7 @@ async def working(file, *, beside=BESIDE, **options):
     sys.setprofile(trace)
     try:
         app = Resilient(f"sqlite:///{file}", **options)
+        await app.ready()
         worker = app.worker(concurrency=4)
         task = asyncio.create_task(worker.run(signals=False))
         yield app, trace

@@ -26,13 +26,13 @@ from uuid_utils.compat import uuid7
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_calls
+from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.base.tracing import current
 from resilient.core.events.message import RESOURCE, Envelope, EventInfo, Replayed, numbered
 from resilient.core.events.message import destination as destination_of
 from resilient.engine.ground import sessions
 from resilient.engine.ground.audited import audited
 from resilient.engine.ground.encoder import JobRequest, checked_name, with_trace
-from resilient.engine.ground.kinds import lost_in
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
 from resilient.engine.jobs.queue import write, write_back
@@ -91,7 +91,8 @@ def data_of(event: Event) -> str:
         text = event.model_dump_json(by_alias=True, warnings="error")
     except (PydanticSerializationError, ValueError) as error:
         raise BadPayload(f"event {type(event).event_type!r} is not what its fields say: {error}") from None
-    if (problem := lost_in(text, lambda: event.model_dump(by_alias=True))) is not None:
+    may_have_lost = any(sign in text for sign in SIGNS)
+    if may_have_lost and (problem := lost_number(event.model_dump(by_alias=True), text)) is not None:
         raise BadPayload(f"event {type(event).event_type!r} is not JSON: {problem}")
     return text
 

@@ -102,6 +102,8 @@ class Kind(Generic[P]):
         try:
             checked = payload if self.model is None else self._adapter.validate_python(payload)
             text = self._adapter.dump_json(checked).decode()
+            if checked is None or isinstance(checked, str):
+                return text
             problem = lost_in(text, lambda: self._adapter.dump_python(checked, warnings=False))
         except ValidationError as error:
             raise BadPayload(
