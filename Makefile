@@ -7,6 +7,8 @@
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
+# Tests start hundreds of processes: without compiled files each compiles the package anew, a quarter of a second of CPU.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
 

@@ -36,7 +36,7 @@ from resilient.wire.requests import redact
 from resilient.wire.requests.answer import ASKED_FOR, Intake
 from resilient.wire.requests.flow import fields
 from resilient.wire.requests.guard import AddressDenied, PublicNetwork
-from resilient.wire.requests.pool import keep_apart
+from resilient.wire.requests.pool import keep_apart, public_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -277,7 +277,7 @@ class TokenClient:
 
 def _client(*, guarded: bool) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
-    transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
+    transport = httpx.AsyncHTTPTransport(verify=public_certificates(), limits=limits, trust_env=False)
     if guarded:
         transport._pool._network_backend = PublicNetwork()  # noqa: SLF001 - httpx has no argument for it
     keep_apart(transport)

@@ -32,6 +32,8 @@ async def post(url: str, document: Mapping[str, Any], *, timeout: float = TIMEOU
     """Send a document; raises `NotDelivered`, naming the host and the reason."""
     import httpx  # noqa: PLC0415 - only where something is sent
 
+    from resilient.wire.requests.pool import public_certificates  # noqa: PLC0415 - the same
+
     try:
         request = httpx.Request(
             "POST",
@@ -40,7 +42,7 @@ async def post(url: str, document: Mapping[str, Any], *, timeout: float = TIMEOU
             headers={"user-agent": "resilient-engine"},
             extensions={"timeout": httpx.Timeout(timeout).as_dict()},
         )
-        async with httpx.AsyncHTTPTransport(trust_env=False) as transport:
+        async with httpx.AsyncHTTPTransport(verify=public_certificates(), trust_env=False) as transport:
             response = await transport.handle_async_request(request)
             await response.aclose()
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:

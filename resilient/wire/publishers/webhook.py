@@ -25,7 +25,7 @@ from resilient.core.gates.retry_after import when
 from resilient.core.jobs.backoff import PlusMinus, Retry
 from resilient.wire.publishers.base import Destination, extra, lost, refused
 from resilient.wire.requests.guard import PublicNetwork
-from resilient.wire.requests.pool import keep_apart
+from resilient.wire.requests.pool import keep_apart, public_certificates
 
 if TYPE_CHECKING:
     import ssl
@@ -125,7 +125,7 @@ class _Poster:
     def __init__(self, destination: StandardWebhook, signers: Sequence[Any]) -> None:
         self._destination, self._signers = destination, signers
         self._client = httpx.AsyncClient(
-            transport=transport(destination.allow, httpx.create_ssl_context(trust_env=False), destination.batch),
+            transport=transport(destination.allow, public_certificates(), destination.batch),
             timeout=destination.timeout, follow_redirects=False, trust_env=False,
         )  # fmt: skip
 

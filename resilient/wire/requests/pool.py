@@ -398,7 +398,9 @@ class Pool:
         """Once for both kinds of connections."""
         if self._context is None:
             verify = self.settings.verify
-            self._context = _public() if verify is True else httpx.create_ssl_context(verify=verify, trust_env=False)
+            self._context = (
+                public_certificates() if verify is True else httpx.create_ssl_context(verify=verify, trust_env=False)
+            )
         return self._context
 
     async def aclose(self) -> None:
@@ -415,6 +417,6 @@ class Pool:
 
 
 @cache
-def _public() -> ssl.SSLContext:
-    """The certificates that everybody trusts. To load them takes 20 ms: once a process, for all its pools."""
+def public_certificates() -> ssl.SSLContext:
+    """The certificates that everybody trusts. To load them takes 20 ms: once a process, for all its clients."""
     return httpx.create_ssl_context(trust_env=False)
