@@ -90,6 +90,7 @@ class Reader:
                 return
             assert command.startswith(READS), f"{command}\n{output}"
             assert time.monotonic() < end, f"{command}\n{output}\n{self.logs()}"
+            time.sleep(0.5)  # as a person would; each look is a process of its own
 
     def shell(self, command):
         done = subprocess.run(
