@@ -1,9 +1,9 @@
 """What traces cost: ``python tests/benchmarks/bench_tracing.py [postgresql://...]``.
 
-One worker drains the same jobs, which do nothing, in turns: without traces, with OpenTelemetry's API and no SDK, and
-with an SDK whose exporter throws everything away. Rates are medians over the turns; shares are of the first
-variant's turn beside them. CPU is this process's, in microseconds a job, enqueueing included. Last, one look for a
-tracer.
+One worker drains the same jobs, which do nothing, in turns, each time in another order: without traces, with
+OpenTelemetry's API and no SDK, and with an SDK whose exporter throws everything away, of all traces, of one in ten and
+of one in a hundred. Rates are medians over the turns; shares are of the first variant's turn beside them. CPU is this
+process's, in microseconds a job, enqueueing included: the least of the turns. Last, one look for a tracer.
 """
 # ruff: noqa: T201 - a script that prints
 
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from resilient import Job, Resilient, Tracing, handler
 from resilient.surface.scratch import scratch
@@ -59,23 +60,28 @@ async def main():
     words.add_argument("--jobs", type=int, default=5_000)
     words.add_argument("--turns", type=int, default=7)
     options = words.parse_args()
-    provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
-    variants = {"off": Tracing(enabled=False), "API, no SDK": Tracing(), "SDK": Tracing(provider)}
+    sdks = {"SDK": 1.0, "SDK, 10 %": 0.1, "SDK, 1 %": 0.01}
+    providers = [TracerProvider(sampler=ParentBased(TraceIdRatioBased(share))) for share in sdks.values()]
+    for one in providers:
+        one.add_span_processor(BatchSpanProcessor(Nowhere()))
+    variants = {"off": Tracing(enabled=False), "API, no SDK": Tracing()}
+    variants |= {name: Tracing(one) for name, one in zip(sdks, providers, strict=True)}
     figures = {name: [] for name in variants}
     with scratch(None if options.database == "sqlite" else options.database, "tracing") as place:
-        for _ in range(options.turns):
-            for name, tracing in variants.items():
-                figures[name].append(await turn(place.url, place.schema, tracing, options.jobs))
+        names = list(variants)
+        for n in range(options.turns):  # the database grows meanwhile
+            for name in [*names[n % len(names) :], *names[: n % len(names)]]:
+                figures[name].append(await turn(place.url, place.schema, variants[name], options.jobs))
     print(f"{'':>12}  jobs/s  of off  CPU us/job")
     for name, rows in figures.items():
         share = statistics.median(one[0] / off[0] for one, off in zip(rows, figures["off"], strict=True))
-        rate, cpu = (statistics.median(column) for column in zip(*rows, strict=True))
+        rate, cpu = statistics.median(one[0] for one in rows), min(one[1] for one in rows)
         print(f"{name:>12} {rate:7,.0f}   {share:5.3f} {cpu:11,.1f}")
     for name, tracing in variants.items():
         look = min(timeit.repeat(tracing.tracer, number=100_000, repeat=5)) * 1e4
         print(f"a look for a tracer, {name}: {look:,.0f} ns")
-    provider.shutdown()
+    for one in providers:
+        one.shutdown()
 
 
 asyncio.run(main())

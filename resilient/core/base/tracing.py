@@ -93,11 +93,12 @@ def forget_current() -> None:
 class Span:
     """A span that was started; the current one between `enter` and `leave`."""
 
-    __slots__ = ("_span", "_token")
+    __slots__ = ("_span", "_token", "is_recorded")
 
     def __init__(self, span: Any) -> None:
         self._span = span
         self._token: Any = None
+        self.is_recorded: bool = span.is_recording()  # whether anybody will see it: not if it is not sampled
 
     def enter(self) -> None:
         """Make it the current one."""
@@ -110,15 +111,9 @@ class Span:
             _api().detach(self._token)
             self._token = None
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether anybody keeps what it is told: not if it is not sampled."""
-        recording: bool = self._span.is_recording()
-        return recording
-
     def note(self, **attributes: Any) -> None:
         """Set attributes; ``__`` in a name stands for a dot. Those that are None are left out."""
-        if self.is_recording:
+        if self._span.is_recording():
             words = {name.replace("__", "."): value for name, value in attributes.items() if value is not None}
             self._span.set_attributes(words)
 
@@ -143,7 +138,7 @@ class Span:
 
     def end(self) -> None:
         """End it; what comes later changes nothing."""
-        if self.is_recording:
+        if self._span.is_recording():
             self._span.end()
 
 

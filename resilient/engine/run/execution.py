@@ -558,16 +558,16 @@ def begin_span(unit: Execution | SharedCall, executions: Sequence[Execution]) ->
     """Begin the span of a run, as the current one; its slot leaves it, and `Finisher` ends it."""
     ground, first = executions[0].context.ground, executions[0]
     tracing, row = ground.tracing, first.row
-    if tracing.tracer() is None:
-        return
-    count = None if unit is first else len(executions)
-    span = unit.span = tracing.process(row.kind, [one.row.trace for one in executions], count=count)
+    if unit is first:
+        span = unit.span = tracing.process(row.kind, () if row.trace is None else (row.trace,))
+    else:
+        span = unit.span = tracing.process(row.kind, [one.row.trace for one in executions], count=len(executions))
     if span is None:
         return
     span.enter()
-    if not span.is_recording:
+    if not span.is_recorded:
         return
-    provider, alone = row.resource_key.partition("/")[0], count is None
+    provider, alone = row.resource_key.partition("/")[0], unit is first
     span.note(
         resilient__provider=provider if provider in ground.providers else None,
         resilient__resource_key=row.resource_key if tracing.tenants else None,
@@ -581,7 +581,7 @@ def end_span(execution: Execution, decision: str, outcome: Outcome) -> None:
     """Say in the span of a run what it came to. That of a batch ends with its last job."""
     run = execution.run
     span = execution.span if run is None else run.span
-    if span is None or not span.is_recording:
+    if span is None or not span.is_recorded:
         return
     if run is None:
         span.note(resilient__outcome=decision)

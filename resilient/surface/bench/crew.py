@@ -18,7 +18,7 @@ import time
 import traceback
 import urllib.error
 import urllib.request
-from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
 from multiprocessing.connection import wait
@@ -230,9 +230,15 @@ def work(start: Start, number: int, done: MutableSequence[int], load: Load) -> d
 async def _work(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
     async with build(load.place, limits=load.limits, sampled=load.sampled) as app:
         worker = app.worker(concurrency=load.concurrency)
-        start()
-        watching = asyncio.create_task(_watch(worker, number, done, load.jobs))
-        with _logged() if load.scraped else nullcontext(), _asked(app, worker) if load.scraped else nullcontext():
+        with ExitStack() as stack:
+            asking = None
+            if load.scraped:  # loaded and listening before the clock runs, as the rest of the worker is
+                stack.enter_context(_logged())
+                asking = stack.enter_context(_asked(app, worker))
+            start()
+            if asking is not None:
+                asking.start()
+            watching = asyncio.create_task(_watch(worker, number, done, load.jobs))
             await worker.run()
         return {"finished_at": await watching, "executions": worker.executions}
 
@@ -274,8 +280,11 @@ def tracing_of(sampled: float) -> Tracing:
 
 
 @contextmanager
-def _asked(app: Resilient, worker: Worker) -> Iterator[None]:
-    """Serve metrics and probes, and ask for all of them every second, as Prometheus does four times a minute."""
+def _asked(app: Resilient, worker: Worker) -> Iterator[threading.Thread]:
+    """Serve metrics and probes; a thread, once started, asks for all of them every second.
+
+    Prometheus does so four times a minute.
+    """
     from resilient.surface.probes import Probes  # noqa: PLC0415 - for one bench
 
     probes, over = Probes(app, worker), threading.Event()
@@ -289,12 +298,12 @@ def _asked(app: Resilient, worker: Worker) -> Iterator[None]:
                     urllib.request.urlopen(f"http://127.0.0.1:{server.address[1]}{path}", timeout=10).read()
 
     asking = threading.Thread(target=ask, name="bench-scrapes")
-    asking.start()
     try:
-        yield
+        yield asking
     finally:
         over.set()
-        asking.join()
+        if asking.ident is not None:
+            asking.join()
         probes.close()
 
 

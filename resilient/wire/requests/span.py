@@ -104,7 +104,7 @@ def end(
     error: BaseException | None = None,
 ) -> None:
     """End the span with what came back."""
-    if span is None or not span.is_recording:
+    if span is None or not span.is_recorded:
         return
     span.note(http__response__status_code=status, resilient__error_kind=None if failure is None else failure.kind.value)
     if version.startswith(b"HTTP/"):
