@@ -128,6 +128,14 @@ def test_a_deferral_waits_for_what_stopped_it():
     assert t.error_kind is None
 
 
+def test_a_job_whose_handler_was_not_called_was_not_executed():
+    """Whatever becomes of it: its claim counts only if a gate refused it once it ran."""
+    for facts in ({}, {"cancel_requested": True}, {"expires_at": NOW}, {"sent": True}):
+        for begun in (True, False):
+            t = step(Deferred("github", "cooldown", in_(9), begun=begun), **facts)
+            assert [one.unbegun for one in t.choices()] == [not begun] * len(t.choices())
+
+
 @pytest.mark.parametrize("resource", ["other/acct", "github/acct-7/search/deep", "github/acct-70"])
 @pytest.mark.parametrize(
     ("until", "expected"),

@@ -143,6 +143,15 @@ def test_of_a_window_no_more_jobs_are_claimed_than_may_still_draw_from_it():
     assert admit([Level(facts, policy, {}, 25)], 100, now, "w").stop.until >= now + SLOW_STEP
 
 
+def test_what_passed_after_a_rest_that_taught_nothing_is_the_first_estimate():
+    """Its answers are in the row already: the refusal itself counted none, and yet it is no limit of one a minute."""
+    s = refused(accepted=0, seconds=0.0)
+    s = answered(s, Answers(s.generation, 2), s.resumes_at + 0.3)
+    s = refused(s, accepted=0, seconds=40.0, at=s.resumes_at + 0.5)
+    assert (s.kind, s.burst) == ("rate", 2)
+    assert s.rate == pytest.approx(2 * CLOSE)
+
+
 def test_more_than_the_last_window_held_is_tried_faster_and_faster():
     s, at, allowed = refused(told=60.0, accepted=25), NOW + 61, []
     for _ in range(6):

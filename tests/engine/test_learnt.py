@@ -277,6 +277,86 @@ async def test_a_worker_keeps_near_a_limit_that_nobody_told(database_url):
             assert (await app.resources.get("quiet/a")).learnt is None
 
 
+async def reserved(gate, clock):
+    """A gate that was taught a rate of one in two seconds, and the place of the second request from now on."""
+    await well(gate, "p/a", 1)
+    await refused(gate, "p/a", throttled(2.0))
+    clock.advance(10)
+    await well(gate, "p/a", 1)
+    return await gate.reserve("p/a", 1.0)
+
+
+async def test_a_place_is_waited_for_before_the_request_and_used_by_it(database, clock, make):
+    one = await make(policies=Policies(learn={"p/*": (1.0, 1.0)}))
+    place = await reserved(one, clock)
+    draws = database.transaction_sync(limits.read, ["p/a"])
+    ticket = await one.admit("p/a", reserved=place)
+    assert ticket.place is place.place
+    assert database.transaction_sync(limits.read, ["p/a"]) == draws, "nothing is drawn a second time"
+    await one.answered(ticket, "p/a", OK, None)
+    assert one._lessons.flows._flows["p/a"].flying == 0
+    assert (await one.admit("p/a", reserved=place)).place is not place.place, "it is used once"
+
+
+@pytest.mark.parametrize("how", ["nobody comes", "another cost", "a rest"])
+async def test_a_place_that_is_not_used_is_given_back(database, clock, make, how):
+    one = await make(policies=Policies(learn={"p/*": (1.0, 1.0)}))
+    place = await reserved(one, clock)
+    flow, given = one._lessons.flows._flows["p/a"], []
+    one._drawing.give_back = given.append
+    assert flow.flying == 1
+    if how == "a rest":
+        await one.cool_down("p/a", clock.now() + timedelta(seconds=60))
+        with pytest.raises(ResourceStopped):
+            await one.admit("p/a", reserved=place)
+    elif how == "another cost":
+        one.abandoned(await one.admit("p/a", 0.5, reserved=place))
+    one.release(place)
+    one.release(place)
+    assert flow.flying == 0
+    assert given == [place.place]
+
+
+@handler("late", retry=Retry(max_attempts=None))
+async def late(job: Job[int]) -> None:
+    await asyncio.sleep(0.1)
+    await job.client.get("/x")
+
+
+@handler("silent")
+async def silent(job: Job[int]) -> None:
+    """It sends nothing."""
+
+
+@pytest.mark.parametrize("kind", [ask, late, silent], ids=lambda kind: kind.kind)
+async def test_a_job_that_begins_with_a_request_waits_for_its_place_first(database_url, kind):
+    """If a rest begins meanwhile, its handler was not called, and that was no execution."""
+    fake = FakeProvider(Provider(name="quiet", base_url="https://quiet.example", anonymous=True))
+    with fake:
+        fake.on("GET /x", {})
+        app = Resilient(database_url, handlers=[ask, late, silent], providers=[fake.provider], upgrade=True)
+        async with app:
+            asked, habits, jobs = [], {}, []
+            for n in range(2):
+                worker = app.worker()
+
+                async def stopped(key, cost, gate=worker.gate):
+                    asked.append((key, cost))
+                    until = gate.now() + timedelta(hours=1)
+                    await gate.cool_down(key, until)
+                    raise ResourceStopped(key, "cooldown", until)
+
+                worker.gate.reserve, worker.gate.is_taught = stopped, lambda key: key == "quiet/a"
+                worker.wire._habits = habits
+                done = await app.enqueue(kind, n, resource_key="quiet/a")
+                await worker.drain(timeout=30)
+                jobs.append(await app.jobs.get(done.id))
+            waits = kind is ask
+            assert (jobs[0].state, jobs[0].executions) == ("succeeded", 1), "nobody knew how it begins"
+            assert (jobs[1].state, jobs[1].executions) == (("ready", 0) if waits else ("succeeded", 1))
+            assert (jobs[1].deferrals, asked) == ((1, [("quiet/a", 1.0)]) if waits else (0, []))
+
+
 async def test_of_what_a_provider_says_is_left_a_quarter_is_on_its_way_at_most(database, clock, make):
     one = await make()
     await well(one, "p/a", 20)  # so that nothing else holds requests back

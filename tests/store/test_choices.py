@@ -51,6 +51,7 @@ CASES = {  # outcome, marks, more of the job
     "expired": (failed("transient"), {}, {"expires_at": NOW + timedelta(seconds=5)}),
     "throttled": (failed("throttled"), {}, {}),
     "refused by a gate": (Deferred("a"), {}, {}),
+    "refused before its begin": (Deferred("a", begun=False), {}, {}),
     "snoozed": (Snoozed(60), {}, {}),
     "handed back": (HandedBack("stopped"), {}, {}),
 }
@@ -150,6 +151,7 @@ def test_what_is_written_is_what_had_been_decided_on_hearing_of_it(database, job
         counters = {name: getattr(expected, name) for name in ("attempts", "rescues", "deferrals")}
         assert after.decisions == [expected.decision]
     assert {name: getattr(after, name) for name in counters} == counters
+    assert after.executions == (0 if case == "refused before its begin" else 1)
     assert after.run_at == (expected.run_at or before.run_at)
     assert after.last_error_kind == expected.error_kind
     assert after.waiting_for == expected.waiting_for

@@ -227,7 +227,7 @@ def throttled(
     ``bounds`` of the rate. ``slots``: it is known to be (True) or not to be (False) a limit of requests at once.
     """
     s = s or Learnt()
-    first = s.changed_at == 0.0 and s.kind == "free"
+    first = s.changed_at == 0.0 and s.generation == 0  # after a rest that taught nothing the row has counted, too
     if s.kind == "free" and r.wait is not None and not s.accepted + r.accepted and s.throttles + 1 < _AGAIN:
         return replace(rested(s, generation, now, resumes_at), throttles=s.throttles + 1)
     elapsed = max(now - max(s.resumes_at, s.changed_at), 0.001)

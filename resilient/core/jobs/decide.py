@@ -198,7 +198,8 @@ def _waits(
             step = _snoozed(job, outcome, retry, now, roll)
         case HandedBack():
             step = _step(job, JobState.READY, "handed_back", error=_clip(outcome.reason))
-    return _unanswered(job, step.error or step.decision) or _go_on(job, step, now, not_before)
+    step = _unanswered(job, step.error or step.decision) or _go_on(job, step, now, not_before)
+    return step._replace(unbegun=True) if isinstance(outcome, Deferred) and not outcome.begun else step
 
 
 def _cancelled(job: JobFacts, outcome: CancelledByHandler) -> Transition:

@@ -70,12 +70,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A gate refused before any I/O."""
+    """A gate refused before any I/O. ``begun``: the job's handler was called already."""
 
     resource: str
     gate: str = "breaker"
     until: datetime | None = None
     message: str = ""
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,8 @@ class Transition(NamedTuple):
 
     ``run_at``: None keeps the place in line. ``error`` without ``error_kind`` is a remark, not an error.
     ``set_mark``: the next execution must begin by reconciling, and no mark on the row says so yet. ``fresh_key``: what
-    runs next is a new operation, under an idempotency key it never had.
+    runs next is a new operation, under an idempotency key it never had. ``unbegun``: its handler was not called, so its
+    claim is taken off the job's executions again.
 
     Until it is written, a cancel may be requested and the job may be enqueued again. ``if_cancelled`` and
     ``if_once_more`` are what `decide` says then, where that is another state; after both, the cancel counts. So the
@@ -151,6 +153,7 @@ class Transition(NamedTuple):
     set_mark: bool = False
     clear_error: bool = False  # the row forgets the error of an earlier try
     fresh_key: bool = False
+    unbegun: bool = False
     traceback: str | None = None
     if_cancelled: Transition | None = None
     if_once_more: Transition | None = None

@@ -16,13 +16,12 @@ import contextlib
 import logging
 import random
 import time
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import WAITS_FOR_RESOURCE, DatabaseUnreachable, FailureKind, ResourceStopped
 from resilient.core.base.instants import add_seconds
-from resilient.core.base.loggers import logger
+from resilient.core.base.loggers import apart, logger
 from resilient.core.base.phrases import moment
 from resilient.core.base.resource_key import path
 from resilient.core.gates.admission import ResourceFacts, Stop, in_force, needs_count, paced, refusal
@@ -34,6 +33,7 @@ from resilient.engine.gates.drawing import CLOSE, Drawing, Reach, Stated, observ
 from resilient.engine.gates.lessons import Lessons
 from resilient.engine.gates.reporter import QUIET, Probing, Reporter
 from resilient.engine.gates.snapshot import Snapshot
+from resilient.engine.gates.tickets import Reservation, Ticket
 from resilient.store.gates import controls as gates
 from resilient.store.gates.limits import Observation
 
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from resilient.core.gates.policy import Policies
     from resilient.core.jobs.outcomes import Outcome
     from resilient.engine.gates.drawing import Path, Place
-    from resilient.engine.gates.lessons import Flight
     from resilient.store.db.database import Database
     from resilient.store.gates.circuits import Change
 
@@ -61,20 +60,6 @@ LOOK_BEFORE: Final = 0.1  # seconds before a reserved moment in which the gates 
 _MOST_TRIES: Final = 5  # draws for one request, where every one comes too late
 _SOON: Final = 0.1  # seconds until other processes may know of a window that is nearly spent
 HORIZON: Final = timedelta(hours=24)  # a cooldown that ends later is one that a person should look at
-
-
-@dataclass(slots=True)
-class Ticket:
-    """Leave to send one request: the generations it is sent under, and what was drawn for it."""
-
-    key: str
-    generations: tuple[int, ...]  # of `path(key)`
-    probing: tuple[str, ...]
-    sent_at: datetime
-    elected: Probes = ()  # circuits it tries out by election of its own
-    fresh_until: float = 0.0  # monotonic; the gates were looked at so lately
-    place: Place | None = field(default=None, repr=False)
-    flights: tuple[Flight, ...] = field(default=(), repr=False)
 
 
 class Gate:
@@ -200,34 +185,85 @@ class Gate:
             return True
         raise ResourceStopped(stop.resource, stop.gate, stop.until)
 
-    async def admit(self, key: str, cost: float = 1.0, *, probes: Probes = (), own: str | None = None) -> Ticket:
+    def is_taught(self, key: str) -> bool:
+        """Whether throttles taught something about a resource of the path."""
+        facts_of = self._snapshot.known
+        return self._uneasy(key) and any(k in facts_of and facts_of[k].learnt is not None for k in path(key))
+
+    async def reserve(self, key: str, cost: float) -> Reservation:
+        """Wait for the place of a request that is about to be sent, until `LOOK_BEFORE` its moment.
+
+        Raises `ResourceStopped`. `admit` uses it; what nobody uses soon is given back.
+        """
+        began = self._monotonic()
+        await self.check(key)
+        flights = await self._lessons.flows.enter(key, limited=bool(self._limits(key)))
+        made = Reservation(key, cost, self._limits(key), flights)
+        try:
+            if made.limits:
+                made.place = await self._drawing.draw(made.limits, cost)
+                if (ahead := made.place.send_at - self._monotonic() - LOOK_BEFORE) > 0:
+                    await asyncio.sleep(ahead)
+            await self.check(key)
+        except BaseException:
+            self.release(made)
+            raise
+        loop, made.waited = asyncio.get_running_loop(), self._monotonic() - began
+        made.timer = loop.call_later(LOOK_BEFORE + FRESH_FOR, self.release, made, context=apart())
+        return made
+
+    def release(self, reserved: Reservation) -> None:
+        """Give a place back that no request has used."""
+        if not reserved.take():
+            return
+        self._lessons.flows.leave(reserved.flights)
+        if reserved.place is not None and not self._closing:
+            self._drawing.give_back(reserved.place)
+
+    async def admit(
+        self,
+        key: str,
+        cost: float = 1.0,
+        *,
+        probes: Probes = (),
+        own: str | None = None,
+        reserved: Reservation | None = None,
+    ) -> Ticket:
         """Check the gates and draw the request limits, waiting up to two seconds; raises `ResourceStopped`.
 
-        Exactly one of `answered`, `failed` and `abandoned` takes the ticket back. See `check` for ``own``.
+        Exactly one of `answered`, `failed` and `abandoned` takes the ticket back. See `check` for ``own``, and
+        `reserve` for ``reserved``.
         """
         due = await self.check(key, probes=probes, own=own)
-        flights = await self._lessons.flows.enter(key, limited=bool(self._limits(key)))
-        try:
+        place: Place | None = None
+        if reserved is not None and (reserved.key, reserved.cost) == (key, cost) and reserved.take():
+            flights, place, limits = reserved.flights, reserved.place, reserved.limits
+        else:
+            if reserved is not None:
+                self.release(reserved)
+            flights = await self._lessons.flows.enter(key, limited=bool(self._limits(key)))
             limits = self._limits(key)
-            if (not limits or cost <= 0) and not due:
+        try:
+            if place is None and (not limits or cost <= 0) and not due:
                 if self.stop(key, probes=probes) is not None:  # it waited for its turn
                     await self.check(key, probes=probes, own=own)
                 ticket = self._ticket(key, probes)
             else:
-                ticket = await self._drawn(key, cost, limits, probes=probes, own=own)
+                ticket = await self._drawn(key, cost, limits, place, probes=probes, own=own)
         except BaseException:
             self._lessons.flows.leave(flights)
             raise
         ticket.flights = flights
         return ticket
 
-    async def _drawn(self, key: str, cost: float, limits: Path, *, probes: Probes, own: str | None) -> Ticket:
-        """A ticket with what was drawn for it, and with the circuits that it tries out."""
-        place: Place | None = None
+    async def _drawn(
+        self, key: str, cost: float, limits: Path, place: Place | None, *, probes: Probes, own: str | None
+    ) -> Ticket:
+        """A ticket with what was drawn for it (perhaps before: ``place``), and with the circuits that it tries out."""
         elected: Probes = ()
         try:
             for _ in range(_MOST_TRIES):
-                if limits and cost > 0:
+                if place is None and limits and cost > 0:
                     place = await self._drawing.draw(limits, cost)
                 due, now = await self._look_and_wait(place, key, probes, own), self._limits(key)
                 if place is None or now == limits or not self._lessons.is_slower_now(place, now):

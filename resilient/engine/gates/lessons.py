@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from resilient.core.gates.admission import ResourceFacts
     from resilient.core.gates.policy import Policies
     from resilient.engine.gates.drawing import Path, Place
-    from resilient.engine.gates.gate import Ticket
     from resilient.engine.gates.snapshot import Snapshot
+    from resilient.engine.gates.tickets import Ticket
     from resilient.store.db.database import Database
 
 

@@ -9,12 +9,21 @@ and refreshed where they are refused. Requests of threads come to the worker's e
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from resilient.core.base.bounds import PROGRESS
-from resilient.core.base.errors import Failure, FailureKind, JobFailure, ResilientError, Scope, TransactionOpen
+from resilient.core.base.errors import (
+    Failure,
+    FailureKind,
+    JobFailure,
+    ResilientError,
+    ResourceStopped,
+    Scope,
+    TransactionOpen,
+)
 from resilient.core.base.numbers import json_text
 from resilient.core.base.resource_key import check
 from resilient.core.jobs import marks
@@ -56,6 +65,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+AT_FIRST: Final = 0.05  # seconds until its first request of a handler that begins with one
 Now: TypeAlias = "Callable[[], datetime]"
 
 
@@ -69,6 +79,7 @@ class Wire:
         self.pool = Pool()
         # Providers whose accounts have addresses or headers of their own.
         self.scattered = frozenset(p.name for p in self._providers.values() if p.placeholders)
+        self._habits: dict[str, float] = {}  # kinds whose handlers begin with a request, and what that costs
         self.publishers = Publishers(features.destinations)
         require(features.destinations, kinds)
 
@@ -88,6 +99,38 @@ class Wire:
         if execution.resource_key.partition("/")[0] in self.scattered:
             with InEngine(execution):
                 await self._located(execution, execution.resource_key)
+
+    def lines_up(self, execution: Execution) -> bool:
+        """Whether it waits for the place of its first request before its handler is called.
+
+        It does if throttles taught a limit of its resource, and handlers of its kind begin with a request.
+        """
+        alone = execution.run is None and not execution.probes
+        return alone and execution.row.kind in self._habits and self.gate.is_taught(execution.resource_key)
+
+    async def line_up(self, execution: Execution) -> None:
+        """Wait for that place, unless the database is away. Raises `ResourceStopped`."""
+        try:
+            with InEngine(execution):
+                key, cost = execution.resource_key, self._habits[execution.row.kind]
+                execution.reservation = await self.gate.reserve(key, cost)
+        except ResourceStopped as stopped:
+            if stopped.gate != "database":  # its request knows what to do then
+                raise
+
+    def begin(self, execution: Execution) -> None:
+        """Its handler is called now."""
+        execution.begun_at = asyncio.get_running_loop().time()
+
+    def note_first(self, execution: Execution, request: RequestFacts) -> None:
+        """Take in the first request of a handler: what those of its kind begin with."""
+        if not execution.begun_at:
+            return
+        seconds, execution.begun_at = asyncio.get_running_loop().time() - execution.begun_at, 0.0
+        if request.key == execution.resource_key and seconds < AT_FIRST:
+            self._habits[execution.row.kind] = request.cost
+        else:
+            self._habits.pop(execution.row.kind, None)
 
     async def branch(self, execution: Execution, resource_key: str) -> Branch:
         """Another resource for an execution. Raises `ResourceStopped`, `BadResourceKey`."""
@@ -123,6 +166,8 @@ class Wire:
     def ended(self, execution: Execution, outcome: Outcome) -> None:
         """An execution is over: what no request said about its resource, its outcome does."""
         gate = self.gate
+        if execution.reservation is not None:
+            gate.release(execution.reservation)
         gate.ended(execution.resource_key, execution.probes, outcome, answered=execution.is_answered)
         for key, generation in execution.elected:
             gate.give_back(key, generation)
@@ -325,14 +370,17 @@ class JobHooks:
             return Permit(request)
         with InEngine(execution):
             access = await self._access(request) if request.trusted else None
+            self._wire.note_first(execution, request)
             admit = partial(
-                self._wire.gate.admit, request.key, request.cost, probes=execution.probes, own=execution.resource_key
-            )
+                self._wire.gate.admit, request.key, request.cost, probes=execution.probes, own=execution.resource_key,
+                reserved=execution.reservation,
+            )  # fmt: skip
             began = time.perf_counter()
             state = await patiently(execution, admit)
-            if state.place is not None:
-                counts = execution.context.ground.counts
-                counts.draws[counts.provider_of(request.key)].observe(time.perf_counter() - began)
+            if (place := state.place) is not None:
+                counts, early = execution.context.ground.counts, execution.reservation
+                waited = early.waited if early is not None and early.place is place else 0.0
+                counts.draws[counts.provider_of(request.key)].observe(waited + time.perf_counter() - began)
         if state.elected:
             execution.probes += state.elected
             execution.elected += state.elected

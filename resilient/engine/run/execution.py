@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from resilient.engine.accounts.grants import Grants
     from resilient.engine.alerts import Alerts
     from resilient.engine.gates.gate import Gate
+    from resilient.engine.gates.tickets import Reservation
     from resilient.engine.ground.encoder import JobRequest
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Handler
@@ -200,10 +201,10 @@ class Execution(Pausable):
     transaction_open = False  # of the handler's: nothing may be sent
     is_answered = False  # some request of this execution was answered; written by `count_answer`
     elected: Probes = ()  # circuits off its path that its requests probe
+    begun_at = 0.0  # loop time at which its handler was called; 0 again with its first request
+    reservation: Reservation | None = None  # the place of that request
     request_resource = ""  # the resource whose request log was used last
-    request_logs: Mapping[str, RequestLog] = MappingProxyType(
-        {}
-    )  # of its requests, by resource; each made with the first
+    request_logs: Mapping[str, RequestLog] = MappingProxyType({})  # of its requests, by resource; made with the first
     outage: BaseException | None = None  # why the database does not serve, while it is waited for
     decision = ""  # what was decided of it, if that may be taken back
     ending = ("succeeded", "")  # what its end counts as: the outcome, the kind of its error

@@ -23,6 +23,7 @@ import re
 import time
 from collections import Counter
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -103,20 +104,26 @@ def admit(execution: Execution) -> Outcome | None:
         return Expired()
     stop = context.gate.stop(execution.resource_key, probes=execution.probes)  # it may have closed since the claim
     if stop is not None:
-        return _deferred(ResourceStopped(stop.resource, stop.gate, stop.until))
+        return _deferred(ResourceStopped(stop.resource, stop.gate, stop.until), begun=False)
     if execution.sent and execution.handler.reconcile is None:
         return Failed(Failure(FailureKind.AMBIGUOUS), execution.doubt())
     return None
 
 
 async def admit_late(execution: Execution, wire: Wire) -> Outcome | None:
-    """Ask the gate as it is now, if the execution waited, and where its account lives. Why it does not run."""
+    """Ask the gate as it is now, if the execution waited, and where its account lives. Why it does not run.
+
+    Where throttles taught a limit it waits for the place of its first request.
+    """
     try:
         if execution.waited:
             await execution.context.gate.check(execution.resource_key, probes=execution.probes)
         await wire.prepare(execution)
+        if wire.lines_up(execution):
+            await wire.line_up(execution)
     except Exception as error:  # noqa: BLE001 - a stopped account, the database, an address that is none
-        return explain_error(execution, error)
+        outcome = explain_error(execution, error)
+        return replace(outcome, begun=False) if isinstance(outcome, Deferred) else outcome
     return None
 
 
@@ -154,10 +161,12 @@ async def run_job(execution: Execution, wire: Wire, threads: ThreadPool) -> Outc
         return refusal
     handler = execution.handler
     try:
-        if (execution.waited or wire.scattered) and (refusal := await admit_late(execution, wire)) is not None:
+        is_late = execution.waited or wire.scattered or wire.lines_up(execution)
+        if is_late and (refusal := await admit_late(execution, wire)) is not None:
             return refusal
         job = _job(execution, payload, wire)
         begin_span(execution, [execution])
+        wire.begin(execution)
         reconciling = execution.sent and handler.reconcile is not None
         fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
         if not handler.is_async:
@@ -387,8 +396,8 @@ def _explain_chain(execution: Execution, error: BaseException) -> Outcome | None
     return None
 
 
-def _deferred(stopped: ResourceStopped) -> Deferred:
-    return Deferred(stopped.resource, stopped.gate, stopped.until, value_text(stopped))
+def _deferred(stopped: ResourceStopped, *, begun: bool = True) -> Deferred:
+    return Deferred(stopped.resource, stopped.gate, stopped.until, value_text(stopped), begun)
 
 
 def _is_databases(error: BaseException) -> bool:

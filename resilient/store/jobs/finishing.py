@@ -90,6 +90,7 @@ def _updates(of: Callable[[str], str]) -> str:
         "attempts": of("attempts"),
         "deferrals": of("deferrals"),
         "rescues": of("rescues"),
+        "executions": _when(of("unbegun"), "{job}.executions - 1", "{job}.executions"),
         "idempotency_key": _when(of("fresh_key"), NEXT_KEY, "{job}.idempotency_key"),
         **errors,
         "waiting_for": of("waiting_for"),
@@ -243,12 +244,13 @@ _TRANSITION_FIELDS: Final = {
     "clear_sent": "boolean",
     "clear_error": "boolean",
     "fresh_key": "boolean",
+    "unbegun": "boolean",
     "sent": "json",
     "over": "boolean",
 }
 # The alternatives: the prefix of their fields, when they apply, and which fields may differ (`test_decide.py`).
 _INSTEAD: Final = (
-    ("cancelled_", _CANCELLED, [name for name in _TRANSITION_FIELDS if name not in {"clear_error", "fresh_key"}]),
+    ("cancelled_", _CANCELLED, [n for n in _TRANSITION_FIELDS if n not in {"clear_error", "fresh_key", "unbegun"}]),
     ("again_", _ONCE_MORE, ["state", "run_at", "attempts", "rescues", "fresh_key", "over"]),
 )
 _FINISH_FIELDS: Final = (
