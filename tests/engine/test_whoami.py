@@ -176,4 +176,6 @@ def test_what_it_asks_of_an_account():
     assert reads.whoami_at("http://127.0.0.1:9/v1") == ("POST", "http://127.0.0.1:9/v1/me")
     whole = Provider(name="api", base_url=at, whoami="GET https://api.example/connections")
     assert whole.whoami_at("http://127.0.0.1:9/v1") == ("GET", "http://127.0.0.1:9/connections")
+    for one in (whole.moved("http://127.0.0.1:9"), whole.configured(base_url="http://127.0.0.1:9/v2")):
+        assert one.whoami_at(one.base_url) == ("GET", "http://127.0.0.1:9/connections")
     Provider(name="api", whoami="{ viewer { id } }")

@@ -331,6 +331,13 @@ class Provider:
             return method, at_origin(target, prefix_of(base_url))
         return method, base_url.rstrip("/") + target
 
+    def _whoami_below(self, base_url: str) -> str:
+        """The test request at the host of another base URL, if it says where it goes."""
+        method, _, target = self.whoami.partition(" ")
+        if "://" not in target or self.whoami.startswith("{"):
+            return self.whoami
+        return f"{method} {prefix_of(base_url)}{target.removeprefix(prefix_of(target))}"
+
     def _check_functions(self) -> None:
         """Refuse what cannot be called where a function is meant. Raises `InvalidInput`."""
         functions: tuple[tuple[str, Any], ...] = (("route", self.route), ("cost", self.cost))
@@ -410,7 +417,8 @@ class Provider:
     def moved(self, origin: str) -> Self:
         """These facts on another origin, paths kept: an instance of one's own, or a test server."""
         made = self.signing_in_at(origin)
-        return replace(made, base_url=at_origin(self.base_url, origin), hosts=(origin,))
+        base_url, whoami = at_origin(self.base_url, origin), self._whoami_below(origin)
+        return replace(made, base_url=base_url, whoami=whoami, hosts=(origin,))
 
     def signing_in_at(self, origin: str) -> Self:
         """These facts with the OAuth addresses on another origin, such as a sandbox's."""
@@ -451,6 +459,8 @@ class Provider:
         if unknown := sorted(set(rest) - {one.name for one in fields(self) if one.init}):
             names = ", ".join(sorted(Overrides.__annotations__))
             raise InvalidInput(f"provider {self.name!r}: {unknown[0]}= is none of {names}")
+        if rest.get("base_url"):
+            rest.setdefault("whoami", self._whoami_below(rest["base_url"]))
         return replace(self, auth=auth, **rest)
 
     def limit_patterns(self) -> dict[str, Sequence[Limit]]:
