@@ -17,6 +17,7 @@ TOP_LEVEL = {
     "LICENSE",
     "Makefile",
     "README.md",
+    "deploy",
     "docs",
     "examples",
     "mkdocs.yml",
