@@ -99,6 +99,15 @@ def test_each_public_name_is_in_the_reference_once():
     assert len(named) == len(set(named))
 
 
+def test_each_part_of_the_app_is_in_the_reference():
+    app = resilient.Resilient("sqlite://")
+    parts = {name for name, one in vars(app).items() if hasattr(type(one), "sync") and not name.startswith("_")}
+    app.database.close_sync()
+    page = made()["reference/app.md"]
+    assert {name for name in parts if f"\n## app.{name}\n" not in page} == set()
+    assert len(parts) > 8
+
+
 def test_messages_stand_beside_their_remedies():
     page = made()["errors.md"]
     tree = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.ResilientError)]
