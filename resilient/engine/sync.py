@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput, SetupError
-from resilient.core.base.misfit import explained_calls, explained_class
+from resilient.core.base.misfit import check_number, explained_calls, explained_class
 from resilient.core.inspect.retention import span
 from resilient.core.sync.paginators import OnePage
 from resilient.core.sync.stream import Cursor, Record, Rules, asked_since
@@ -186,6 +186,7 @@ class Stream(Generic[T]):
 
 def _seconds(name: str, value: Any) -> float:
     if isinstance(value, (int, float)):
+        check_number("Stream", name, value, above=False)
         return float(value)
     duration = span(name, value)
     return 0.0 if duration is None else duration.total_seconds()

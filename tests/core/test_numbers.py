@@ -1,13 +1,27 @@
 """Infinity and NaN, which JSON has no word for."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, NamedTuple
 
 import pytest
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from resilient import (
+    BreakerPolicy,
+    Fixed,
+    Limit,
+    OnePage,
+    Resilient,
+    Schedule,
+    SetupError,
+    Snooze,
+    Stream,
+    Throttled,
+    Transient,
+    handler,
+)
 from resilient.core.base.errors import BadPayload, InvalidInput
 from resilient.core.base.numbers import json_text, json_value
 from resilient.core.sync.paging import PageRequest, PagingError
@@ -110,3 +124,41 @@ def test_a_page_request_has_a_body_that_can_be_stored():
         PageRequest("https://x/y", "POST", {"variables": {"n": INF}})
     with pytest.raises(PagingError, match=r"the next page cannot be asked for: .* after is nan"):
         PageRequest("https://x/y", "POST", {}).with_body("after", NAN)
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, NAN])
+@pytest.mark.parametrize("name", [one.name for one in fields(BreakerPolicy)])
+def test_a_breaker_policy_takes_none(name, bad):
+    with pytest.raises(InvalidInput):
+        BreakerPolicy(**{name: bad})
+
+
+@pytest.mark.parametrize("bad", [INF, NAN])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Snooze, lambda bad: Throttled(retry_after=bad), lambda bad: Transient(retry_after=bad),
+        lambda bad: handler("x", timeout=bad)(nothing), lambda bad: APP.worker(lease=bad),
+        lambda bad: APP.worker(grace=bad), lambda bad: APP.worker(concurrency=bad),
+        lambda bad: Resilient("sqlite://", connections=bad), lambda bad: Resilient("sqlite://", max_payload=bad),
+        lambda bad: stream(overlap=bad), lambda bad: stream(full_every=bad), lambda bad: stream(expected=bad),
+        lambda bad: Limit(bad, per=1), lambda bad: Limit(1, per=bad), lambda bad: Limit(1, per=1, burst=bad),
+        lambda bad: Schedule(NOTHING, every=bad, resource_key="a"), Fixed,
+    ],
+)  # fmt: skip
+def test_nothing_is_infinite(make, bad):
+    """Each is refused where it is declared, and not in a worker."""
+    with pytest.raises((InvalidInput, SetupError)):
+        make(bad)
+
+
+async def nothing(job):
+    pass
+
+
+NOTHING = handler("nothing")(nothing)
+APP = Resilient("sqlite://", handlers=[NOTHING])
+
+
+def stream(**options):
+    return Stream("s", request=lambda: PageRequest("/x"), paginator=OnePage(), **options)

@@ -40,7 +40,7 @@ async def test_a_healthy_database(database):
     bad = {name for name, finding in found.items() if finding.level != "ok"}
     assert bad == (set() if database.is_sqlite else {"durability"})  # the tests' server does not fsync
     assert all(bool(finding.remedy) is (finding.level != "ok") for finding in found.values())
-    assert set(found) >= {"database", "schema", "workers", "turns", "durability"}
+    assert set(found) >= {"database", "schema", "workers", "queue", "durability"}
     assert set(found) >= ({"wal", "disk"} if database.is_sqlite else {"clock", "autovacuum", "notify"})
 
 
@@ -81,7 +81,7 @@ async def test_a_ready_job_without_a_turn(database):
 
     await database.transaction(strand)
     found = await findings(database)
-    assert found["turns"].message == "1 resource with ready jobs fell out of the line for the workers"
+    assert found["queue"].message == "1 resource with ready jobs fell out of the line for the workers"
     assert found["workers"].message == "no worker is alive, and jobs are waiting"
     assert found["workers"].level == "fail"
 

@@ -253,6 +253,7 @@ def test_many_need_a_yes_or_a_person(enqueue, run, read, monkeypatch):
     assert (status, out.endswith("2 cancelled.\n")) == (0, True)
     assert run("jobs", "cancel", "--all", "--yes")[:2] == (0, "1 cancelled.\n")
     assert run("jobs", "cancel", "--all", "--yes")[:2] == (0, "No job fits: nothing changed.\n")
+    assert run("jobs", "cancel", "--all", "--dry-run")[:2] == (0, "No job fits: nothing would change.\n")
     assert read("jobs", "count", "--state", "cancelled")["count"] == 3
 
 
@@ -471,6 +472,22 @@ def test_doctor(enqueue, run):
     document = json.loads(out)
     assert (status, document["healthy"], document["findings"][0]["name"]) == (1, False, "database")
     assert {"name", "value", "unit", "beyond", "setting"} == document["bounds"][0].keys()
+
+
+def test_doctor_of_a_program_that_makes_its_file(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("RESILIENT_APP", "fresh:app")
+    (tmp_path / "fresh.py").write_text(
+        f"from resilient import Resilient\napp = Resilient('sqlite:///{tmp_path}/new.db')\n"
+    )
+    status, out, _ = run("doctor")
+    assert (status, out.count("FAIL")) == (0, 0)
+    assert f"ok    database: there is no {tmp_path}/new.db yet: this program makes it" in out
+    (tmp_path / "new.db").touch()
+    status, out, _ = run("doctor")
+    assert (status, out.count("FAIL")) == (0, 0)
+    assert "ok    schema: this program makes the tables" in out
+    assert run("--database", f"sqlite:///{tmp_path}/none.db", "doctor")[0] == 1
+    sys.modules.pop("fresh", None)
 
 
 def test_doctor_prints_what_is_believed_from_outside(ok):

@@ -42,7 +42,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from math import isfinite
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from resilient.core.base.phrases import moment
 
@@ -261,13 +262,23 @@ def _moment(word: str, seconds: str, until: datetime | None) -> datetime | None:
     return until.replace(tzinfo=UTC) if until.tzinfo is None else until
 
 
+S = TypeVar("S")
+
+
+def _finite(word: str, seconds: S) -> S:
+    if isinstance(seconds, float) and not isfinite(seconds):
+        raise InvalidInput(f"{word}({seconds}): give a finite number of seconds")
+    return seconds
+
+
 class Transient(JobFailure):
     """Try again later: charged, backed off."""
 
     def __init__(self, message: str = "transient failure", *, retry_after: float | None = None) -> None:
         from resilient.core.base.errors import Failure, FailureKind  # noqa: PLC0415 - failure.py is typed by errors
 
-        super().__init__(message, failure=Failure(FailureKind.TRANSIENT, retry_in=retry_after))
+        failure = Failure(FailureKind.TRANSIENT, retry_in=_finite("Transient", retry_after))
+        super().__init__(message, failure=failure)
 
 
 class Permanent(JobFailure):
@@ -295,7 +306,9 @@ class Throttled(JobFailure):
         at = _moment("Throttled", "retry_after", until)
         super().__init__(
             message,
-            failure=Failure(FailureKind.THROTTLED, scope=Scope(scope), retry_at=at, retry_in=retry_after),
+            failure=Failure(
+                FailureKind.THROTTLED, scope=Scope(scope), retry_at=at, retry_in=_finite("Throttled", retry_after)
+            ),
         )
 
 
@@ -312,7 +325,7 @@ class Snooze(ResilientError):
     """Run the job again later without charging an attempt. Raise or return it."""
 
     def __init__(self, delay: timedelta | float | None = None, *, until: datetime | None = None) -> None:
-        self.delay, self.until = delay, _moment("Snooze", "delay", until)
+        self.delay, self.until = _finite("Snooze", delay), _moment("Snooze", "delay", until)
         super().__init__("snoozed")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resilient.core.base.errors import InvalidInput
@@ -92,9 +93,11 @@ class BreakerPolicy:
         whole = (self.volume, self.children, self.ramp_first, 1 if self.streak is None else self.streak)
         spans = (self.window, self.first_open, self.longest_open, self.probe_lease, self.calm)
         ratio = 1.0 if self.ratio is None else self.ratio
-        if min(whole) < 1 or min(spans) <= 0 or self.ramp < 0 or not 0 < ratio <= 1:
+        counts_fit = all(1 <= one < inf for one in whole)
+        if not (counts_fit and all(0 < one < inf for one in spans) and 0 <= self.ramp < inf and 0 < ratio <= 1):
             raise InvalidInput(
-                f"{self} is no breaker policy: counts start at 1, times are positive, ratio is in (0, 1]"
+                f"{self} is no breaker policy: counts start at 1, times are positive, ratio is in (0, 1], nothing is"
+                " infinite"
             )
         if not LEAST_CHILDREN <= self.children <= MOST_CHILDREN:
             raise InvalidInput(

@@ -7,6 +7,7 @@ job, so that a test needs no database. `Kind` declares a kind without its functi
 from __future__ import annotations
 
 import inspect
+from math import inf
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -120,7 +121,7 @@ def handler(
 
     Raises `SetupError` for a bad kind, timeout or annotation.
     """
-    if timeout is not None and timeout <= 0:
+    if timeout is not None and not 0 < timeout < inf:
         raise SetupError(f"timeout of handler {kind!r} must be positive seconds or None, not {timeout!r}")
     if batch is not None and batch not in BATCHES:
         raise SetupError(f"batch of handler {kind!r} must be from 1 to {BATCHES[-1]}, not {batch!r}")

@@ -150,7 +150,9 @@ class Encoder:
     """Checks and encodes what is enqueued, for one app."""
 
     def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int) -> None:
-        """``max_payload`` in bytes."""
+        """``max_payload`` in bytes. Raises `InvalidInput`."""
+        if isinstance(max_payload, float) or max_payload < 1:
+            raise InvalidInput(f"max_payload={max_payload!r}: give a whole number of bytes")
         self._kinds, self.max_payload = kinds, max_payload
 
     def kind_of(self, what: Kind[Any] | str) -> Kind[Any]:

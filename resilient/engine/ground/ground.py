@@ -55,19 +55,19 @@ class Tables:
     """Whether the tables fit this code: looked at when the app is first used, and updated if ``upgrade``."""
 
     def __init__(self, database: Database, *, upgrade: bool) -> None:
-        self._database, self._upgrade = database, upgrade
+        self._database, self.upgrade = database, upgrade
         self.are_ready = False
 
     async def ready(self) -> None:
         """See `Resilient.ready`."""
         if not self.are_ready:
-            await (schemas.upgrade if self._upgrade else schemas.check)(self._database)
+            await (schemas.upgrade if self.upgrade else schemas.check)(self._database)
             self.are_ready = True
 
     def ready_sync(self) -> None:
         """`ready` for synchronous programs."""
         if not self.are_ready:
-            (schemas.upgrade_sync if self._upgrade else schemas.check_sync)(self._database)
+            (schemas.upgrade_sync if self.upgrade else schemas.check_sync)(self._database)
             self.are_ready = True
 
 

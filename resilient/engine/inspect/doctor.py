@@ -56,10 +56,12 @@ async def examine(
     providers: Iterable[Provider] = (),
     keys: Collection[str] | None = None,
     host_now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    makes_tables: bool = False,
 ) -> list[Finding]:
     """Look at everything. Never raises for a database that is away, outdated or not ours to look into.
 
-    ``providers``: those of the program, whose facts may be old; ``keys``: the ids of its keys for secrets.
+    ``providers``: those of the program, whose facts may be old; ``keys``: the ids of its keys for secrets;
+    ``makes_tables``: whether the program makes them itself, and a file, when it is first used.
     """
     names = check_names(hidden_by(), also_installed_by())
     facts = [*names, *check_facts(providers, host_now().date())]
@@ -67,6 +69,9 @@ async def examine(
         await schema.check(database)
         outdated = None
     except DatabaseUnreachable as error:
+        if makes_tables and database.file is not None and not database.file.exists():
+            message = f"there is no {database.file} yet: this program makes it, with its tables, when it is first used"
+            return [Finding("database", "ok", message), *facts]
         remedy = "" if database.is_sqlite else "start it, or correct the address"  # the message has that of a file
         return [Finding("database", "fail", str(error), remedy), *facts]
     except SetupError as error:
@@ -80,6 +85,9 @@ async def examine(
     else:
         findings.append(await asyncio.to_thread(_check_notify, database, listen_url))
     if outdated is not None:
+        if makes_tables and isinstance(outdated, SchemaOutdated):
+            message = "this program makes the tables, or brings them up to date, when it is first used"
+            return [*findings, Finding("schema", "ok", message), *facts]
         remedy = database.dialect.upgrade_with if isinstance(outdated, SchemaOutdated) else "deploy what fits"
         return [*findings, Finding("schema", "fail", str(outdated), remedy), *facts]
     if not database.is_sqlite and not database.dialect.generic_plans:
@@ -374,9 +382,9 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
 
 def _check_turns(contents: Contents) -> Finding:
     if not contents.stranded:
-        return Finding("turns", "ok", "every resource with ready jobs is in line for the workers")
+        return Finding("queue", "ok", "every resource with ready jobs is in line for the workers")
     return Finding(
-        "turns",
+        "queue",
         "fail",
         f"{counted(contents.stranded, 'resource')} with ready jobs fell out of the line for the workers",
         "workers mend this within a minute; if it comes back, report it as a bug",

@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.alerts.rules import of_stuck_handlers
@@ -74,6 +75,7 @@ class Worker:
     ) -> None:
         ground = features.ground
         _check(concurrency, kinds, except_kinds, ground.kinds)
+        _check_seconds(lease=lease, grace=grace)
         self._features, self._ground = features, ground
         label_records()
         self.id = f"{socket.gethostname()[:80]}:{os.getpid()}:{secrets.token_hex(3)}"
@@ -480,8 +482,8 @@ def _check(
     handlers: Mapping[str, Handler[Any, Any]],
 ) -> None:
     """Raise `SetupError` for what no worker can be."""
-    if concurrency < 1:
-        raise SetupError(f"concurrency must be at least 1, not {concurrency}")
+    if isinstance(concurrency, float) or concurrency < 1:
+        raise SetupError(f"concurrency must be a whole number from 1, not {concurrency!r}")
     if isinstance(kinds, str) or isinstance(except_kinds, str):
         raise SetupError("kinds and except_kinds are lists of kinds, such as ['mail.send']")
     if unknown := {*(kinds or ()), *except_kinds} - set(handlers):
@@ -493,6 +495,13 @@ def _check(
         raise SetupError("this app declares no handlers: list them in Resilient(handlers=[...])")
     if set(kinds or handlers) <= set(except_kinds):
         raise SetupError("this worker would run no kind at all: except_kinds (--except-kind) names all of its kinds")
+
+
+def _check_seconds(**spans: float) -> None:
+    """Raise `SetupError` for what is no length of time."""
+    for name, seconds in spans.items():
+        if not 0 <= seconds < inf:
+            raise SetupError(f"{name} is a number of seconds from 0, not {seconds!r}")
 
 
 def exit_if_stuck(worker: Worker) -> None:

@@ -503,7 +503,10 @@ def _report(out: Output, tally: Mapping[str, int], *, dry_run: bool) -> None:
         out.json({**tally, "dry_run": dry_run})
         return
     parts = [f"{number:,} {WORDS[name]}" for name, number in tally.items() if number]
-    out.say(("Would be: " if dry_run else "") + ("; ".join(parts) or "No job fits: nothing changed") + ".")
+    if not parts:
+        out.say(f"No job fits: nothing {'would change' if dry_run else 'changed'}.")
+        return
+    out.say(("Would be: " if dry_run else "") + "; ".join(parts) + ".")
 
 
 def read_json(text: str) -> Any:

@@ -380,7 +380,7 @@ async def _examined(app: Resilient) -> list[Finding]:
     try:
         return await examine(
             app.database, listen_url=app.listen_url, providers=app.providers.values(),
-            keys=app.grants.accounts.ring.key_ids,
+            keys=app.grants.accounts.ring.key_ids, makes_tables=app.ground.tables.upgrade,
         )  # fmt: skip
     finally:  # its connections belong to this loop
         await app.close()

@@ -16,7 +16,7 @@ import typer
 from resilient.core.base.budgets import GENERIC
 from resilient.core.base.errors import FailureKind, InvalidInput, Scope
 from resilient.core.base.instants import Word
-from resilient.core.base.phrases import figure, length, span
+from resilient.core.base.phrases import figure, length, nearest, span
 from resilient.core.provider.auth import ApiKey, Basic, OAuth2, Rotation
 from resilient.core.provider.facts import GENERIC as UNKNOWN
 from resilient.core.provider.facts import is_old
@@ -92,7 +92,9 @@ def show_provider(ctx: typer.Context, name: Name) -> None:
     run: Context = ctx.obj
     if (provider := _known(run, name).get(name)) is None:
         hint = "" if run.app_name else "; one of your program's own needs --app"
-        raise NotFound(f"no provider is called {name!r}: see `resilient providers list`{hint}")
+        raise NotFound(
+            f"no provider is called {name!r}{nearest(name, _known(run))}: see `resilient providers list`{hint}"
+        )
     if run.out.as_json:
         run.out.json(described(provider))
         return

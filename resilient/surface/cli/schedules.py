@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilient.core.base.phrases import span, when
+from resilient.core.base.phrases import nearest, span, when
 from resilient.surface.cli.exits import NotFound
 from resilient.surface.cli.jobs import PageSize  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
@@ -138,5 +138,5 @@ def _set(run: Context, name: str, *, paused: bool) -> None:
 def _known(run: Context, name: str) -> ScheduleInfo:
     infos = {one.name: one for one in run.app.sync.schedules.list()}
     if name not in infos:
-        raise NotFound(f"there is no schedule {name!r}; known are: {', '.join(infos) or 'none'}")
+        raise NotFound(f"there is no schedule {name!r}{nearest(name, infos)}; known are: {', '.join(infos) or 'none'}")
     return infos[name]
