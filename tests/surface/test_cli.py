@@ -201,6 +201,13 @@ def test_a_key_that_an_address_loses_is_refused_and_an_old_one_is_shown_and_eras
     assert read("jobs", "list")["jobs"] == []
 
 
+@pytest.mark.parametrize(("option", "text"), [("--breaker", "streak=nan"), ("--limit", "inf/s"), ("--limit", "nan/s")])
+def test_a_limit_is_finite(run, option, text):
+    status, _, err = run("resources", "limit", "github/a", option, text)
+    assert status == 2
+    assert "streak is a count from 1" in err or "rate must be positive and finite" in err
+
+
 def test_nobody_changed_anything(ok):
     assert ok("audit") == "Nothing was changed by hand.\n"
     assert ok("audit", "--who", "nobody") == "No change by 'nobody' is noted.\n"
@@ -472,6 +479,22 @@ def test_doctor(enqueue, run):
     document = json.loads(out)
     assert (status, document["healthy"], document["findings"][0]["name"]) == (1, False, "database")
     assert {"name", "value", "unit", "beyond", "setting"} == document["bounds"][0].keys()
+
+
+def test_the_dashboard_warns_of_a_database_that_is_not_there(run, tmp_path, monkeypatch):
+    from resilient.surface.web.dashboard import alone
+
+    monkeypatch.setattr(alone, "serve", lambda *_args, **_options: None)
+    for made in (False, True):
+        if made:
+            (tmp_path / "none.db").touch()
+        status, _, err = run("--database", f"sqlite:///{tmp_path}/none.db", "dashboard")
+        assert status == 0
+        assert err.startswith("warning: the database ")
+        assert "`resilient db upgrade`" in err
+    assert run("dashboard") == (0, "", "")
+    status, _, err = run("--app", "nowhere:app", "dashboard")
+    assert (status, err.count("there is no module")) == (2, 1)
 
 
 def test_doctor_of_a_program_that_makes_its_file(run, tmp_path, monkeypatch):

@@ -90,15 +90,13 @@ class BreakerPolicy:
     ramp_first: int = 2
 
     def __post_init__(self) -> None:
-        whole = (self.volume, self.children, self.ramp_first, 1 if self.streak is None else self.streak)
-        spans = (self.window, self.first_open, self.longest_open, self.probe_lease, self.calm)
-        ratio = 1.0 if self.ratio is None else self.ratio
-        counts_fit = all(1 <= one < inf for one in whole)
-        if not (counts_fit and all(0 < one < inf for one in spans) and 0 <= self.ramp < inf and 0 < ratio <= 1):
-            raise InvalidInput(
-                f"{self} is no breaker policy: counts start at 1, times are positive, ratio is in (0, 1], nothing is"
-                " infinite"
-            )
+        for name in ("volume", "children", "ramp_first", "streak"):
+            value = getattr(self, name)
+            self._require(name, value is None or 1 <= value < inf, "a count from 1")
+        for name in ("window", "first_open", "longest_open", "probe_lease", "calm"):
+            self._require(name, 0 < getattr(self, name) < inf, "a positive number of seconds")
+        self._require("ramp", 0 <= self.ramp < inf, "a number of seconds from 0")
+        self._require("ratio", self.ratio is None or 0 < self.ratio <= 1, "above 0 and at most 1")
         if not LEAST_CHILDREN <= self.children <= MOST_CHILDREN:
             raise InvalidInput(
                 f"BreakerPolicy(children={self.children}): use {LEAST_CHILDREN} to {MOST_CHILDREN};"
@@ -109,6 +107,10 @@ class BreakerPolicy:
                 f"BreakerPolicy(first_open={self.first_open:g}, longest_open={self.longest_open:g}): a circuit cannot"
                 " first be open for longer than it may be; raise longest_open too"
             )
+
+    def _require(self, name: str, fits: bool, what: str) -> None:  # noqa: FBT001 - of the value
+        if not fits:
+            raise InvalidInput(f"BreakerPolicy({name}={getattr(self, name)!r}): {name} is {what}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class Limit:
                 raise InvalidInput(f"Limit({word}={number!r}): write a number, such as Limit(100, per='1m', burst=20)")
         if not isfinite(rate) or rate <= 0 or (burst is not None and not (isfinite(burst) and burst >= 1)):
             raise InvalidInput(
-                f"Limit({rate!r}, per={per!r}, burst={burst!r}): rate must be positive, burst at least 1"
+                f"Limit({rate!r}, per={per!r}, burst={burst!r}): rate must be positive and finite, burst at least 1"
             )
         if counts not in ("requests", "jobs"):
             raise InvalidInput(f"a limit counts 'requests' or 'jobs', not {counts!r}")

@@ -62,11 +62,12 @@ def dashboard(
         sys.stdout.flush()  # it may be a pipe
 
     with logs.last_words(log):
+        app = run.app
         try:
-            run.app.ready_sync()
+            app.ready_sync()
         except (DatabaseUnreachable, SetupError) as error:  # the pages say so too, and work once it is mended
             run.out.remark(f"warning: {error}")
-        serve(run.app, port, say, read_only=read_only)
+        serve(app, port, say, read_only=read_only)
 
 
 def audit(

@@ -176,10 +176,11 @@ def _none_meant(run: Context, pattern: str) -> None:
 
 @resources.command("test")
 def send_test(ctx: typer.Context, key: Key) -> None:
-    """Send the harmless request that the provider's facts name, through the account's credentials and gates.
+    """Send one harmless request as this account.
 
-    Shows how it was answered and what the gates learnt. A pause, a cooldown or dead credentials refuse it; where a
-    circuit is due, it is its probe.
+    It is the one that the provider's facts name, with the account's credentials and through its gates. Shows how it
+    was answered and what the gates learnt. A pause, a cooldown or dead credentials refuse it; where a circuit is due,
+    it is its probe.
     """
     run: Context = ctx.obj
     api = run.program("a test request").sync.resources
