@@ -174,7 +174,7 @@ def test_bad_declarations_fail_at_the_start():
     with pytest.raises(InvalidInput, match=r"the breaker of 'a' is 5: write BreakerPolicy\("):
         Policies(breakers={"a": 5})
     for bad in ({"streak": 0}, {"ratio": 0.0}, {"ratio": 2.0}, {"window": 0}, {"children": 0}, {"ramp": -1}):
-        with pytest.raises(InvalidInput, match="no breaker policy"):
+        with pytest.raises(InvalidInput, match=rf"BreakerPolicy\({next(iter(bad))}=.*\): {next(iter(bad))} is "):
             BreakerPolicy(**bad)
     assert BreakerPolicy(streak=None, ratio=None, ramp=0).streak is None
 
