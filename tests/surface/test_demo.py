@@ -79,7 +79,6 @@ def test_everything_promised_is_true(small, database_url, backend):
         "one for each contact that was pushed: 116 for 116 contacts",
         "Events at the webhook, one for each row: 116 for 116 rows",
         "Events out of order within an account: 0",
-        "the webhook was away for 1.",
         "crm/globex said: come back later",
         "crm/umbrella/leads said: come back later",
         "Every valid contact was delivered, once each: 116 of 116",
@@ -95,6 +94,7 @@ def test_everything_promised_is_true(small, database_url, backend):
         output
     )
     assert re.search(r"[1-9]\d* answers were 503, then the port was closed", output), output
+    assert re.search(r"the webhook was away for [1-9]\d*\.\d s", output), output
     assert "crm/umbrella said" not in output  # one endpoint is limited, the account flows
     assert "FALSE" not in output
     if backend == "postgresql":
@@ -148,7 +148,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(small, number):
         assert len(own) == 3
         demo.send_signal(number)
         assert demo.wait(LIMIT) != 0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT
     while any(Path(f"/proc/{pid}").exists() for pid in own) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert [pid for pid in own if Path(f"/proc/{pid}").exists()] == []

@@ -145,6 +145,7 @@ class Hand:
             "endpoint_burst": 1,
             "wait": 1.0,
             "down_after": 1,
+            "unavailable_least": 2,
             "silent_after": 99,
             "revoke_after": 99,
             "outage_after": 99,
@@ -261,6 +262,14 @@ async def test_the_account_that_goes_down_says_503_and_then_the_port_is_to_close
     hand.clock.advance(60)
     assert (await hand.push(accounts.DOWN, "c1")).status_code == 201
     assert [e["decision"] for e in hand.log()] == ["stored", "unavailable", "unavailable", "stored", "repeated"]
+
+
+async def test_the_account_that_goes_down_says_503_so_often_that_its_circuit_opens_on_a_slow_machine_too():
+    hand = Hand(unavailable_least=3)
+    for expected in (201, 503, 503, 503, 201):
+        assert (await hand.push(accounts.DOWN, "c1")).status_code == expected
+        hand.clock.advance(60)
+    assert hand.downs == 1
 
 
 async def test_one_answer_never_comes_though_the_contact_is_stored():
@@ -404,6 +413,25 @@ def test_where_no_terminal_is_it_shows_lines():
         lines.show(LOOK)  # too soon after it
     (line,) = text.getvalue().splitlines()
     assert "384 of 600 done; waiting: crm/acme 34, crm/globex 34, " in line
+
+
+def test_what_was_over_between_two_looks_is_told():
+    """A machine that stands still for a moment does not make the story another."""
+    key, past = "crm/initech", NOW - timedelta(seconds=1)
+
+    def told(before, after):
+        return list(happened(*(Snapshot(NOW, {key: ResourceView(key, **view)}, {}, {}, 0) for view in (before, after))))
+
+    opened = f"{key}: circuit opened"
+    assert told({}, {"generation": 3}) == [opened, f"{key} is well again: circuit closed"]
+    assert told({}, {"breaker": "half_open", "generation": 2}) == [
+        opened,
+        f"{key}: one job tries whether it is well again",
+    ]
+    assert told({"generation": 3}, {"generation": 3}) == []
+    cooled = {"blocked_until": past, "blocked_code": "http_429"}
+    assert told({}, cooled) == [f"{key} said: come back later (http_429); every worker waited"]
+    assert told(cooled, cooled) == []
 
 
 def test_what_refusals_taught_is_said_once_for_each_throttle():

@@ -64,6 +64,7 @@ class Plan:
     allowed: int = 5  # requests a second of the account whose limit nobody declared
     down_after: int = 50
     unavailable: float = 1.5  # 503
+    unavailable_least: int = 6  # requests that get it, however slow the machine is: so many open a circuit
     refused: float = 2.5  # then nobody listens
     silent_after: int = 40  # the healthy account's next request is stored and never answered
     latency: float = 0.12  # of a good answer, give or take half
@@ -94,6 +95,7 @@ def plan(accounts: Iterable[tuple[str, str]], **changes: Any) -> Plan:
         "burst": max(1, throttled * 2 // 11),
         "endpoint_burst": max(1, count[LIMITED, LIMITED_ENDPOINT] // 4),
         "down_after": sum(n for (account, _), n in count.items() if account == DOWN) // 4,
+        "unavailable_least": min(6, sum(n for (account, _), n in count.items() if account == DOWN)),
         "silent_after": sum(n for (account, _), n in count.items() if account == HEALTHY) // 8,
         "revoke_after": sum(n for (account, _), n in count.items() if account == REVOKED) // 3,
         "outage_after": count.total() * 6 // 10,

@@ -170,6 +170,7 @@ class Troubled(FakeProvider):
         self.counts: dict[str, int] = {}  # account -> stored contacts
         self._past: set[str] = set()  # troubles that have begun: each comes once
         self._unavailable_until = self._outage_until = 0.0
+        self._unavailable = 0  # answers
         limited = accounts.resource_key(accounts.LIMITED, accounts.LIMITED_ENDPOINT)
         throttled = accounts.resource_key(accounts.THROTTLED, accounts.ENDPOINT)
         self.quotas = {throttled: Quota(plan.burst, plan.wait), limited: Quota(plan.endpoint_burst, plan.wait)}
@@ -266,7 +267,9 @@ class Troubled(FakeProvider):
         if self.counts.get(accounts.DOWN, 0) >= self.plan.down_after and self._once("down"):
             self._unavailable_until = now + self.plan.unavailable
             self._go_down()
-        return now < self._unavailable_until
+        is_down = now < self._unavailable_until or 0 < self._unavailable < self.plan.unavailable_least
+        self._unavailable += is_down
+        return is_down
 
     def _is_too_fast(self, request: Seen) -> bool:
         """Whether the account whose limit nobody declared has had its requests of this second, of whatever kind."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import sqlalchemy as sa
@@ -39,7 +39,9 @@ _JOB: Final[sa.Table] = tables.metadata.tables["resilient_job"]
 _RESOURCE: Final[sa.Table] = tables.metadata.tables["resilient_resource"]
 _ATTEMPT: Final[sa.Table] = tables.metadata.tables["resilient_attempt"]
 _WAITS: Final = ("throttled", "quota")
-_GATE: Final = ("key", "breaker", "open_until", "blocked_until", "blocked_code", "last_error_code", "auth", "learnt")
+_GATE: Final = (
+    "key", "breaker", "open_until", "blocked_until", "blocked_code", "last_error_code", "auth", "learnt", "generation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class ResourceView:
     last_error_code: str | None = None
     auth: str = "ok"
     learnt: Mapping[str, Any] | None = None  # what its refusals taught, as its row has it
+    generation: int = 0  # how often its circuit changed
 
     @property
     def rate(self) -> float | None:
@@ -160,10 +163,11 @@ def happened(old: Snapshot, new: Snapshot) -> Iterator[str]:
         if after.auth == "needs_reauth" != before.auth:
             yield f"{key}: its access was taken back; its owner is told, its jobs wait"
         is_new = after.blocked_code != REFRESHING and after.blocked_until != before.blocked_until
-        if is_new and after.blocked_until and after.blocked_until > new.now:
+        if is_new and after.blocked_until:
             code = f" ({after.blocked_code})" if after.blocked_code else ""
-            rest = _left(after.blocked_until, new.now)
-            yield f"{key} said: come back later{code}; every worker waits {rest}"
+            is_over = after.blocked_until <= new.now  # between two looks
+            waits = "waited" if is_over else f"waits {_left(after.blocked_until, new.now)}"
+            yield f"{key} said: come back later{code}; every worker {waits}"
         if after.rate is not None and before.throttles != after.throttles:
             throttles = counted(after.throttles, "throttle")
             yield f"{key}: nobody declared its limit; learnt {after.rate:.1f}/s from {throttles}"
@@ -172,8 +176,12 @@ def happened(old: Snapshot, new: Snapshot) -> Iterator[str]:
 
 
 def _breaker(before: ResourceView, after: ResourceView, now: datetime) -> Iterator[str]:
-    if before.breaker == after.breaker and before.open_until == after.open_until:
+    is_same = before.breaker == after.breaker and before.open_until == after.open_until
+    if is_same and before.generation == after.generation:
         return
+    if before.breaker == "closed" and after.breaker != "open":
+        yield f"{after.key}: circuit opened"  # and tried again between two looks
+        before = replace(before, breaker="open")
     match after.breaker:
         case "open":
             code = f" ({after.last_error_code})" if after.last_error_code else ""
