@@ -254,6 +254,16 @@ def budgets(
     return tuple(named)
 
 
+def counted_for(headers: Mapping[str, str], *, fields: Sequence[BudgetFields] = GENERIC) -> str:
+    """The name of the one budget that a request counted for, as its answer says; "" if it names none, or several."""
+    response = Fields.of(headers)
+    names = {response[f.named_by] for f in fields if f.named_by and response.get(f.named_by)}
+    if not names and STANDARD in response:
+        items = parse_list(response[STANDARD]) or ()
+        names = {item.value for item in items if isinstance(item.value, str)}
+    return one_line(names.pop()[: BUDGET_NAME.value]) if len(names) == 1 else ""
+
+
 def _budget(f: BudgetFields, response: Fields, now: datetime, skew: timedelta) -> Budget | None:
     if f.stated_in.isdisjoint(response):
         return None

@@ -65,7 +65,8 @@ class AnswerFacts:
     """One answer.
 
     ``body`` is the decoded JSON (None if there is none, or the classification did not need it), ``text`` the beginning
-    of the body. ``cost`` is what the request really cost, where the provider says so.
+    of the body. ``cost`` is what the request really cost, ``budget`` the name of the one budget that it counted for,
+    where the provider says so.
     """
 
     status: int
@@ -74,3 +75,4 @@ class AnswerFacts:
     text: str = field(default="", repr=False)
     budgets: tuple[Budget, ...] = ()
     cost: float | None = None
+    budget: str = ""

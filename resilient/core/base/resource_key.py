@@ -7,6 +7,8 @@ a trailing ``/**`` stands for everything below.
 No segment is ``.`` or ``..``: browsers and servers take these out of an address (RFC 3986, 5.2.4), so such a resource
 would have no page, and a request below its key another address. Rows of earlier versions may have them; `check_stored`
 takes these, so that they are shown, run and erased.
+
+A budget that a provider names is a resource below its account: ``github/acct-7/budget:search``.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ MAX_SEGMENTS: Final = 4
 MAX_LENGTH: Final = 255
 _KEY: Final = re.compile(r"[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+){0,3}")
 _DOTS: Final = frozenset({".", ".."})
+BUDGET: Final = "budget:"
+_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._@+-]")
 _PATTERN: Final = re.compile(r"[A-Za-z0-9._:@+*?-]+(?:/[A-Za-z0-9._:@+*?-]+){0,4}")
 
 
@@ -63,6 +67,17 @@ def path(key: str) -> tuple[str, ...]:
 def account(key: str) -> str:
     """The account that the key belongs to, its first two segments; a root is its own."""
     return "/".join(key.split("/", 2)[:2])
+
+
+def of_budget(account_key: str, name: str) -> str | None:
+    """The key of an account's budget; None if that would be no key."""
+    key = f"{account_key}/{BUDGET}{_UNUSUAL.sub('-', name)}"
+    return key if name and len(key) <= MAX_LENGTH and _KEY.fullmatch(key) else None
+
+
+def is_budget(key: str) -> bool:
+    """Whether ``key`` is a budget's."""
+    return key.rpartition("/")[2].startswith(BUDGET)
 
 
 def ancestors(key: str) -> tuple[str, ...]:

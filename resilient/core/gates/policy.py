@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import explained_class
-from resilient.core.base.resource_key import check_pattern, matches, path
+from resilient.core.base.resource_key import check_pattern, is_budget, matches, path
 from resilient.core.gates.rate_limit import Limit
 
 if TYPE_CHECKING:
@@ -287,11 +287,12 @@ class Policies:
         return tuple(level for level in path(key) if self.for_key(level).concurrency is not None)
 
     def _plain(self, key: str) -> Policy:
+        taught_by = key.rpartition("/")[0] if is_budget(key) else key  # what throttles may teach is said of accounts
         policy = Policy(
             limits=_best(key, self._limits) or (),
             concurrency=_best(key, self._caps),
             breaker=_best(key, self._breakers) or BreakerPolicy(),
-            learn=_best(key, self._learn) or Learning(),
+            learn=_best(key, self._learn) or _best(taught_by, self._learn) or Learning(),
             pace=_best(key, self._pace),
             reserve=_best(key, self._reserve) or (),
         )

@@ -79,6 +79,7 @@ class Path:
     turn: TurnSeen | None = None
     workers: Sequence[WorkerSeen] = ()
     stuck: Mapping[str, int] = field(default_factory=dict)  # worker to running jobs of the key that do not end
+    budgets: Sequence[Level] = ()  # that the account's provider names, and throttles taught something about
 
     @property
     def key(self) -> str:
@@ -209,6 +210,20 @@ def gates(path: Path, now: datetime, priority: int = 0) -> Iterator[Reason]:
         if stop is None and level.facts.breaker.state != "closed":
             text = f"The circuit of {key} is due for a probe: the next job to start there is the one."
             yield Reason("probe", text, key, level.facts.breaker.opened_at)
+
+
+def budgets(path: Path, now: datetime) -> Iterator[Reason]:
+    """What stops or slows the jobs that count for a budget which the provider names."""
+    for level in path.budgets:
+        key = level.facts.key
+        if key in {one.facts.key for one in path.levels}:
+            continue  # told as a gate of the path
+        stop = stop_of(level.facts, now) or admit([level], 1, now, _NOBODY).stop
+        whom = f"What counts for {key.rpartition(':')[2]} waits apart"
+        if stop is not None:
+            yield Reason("budget", f"{whom}: {_gate_text(stop, level, None, now)}", key, stop.since, stop.until)
+        elif (taught := summary(level.facts.learnt, now.timestamp())) is not None:
+            yield Reason("budget", f"{whom}: {key} is asked no faster than {learnt_limit(taught, now)}.", key)
 
 
 def _gate_text(  # noqa: C901, PLR0911 - one sentence a gate
@@ -492,6 +507,7 @@ def why_job(
     if job.state in (JobState.READY, JobState.SCHEDULED):
         stopped_by = list(gates(path, now, job.priority))
         reasons += stopped_by
+        reasons += budgets(path, now)
         if job.state == JobState.READY:
             reasons += line(path, ahead, now, stopped=bool(stopped_by))
         reasons += stuck(path)
@@ -512,6 +528,7 @@ def why_resource(path: Path, now: datetime, *, example: UUID | None = None) -> W
     if not stopped_by:
         reasons.append(Reason("open", f"Nothing stops {key}.", key))
     first = f", for example {example}" if example is not None else ""
+    reasons += budgets(path, now)
     waits = f"{counted(waiting, 'job is', 'jobs are')} ready at or below {key}{first}."
     reasons.append(Reason("waiting", waits, key))
     reasons += stuck(path)
@@ -521,7 +538,7 @@ def why_resource(path: Path, now: datetime, *, example: UUID | None = None) -> W
     return Why(key, state, _latest(reasons, now), waiting, tuple(reasons))
 
 
-_HARMLESS: Final = frozenset({"ready", "first", "last_error", "expires", "due", "cancel_requested", "learnt"})
+_HARMLESS: Final = frozenset({"ready", "first", "last_error", "expires", "due", "cancel_requested", "learnt", "budget"})
 _GATES: Final = frozenset({"breaker", "cooldown", "pause", "auth", "limit", "concurrency", "scheduled"})
 
 

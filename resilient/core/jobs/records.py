@@ -6,7 +6,7 @@ Each has ``to_json``: the stable form that the command line's ``--json`` prints 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -129,7 +129,9 @@ class ResourceInfo:
     ``gate`` is what stops it then (None: nothing, limits and caps aside), with its ``code``, ``since`` and
     ``until`` (None: nobody knows). ``policy`` is the runtime override. ``learnt`` is what throttles taught: its
     ``kind`` (rate, slots or quota), ``rate`` a second, how many ``at_once`` or ``in_a_window``, ``at`` what time, from
-    how many ``throttles``. ``waiting`` and ``running`` count the jobs at or below it.
+    how many ``throttles``. ``budgets``: of an account that is read alone, the budgets its provider names of which
+    throttles taught something, by name: until when each rests (``until``) and what is ``learnt``. ``waiting`` and
+    ``running`` count the jobs at or below it.
     """
 
     key: str
@@ -154,6 +156,7 @@ class ResourceInfo:
     created_at: datetime | None  # None: no worker has met it yet
     waiting: Count
     running: int
+    budgets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Every field under its own name."""

@@ -23,12 +23,13 @@ from resilient.core.base.errors import WAITS_FOR_RESOURCE, DatabaseUnreachable, 
 from resilient.core.base.instants import add_seconds
 from resilient.core.base.loggers import apart, logger
 from resilient.core.base.phrases import moment
-from resilient.core.base.resource_key import path
+from resilient.core.base.resource_key import BUDGET, is_budget, of_budget, path
 from resilient.core.gates.admission import ResourceFacts, Stop, in_force, needs_count, paced, refusal
 from resilient.core.gates.breaker import child_of, judge, names, scoped
 from resilient.core.gates.policy import Tenancy
 from resilient.core.jobs.backoff import retry_pause
 from resilient.core.jobs.outcomes import Failed, Succeeded
+from resilient.engine.gates.budgets import BudgetNames
 from resilient.engine.gates.drawing import CLOSE, Drawing, Reach, Stated, observation_of, spent, undeclared
 from resilient.engine.gates.lessons import Lessons
 from resilient.engine.gates.reporter import QUIET, Probing, Reporter
@@ -102,7 +103,7 @@ class Gate:
         self._lessons = Lessons(
             database, policies, snapshot=self._snapshot, monotonic=monotonic, spawn=self._reporter.spawn
         )
-        self.stated = Stated()
+        self.stated, self.names = Stated(), BudgetNames()
         self._resting: dict[str, datetime] = {}  # throttles on their way to the database
         self._closing = False
 
@@ -184,6 +185,10 @@ class Gate:
         if own is not None and stop.gate == "breaker" and self._probing.due(key, own, probes):
             return True
         raise ResourceStopped(stop.resource, stop.gate, stop.until)
+
+    def budgets_by_kind(self) -> dict[str, dict[str, str]]:
+        """The kinds whose jobs count for a budget that is stopped or slowed, as far as is known, by account."""
+        return self.names.by_account(self._snapshot.uneasy)
 
     def is_taught(self, key: str) -> bool:
         """Whether throttles taught something about a resource of the path."""
@@ -333,7 +338,7 @@ class Gate:
     async def answered(self, ticket: Ticket, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
         """Take in an answer: a cooldown at once, then breaker, budgets and the real cost."""
         if failure is not None and failure.kind in WAITS_FOR_RESOURCE:
-            await self._throttled(key, failure, ticket)
+            await self._throttled(key, failure, ticket, answer.budget)
         elif failure is None and self._policies.for_key(ticket.key).learn.latency:
             with contextlib.suppress(DatabaseUnreachable):  # it is measured again
                 await self._lessons.timed(ticket, (self.now() - ticket.sent_at).total_seconds())
@@ -342,7 +347,7 @@ class Gate:
             shared = self._policies.tenancy(key) is not Tenancy.APART  # a host of its own bills its account alone
             self._drawing.settle(place, answer.cost - place.cost, shared=shared)
         if answer.budgets:
-            await self.budgets(ticket, answer.budgets)
+            await self.budgets(ticket, answer.budgets, answer.budget and self.names.key_of(key, answer.budget))
 
     async def failed(self, ticket: Ticket, key: str, failure: Failure) -> None:
         """Take in a request without an answer."""
@@ -443,6 +448,9 @@ class Gate:
                 learning=learning,
             )  # fmt: skip
             self._snapshot.put(cooled)
+            if cooled.key != key:  # the account has as many as are learnt apart
+                self.names.fold(key, key.partition(BUDGET)[2])
+                refusal = None
             self._lessons.taught(cooled, None if news else refusal)
         finally:
             self._resting.pop(key, None)
@@ -452,8 +460,11 @@ class Gate:
             if self._on_cooldown is not None:
                 self._on_cooldown(cooled)
 
-    async def budgets(self, ticket: Ticket, budgets: Sequence[Budget]) -> None:
-        """What the server says is left lowers our view of declared limits; a spent unknown one cools down."""
+    async def budgets(self, ticket: Ticket, budgets: Sequence[Budget], named: str | None = None) -> None:
+        """What the server says is left lowers our view of declared limits; a spent unknown one cools down.
+
+        ``named``: the resource of the budget that the request counted for, if it is one of its own.
+        """
         now = self.now()
         declared = tuple(one for one in self._limits(ticket.key) if not one[1].name.startswith("~"))
         reach = Reach.of(declared, ticket.key, self._policies.tenancy(ticket.key))
@@ -466,7 +477,7 @@ class Gate:
                 self._lessons.flows.hold_to(ticket.key, budget.remaining, seconds)
                 stated.append((budget, seconds))
             elif (reset_at := spent(budget, reach, now)) is not None:
-                await self.cool_down(ticket.key, reset_at, f"budget:{budget.name}", exact=True)
+                await self.cool_down(named or ticket.key, reset_at, f"budget:{budget.name}", exact=True)
         if stated:
             self._keep_to(ticket, stated)
 
@@ -525,6 +536,8 @@ class Gate:
             verdict = "ok" if failure is None else judge(failure, key, level, tenancy)
             if verdict == "ok" and (failure is None or failure.kind not in WAITS_FOR_RESOURCE):
                 passed.append(level)  # a refused request is proof of life, but nobody let it through
+            if is_budget(level):
+                continue  # circuits are its account's
             floor = retry_at if failure is not None and names(failure, key, level, tenancy) else None
             if level in ticket.probing:
                 self._reporter.tally.probe(level, generation, verdict, failure, floor)
@@ -546,12 +559,14 @@ class Gate:
                 self._reporter.tally.probe(level, generation, "neutral", None, None)
         self._reporter.wake(0.0)
 
-    async def _throttled(self, key: str, failure: Failure, ticket: Ticket) -> None:
+    async def _throttled(self, key: str, failure: Failure, ticket: Ticket, budget: str = "") -> None:
         if failure.kind == "auth":
             return  # credentials are not waited for by the clock
         retry_at = self._retry_at(failure)
         with contextlib.suppress(ResourceStopped):
             resource, seconds = scoped(failure, key, self._policies.tenancy(key)), None
+            if budget:
+                resource = await self._budget_of(resource, budget)
             if retry_at is not None:
                 seconds = max(0.0, (retry_at - self.now()).total_seconds())
             teaches = failure.kind == FailureKind.THROTTLED
@@ -563,6 +578,15 @@ class Gate:
                 refusal = self._lessons.refusal(root, ticket, seconds)
                 await self.cool_down(root, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
                 await self._lessons.not_theirs(herd)
+
+    async def _budget_of(self, resource: str, name: str) -> str:
+        """The resource of a named budget; the account itself if it has no other that anybody knows of."""
+        key = of_budget(resource, name)
+        if key is not None and self.names.key_of(resource, name) is None:
+            await self._snapshot.refresh([key])
+            if key in self._snapshot.uneasy:
+                self.names.split(resource)
+        return self.names.key_of(resource, name) or resource
 
     def _said_throttled(self, key: str, failure: Failure) -> None:
         """A handler says so itself: the next one, which may begin before anything is written, does not start."""

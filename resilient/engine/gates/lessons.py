@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from resilient.core.base.errors import DatabaseUnreachable
 from resilient.core.base.loggers import FailureLog, apart, logger
 from resilient.core.base.phrases import learnt_limit
-from resilient.core.base.resource_key import depth, path
+from resilient.core.base.resource_key import depth, is_budget, path
 from resilient.core.gates.learnt import STRETCH, Answers, Refusal, allowance, summary
 from resilient.core.gates.policy import Tenancy
 from resilient.core.gates.rate_limit import LEARNT
@@ -194,6 +194,8 @@ class Flows:
                 self._flows = {k: f for k, f in self._flows.items() if f.flying or f.waiting or f.generation}
             flow = Flow(key, FIRST if "/" in key else FIRST_OF_ROOT, since=at, grown_at=at)
             flow.generation = self._generation(key)
+            if is_budget(key) and not flow.generation:  # its account begins slowly
+                flow.cap = _OPEN
             self._flows[key] = flow
         elif at - flow.used_at > IDLE and not flow.flying and not flow.generation:
             self._restart(flow)

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from resilient.core.base.errors import ResourceStopped
 from resilient.core.base.loggers import FailureLog, apart, logger
+from resilient.core.base.resource_key import is_budget
 from resilient.core.gates.admission import ResourceFacts
 from resilient.store.db.dialect import SHORT_LOCK_WAIT, is_lock_timeout
 from resilient.store.db.direct import direct
@@ -119,7 +120,8 @@ class Snapshot:
             try:
                 facts, now = await self._database.transaction(_read, keys)
                 if missing := [key for key in keys if key not in facts]:
-                    await self._make(missing)
+                    if owned := [key for key in missing if not is_budget(key)]:  # a budget's comes with a throttle
+                        await self._make(owned)
                     facts |= {key: ResourceFacts(key, calm=True) for key in missing}
                 self.learn(facts, now)
             except Exception as error:  # noqa: BLE001 - the database may be away; the age decides

@@ -105,14 +105,18 @@ class Wire:
 
         It does if throttles taught a limit of its resource, and handlers of its kind begin with a request.
         """
-        alone = execution.run is None and not execution.probes
-        return alone and execution.row.kind in self._habits and self.gate.is_taught(execution.resource_key)
+        kind, alone = execution.row.kind, execution.run is None and not execution.probes
+        return alone and kind in self._habits and self.gate.is_taught(self._first_of(execution))
+
+    def _first_of(self, execution: Execution) -> str:
+        """What its first request counts for, as far as is known."""
+        return self.gate.names.first_of(execution.resource_key, execution.row.kind)
 
     async def line_up(self, execution: Execution) -> None:
         """Wait for that place, unless the database is away. Raises `ResourceStopped`."""
         try:
             with InEngine(execution):
-                key, cost = execution.resource_key, self._habits[execution.row.kind]
+                key, cost = self._first_of(execution), self._habits[execution.row.kind]
                 execution.reservation = await self.gate.reserve(key, cost)
         except ResourceStopped as stopped:
             if stopped.gate != "database":  # its request knows what to do then
@@ -371,8 +375,10 @@ class JobHooks:
         with InEngine(execution):
             access = await self._access(request) if request.trusted else None
             self._wire.note_first(execution, request)
+            kind, names = execution.row.kind, self._wire.gate.names
+            key = names.key_for(request.key, kind, request.method, request.path)
             admit = partial(
-                self._wire.gate.admit, request.key, request.cost, probes=execution.probes, own=execution.resource_key,
+                self._wire.gate.admit, key, request.cost, probes=execution.probes, own=execution.resource_key,
                 reserved=execution.reservation,
             )  # fmt: skip
             began = time.perf_counter()
@@ -459,6 +465,11 @@ class JobHooks:
 
     async def _answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:
         self._count(permit, failure)
+        if answer.budget:
+            request, kind, name = permit.request, self._execution.row.kind, answer.budget
+            usual = {one.name for one in self._wire.provider_of(request.key).waits.budgets if one.named_by}
+            apart = bool(usual) and name not in usual
+            self._wire.gate.names.take_in(request.key, kind, request.method, request.path, name, apart=apart)
         await self._wire.gate.answered(permit.state, permit.request.key, answer, failure)
         if permit.access is None:
             return

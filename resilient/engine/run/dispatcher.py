@@ -87,6 +87,7 @@ class Dispatcher:
         self.avoid: Collection[str] = ()  # keys that are passed over for as long as they stand here
         self.rooms: Callable[[set[str]], dict[str, int]] | None = None  # see `claim.Ask`
         self.stated: Mapping[str, tuple[Limit, ...]] = {}  # see `claim.Ask`
+        self.budgets: Callable[[], dict[str, dict[str, str]]] = dict  # see `claim.Ask`
 
     # -- how many -------------------------------------------------------------------------------------------------
 
@@ -178,6 +179,7 @@ class Dispatcher:
             batches=self._batches,
             rooms=self.rooms,
             stated=self.stated,
+            budgets=self.budgets(),
             careful=now < self._careful_until,
             limited=self._limited,
         )

@@ -126,6 +126,7 @@ class Worker:
         )
         self.shares = Shares(self.concurrency, self.monotonic)
         self.dispatcher.rooms, self.dispatcher.stated = self.shares.rooms, self.gate.stated.limits
+        self.dispatcher.budgets = self.gate.budgets_by_kind
         self.completer.on_saved = ground.waker.tell_ended
         self.link = DatabaseLink()
         self.sweeper = Sweeper(features, self.link, lease=self.lease, wake=self.wake, now=self.now, roll=roll)

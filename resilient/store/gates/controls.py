@@ -17,13 +17,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.accounts.tokens import REFRESHING
+from resilient.core.base.resource_key import is_budget, parent
 from resilient.core.gates import breaker, learnt
 from resilient.core.gates.admission import ResourceFacts
 from resilient.core.gates.policy import Learning
 from resilient.core.gates.rate_limit import LEARNT
 from resilient.core.gates.retry_after import cooled
 from resilient.store.db.dialect import SHORT_LOCK_WAIT, limit_lock_waits
-from resilient.store.gates import circuits, turns
+from resilient.store.gates import circuits, resources, turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from resilient.store.db.dialect import Dialect
 
 
+MOST_BUDGETS: Final = 8  # of an account, learnt apart
 _FIRST: Final = 1  # parked turns released where the load comes back step by step
 _FIELDS: Final = {"key": "text", "learnt": "json"}
 
@@ -157,9 +159,10 @@ def cool_down(
 
     ``exact``: the time is a budget's reset, so nothing is added to it. ``refusal``: what it may teach, as far as
     ``learning`` says; without one the load only comes back step by step. A rest for a refresh may end before its time,
-    so it gives way to what was told, and never takes its place.
+    so it gives way to what was told, and never takes its place. A budget that may not be learnt apart any more is its
+    account's: then the facts are the account's.
     """
-    facts = _lock_one(c, d, key)
+    key, facts = _of_its_own(c, d, key, _lock_one(c, d, key))
     now = d.now(c)
     gives_way = facts.blocked_code == REFRESHING != code
     if gives_way:
@@ -193,6 +196,18 @@ def cool_down(
     return facts, True
 
 
+def _of_its_own(c: Connection, d: Dialect, key: str, facts: ResourceFacts) -> tuple[str, ResourceFacts]:
+    """What a throttle of ``key`` is written to: its account if that has `MOST_BUDGETS` with lessons beside this one."""
+    owner = parent(key)
+    if owner is None or not is_budget(key) or facts.learnt is not None:
+        return key, facts
+    rest = _lock_one(c, d, owner)  # two new ones wait for each other here
+    now = d.now(c).timestamp()
+    taught = resources.read(c, d, resources.budgets_of(c, d, owner)).values()
+    others = sum(learnt.current(one.learnt, now) is not None for one in taught)
+    return (key, facts) if others < MOST_BUDGETS else (owner, rest)
+
+
 def warm_up(c: Connection, d: Dialect, key: str) -> int:
     """End a cooldown by hand, and forget what it taught; returns how many parked turns were released."""
     facts, now = _lock_one(c, d, key), d.now(c)
@@ -220,7 +235,11 @@ def warm_up_from(c: Connection, d: Dialect, key: str, code: str) -> int:
 
 
 def forget(c: Connection, d: Dialect, key: str) -> int:
-    """Drop what throttles taught about a resource; returns how many parked turns were released."""
+    """Drop what throttles taught about a resource and its budgets; returns how many parked turns were released."""
+    return sum(_forget_one(c, d, one) for one in (*resources.budgets_of(c, d, key), key))
+
+
+def _forget_one(c: Connection, d: Dialect, key: str) -> int:
     if _lock_one(c, d, key).learnt is None:
         return 0
     now = d.now(c)

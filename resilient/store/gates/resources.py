@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.base.resource_key import BUDGET
 from resilient.core.gates.admission import ResourceFacts
 from resilient.core.gates.breaker import BreakerFacts
 from resilient.core.gates.learnt import Learnt
@@ -121,6 +122,27 @@ def count_running(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, i
         {"keys": d.pack_keys(keys)},
     )
     return {r[0]: r[1] for r in rows}
+
+
+def budgets_of(c: Connection, d: Dialect, key: str) -> list[str]:
+    """The keys of an account's budgets about which something is learnt, in order."""
+    rows = d.run(
+        c,
+        "SELECT key FROM {resource} WHERE key > :low AND key < :high AND learnt IS NOT NULL ORDER BY key",
+        {"low": f"{key}/{BUDGET}", "high": f"{key}/{BUDGET}~"},
+    )
+    return [row[0] for row in rows]
+
+
+def count_running_kinds(c: Connection, d: Dialect, key: str, kinds: Sequence[str]) -> int:
+    """How many jobs of a key run that are of one of these kinds."""
+    number: int = d.run(
+        c,
+        "SELECT count(*) FROM {job} WHERE state = 'running' AND resource_key = :key"
+        f" AND kind {d.among('kinds', 'text')}",
+        {"key": key, "kinds": d.pack_keys(kinds)},
+    ).scalar_one()
+    return number
 
 
 def write_levels(c: Connection, d: Dialect, old: Sequence[Level], new: Sequence[Level], now: datetime) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import sqlalchemy as sa
 
 from resilient.core.base.errors import InvalidInput
+from resilient.core.base.resource_key import BUDGET, path
 from resilient.core.base.resource_key import matches as matches_key
-from resilient.core.base.resource_key import path
 from resilient.core.gates.admission import ResourceFacts, Stop, error_shut, hand_shut, stop_of
 from resilient.core.gates.breaker import BreakerFacts
 from resilient.core.gates.learnt import Learnt
@@ -137,11 +138,23 @@ def queued_keys(c: Connection, d: Dialect, pattern: str) -> list[str]:
 def get(c: Connection, d: Dialect, key: str) -> ResourceInfo:
     """One resource; with defaults if it has no row yet."""
     if infos := page(c, d, pattern=key, limit=1):
-        return infos[0]
+        return replace(infos[0], budgets=_budgets(c, d, key))
     untouched = {"key": key, "breaker": "closed", "reopens": 0, "auth": "ok"}
     row = {**dict.fromkeys(RESOURCE.c.keys()), **untouched}
     running = resources.count_running(c, d, [key])[key]
     return _info(row, waiting(c, d, [key])[key], running, d.now(c))
+
+
+def _budgets(c: Connection, d: Dialect, key: str) -> dict[str, dict[str, Any]]:
+    """The named budgets of an account that throttles taught something about; see `ResourceInfo`."""
+    now, budgets = d.now(c), dict[str, dict[str, Any]]()
+    for budget, facts in resources.read(c, d, resources.budgets_of(c, d, key)).items():
+        stop = stop_of(facts, now)
+        learnt = learnt_summary(facts.learnt, now.timestamp())
+        if stop is not None or learnt is not None:
+            name = budget.rpartition("/")[2].removeprefix(BUDGET)
+            budgets[name] = {"until": None if stop is None else stop.until, "learnt": learnt}
+    return budgets
 
 
 def summary(c: Connection, d: Dialect) -> list[StoppedGroup]:
@@ -272,5 +285,5 @@ def _info(row: Mapping[Any, Any], waits: Count, running: int, now: datetime) -> 
 _SAME: Final = tuple(
     name
     for name in ResourceInfo.__slots__
-    if name not in ("gate", "code", "since", "until", "waiting", "running", "learnt")
+    if name not in ("gate", "code", "since", "until", "waiting", "running", "learnt", "budgets")
 )

@@ -68,8 +68,22 @@ def path_of(
     ]
     waiting = resource_queries.waiting(c, d, keys)
     return Path(
-        levels, waiting, _errors(c, d, keys), turn_of(c, d, key), seen_workers(c, d, now), stuck_jobs(c, d, key)
-    ), now
+        levels, waiting, _errors(c, d, keys), turn_of(c, d, key), seen_workers(c, d, now), stuck_jobs(c, d, key),
+        _budgets(c, d, resource_key.account(key), policy, now),
+    ), now  # fmt: skip
+
+
+def _budgets(
+    c: Connection, d: Dialect, account: str, policy: Callable[[str, Mapping[str, Any] | None], Policy], now: datetime
+) -> list[Level]:
+    """The named budgets of an account that throttles taught something about."""
+    keys = resources.budgets_of(c, d, account)
+    if not keys:
+        return []
+    facts, states = resources.read(c, d, keys), limits.read(c, d, keys)
+    return [
+        Level(f, in_force(policy(k, f.policy_override), f.learnt, now), states.get(k, {})) for k, f in facts.items()
+    ]
 
 
 def _stated(states: Mapping[str, LimitState], now: float) -> tuple[Limit, ...]:

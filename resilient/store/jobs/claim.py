@@ -27,7 +27,7 @@ of kinds this worker does not run; the worker passes over it for a while (`Claim
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -75,6 +75,7 @@ class Ask:
     batches: Mapping[str, int] = field(default_factory=dict)  # kinds whose jobs share a slot, and how many of them
     rooms: Callable[[set[str]], dict[str, int]] | None = None  # accounts to the slots each may have; None: all
     stated: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)  # what answers say of keys; see `Level`
+    budgets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # key to kind to budget
     limited: bool = True  # whether keys probably have limits, so that they are read with the first look
     careful: bool = False  # wait for nobody who holds an ancestor (in an open transaction): see `db/dialect.py`
 
@@ -125,6 +126,7 @@ class _Claim:
         self.levels: dict[str, Level] = {}  # and with the jobs that were admitted
         self.kinds = frozenset(ask.kinds)
         self.mixed: set[str] = set()  # keys that also hold kinds this worker does not run
+        self.used_up: dict[str, Stop] = {}  # keys whose jobs all wait for budgets
         self.limits = snapshot.limits  # None: not read yet, or before the last lock
 
     def run(self) -> Claimed:
@@ -200,7 +202,49 @@ class _Claim:
                 self.mixed.add(key)
                 jobs[key] = runnable
         hidden = [t for t in leaves if t.resource_key in self.mixed and not jobs[t.resource_key]]
-        return jobs | (self._best(hidden, runnable_only=True) if hidden else {})
+        jobs |= self._best(hidden, runnable_only=True) if hidden else {}
+        for key in jobs.keys() & self.ask.budgets.keys():
+            jobs[key] = self._within_budgets(key, jobs[key])
+        return jobs
+
+    def _within_budgets(self, key: str, rows: list[ClaimedJob]) -> list[ClaimedJob]:
+        """The candidates of a key without those of kinds that count for a budget with no room for them."""
+        budget_of = self.ask.budgets[key]
+        rooms = {budget: self._room_of(key, budget) for budget in sorted(set(budget_of.values()))}
+        within, stop = list[ClaimedJob](), None
+        for row in rows:
+            budget = budget_of.get(row.kind)
+            if budget is None or rooms[budget].count > 0:
+                within.append(row)
+                if budget is not None:
+                    rooms[budget] = replace(rooms[budget], count=rooms[budget].count - 1)
+            else:
+                stop = rooms[budget].stop
+        if stop is None:
+            return within
+        if not within:  # others may stand behind them
+            spent = {kind for kind, budget in budget_of.items() if not rooms[budget].count}
+            kinds = [kind for kind in self.ask.kinds if kind not in spent]
+            within = best_ready(self.c, self.d, [key], self.ask.per_key + 1, kinds).get(key, []) if kinds else []
+        if within:
+            self.mixed.add(key)
+        else:
+            self.used_up[key] = stop
+        return within
+
+    def _room_of(self, key: str, budget: str) -> Admission:
+        """How many jobs of a key may start for one of its account's budgets, and what stops more."""
+        read = resources.read(self.c, self.d, [budget])
+        if budget not in read or read[budget].calm:
+            return Admission(self.ask.per_key + BATCH_ROWS, None, (), ())
+        facts = self.facts[budget] = read[budget]
+        policy, running = self._policy(budget), 0
+        if admission.needs_count(facts, policy, self.now):
+            kinds = [kind for kind, name in self.ask.budgets[key].items() if name == budget]
+            running = resources.count_running_kinds(self.c, self.d, key, kinds)
+        states = limits.read(self.c, self.d, [budget]).get(budget, _NO_LIMITS)
+        most = self.ask.per_key + BATCH_ROWS
+        return admit([Level(facts, policy, states, running)], most, self.now, self.ask.worker_id)
 
     def _read_deeper(
         self, leaves: Sequence[turns.Turn], jobs: Mapping[str, list[ClaimedJob]]
@@ -228,6 +272,9 @@ class _Claim:
         for t in leaves:
             if candidates.get(t.resource_key):
                 active.append(t)
+            elif t.resource_key in self.used_up:
+                out.stops[t.resource_key] = self.used_up[t.resource_key]
+                self._park(t.resource_key, t.priority, self.used_up[t.resource_key])
             elif t.resource_key in self.mixed:
                 self.again[t.resource_key] = t.priority
                 out.unknown.append(t.resource_key)

@@ -14,7 +14,8 @@ from resilient.surface.cli.exits import FAILED, NotFound
 from resilient.surface.cli.jobs import PageSize, Yes, bulk, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
 
     from resilient.core.jobs.records import Changed, ResourceInfo
     from resilient.engine.gates.api import Bulk
@@ -99,6 +100,7 @@ def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
             ("limits", limits_of(policy) + marks["limits"]),
             ("concurrency", cap_of(policy) + marks["concurrency"]),
             ("learnt", info.learnt and learnt_limit(info.learnt, now)),
+            *((f"budget {name}", _budget(one, now)) for name, one in info.budgets.items()),
             ("breaker", json.dumps(override["breaker"]) + marks["breaker"] if "breaker" in override else None),
             ("last success", info.last_success_at and when(info.last_success_at, now)),
             ("last error", info.last_error and f"{info.last_error} ({info.last_error_kind or 'unknown'})"),
@@ -108,6 +110,12 @@ def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
     )
     if not run.knows_policies:
         run.out.say("Limits declared by the program are not known here: say --app to see them.", style="dim")
+
+
+def _budget(budget: Mapping[str, Any], now: datetime) -> str:
+    """What is known of one budget that the provider names."""
+    rests = f"rests until {when(budget['until'], now)}" if budget["until"] else ""
+    return "; ".join(filter(None, (rests, learnt_limit(budget["learnt"], now) if budget["learnt"] else "")))
 
 
 def limits_of(policy: dict[str, Any]) -> str:

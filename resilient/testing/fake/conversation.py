@@ -165,7 +165,9 @@ class Conversation:
         origin: str,
         performed: list[Seen],
         allowance: Callable[[str], Allowance] | None = None,
+        budget: Callable[[str], str] | None = None,
     ) -> None:
+        self._budget = budget
         self._provider, self._accounts, self._meter, self._origin = provider, accounts, meter, origin
         self.routes: list[Route] = []
         self.lists: list[Records] = []
@@ -230,7 +232,7 @@ class Conversation:
             return self._in_parts(request, batch, now, part)
         reply = self._content(request, now)
         if self._meter is not None:
-            reply.headers = {**self._meter.headers(request.key, now), **reply.headers}
+            reply.headers = {**self._meter.headers(request.key, now), **self._named(request), **reply.headers}
         self.note(request, reply, now)
         if request.kind is None and not (
             request.method in _READS or self._provider.is_read(request.method, request.path)
@@ -324,18 +326,24 @@ class Conversation:
         if self._make_allowance is None or request.what != "api":
             return None
         self._epoch = self._epoch or now
-        allowance = self._allowances.get(request.account or _ANYBODY)
+        name = request.account or _ANYBODY
+        if self._budget is not None:
+            name = f"{name}/{self._budget(request.path)}"
+        allowance = self._allowances.get(name)
         if allowance is None:
-            allowance = self._allowances[request.account or _ANYBODY] = self._make_allowance(
-                request.account or _ANYBODY
-            )
+            allowance = self._allowances[name] = self._make_allowance(name)
         wait = allowance.ask((now - self._epoch).total_seconds())
         if wait is None:
             self._let_through[id(request)] = allowance
             return None
         request.over = True
-        seconds = None if wait.seconds is None else f"{wait.seconds:g}"
-        return Reply(429, {"message": "too many requests"}, {} if seconds is None else {"retry-after": seconds})
+        hint = {} if wait.seconds is None else {"retry-after": f"{wait.seconds:g}"}
+        return Reply(429, {"message": "too many requests"}, hint | self._named(request))
+
+    def _named(self, request: Seen) -> dict[str, str]:
+        """The header that names the budget of a request."""
+        fields = next((one.named_by for one in self._provider.waits.budgets if one.named_by), "")
+        return {} if self._budget is None or not fields else {fields: self._budget(request.path)}
 
     def _remembered(self, request: Seen, now: datetime) -> Reply | None:
         if not request.idempotency_key:

@@ -56,7 +56,9 @@ class FakeProvider:
     facts by `provider_at`. ``enforce``: whether its limits are; ``refused_count``: whether refused requests draw too,
     as with Microsoft, Asana and Discord. ``allowance``: a function from an account's name
     to a further limit of that account, which no answer announces (`resilient.testing.fake.meter`); if it returns the
-    same object for all, that is a limit of the application.
+    same object for all, that is a limit of the application. ``budget``: a function from a path to the name of the
+    budget that its requests count for; each has an allowance of its own then (of ``account/name``), and is named in
+    answers, in the provider's field for it (`BudgetFields.named_by`).
     ``lifetime``: seconds of its access tokens instead of the provider's own. ``anonymous``: requests need no
     credentials. ``skew``: how far its clock is ahead of ``clock``. ``facts`` replaces fields, as `Provider.configured`
     does.
@@ -71,6 +73,7 @@ class FakeProvider:
         enforce: bool = True,
         refused_count: bool = False,
         allowance: Callable[[str], Allowance] | None = None,
+        budget: Callable[[str], str] | None = None,
         lifetime: float | None = None,
         anonymous: bool = False,
         skew: timedelta = timedelta(0),
@@ -98,7 +101,9 @@ class FakeProvider:
         oauth = self.provider.oauth
         self.oauth = TokenServer(self._accounts, oauth, self.url) if oauth is not None else None
         self._meter = Meter(self.provider, refused_count=refused_count) if enforce else None
-        self._talk = Conversation(self.provider, self._accounts, self._meter, self.url, self._changes, allowance)
+        self._talk = Conversation(
+            self.provider, self._accounts, self._meter, self.url, self._changes, allowance, budget
+        )
         self._base = urlsplit(self.provider.base_url).path.rstrip("/")
 
     def __reduce__(self) -> Any:

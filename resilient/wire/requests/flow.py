@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import httpx
 
-from resilient.core.base.budgets import Fields, budgets
+from resilient.core.base.budgets import Fields, budgets, counted_for
 from resilient.core.base.errors import WAITS_FOR_RESOURCE, Failure, FailureKind, InvalidInput, ResourceStopped
 from resilient.core.base.phrases import fits_header
 from resilient.core.provider.classify import classify, cost_of, message_of
@@ -210,6 +210,8 @@ def _classified(request_log: RequestLog, sent: httpx.Request, answer: Answer, st
     if request.gated and not provider.budget_names.isdisjoint(headers):
         server_budgets = budgets(headers, now, fields=provider.waits.budgets)
     facts = answer.facts(headers, server_budgets)
+    if request.gated and (name := counted_for(headers, fields=provider.waits.budgets)):
+        facts = replace(facts, budget=name)
     if request.gated and provider.cost is not None:
         facts = replace(facts, cost=cost_of(facts, provider))
     failure = without_secrets_in_code(classify(facts, request, provider, now), request_log.secrets)

@@ -1,0 +1,275 @@
+"""Budgets that a provider names: one of them is throttled, and the rest of the account goes on."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from resilient import Item, Provider, Resilient, Retry, handler
+from resilient.core.base.budgets import BudgetFields, counted_for
+from resilient.core.base.errors import Failure, FailureKind, ResourceStopped
+from resilient.core.base.exchange import AnswerFacts
+from resilient.core.base.resource_key import of_budget
+from resilient.core.gates.learnt import CLOSE
+from resilient.core.gates.policy import Policies
+from resilient.core.gates.retry_after import WaitDialect
+from resilient.engine.gates.budgets import MOST, BudgetNames, shape
+from resilient.engine.gates.gate import Gate
+from resilient.engine.run.job import Job
+from resilient.store.gates import controls, resources
+from resilient.testing import FakeProvider
+from resilient.testing.fake.meter import Wait
+
+FIELDS = (BudgetFields("core", remaining="x-left", named_by="x-budget"),)
+WAITS = WaitDialect(budgets=FIELDS)
+SEARCH = "p/a/budget:search"
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({"x-budget": "search"}, "search"),
+        ({"X-Budget": "search", "x-left": "3"}, "search"),
+        ({"x-left": "3"}, ""),
+        ({"ratelimit": '"search";r=0;t=30'}, "search"),
+        ({"ratelimit": '"search";r=0;t=30, "daily";r=9;t=900'}, ""),
+        ({"ratelimit": "limit=9, remaining=3"}, ""),
+        ({"x-budget": "s" * 900}, "s" * 64),
+    ],
+)
+def test_the_budget_that_an_answer_names(headers, name):
+    assert counted_for(headers, fields=FIELDS) == name
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/search/issues", "/search/issues"),
+        ("/users/17/posts", "/users/*/posts"),
+        ("/v3/objects", "/*/objects"),
+        ("/files/" + "a" * 40, "/files/*"),
+    ],
+)
+def test_what_paths_have_in_common(path, form):
+    assert shape(path) == form
+
+
+def taught():
+    names = BudgetNames()
+    for n in range(5):
+        names.take_in("p/a", "find", "GET", f"/search/{n}", "search")
+        names.take_in("p/a", "read", "GET", f"/things/{n}", "core")
+    return names
+
+
+def test_what_a_request_will_count_for_is_what_those_like_it_did():
+    names = taught()
+    assert names.key_for("p/b", "find", "GET", "/search/99") == "p/b/budget:search"
+    assert names.key_for("p/b", "find", "GET", "/search/other/form") == "p/b/budget:search", "as all that begin so"
+    assert names.key_for("p/b", "find", "POST", "/search/99") == "p/b", "nobody knows"
+    assert names.key_for("p/b/deeper", "find", "GET", "/search/99") == "p/b/deeper", "the facts say that it has its own"
+    assert names.key_for("q/b", "find", "GET", "/search/99") == "q/b"
+    names.take_in("p/a", "find", "GET", "/search/code", "code")
+    assert names.key_for("p/b", "find", "GET", "/search/unheard") == "p/b", "they differ"
+
+
+def test_the_kinds_of_a_budget_are_those_that_lately_counted_for_it_alone():
+    names = taught()
+    assert (names.by_kind(SEARCH), names.first_of("p/b", "find")) == (["find"], "p/b/budget:search")
+    assert names.by_account(["p/a", SEARCH, "p/b/budget:core"]) == {
+        "p/a": {"find": SEARCH},
+        "p/b": {"read": "p/b/budget:core"},
+    }
+    names.take_in("p/a", "find", "GET", "/things/1", "core")
+    assert (names.by_kind(SEARCH), names.first_of("p/b", "find")) == ([], "p/b")
+    for _ in range(5):
+        names.key_for("p/b", "find", "GET", "/search/1")
+    assert names.by_kind(SEARCH) == ["find"], "those that are stopped count, too"
+
+
+def test_one_name_alone_is_the_accounts_own():
+    names = BudgetNames()
+    names.take_in("p/a", "find", "GET", "/search/1", "search")
+    assert (names.key_of("p/a", "search"), names.key_for("p/a", "find", "GET", "/search/1")) == (None, "p/a")
+    names.split("p/a")
+    assert names.key_of("p/a", "search") == SEARCH
+    names = BudgetNames()
+    names.take_in("p/a", "find", "GET", "/search/1", "search", apart=True)
+    assert names.key_of("p/a", "search") == SEARCH, "the facts know another one"
+
+
+def test_of_ever_new_names_eight_are_budgets():
+    names = BudgetNames()
+    for n in range(1_000):
+        names.take_in("p/a", "find", "GET", "/search/1", f"b{n}")
+    assert [n for n in range(1_000) if names.key_of("p/a", f"b{n}")] == list(range(MOST))
+
+
+def test_a_name_is_made_a_key():
+    assert of_budget("p/a", "Search API/v2: é") == "p/a/budget:Search-API-v2---"
+    assert of_budget("p/a", "") is None
+    assert of_budget("p/" + "a" * 250, "search") is None
+
+
+@pytest.fixture
+async def make(database):
+    """A gate, as a worker of its own has one; it knows two budgets of `p`."""
+    made = []
+
+    async def make(*, knows=True, **options):
+        gate = Gate(database, Policies(**options), owner=f"w{len(made)}")
+        if knows:
+            gate.names = taught()
+        await gate.start()
+        made.append(gate)
+        return gate
+
+    yield make
+    for gate in made:
+        await gate.close()
+
+
+async def ask(gate, path="/search/1", name="search", failure=None):
+    key = gate.names.key_for("p/a", "find", "GET", path)
+    ticket = await gate.admit(key)
+    gate.names.take_in("p/a", "find", "GET", path, name)
+    await gate.answered(ticket, "p/a", AnswerFacts(429 if failure else 200, budget=name), failure)
+
+
+def throttled(seconds=1.0):
+    return Failure(FailureKind.THROTTLED, status=429, code="http_429", retry_in=seconds)
+
+
+def facts_of(database, *keys):
+    return database.transaction_sync(resources.read, keys)
+
+
+async def test_a_named_budget_rests_and_learns_alone(database, clock, make):
+    one, other = await make(), await make()
+    for _ in range(3):
+        await ask(one)
+    assert SEARCH not in facts_of(database, SEARCH), "nothing is written before its first throttle"
+    await ask(one, failure=throttled())
+    facts = facts_of(database, SEARCH, "p/a")
+    assert facts[SEARCH].learnt.rate == pytest.approx(3 * CLOSE)
+    assert (facts["p/a"].learnt, facts["p/a"].blocked_until) == (None, None)
+    for gate in (one, other):
+        with pytest.raises(ResourceStopped) as stopped:
+            await ask(gate)
+        assert (stopped.value.resource, stopped.value.gate) == (SEARCH, "cooldown")
+        await ask(gate, "/things/1", "core")
+    clock.advance(5)
+    other.forget([SEARCH])
+    ticket = await other.admit(SEARCH)
+    assert [key for key, _ in ticket.place.purse.path] == [SEARCH], "drawn by its own row"
+    other.abandoned(ticket)
+
+
+async def test_where_nothing_may_be_learnt_about_accounts_their_budgets_learn_nothing(database, make):
+    one = await make(learn={"p/*": False})
+    await ask(one)
+    await ask(one, failure=throttled())
+    assert facts_of(database, SEARCH)[SEARCH].learnt.kind == "free"
+
+
+async def test_a_process_that_knows_nothing_hears_of_it_from_the_row(database, make):
+    one, fresh = await make(), await make(knows=False)
+    await ask(one)
+    await ask(one, failure=throttled(60.0))
+    await ask(fresh, failure=throttled(60.0))
+    assert facts_of(database, "p/a")["p/a"].blocked_until is None
+    with pytest.raises(ResourceStopped):
+        await ask(fresh)
+    alone = await make(knows=False)
+    alone.names.take_in("p/b", "find", "GET", "/search/1", "search")
+    await alone.answered(await alone.admit("p/b"), "p/b", AnswerFacts(429, budget="search"), throttled())
+    assert facts_of(database, "p/b")["p/b"].blocked_until is not None, "it names no other budget, and nobody knows one"
+
+
+async def test_the_ninth_budget_is_its_accounts(database, clock, make):
+    def teach(name):
+        return database.transaction_sync(
+            controls.cool_down, f"p/a/budget:{name}", clock.now() + timedelta(seconds=9), "http_429", 0.0
+        )[0].key
+
+    assert [teach(f"b{n}") for n in range(controls.MOST_BUDGETS)] == [f"p/a/budget:b{n}" for n in range(8)]
+    assert teach("b3") == "p/a/budget:b3", "it is one of them"
+    one = await make()
+    await ask(one, failure=throttled(60.0))
+    facts = facts_of(database, "p/a", SEARCH)
+    assert facts["p/a"].blocked_until is not None
+    assert SEARCH not in facts or facts[SEARCH].learnt is None
+    assert one.names.key_of("p/a", "search") is None, "from now on it is asked as a part of its account"
+    clock.advance(7200)
+    assert teach("late") == "p/a/budget:late", "what was quiet for an hour does not count"
+
+
+class Closed:
+    """So many pass, and then nothing for an hour."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def ask(self, _):
+        self.most -= 1
+        return None if self.most >= 0 else Wait(3600.0)
+
+    def leave(self, _):
+        pass
+
+
+@handler("find", retry=Retry(max_attempts=None))
+async def find(job: Job[int]) -> None:
+    (await job.client.get(f"/search/{job.payload}")).raise_for_status()
+
+
+@handler("read", retry=Retry(max_attempts=None))
+async def read(job: Job[int]) -> None:
+    (await job.client.get(f"/things/{job.payload}")).raise_for_status()
+
+
+async def test_throttling_one_budget_does_not_slow_the_other(database_url):
+    """Its jobs wait unclaimed; those of the other budget, of the same account and behind them in line, all run."""
+    facts = Provider(name="p", base_url="https://p.example", anonymous=True, waits=WAITS)
+    fake = FakeProvider(
+        facts,
+        allowance=lambda name: Closed(6 if name.endswith("/search") else 10_000),
+        budget=lambda path: path.split("/")[1].replace("things", "core"),
+    )
+    with fake:
+        fake.on("GET /search/*", {})
+        fake.on("GET /things/*", {})
+        app = Resilient(database_url, handlers=[find, read], providers=[fake.provider], upgrade=True)
+        async with app:
+
+            async def run(searches, things):
+                for kind, count in ((find, searches), (read, things)):
+                    items = [Item(n, resource_key="p/a") for n in range(count)]
+                    await app.enqueue_many(kind, items)
+                worker = app.worker(concurrency=4)
+                async with asyncio.timeout(60):
+                    await worker.drain()
+
+            async def states():
+                jobs = await app.jobs.list(limit=200)
+                return [sum((job.kind, job.state) == (kind, "succeeded") for job in jobs) for kind in ("find", "read")]
+
+            await run(6, 6)
+            assert await states() == [6, 6]
+            await run(20, 20)
+            assert await states() == [6, 26]
+            await run(5, 5)
+            assert await states() == [6, 31], "of another process, too"
+            refused = [seen for seen in fake.log if seen.status == 429]
+            assert len(refused) <= 2 * 4 * 2, "what was in flight when it was first refused"
+            jobs = [job for job in await app.jobs.list(kind="find", limit=200) if job.state != "succeeded"]
+            assert (len(jobs), {job.state for job in jobs} <= {"ready", "scheduled"}) == (25, True)
+            assert sum(job.executions == 0 for job in jobs) >= 5, "most wait unclaimed"
+            account = await app.resources.get("p/a")
+            assert (account.gate, list(account.budgets)) == (None, ["search"])
+            assert account.budgets["search"]["until"] is not None
+            why = (await app.jobs.why(jobs[0].id)).text
+            assert "What counts for search waits apart: p/a/budget:search was told to slow down" in why
+            await app.resources.reset("p/a/budget:search")
+            await app.resources.limit("p/a", forget=True)
+            assert (await app.resources.get("p/a")).budgets == {}
