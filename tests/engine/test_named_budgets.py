@@ -270,6 +270,22 @@ async def test_throttling_one_budget_does_not_slow_the_other(database_url):
             assert account.budgets["search"]["until"] is not None
             why = (await app.jobs.why(jobs[0].id)).text
             assert "What counts for search waits apart: p/a/budget:search was told to slow down" in why
-            await app.resources.reset("p/a/budget:search")
-            await app.resources.limit("p/a", forget=True)
+            await app.resources.reset("p/a")
             assert (await app.resources.get("p/a")).budgets == {}
+            await run(0, 0)
+            assert sum(seen.status == 429 for seen in fake.log) > len(refused), "they go on"
+
+
+@pytest.mark.parametrize("which", ["p/a", SEARCH])
+async def test_what_is_learnt_about_a_budget_is_forgotten_alone_or_with_its_account(
+    database_url, database, make, which
+):
+    one = await make()
+    await ask(one)
+    await ask(one, failure=throttled())
+    async with Resilient(database_url, handlers=[find]) as app:
+        learnt = (await app.resources.get("p/a")).budgets["search"]["learnt"]
+        assert learnt["kind"] == "rate"
+        assert (await app.resources.get(SEARCH)).learnt == learnt
+        await app.resources.limit(which, forget=True)
+        assert (await app.resources.get(SEARCH)).learnt is None

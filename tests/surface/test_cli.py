@@ -544,6 +544,26 @@ def test_status_shows_what_throttles_taught(ok, read, database):
     assert read("status")["learnt"]["crm/11"]["rate"] == 4.8
 
 
+def test_resources_show_names_the_budgets_of_an_account(ok, read, database):
+    def throttle(c, d):
+        until = d.now(c) + timedelta(seconds=60)
+        refusal = Refusal(0, 1.0, 5, 0.2, 3)
+        gates.cool_down(c, d, "crm/00/budget:search", until, "429", 0.0, refusal=refusal)
+        gates.cool_down(c, d, "crm/00", d.now(c) + timedelta(seconds=1), "429", 0.0, refusal=refusal)
+
+    database.transaction_sync(throttle)
+    line = next(line for line in ok("resources", "show", "crm/00").splitlines() if line.startswith("budget search"))
+    assert "rests until" in line
+    assert "; 4.8/s, learnt at" in line
+    shown = read("resources", "show", "crm/00")
+    assert shown["resource"]["budgets"]["search"]["learnt"]["rate"] == 4.8
+    assert any(reason["code"] == "budget" for reason in shown["why"]["reasons"])
+    ok("resources", "limit", "crm/00", "--forget")
+    assert read("resources", "show", "crm/00")["resource"]["budgets"]["search"]["learnt"] is None
+    ok("resources", "reset", "crm/00")
+    assert read("resources", "show", "crm/00")["resource"]["budgets"] == {}
+
+
 def test_status_answers_what_is_wrong(ok, read, enqueue, mark, database):
     jobs = [enqueue(key="salesforce/a") for _ in range(2)] + [enqueue(key="github/a"), enqueue(key="github/b")]
     error = {"last_error": "HTTP 500", "last_error_kind": "transient", "last_error_code": "http_500", "attempts": 1}

@@ -359,7 +359,8 @@ def _ahead(c: Connection, d: Dialect, until: datetime | timedelta | None) -> dat
 
 
 def _reset(c: Connection, d: Dialect, key: str) -> None:
-    gates.warm_up(c, d, key)
+    for one in (*resources.budgets_of(c, d, key), key):
+        gates.warm_up(c, d, one)
     gates.close(c, d, key)
     gates.resume(c, d, key)
 

@@ -125,10 +125,10 @@ def count_running(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, i
 
 
 def budgets_of(c: Connection, d: Dialect, key: str) -> list[str]:
-    """The keys of an account's budgets about which something is learnt, in order."""
+    """The keys of an account's budgets that have a row, in order."""
     rows = d.run(
         c,
-        "SELECT key FROM {resource} WHERE key > :low AND key < :high AND learnt IS NOT NULL ORDER BY key",
+        "SELECT key FROM {resource} WHERE key > :low AND key < :high ORDER BY key LIMIT 100",
         {"low": f"{key}/{BUDGET}", "high": f"{key}/{BUDGET}~"},
     )
     return [row[0] for row in rows]
