@@ -13,7 +13,9 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount
 
 from resilient import InvalidInput, Permanent, Resilient, SetupError, Transient, handler, web
+from resilient.core.gates.learnt import Refusal
 from resilient.engine.run.job import Job
+from resilient.store.gates import controls as gates
 from resilient.store.jobs.filters import as_id
 from resilient.surface.web.dashboard import mount
 from resilient.surface.web.dashboard.alone import Alone
@@ -366,6 +368,19 @@ async def test_filters_and_the_equal_command(app):
 
 
 # -- what can be done ------------------------------------------------------------------------------------------------
+
+
+async def test_an_account_shows_the_budgets_that_its_provider_names(app, database):
+    def throttle(c, d):
+        until, refusal = d.now(c) + timedelta(seconds=60), Refusal(0, 1.0, 5, 0.2, 3)
+        gates.cool_down(c, d, "github/acct-1/budget:search", until, "http_429", 0.0, refusal=refusal)
+
+    database.transaction_sync(throttle)
+    page = await browser(app).get("/account/github/acct-1")
+    assert "budget search" in page.text
+    assert "4.8 a second, from 1 throttle" in page.text
+    page = await browser(app).get("/account/github/acct-1/budget:search")
+    assert "4.8 a second" in page.text
 
 
 async def test_pause_and_resume_an_account(app):

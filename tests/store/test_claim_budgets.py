@@ -1,0 +1,92 @@
+"""The claim where a provider names budgets: jobs of kinds that count for one wait for it, the others pass them."""
+
+from datetime import timedelta
+
+import pytest
+
+from resilient.core.gates.learnt import Refusal
+from resilient.store.gates import controls, limits, resources
+from tests.store.test_claim import new, ordinary, put, take
+
+KEY, SEARCH = "p/a", "p/a/budget:search"
+BUDGETS = {KEY: {"find": SEARCH}}
+KINDS = ["find", "read"]
+
+
+@pytest.fixture
+def throttle(database, clock):
+    """A throttle of the budget, which teaches three in a second; it rests for a minute."""
+
+    def throttle(accepted=3):
+        database.transaction_sync(resources.ensure, [KEY, "p"])
+        refusal = Refusal(0, 1.0, accepted, 0.2, 3)
+        until = clock.now() + timedelta(seconds=60)
+        database.transaction_sync(controls.cool_down, SEARCH, until, "429", 0.0, exact=True, refusal=refusal)
+
+    return throttle
+
+
+def claimed_kinds(database, **over):
+    claimed = take(database, kinds=KINDS, budgets=BUDGETS, **over)
+    return [row.kind for row in claimed.jobs], claimed
+
+
+def parked(database):
+    rows = database.transaction_sync(
+        lambda c, d: d.run(c, "SELECT resource_key, parked_on FROM {turn} WHERE parked_on IS NOT NULL").all()
+    )
+    return [tuple(row) for row in rows]
+
+
+def test_others_pass_the_jobs_of_a_budget_that_rests(database, throttle):
+    throttle()
+    put(database, *(new(KEY, kind="find") for _ in range(3)), *(new(KEY, kind="read") for _ in range(3)))
+    assert claimed_kinds(database)[0] == ["read"] * 3
+    kinds, claimed = claimed_kinds(database)
+    assert (kinds, claimed.stops[KEY].resource, claimed.stops[KEY].gate) == ([], SEARCH, "cooldown")
+    assert (ordinary(database), parked(database)) == ([], [(KEY, SEARCH)]), (
+        "it waits there until the budget's rest ends"
+    )
+
+
+def test_others_pass_more_of_them_than_are_looked_at(database, throttle):
+    throttle()
+    put(database, *(new(KEY, kind="find") for _ in range(30)), new(KEY, kind="read"))
+    assert claimed_kinds(database, per_key=4)[0] == ["read"]
+
+
+def test_a_job_that_comes_later_is_claimed_although_its_key_is_parked_there(database, throttle):
+    throttle()
+    put(database, new(KEY, kind="find"))
+    assert claimed_kinds(database)[0] == []
+    put(database, new(KEY, kind="read"))
+    assert claimed_kinds(database)[0] == ["read"]
+    assert claimed_kinds(database)[0] == []
+    assert (ordinary(database), parked(database)) == ([], [(KEY, SEARCH)])
+
+
+def test_when_the_rest_is_over_they_are_claimed_step_by_step_and_at_the_budgets_rate(database, clock, throttle):
+    throttle()
+    put(database, *(new(KEY, kind="find") for _ in range(9)), new(KEY, kind="read"))
+    clock.advance(61)
+    kinds, claimed = claimed_kinds(database)
+    assert sorted(kinds) == ["find", "read"], "one, as after every rest"
+    assert claimed_kinds(database)[0] == [], "as long as that one runs"
+    clock.advance(60)
+    assert database.transaction_sync(limits.read, [SEARCH]) == {}
+    assert claimed.facts[SEARCH].learnt.rate == pytest.approx(2.88)
+    assert len(claimed_kinds(database)[0]) == 3, "as many as may be sent within a second"
+
+
+def test_what_is_forgotten_releases_those_that_wait_there(database, throttle):
+    throttle()
+    put(database, new(KEY, kind="find"))
+    assert claimed_kinds(database)[0] == []
+    database.transaction_sync(controls.warm_up, SEARCH)
+    assert ordinary(database) == [KEY]
+    assert claimed_kinds(database)[0] == ["find"]
+
+
+def test_a_budget_without_a_row_stops_nobody(database):
+    put(database, *(new(KEY, kind="find") for _ in range(3)))
+    assert claimed_kinds(database)[0] == ["find"] * 3
