@@ -63,7 +63,7 @@ class BudgetNames:
     """What this process knows about the budgets of each provider. Not for threads."""
 
     def __init__(self) -> None:
-        self._of: dict[str, _Names] = {}
+        self.roots: dict[str, _Names] = {}  # by provider; empty: no answer has named any
 
     def take_in(self, key: str, kind: str, method: str, path: str, name: str, *, apart: bool = False) -> None:
         """A request of a job of this kind, through ``key``, counted for the budget of this name.
@@ -71,11 +71,11 @@ class BudgetNames:
         ``apart``: the provider's facts name another one as the usual.
         """
         root = key.partition("/")[0]
-        of = self._of.get(root)
+        of = self.roots.get(root)
         if of is None:
-            if len(self._of) >= _ROOTS:
-                self._of.clear()
-            of = self._of[root] = _Names()
+            if len(self.roots) >= _ROOTS:
+                self.roots.clear()
+            of = self.roots[root] = _Names()
         if name not in of.names:
             if len(of.names) >= 4 * MOST:
                 return
@@ -93,25 +93,25 @@ class BudgetNames:
 
     def split(self, key: str) -> None:
         """Another process has learnt about a budget of this provider's apart from its account."""
-        if (of := self._of.get(key.partition("/")[0])) is not None:
+        if (of := self.roots.get(key.partition("/")[0])) is not None:
             of.another = True
 
     def fold(self, key: str, name: str) -> None:
         """A budget is learnt as a part of its account from now on."""
-        of = self._of.get(key.partition("/")[0])
+        of = self.roots.get(key.partition("/")[0])
         if of is not None and name in of.names:
             of.names[name] = False
 
     def key_of(self, key: str, name: str) -> str | None:
         """The resource of an account's budget; None if it is the account's own."""
-        of = self._of.get(key.partition("/")[0])
+        of = self.roots.get(key.partition("/")[0])
         if of is None or not of.several or not of.names.get(name) or depth(key) != 2:  # noqa: PLR2004 - an account
             return None
         return of_budget(key, name)
 
     def key_for(self, key: str, kind: str, method: str, path: str) -> str:
         """The resource that a request of a job of this kind, through ``key``, will count for, as far as is known."""
-        of = self._of.get(key.partition("/")[0])
+        of = self.roots.get(key.partition("/")[0])
         if of is None or not of.several:
             return key
         form = shape(path)
@@ -123,7 +123,7 @@ class BudgetNames:
 
     def first_of(self, key: str, kind: str) -> str:
         """The resource that jobs of this kind, of ``key``, lately counted for alone."""
-        of = self._of.get(key.partition("/")[0])
+        of = self.roots.get(key.partition("/")[0])
         name, streak = ("", 0) if of is None else of.by_kind.get(kind, ("", 0))
         return (self.key_of(key, name) or key) if streak >= _SURE else key
 
@@ -137,7 +137,7 @@ class BudgetNames:
 
     def by_kind(self, budget: str) -> list[str]:
         """The kinds whose jobs lately counted for this budget alone."""
-        of = self._of.get(budget.partition("/")[0])
+        of = self.roots.get(budget.partition("/")[0])
         if of is None:
             return []
         owner = account(budget)

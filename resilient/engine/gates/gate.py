@@ -188,7 +188,7 @@ class Gate:
 
     def budgets_by_kind(self) -> dict[str, dict[str, str]]:
         """The kinds whose jobs count for a budget that is stopped or slowed, as far as is known, by account."""
-        return self.names.by_account(self._snapshot.uneasy)
+        return self.names.by_account(self._snapshot.uneasy) if self.names.roots else {}
 
     def is_taught(self, key: str) -> bool:
         """Whether throttles taught something about a resource of the path."""

@@ -110,7 +110,8 @@ class Wire:
 
     def _first_of(self, execution: Execution) -> str:
         """What its first request counts for, as far as is known."""
-        return self.gate.names.first_of(execution.resource_key, execution.row.kind)
+        names, key = self.gate.names, execution.resource_key
+        return names.first_of(key, execution.row.kind) if names.roots else key
 
     async def line_up(self, execution: Execution) -> None:
         """Wait for that place, unless the database is away. Raises `ResourceStopped`."""
@@ -376,7 +377,7 @@ class JobHooks:
             access = await self._access(request) if request.trusted else None
             self._wire.note_first(execution, request)
             kind, names = execution.row.kind, self._wire.gate.names
-            key = names.key_for(request.key, kind, request.method, request.path)
+            key = names.key_for(request.key, kind, request.method, request.path) if names.roots else request.key
             admit = partial(
                 self._wire.gate.admit, key, request.cost, probes=execution.probes, own=execution.resource_key,
                 reserved=execution.reservation,
