@@ -11,12 +11,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 import resilient.alembic
+from resilient import Job, Resilient, handler
 from resilient.core.base.errors import DatabaseUnreachable, SchemaOutdated, SchemaTooNew, SetupError
 from resilient.store.db import schema, tables
 
 ALL = [script.revision for script in schema._scripts().walk_revisions()][::-1]
 HEAD = ALL[-1]
-NEXT = f"{int(HEAD) + 1:04}"
+NUMBER = int(HEAD.partition("_")[0])
+NEXT = f"{NUMBER + 1:04}"
 ADD_A_COLUMN = f"""
 import sqlalchemy as sa
 revision, down_revision = "{NEXT}", "{HEAD}"
@@ -26,6 +28,10 @@ def upgrade(op):
 def downgrade(op):
     op.drop_table("resilient_extra")
 """
+
+
+@handler("ping")
+async def ping(job: Job[None]) -> None: ...
 
 
 @pytest.fixture
@@ -138,6 +144,27 @@ async def test_newer_tables_are_refused_and_left_alone(database, next_version, m
     with pytest.raises(SchemaTooNew):
         await schema.upgrade(database)
     assert await schema.current(database) == NEXT
+
+
+@pytest.mark.parametrize(("since", "is_refused"), [(NUMBER, False), (NUMBER - 1, False), (NUMBER + 1, True)])
+async def test_code_before_a_compatible_revision_starts_anew_and_works(
+    database, next_version, monkeypatch, since, is_refused
+):
+    """A worker of the version before that is replaced, or crashes, while an update rolls."""
+    home, name = schema.HOME, f"{NEXT}_since_{since:04}"
+    next_version(ADD_A_COLUMN.replace(f'"{NEXT}"', f'"{name}"'))
+    assert await schema.upgrade(database) == [name]
+    monkeypatch.setattr(schema, "HOME", home)
+    app = Resilient(database, handlers=[ping])
+    if is_refused:
+        with pytest.raises(SchemaTooNew, match=f"revision {name}, which this version does not know"):
+            await app.ready()
+        return
+    assert await schema.upgrade(database) == []
+    await schema.check(database)
+    await app.enqueue(ping, resource_key="demo/a")
+    assert await app.worker().drain(timeout=60) == 1
+    assert await schema.current(database) == name
 
 
 async def test_a_failing_upgrade_leaves_nothing(database, next_version):

@@ -10,11 +10,14 @@ Rules:
   them would break an application that calls `resilient.alembic.upgrade` in the middle of its own Alembic run,
   and threads.
 - Revisions name tables without a schema; ``schema=`` is applied to the connection while they run.
+- A revision named ``0008_since_0007`` lets code that needs 0007 work on: a process of the version before may start anew
+  while the others are replaced. Without ``_since_`` all older code is refused (docs/upgrading.md).
 - The version stands in a table of our own, so that it never meets the application's ``alembic_version``.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +45,7 @@ LOCK_TIMEOUT: Final = 5  # seconds a change of a table may wait for a transactio
 _TURN_TIMEOUT: Final = 300  # seconds to wait for another process that is upgrading
 _LOCK: Final = 0x7265_7369_6C69_656E  # "resilien"; advisory locks are numbers, private to one database
 _POSTGRESQL: Final = (13,)
+_SINCE: Final = re.compile(r"\d+_since_(?P<oldest>\d+)", re.ASCII)  # of a revision that older code can work on
 _SQLITE: Final = (3, 38)  # RETURNING, and JSON's arrows
 
 
@@ -93,7 +97,8 @@ def apply(c: Connection, d: Dialect, target: str = "head") -> list[str]:
     scripts = _scripts()
     try:
         with _alone(c, d):
-            _refuse_newer(c, revision(c, d), scripts)
+            if _is_ahead(c, revision(c, d), scripts):
+                return []
             return _run(c, d, lambda rev, _: scripts._upgrade_revs(target, rev))  # noqa: SLF001 - as alembic.command
     except DBAPIError as error:
         raise _explained(c, d, error) or error from None
@@ -127,7 +132,8 @@ def verify(c: Connection, d: Dialect) -> None:
     _supported(c, d)
     scripts = _scripts()
     present, needed = revision(c, d), scripts.get_current_head()
-    _refuse_newer(c, present, scripts)
+    if _is_ahead(c, present, scripts):
+        return
     if present is None:
         where = f" in schema {d.schema!r}" if d.schema else ""
         raise SchemaOutdated(
@@ -213,13 +219,17 @@ def _create_schema(c: Connection, name: str) -> None:
 # -- what may be wrong ---------------------------------------------------------------------------------------
 
 
-def _refuse_newer(c: Connection, present: str | None, scripts: ScriptDirectory) -> None:
-    heads = {script.revision for script in scripts.walk_revisions()}
-    if present is not None and present not in heads:
-        raise SchemaTooNew(
-            f"the tables in {_address(c)} are at revision {present}, which this version does not know:"
-            " deploy the newer version here, or correct the address"
-        )
+def _is_ahead(c: Connection, present: str | None, scripts: ScriptDirectory) -> bool:
+    """Whether the tables are newer than this code, and for it all the same. Raises `SchemaTooNew` if they are not."""
+    if present is None or present in {script.revision for script in scripts.walk_revisions()}:
+        return False
+    since = _SINCE.fullmatch(present)
+    if since is not None and int((scripts.get_current_head() or "0").partition("_")[0]) >= int(since["oldest"]):
+        return True
+    raise SchemaTooNew(
+        f"the tables in {_address(c)} are at revision {present}, which this version does not know:"
+        " deploy the newer version here, or correct the address"
+    )
 
 
 def _supported(c: Connection, d: Dialect) -> None:
