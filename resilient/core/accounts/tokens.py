@@ -54,7 +54,7 @@ class GrantState(StrEnum):
     REFRESHING = "refreshing"  # a request to the token endpoint is under way, or was when its worker died
     UNKNOWN = "unknown"  # the answer to a refresh was lost: the refresh token may be used up
     NEEDS_REAUTH = "needs_reauth"  # dead; a person has to grant access again
-    SUSPECT = "suspect"  # called dead together with too many others: see `core.accounts.tokens`
+    SUSPECT = "suspect"  # called dead together with too many others: see `core.accounts.fuse`
     REVOKED = "revoked"  # we gave it up
 
 
@@ -271,7 +271,7 @@ def _ends(body: Any, parent: str, oauth: OAuth2, now: datetime) -> tuple[datetim
 
 # -- token endpoints --------------------------------------------------------------------------------------------------
 #
-# What a token endpoint's answer means: a token, or one of four kinds of refusal.
+# What a token endpoint's answer means: a token, or one of the kinds of failure below.
 #
 # An answer counts as a token only if it is one: 2xx, JSON, and a text that is not empty where the token should be; some
 # endpoints answer 200 with an error. A refusal is a dead grant only by a code that says so, because a false alarm costs

@@ -19,8 +19,6 @@ from resilient.core.base.phrases import counted, moment, span, when
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from resilient.core.alerts.rules import AlertInfo
-
 
 def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: datetime) -> Notice:
     """An alert in words."""

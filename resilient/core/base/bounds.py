@@ -104,8 +104,8 @@ def bounds() -> tuple[Bound, ...]:
 
 
 def believed_wait(seconds: float, window: float = 0.0) -> float:
-    """How long to wait when told to wait ``seconds``; ``window``: the longest one of the provider's facts.
+    """How long to wait where a provider asks to wait ``seconds``; ``window``: the longest one of its facts.
 
-    Up to `TOLD_WAIT` and up to that window the provider is believed to the second. Beyond both it is asked once a day.
+    Up to `TOLD_WAIT` and up to that window the provider is believed to the second. Beyond both it is tried once a day.
     """
     return seconds if seconds <= window else min(seconds, float(TOLD_WAIT.value))

@@ -331,13 +331,9 @@ def _reset(seconds: object, now: datetime) -> datetime | None:
     return None if _integer(seconds) is None else read(seconds, Word.DELTA_S_FLOAT, now)
 
 
-def _number(value: object) -> float | None:
-    """A number that is not negative: a header's text in ASCII digits, or a number out of JSON; else None."""
-    if isinstance(value, str):
-        return number(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
-        return float(value)
-    return None
+def _number(text: str | None) -> float | None:
+    """The number in a header's text, if that is one in ASCII digits; else None."""
+    return None if text is None else number(text)
 
 
 def _leading(text: str) -> float | None:

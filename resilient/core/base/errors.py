@@ -1,7 +1,7 @@
 """What went wrong: the classified `Failure` as a value, and every exception a user of the library can meet.
 
 The kinds of failure and what follows from each are the table in `docs/handlers.md`; `decide.py` turns a failure into a
-transition, `breaker.py` asks `counts_for_breaker`.
+transition, `breaker.py` reads `counts_for_breaker`.
 
     ResilientError
     +-- InvalidInput (ValueError)      the caller's argument is wrong; nothing was written
@@ -12,12 +12,14 @@ transition, `breaker.py` asks `counts_for_breaker`.
     |   +-- NaiveDatetime
     |   +-- BadCron
     +-- SetupError                     the program or its database is not ready
+    |   +-- SecretsUnreadable          encrypted with a key that is not here, or changed
     |   +-- DatabaseUnreachable        away, or unable to serve: full, read-only, a standby
     |   |   +-- DatabaseBusy           every connection is in use
     |   +-- SchemaOutdated             database older than the code: run `resilient db upgrade`
     |   +-- SchemaTooNew               database newer than the code: deploy the newer code
     |   +-- MissingExtra               an optional dependency is not installed
     +-- JobNotFound
+    +-- JobNotOver (TimeoutError)      a job was waited for and has not ended in that time
     +-- WorkflowNotFound
     +-- WorkflowOver                   it ended or is being undone, and takes no more steps
     +-- NoResult                       of an earlier step: there is none (yet)
@@ -49,11 +51,6 @@ from resilient.core.base.phrases import moment
 
 if TYPE_CHECKING:
     from datetime import timedelta
-
-# What went wrong, as a value: the words every floor shares about failures.
-#
-# The kinds and what follows from each are the table in `docs/handlers.md`; `decide.py` turns a failure into a
-# transition, `breaker.py` asks `counts_for_breaker`.
 
 
 class FailureKind(StrEnum):
@@ -275,8 +272,6 @@ class Transient(JobFailure):
     """Try again later: charged, backed off."""
 
     def __init__(self, message: str = "transient failure", *, retry_after: float | None = None) -> None:
-        from resilient.core.base.errors import Failure, FailureKind  # noqa: PLC0415 - failure.py is typed by errors
-
         failure = Failure(FailureKind.TRANSIENT, retry_in=_finite("Transient", retry_after))
         super().__init__(message, failure=failure)
 
@@ -285,8 +280,6 @@ class Permanent(JobFailure):
     """Never try again: dead at once."""
 
     def __init__(self, message: str = "permanent failure", *, code: str | None = None) -> None:
-        from resilient.core.base.errors import Failure, FailureKind  # noqa: PLC0415
-
         super().__init__(message, failure=Failure(FailureKind.PERMANENT, code=code))
 
 
@@ -301,8 +294,6 @@ class Throttled(JobFailure):
         scope: str = "account",
         message: str = "throttled",
     ) -> None:
-        from resilient.core.base.errors import Failure, FailureKind, Scope  # noqa: PLC0415
-
         at = _moment("Throttled", "retry_after", until)
         super().__init__(
             message,
@@ -316,8 +307,6 @@ class Ambiguous(JobFailure):
     """The request may have been received: reconciled, or shown to a person, never repeated blindly."""
 
     def __init__(self, message: str = "unknown outcome") -> None:
-        from resilient.core.base.errors import Failure, FailureKind  # noqa: PLC0415
-
         super().__init__(message, failure=Failure(FailureKind.AMBIGUOUS))
 
 

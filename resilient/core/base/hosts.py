@@ -22,8 +22,8 @@ from resilient.core.base.phrases import one_line
 # A tenant who names a host chooses what our network resolves and calls: without a guard that is a door to what stands
 # beside us (https://owasp.org/www-community/attacks/Server_Side_Request_Forgery).
 #
-# The list is our own: Python's ``is_global`` says yes to addresses that lead home by a detour (NAT64, 6to4, IPv4 within
-# IPv6), and its opinion changes with its version. What is not plainly public is refused.
+# The list is our own: Python's ``is_global`` is true for addresses that may lead into a private network (NAT64, 6to4,
+# IPv4 within IPv6), and differs between versions. What is not plainly public is refused.
 
 # https://www.iana.org/assignments/iana-ipv4-special-registry and its IPv6 twin.
 DENIED: Final = tuple(

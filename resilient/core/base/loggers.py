@@ -1,4 +1,4 @@
-"""The loggers of every floor: what a stranger wrote does nothing to a log, its readers and its disk.
+"""The loggers of every floor: text of strangers harms neither a log nor its readers nor its disk.
 
 Much that is logged is somebody else's: codes and messages of providers, texts of exceptions, names in requests. So the
 rules are here and not at each call: an argument is one line without control characters, without credentials in the

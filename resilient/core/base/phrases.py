@@ -1,6 +1,6 @@
-"""Times and numbers as people read them at three in the morning.
+"""Times and numbers as text for people, and text of strangers made harmless (`plain`).
 
-Always UTC, always with the distance from now. What strangers wrote is made harmless here too (`plain`).
+Times are always in UTC, and with their distance from now where a person has to act on them.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ A job's run is *linked* to the span that enqueued it and is no child of it: hour
 enqueue 100,000 jobs, and a job may run several times. So each run is a trace of its own, and no trace stays open for
 days. Requests are children of their run.
 
-What a trace says leaves the house, so by default it holds only what is declared in code: kinds, providers, methods,
+Traces are sent to other systems, so by default they hold only what is declared in code: kinds, providers, methods,
 statuses, kinds of errors. Keys and addresses that customers choose, and texts of errors, which hold such, need
-``Tracing(tenants=True)``; secrets are in none of them.
+``Tracing(tenants=True)``; secrets are in no trace.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Span:
         self._span.add_event(name, attributes)
 
     def headers(self) -> dict[str, str]:
-        """The headers that make what is asked a part of this trace."""
+        """The headers of a request that make the server's part of it belong to this trace."""
         pairs = zip((TRACEPARENT, TRACESTATE), _headers(self._span.get_span_context()), strict=True)
         return {name: value for name, value in pairs if value is not None}
 
@@ -164,8 +164,7 @@ class Tracing:
     """Where a program's spans go, and what they may say.
 
     ``tracer_provider``: by default the program's global one. ``tenants``: resource keys, addresses and texts of
-    errors may be told too.
-    ``enabled=False``: no spans, and no trace context is kept with jobs.
+    errors may stand in them too. ``enabled=False``: no spans, and no trace context is kept with jobs.
     """
 
     def __init__(
@@ -242,7 +241,10 @@ class Tracing:
         return _Whole(tracer.start_span(f"refresh {provider}", kind=_api().client, attributes=attributes))
 
     def request(self, method: str, describe: Callable[[], Mapping[str, Any]]) -> Span | None:
-        """One sending of a request: a child of the current span. ``describe`` gives its attributes, if it is told."""
+        """One sending of a request: a child of the current span. ``describe`` gives its attributes.
+
+        It is called only for a span that somebody collects.
+        """
         tracer = self.tracer()
         if tracer is None:
             return None
@@ -262,7 +264,7 @@ def _global_provider() -> Any:
     """The program's provider, None if it has none.
 
     The API's own function looks into the environment each time, which takes microseconds; so it is
-    asked only where the environment names a provider, or the API does not keep it as it always has.
+    called only where the environment names a provider, or the API does not keep it as it always has.
     """
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:

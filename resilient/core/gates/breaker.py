@@ -36,8 +36,8 @@ work on the root's very key, which has no other circuit.
 
 Open times double from trip to trip, are lengthened by up to half so that not all come back at once, and come down
 one step per calm interval instead of at once, so a flapping provider is not asked at full pace after each good
-minute. `first_open` is the shortest there is, `longest_open` the longest, jitter included; only a time the provider
-itself told is waited out beyond it.
+minute. `first_open` is the shortest there is, `longest_open` the longest, jitter included; only a time that the
+provider itself states is waited out beyond it.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _decided(b: BreakerFacts, r: Report, policy: BreakerPolicy, now: datetime, r
 
 
 def _open_until(step: int, policy: BreakerPolicy, now: datetime, roll: float, floor: datetime | None) -> datetime:
-    """The doubled time and up to half of it more, within the policy's bounds; never before what was told."""
+    """The doubled time and up to half of it more, within the policy's bounds; never before the stated ``floor``."""
     least = min(policy.first_open * 2.0 ** min(step, 32), policy.longest_open / (1 + _JITTER))
     least = max(least, policy.first_open)
     most = min(least * (1 + _JITTER), policy.longest_open)

@@ -1,8 +1,8 @@
 r"""What throttles teach about a resource whose limit nobody declared, or declared too high: a state machine.
 
-    None --rest--> free --told shortly--> rate <----------------------+
-                    |  \--told for long--> quota                      |
-                    |   \--told nothing--> slots --refused again------+
+    None --rest--> free --short wait--> rate <------------------------+
+                    |  \--long wait--> quota                          |
+                    |   \--no wait--> slots --refused again-----------+
     rate, slots, quota --no longer binding, or quiet for long--> None
 
 One `Learnt` belongs to one resource row, so what it counts and allows is the fleet's, not one process's. `throttled`
@@ -15,10 +15,10 @@ Which kind of limit it is follows from what the provider says. A wait of `LONG` 
 for a limit of requests at once (`slots`), and for a rate when that does not end the refusals. Anything else is a rate.
 
 Why this rule. AIMD is the yardstick: it needs no model, and gets 61 to 68 % of what a provider allows, because
-each of its probes is refused and each refusal costs a whole rest (the told time, a second, jitter). CUBIC
+each of its probes is refused and each refusal costs a whole rest (the stated wait, a second, jitter). CUBIC
 (botocore's adaptive mode) comes back to the refused rate faster and so is refused more often: 37 to 45 %. Learning from
 latency (TCP Vegas, Netflix's concurrency limits) sees queues, and who answers 429 keeps none. So this rule spends
-as few refusals as it can on as much as they tell:
+as few refusals as it can, and learns as much as it can from each:
 
 - The first estimate is measured: what was accepted, over the window that Retry-After shows the end of. Hints are
   whole seconds, so the window is taken for the round one (`WINDOWS`) that fits. Where a burst shows no window it is
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Kind = Literal["free", "rate", "slots", "quota"]
 Bounds = tuple[float, float]  # requests a second
 
-LONG: Final = 30.0  # seconds told, from which on a refusal is a spent window
+LONG: Final = 30.0  # seconds; a refusal that states so long a wait, or a longer one, is a spent window
 MARGIN: Final = 0.95  # of what was refused
 CLOSE: Final = 0.96  # the same where a window was counted
 STEP: Final = 1.25
@@ -61,7 +61,7 @@ FEWEST: Final = 20  # in a spent window; a smaller one is obeyed and not counted
 QUIET: Final = 3600.0  # seconds without a request after which nothing holds any more
 LOWEST: Final = 1 / 60  # requests a second: a provider that refused everything for a while is tried once a minute
 WINDOWS: Final = (1.0, 10.0, 60.0, 3600.0)  # seconds
-SLACK: Final = 0.15  # seconds between counting at the provider and hearing of it
+SLACK: Final = 0.15  # seconds between counting at the provider and the arrival of its answer
 STRETCH: Final = 10.0  # seconds over which the accepted rate is measured
 LATE: Final = 3.0  # seconds in which answers of the generation before are waited for
 LATEST: Final = 30.0  # the same for requests that were in flight
@@ -73,7 +73,7 @@ _DRAINS: Final = 2  # alike, that make a bucket
 _DRAIN: Final = 120.0  # seconds over which a drain means something
 _SOON: Final = 3.0  # seconds after a rest in which a refusal ends a burst
 _AGAIN: Final = 3  # a refusal after nothing was accepted says nothing about a rate, unless it comes so often
-_WHOLE: Final = 0.05  # seconds by which a wait that was told in whole ones may differ by now
+_WHOLE: Final = 0.05  # seconds by which a wait that was stated in whole seconds may differ by now
 _NEAR: Final = 1.5  # times the plateau: a probe refused so near was one step too far
 _BACK: Final = 0.85  # of the rate before the refused one
 _FAR_BACK: Final = 0.7
@@ -171,7 +171,7 @@ _NUMBERS: Final = tuple(name for name, value in _DEFAULTS.items() if isinstance(
 class Refusal:
     """A throttle, and what the process that got it had counted and not reported yet.
 
-    ``generation``: under which it was sent. ``wait``: seconds that it told, or None. ``seconds``: over which
+    ``generation``: under which it was sent. ``wait``: the seconds that it stated, or None. ``seconds``: over which
     ``accepted`` was counted, up to `STRETCH` or two. ``peak``: most requests at once of those accepted.
     """
 
@@ -214,7 +214,7 @@ def rested(s: Learnt | None, generation: int, now: float, resumes_at: float) -> 
 
 
 def prolonged(s: Learnt, resumes_at: float) -> Learnt:
-    """One event, with a longer rest than was told first."""
+    """The state after a repeat of its latest event that states a longer rest."""
     return replace(s, resumes_at=max(s.resumes_at, resumes_at))
 
 
@@ -301,7 +301,7 @@ def allowance(s: Learnt | None, now: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """An event: what was told and accepted since the rest, and the rates that follow."""
+    """An event: the stated wait, what was accepted since the rest, and the rates that follow."""
 
     wait: float | None
     accepted: int
@@ -336,7 +336,7 @@ def _rate(s: Learnt, event: _Event) -> Learnt:
     before, s = s.matched, replace(s, matched=same)
     if s.kind != "rate":
         return _first_rate(s, event, window)
-    same = same and (event.wait is not None or before or s.drains > 0)  # told nothing: three alike, not two
+    same = same and (event.wait is not None or before or s.drains > 0)  # no wait was stated: three alike, not two
     if s.ceiling is None and s.plateau:
         return _failed_probe(s, same=same)
     return _refused_below(s, event, window, same=same)
@@ -397,7 +397,7 @@ def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool
 
 
 def _window(elapsed: float, wait: float) -> float:
-    """From the burst's start to the end that was told; a hint in whole seconds is up to a second too long."""
+    """From the burst's start to the end that the wait states; a hint in whole seconds is up to a second too long."""
     whole = abs(wait - round(wait)) < _WHOLE
     least, most = elapsed + wait - SLACK - (1.0 if whole else 0.0), (elapsed + wait) * 1.02
     return next((w for w in WINDOWS if least <= w <= most), elapsed + wait)

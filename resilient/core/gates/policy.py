@@ -50,12 +50,12 @@ class Tenancy(StrEnum):
 def tenancy_of(address: str, *, confined: bool = False) -> Tenancy:
     """What accounts share whose address follows this template (`Provider.base_url`).
 
-    ``confined``: whatever an account says, its host must be one that the provider's facts list.
+    ``confined``: an account's host must be one of those that the provider's facts list.
     """
     authority = re.split(r"[/?#]", _SCHEME.sub("", address, count=1), maxsplit=1)[0]
     if "{" not in authority:
         return Tenancy.SHARED
-    fixed = _PLACEHOLDER.split(authority)[-1]  # what follows the last placeholder is the provider's word
+    fixed = _PLACEHOLDER.split(authority)[-1]  # what follows the last placeholder is the provider's
     name = fixed.partition(":")[0]
     return Tenancy.SUBDOMAIN if confined or (name.startswith(".") and "." in name[1:]) else Tenancy.APART
 

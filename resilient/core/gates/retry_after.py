@@ -2,12 +2,12 @@
 
 Rules: garbage is no hint (the caller backs off as computed), never zero; zero, negative and past are no
 usable hint either, or a request would be repeated at once; a hint is never capped, because that means asking
-too early. Absolute times are corrected by the response's own Date. What is waited is a little longer than told.
+too early. Absolute times are corrected by the response's own Date. What is waited is a little longer than stated.
 
-How long a throttled resource rests, and which throttles are one and the same (`cooled`): a told time is waited out and
-a little longer. Told nothing, a resource rests 2 s, and twice as long each time it is throttled again soon after, with
-nothing accepted in between. However many requests were in flight, they are one signal: a told time the rest already
-covers, and a request that was sent before the rest began, change nothing.
+How long a throttled resource rests, and which throttles are one and the same (`cooled`): a stated time is waited out
+and a little longer. Where none is stated, a resource rests 2 s, and twice as long each time it is throttled again soon
+after, with nothing accepted in between. However many requests were in flight, they are one signal: a stated time that
+the rest already covers, and a request that was sent before the rest began, change nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WaitDialect:
     """How one provider says "come back later".
 
     ``retry_after``: what Retry-After holds besides an HTTP-date (whole seconds by RFC 9110, 10.2.3; Zoom
-    sends a date-time). ``hints``: the provider's own fields, asked first, in order. ``budgets``: where it
+    sends a date-time). ``hints``: the provider's own fields, read first, in this order. ``budgets``: where it
     states what is left; the reset of a spent one is a hint.
     """
 
@@ -98,7 +98,7 @@ def in_text(
     pattern: re.Pattern[str] | None = None,
     word: Word = Word.AUTO,
 ) -> datetime | None:
-    """The time an error message tells: "Retry after 2025-11-02T10:00:00Z", "try again in 1m2s".
+    """The time that an error message states: "Retry after 2025-11-02T10:00:00Z", "try again in 1m2s".
 
     ``pattern`` (a provider's own) has the time in its group ``value``, or else its first, in the dialect
     ``word``.
@@ -117,7 +117,7 @@ def ahead(at: datetime | None, now: datetime) -> datetime | None:
 
 
 def resume_at(at: datetime, now: datetime, roll: float) -> datetime:
-    """When to go on: what was told, plus 1 s, plus up to 10 % of the wait (at most 30 s)."""
+    """When to go on: the stated time, plus 1 s, plus up to 10 % of the wait (at most 30 s)."""
     wait = max(0.0, (at - now).total_seconds())
     return add_seconds(max(at, now), GRAIN + roll * min(wait * JITTER, MOST_JITTER))
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from resilient.core.jobs.records import JobInfo
-
 
 _NOBODY: Final = "why"  # stands in for a worker where admission asks for one; nothing is written
 

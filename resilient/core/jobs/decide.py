@@ -5,15 +5,14 @@ Rules, in the order in which they win:
 1. A success is a success, also when a cancel came too late.
 2. A request that may have been received is never blindly repeated: while its mark stands, the job goes on only
    by reconciling, else it is dead, "unknown outcome". A cancelled one is not run again, not even to reconcile:
-   a person looks. The design lets any answer clear the mark; of a write without a key it stands again unless the
-   handler itself said how its execution ends, because running the handler again would do it again.
+   a person looks. An answer clears a request's mark. That of a write without a key stands all the same, unless the
+   handler itself said how its execution ends: running the handler again would repeat the write.
 3. A permanent failure, and whatever is out of attempts or rescues, is dead.
 4. A cancel wins over every way of going on; so does an expiry that comes before the next try.
 5. Waiting is not charged: throttles, quotas, credentials, stopped resources, snoozes, used-up slices, hand-backs,
    lost workers and the engine's own database. A job that waits for a resource on its own path goes back to ready and
    keeps its place: the gate holds it. A resource elsewhere gates nothing in the claim, so then the job is scheduled.
-   The design charges what is rescued in doubt, and promises that no lost worker is charged: the promise holds,
-   `max_rescues` ends it.
+   A lost worker is not charged even where a request is in doubt; `max_rescues` bounds how often that happens.
 6. Everything else is charged and backed off; the time that the provider stated is a floor.
 
 `decide` never raises for a handler's mistakes: a delay function that fails is replaced by the default delay.

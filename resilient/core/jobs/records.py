@@ -14,7 +14,6 @@ from uuid import UUID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
 
     from resilient.core.jobs.states import JobState
 

@@ -2,7 +2,7 @@
 
 A rotated refresh token is the dangerous part: where the old one dies with its use, an answer lost on the way
 costs the connection, so `Rotation` says what may be tried again. Errors of the token endpoint have a dialect
-like the API's own (`Errors`); RFC 6749, 5.2 is asked after the provider's rules. In these, `AUTH` means a
+like the API's own (`Errors`); the codes of RFC 6749, 5.2, apply after the provider's rules. In both, `AUTH` means a
 dead grant (of this account), and `AUTH` with `Scope.PROVIDER` that the application itself is refused.
 """
 

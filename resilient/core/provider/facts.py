@@ -37,9 +37,7 @@ from resilient.core.sync.paging import Paginator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import date
 
-    from resilient.core.base.errors import Failure
     from resilient.core.base.exchange import AnswerFacts, RequestFacts
     from resilient.core.provider.auth import Auth, ClientAuth
 
@@ -481,7 +479,7 @@ class Provider:
         return _origins(self.name, fixed, self.hosts, base_url or "")
 
     def is_read(self, method: str, path: str) -> bool:
-        """Whether the request changes nothing, by the provider's word."""
+        """Whether the provider declares that the request changes nothing (`reads`)."""
         return bool(self.reads) and any(fnmatchcase(f"{method} {path}", pattern) for pattern in self.reads)
 
 

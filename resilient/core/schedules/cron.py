@@ -142,16 +142,17 @@ def missed(
 
     A tick at ``now`` counts, too. The cost depends on ``most``, not on how long no worker ran.
     """
-    back = (tick for tick in _until(_back(spec, now), last))
+    ticks = _until(_back(spec, now), last)
     if policy == "latest":
-        return list(islice(back, 1))
+        return list(islice(ticks, 1))
     if policy == "skip":
-        return [tick for tick in islice(back, 1) if now - tick <= grace]
-    return list(reversed(list(islice(back, most))))
+        return [tick for tick in islice(ticks, 1) if now - tick <= grace]
+    return list(reversed(list(islice(ticks, most))))
 
 
-def _until(back: Iterator[datetime], last: datetime) -> Iterator[datetime]:
-    for tick in back:
+def _until(ticks: Iterator[datetime], last: datetime) -> Iterator[datetime]:
+    """Descending ``ticks``, as far as they are later than ``last``."""
+    for tick in ticks:
         if tick <= last:
             return
         yield tick

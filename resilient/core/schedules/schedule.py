@@ -24,7 +24,6 @@ from resilient.core.schedules.cron import CatchUp, Ticks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
     from uuid import UUID
 
 
@@ -151,7 +150,8 @@ class ScheduleInfo:
 
     ``last_at`` is the last tick that was served, ``last_job`` the job it brought, ``last_state`` that job's
     state (None: no job, or pruned since). ``removed``: the program no longer declares it. A schedule ``for_each`` of
-    many accounts tells of all of them: how many (``accounts``), the first ``next_at``, the latest of the rest.
+    many accounts stands for all of them: it has their number (``accounts``), the first ``next_at``, and the latest of
+    the other times.
     """
 
     name: str
@@ -231,12 +231,12 @@ class Window:
     Made once for a batch of accounts: walking a cron expression costs more than all of them.
     """
 
-    beats: tuple[tuple[datetime, timedelta], ...]
+    ticks: tuple[tuple[datetime, timedelta], ...]
     now: datetime
 
     def serve(self, spec: Spec, next_at: datetime, place: float) -> Served:
         """What becomes of an account's ticks from ``next_at`` until now, and when its next one is."""
-        own = [start + span * place for start, span in self.beats]
+        own = [start + span * place for start, span in self.ticks]
         due = [tick for tick in own if next_at <= tick <= self.now]
         if spec.catch_up == "all":
             due = due[-cron.MOST :]

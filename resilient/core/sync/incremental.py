@@ -43,9 +43,11 @@ def shifted(value: str, seconds: float) -> str:
     if (at := instant(value)) is None:
         return value
     if (time := _iso(value)) is None:
+        is_milli = abs(float(value)) >= _MILLISECONDS
+        number = (at + seconds) * 1000 if is_milli else at + seconds
         if "." in value:
-            return f"{at + seconds:.6f}"
-        return str(math.floor((at + seconds) * 1000 if abs(float(value)) >= _MILLISECONDS else at + seconds))
+            return f"{number:.3f}" if is_milli else f"{number:.6f}"
+        return str(math.floor(number))
     moved = time + timedelta(seconds=seconds)
     if "T" not in value and " " not in value.strip():
         return moved.date().isoformat()
@@ -104,7 +106,7 @@ class Incremental:
     none, by a request ``before_pass``. ``field``: the item's field that a filter compares.
 
     ``precision``: seconds the provider counts in, so that far back the next pass begins. ``life``: seconds
-    after which a cursor may be refused. ``deletions``: ``marked`` in the feed, to be read ``separate``ly, told by
+    after which a cursor may be refused. ``deletions``: ``marked`` in the feed, to be read ``separate``ly, reported by
     ``webhook`` only, or ``never``. ``deleted``: the field that marks them, or ``field=value``, with ``*`` in the
     value. ``deleted_key``: the paths, separated by a space, of the keys of what is gone, where the record only tells
     of it, as an event does. Raises `InvalidInput`.

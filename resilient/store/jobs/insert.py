@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from resilient.store.db.dialect import Dialect
-    from resilient.store.jobs.columns import NewJob
 
 
 # An idempotency key this job never had, in an update that raises its version.
