@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 from resilient import Permanent, Provider, Resilient, handler
 from resilient.engine.run.job import Job
+from resilient.store.inspect.throughput import Series, add
 from resilient.surface.web.dashboard import charts, graph, words
 from tests.surface.dashboards import browser
 
@@ -126,6 +128,35 @@ async def test_what_workers_did_is_on_the_page(database):
     assert "2 succeeded 0 to go on later 1 dead" in (await ann.get("/jobs?kind=contact.push")).text
     assert "3 succeeded 0 to go on later 1 dead" in (await ann.get("/account/crm")).text
     assert "Throughput" not in (await ann.get("/account/crm/acct-1")).text
+    await app.close()
+
+
+async def test_what_is_older_than_an_hour_is_read_once_and_counts_all_the_same(database, clock, monkeypatch):
+    reads, read = [], charts.throughput
+
+    def counted(c, d, since=None, **options):
+        reads.append(since)
+        return read(c, d, since, **options)
+
+    monkeypatch.setattr(charts, "throughput", counted)
+    app = Resilient(database, handlers=[push], clock=clock.now)
+    await app.ready()
+    ann = browser(app)
+    for hours in (20, 1, 0):
+        await app.database.transaction(
+            add, "w", {Series("contact.push", "crm", "succeeded"): 5}, clock.now() - timedelta(hours=hours)
+        )
+    assert "15 succeeded" in (await ann.get("/")).text
+    await app.database.transaction(add, "w", {Series("contact.push", "crm", "dead"): 7}, clock.now())
+    assert "0 dead" in (await ann.get("/")).text, "it is ten seconds old at most"
+    charts.RECENT[app.database].read_at = -charts.FRESH
+    pages = await asyncio.gather(ann.get("/"), ann.get("/account/crm"))
+    assert ["15 succeeded 0 to go on later 7 dead" in page.text for page in pages] == [True, True]
+    assert reads[0] is None
+    assert [clock.now() - one <= timedelta(hours=1.5) for one in reads[1:]] == [True], "one reading for both pages"
+    clock.advance(hours=40)
+    charts.RECENT[app.database].read_at = -charts.FRESH
+    assert "10 succeeded 0 to go on later 7 dead" in (await ann.get("/")).text, "what is two days old is gone"
     await app.close()
 
 

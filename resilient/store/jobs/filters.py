@@ -260,16 +260,18 @@ def matches(column: ColumnElement[str], pattern: str, d: Dialect) -> ColumnEleme
 def _glob(column: ColumnElement[str], pattern: str, d: Dialect) -> ColumnElement[bool]:
     """Match a pattern without ``**`` segment by segment.
 
-    Both must have the same number of slashes, so that no wildcard stands for one.
+    Both must have the same number of slashes, so that no wildcard stands for one. That is said as a pattern, because
+    planners know how many keys fit a pattern, and nothing of a computed number.
     """
     prefix = pattern[: min(pattern.find(w) for w in "*?" if w in pattern)]
     if d.is_postgresql:
         like = pattern.replace("_", r"\_").replace("*", "%").replace("?", "_")
         fits = column.like(like, escape="\\")
+        deeper = column.not_like("%/" * (pattern.count("/") + 1) + "%")
     else:
         fits = column.op("GLOB")(pattern)  # LIKE would ignore case here
-    slashes = sa.func.length(column) - sa.func.length(sa.func.replace(column, "/", ""))
-    parts = [fits, slashes == pattern.count("/")]
+        deeper = column.op("NOT GLOB")("*/" * (pattern.count("/") + 1) + "*")
+    parts = [fits, deeper]
     if prefix:
         parts += [column >= prefix, column < prefix + _FAR]
     return sa.and_(*parts)

@@ -110,9 +110,11 @@ async def account(visit: Visit) -> Response:
         within=key, state="scheduled", run_after=_EVER, limit=10, payloads=False, order="oldest"
     )
     past = await visit.read(pages.past, key, list({one.id for one in (*latest, *struggling)}))
-    title = f"Executions through {key} within 48 hours"  # a provider's: an account's own are not kept
+    title = f"Executions through {key} within 48 hours"
+    is_provider = resource_key.depth(key) == 1  # an account's own executions are not kept
     return visit.render(
-        "account.html", throughput=figure(await recent(visit), visit.now, title, provider=key), key=key, why=why,
+        "account.html", key=key, why=why,
+        throughput=figure(await recent(visit), visit.now, title, provider=key) if is_provider else None,
         levels=list(reversed(path.levels)), infos=infos, moment=moment,
         uses=await visit.read(pages.limit_uses, keys), kinds=await visit.read(pages.jobs_by_kind, key),
         latest=latest, struggling=struggling, history=history(past, visit.now), attempts=past.attempts,

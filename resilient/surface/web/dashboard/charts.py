@@ -7,8 +7,9 @@ so words stand outside of them.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 from markupsafe import Markup, escape
 
 from resilient.core.base.phrases import counted, rough, span
-from resilient.store.inspect.throughput import throughput
+from resilient.store.inspect.throughput import Throughput, throughput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,7 +38,6 @@ GROUPS: Final = (("well", "succeeded"), ("again", "to go on later"), ("dead", "d
 _GROUP_OF: Final = {
     "succeeded": 0, "once_more": 0, "slice": 0, "reconciled": 0, "dead": 2, "expired": 2,
 }  # fmt: skip
-RECENT: Final[WeakKeyDictionary[Database, tuple[float, Sums]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Sums:
 
     first: datetime
     counts: dict[tuple[str, str], list[list[int]]]
+    drawn: dict[tuple[str, str | None, str | None], Figure | None] = field(default_factory=dict)
 
     def bars(self, *, provider: str | None = None, kind: str | None = None) -> Bars:
         """The bars of all, or of a provider or a kind."""
@@ -132,6 +133,13 @@ def figure(
     recent: Sums, now: datetime, title: str, *, provider: str | None = None, kind: str | None = None
 ) -> Figure | None:
     """The chart of two days; None if nothing ended in them. Kinds are told apart where there are several."""
+    key = (title, provider, kind)
+    if key not in recent.drawn:  # drawing takes longer than reading what is new
+        recent.drawn[key] = _draw(recent, now, title, provider, kind)
+    return recent.drawn[key]
+
+
+def _draw(recent: Sums, now: datetime, title: str, provider: str | None, kind: str | None) -> Figure | None:
     data = recent.bars(provider=provider, kind=kind)
     if not data.most:
         return None
@@ -142,13 +150,41 @@ def figure(
     return Figure("throughput", data, chart(data, title, now, name="throughput"), lines if len(lines) > 1 else [])
 
 
+class Recent:
+    """The sums of one database as a process knows them. What is older than an hour changes no more and is read once."""
+
+    def __init__(self) -> None:
+        self.sums: Sums | None = None
+        self.read_at = -FRESH
+        self._rows: list[Throughput] = []
+        self._task: asyncio.Task[Sums] | None = None
+
+    async def fresh(self, visit: Visit) -> Sums:
+        """The sums, at most `FRESH` seconds old: one reading for all pages that want them."""
+        if self.sums is None or time.monotonic() - self.read_at >= FRESH:
+            task = self._task
+            if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+                task = self._task = asyncio.create_task(self._read(visit), name="dashboard-throughput")
+            return await asyncio.shield(task)  # it goes on for the others
+        return self.sums
+
+    async def _read(self, visit: Visit) -> Sums:
+        since = None
+        if self.sums is not None:
+            since = visit.now - 2 * _STEP
+            since -= timedelta(seconds=since.timestamp() % _STEP.total_seconds())
+        rows = await visit.read(throughput, since, step=STEP)
+        self._rows = [*(one for one in self._rows if since is not None and one.at < since), *rows]
+        self.sums, self.read_at = sums(self._rows, visit.now), time.monotonic()
+        return self.sums
+
+
+RECENT: Final[WeakKeyDictionary[Database, Recent]] = WeakKeyDictionary()
+
+
 async def recent(visit: Visit) -> Sums:
-    """What ended in two days. A process reads it at most every `FRESH` seconds: workers write every ten."""
-    database, now = visit.app.database, time.monotonic()
-    entry = RECENT.get(database)
-    if entry is None or now - entry[0] >= FRESH:
-        entry = RECENT[database] = (now, sums(await visit.read(throughput, step=STEP), visit.now))
-    return entry[1]
+    """What ended in two days. Workers write every ten seconds."""
+    return await RECENT.setdefault(visit.app.database, Recent()).fresh(visit)
 
 
 def sentence(data: Bars) -> str:
