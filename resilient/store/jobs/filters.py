@@ -271,7 +271,7 @@ def _glob(column: ColumnElement[str], pattern: str, d: Dialect) -> ColumnElement
     else:
         fits = column.op("GLOB")(pattern)  # LIKE would ignore case here
         deeper = column.op("NOT GLOB")("*/" * (pattern.count("/") + 1) + "*")
-    parts = [fits, deeper]
+    parts: list[ColumnElement[bool]] = [fits, deeper]
     if prefix:
         parts += [column >= prefix, column < prefix + _FAR]
     return sa.and_(*parts)
