@@ -10,6 +10,7 @@ from sqlalchemy import text
 from resilient.surface.web.dashboard import mount
 from resilient.surface.web.dashboard.guard import RIGHTS
 from tests.surface.browser.conftest import shape
+from tests.surface.test_audit_registry import commands
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -50,12 +51,17 @@ class Hand:
 
 
 async def test_every_page_and_every_action_works_without_javascript(site):
-    app = site.app
+    app, shown = site.app, set()
     async with site.page(java_script_enabled=False) as page:
         for address in await site.addresses():
             answer = await page.goto(address)
             assert answer.status == 200, address
             assert await page.locator(".script:visible").count() == 0, "what needs scripts is hidden without them"
+            shown |= set(await page.locator("p.command code").all_inner_texts())
+        lines = [one.split() for text in shown for one in text.split("; ")]
+        known = [["resilient", *name.split()] for name in commands()]
+        unknown = [line for line in lines if not any(line[: len(name)] == name for name in known)]
+        assert unknown == [], "each command that a page names is one"
         hand = Hand(page)
         await page.goto("/account/crm/acct-5")
         await hand.press("Pause", reason="asked", says="crm/acct-5 is paused.", **{"for": "2h"})

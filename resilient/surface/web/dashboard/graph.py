@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST: Final = 120  # steps that are drawn; the list below has all
 _LONGEST: Final = 22  # characters of a name
 _BOX: Final = (188, 44)
-_UNDO: Final = (172, 26)
+_UNDO: Final = (176, 44)
 _ACROSS: Final = 64  # between two layers
 _DOWN: Final = 22  # between two steps of a layer
 _EDGE: Final = 12  # around it all
@@ -97,7 +97,7 @@ def _step(step: Any, place: Place, url: Callable[[str], str]) -> Markup:
     below = Place(place.x + _BOX[0] - _UNDO[0], place.y + _BOX[1])
     state = str(getattr(step.undo_state, "value", step.undo_state) or "not begun")
     address = url(f"/jobs/{step.undo_job_id}") if step.undo_job_id else None
-    return box + _box(below, _UNDO, address, f"undo {state}", f"↶ {step.undo}", state)
+    return box + _box(below, _UNDO, address, f"undo {state}", f"↶ {step.undo}", f"{SIGNS.get(state, '●')} {state}")
 
 
 def _state(step: Any) -> str:
@@ -106,23 +106,16 @@ def _state(step: Any) -> str:
 
 def _box(place: Place, size: tuple[int, int], address: str | None, state: str, name: str, below: str) -> Markup:
     text = plain(name)
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    longest = _LONGEST * size[0] // _BOX[0]
+    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
     classes = " ".join(f"n-{''.join(c if c.isalnum() else '-' for c in one)}" for one in state.split(" ", 1))
     values: Mapping[str, object] = {
         "classes": classes, "x": place.x, "y": place.y, "width": size[0], "height": size[1], "left": place.x + 10,
         "first": place.y + 18, "second": place.y + 36, "text": text, "below": below, "full": plain(name),
     }  # fmt: skip
-    if size == _UNDO:
-        room = _LONGEST - len(below) - 3  # in front of the state
-        values = {**values, "text": text if len(text) <= room else f"{text[: room - 1]}…"}
-        drawing = Markup(
-            '<g class="node {classes}"><title>undo {full}: {below}</title><rect x="{x}" y="{y}" width="{width}"'
-            ' height="{height}" rx="4"/><text x="{left}" y="{first}">{text}: {below}</text></g>'
-        ).format(**values)
-    else:
-        drawing = Markup(
-            '<g class="node {classes}"><title>{full}: {below}</title><rect x="{x}" y="{y}" width="{width}"'
-            ' height="{height}" rx="6"/><text x="{left}" y="{first}" class="name">{text}</text><text x="{left}"'
-            ' y="{second}">{below}</text></g>'
-        ).format(**values)
+    drawing = Markup(
+        '<g class="node {classes}"><title>{undo}{full}: {below}</title><rect x="{x}" y="{y}" width="{width}"'
+        ' height="{height}" rx="6"/><text x="{left}" y="{first}" class="name">{text}</text><text x="{left}"'
+        ' y="{second}">{below}</text></g>'
+    ).format(**values, undo="undo " if size == _UNDO else "")
     return drawing if address is None else Markup('<a href="{0}">{1}</a>').format(address, drawing)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
+from resilient.core.base import resource_key
+from resilient.core.base.errors import InvalidInput
 from resilient.core.base.phrases import brief, counted, error_line, in_json, plain, rough, span
 from resilient.core.jobs.records import plain as as_json
 from resilient.surface.cli.jobs import text_of
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from resilient.core.gates.rate_limit import Limit
 
 _WORDS: Final = re.compile(r"(?:\\.|[^,\\]|\\$)+")  # between commas; a backslash takes away a comma's meaning
+_MINUTE: Final = 60  # seconds
 _LONGEST: Final = 20_000  # characters of a document
 _COMMAND: Final = re.compile(r"`([^`]*)`")
 _JOB: Final = re.compile(r"\b(workflow |)([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
@@ -66,6 +69,35 @@ def ago(value: datetime | None, now: datetime) -> Markup:
     return Markup('<time datetime="{0}" title="{1} UTC" data-far>{2}</time>').format(
         f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M:%S}", far
     )
+
+
+def took(seconds: float) -> str:
+    """How long something took: ``3 ms``, ``1.4 s``, ``2 min 5 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:,.0f} ms"
+    return f"{seconds:.1f} s" if seconds < _MINUTE else span(seconds)
+
+
+def brought(outcome: Mapping[str, Any]) -> str:
+    """What a change brought, as the audit keeps it: ``3 changed, 1 too late``, ``created``, ``error: ...``."""
+    words = []
+    for name, value in outcome.items():
+        word = name.replace("_", " ")
+        if value is True:
+            words.append(word)
+        elif isinstance(value, (int, float)) and value:
+            words.append(f"version {value}" if name == "version" else f"{value:,} {word}")
+        elif value:
+            words.append(f"{word}: {value}")
+    return plain(", ".join(words)) or "nothing"
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is the key of one resource."""
+    try:
+        return bool(resource_key.check(text))
+    except InvalidInput:
+        return False
 
 
 def badge(state: object, text: str | None = None) -> Markup:
@@ -151,6 +183,7 @@ def as_word(value: str | None) -> str:
 
 FILTERS: Final[dict[str, Any]] = {
     "number": number, "at": at, "ago": ago, "badge": badge, "gate": gate, "document": document, "error": error,
-    "brief": brief, "wrapped": wrapped, "prose": prose, "limit": limit,
+    "brief": brief, "wrapped": wrapped, "took": took, "brought": brought, "is_key": is_key, "prose": prose,
+    "limit": limit,
 }  # fmt: skip
 FUNCTIONS: Final[dict[str, Any]] = {"as_word": as_word, "text_of": text_of, "counted": counted}
