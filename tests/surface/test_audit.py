@@ -56,7 +56,7 @@ async def test_every_change_of_the_dashboard_is_noted(app):
     assert outcomes[1] == {"edited": 1, "running": 0, "too_late": 0, "sent": 0, "fields": ["priority"]}
     assert [one["changed"] for one in outcomes[2:]] == [1, 1]
     text = (await ann.get("/audit")).text
-    assert "ann dashboard resources pause github/acct-1 they asked changed 1" in text
+    assert "ann dashboard resources pause github/acct-1 they asked 1 changed" in text
     assert "they asked" not in (await ann.get("/audit?subject=github")).text
 
 

@@ -160,6 +160,20 @@ async def test_what_is_older_than_an_hour_is_read_once_and_counts_all_the_same(d
     await app.close()
 
 
+def test_short_times_and_what_a_change_brought_in_words():
+    assert [words.took(one) for one in (0.0004, 0.25, 1.44, 125)] == ["0 ms", "250 ms", "1.4 s", "2 min 5 s"]
+    outcome = {
+        "changed": 3,
+        "too_late": 0,
+        "created": True,
+        "version": 2,
+        "fields": ["priority", "tags"],
+        "error": "no",
+    }
+    assert words.brought(outcome) == "3 changed, created, version 2, fields: priority tags, error: no"
+    assert words.brought({"changed": 0}) == "nothing"
+
+
 def test_a_life_is_drawn_with_its_runs():
     at = [NOW + timedelta(seconds=n) for n in range(0, 101, 10)]
     info = SimpleNamespace(

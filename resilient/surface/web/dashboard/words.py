@@ -88,7 +88,7 @@ def brought(outcome: Mapping[str, Any]) -> str:
         elif isinstance(value, (int, float)) and value:
             words.append(f"version {value}" if name == "version" else f"{value:,} {word}")
         elif value:
-            words.append(f"{word}: {value}")
+            words.append(f"{word}: {' '.join(map(str, value)) if isinstance(value, list) else value}")
     return plain(", ".join(words)) or "nothing"
 
 
