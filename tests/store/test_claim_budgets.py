@@ -88,6 +88,23 @@ def test_what_is_forgotten_releases_those_that_wait_there(database, throttle):
     assert claimed_kinds(database)[0] == ["find"]
 
 
+def test_a_budget_that_somebody_changes_is_not_waited_for(database, throttle):
+    """Its row is below the leaf that a claim has locked, and everybody else locks deeper rows first."""
+    throttle()
+    put(database, new(KEY, kind="find"), new(KEY, kind="read"))
+    assert claimed_kinds(database)[0] == ["read"]
+    if not database.dialect.is_postgresql:
+        return  # one writer at a time
+    put(database, new(KEY, kind="find"))
+    with database.sync_engine.connect() as c, c.begin():
+        resources.lock_waiting(c, database.dialect, [SEARCH])
+        kinds, claimed = claimed_kinds(database)
+        assert (kinds, claimed.conflicts) == ([], [KEY])
+        assert (ordinary(database), parked(database)) == ([KEY], [])
+    assert claimed_kinds(database)[0] == []
+    assert (ordinary(database), parked(database)) == ([], [(KEY, SEARCH)])
+
+
 def test_a_budget_without_a_row_stops_nobody(database):
     put(database, *(new(KEY, kind="find") for _ in range(3)))
     assert claimed_kinds(database)[0] == ["find"] * 3

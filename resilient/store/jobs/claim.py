@@ -233,8 +233,12 @@ class _Claim:
         return within
 
     def _room_of(self, key: str, budget: str) -> Admission:
-        """How many jobs of a key may start for one of its account's budgets, and what stops more."""
-        read = resources.read(self.c, self.d, [budget])
+        """How many jobs of a key may start for one of its account's budgets, and what stops more.
+
+        Its row is deeper than the leaf that is locked already, so it is not waited for: see `_drop_idle`.
+        """
+        _, got, read = resources.lock_leaves(self.c, self.d, [budget], [budget])
+        self.locked.update(got)
         if budget not in read or read[budget].calm:
             return Admission(self.ask.per_key + BATCH_ROWS, None, (), ())
         facts = self.facts[budget] = read[budget]
@@ -273,8 +277,12 @@ class _Claim:
             if candidates.get(t.resource_key):
                 active.append(t)
             elif t.resource_key in self.used_up:
-                out.stops[t.resource_key] = self.used_up[t.resource_key]
-                self._park(t.resource_key, t.priority, self.used_up[t.resource_key])
+                stop = out.stops[t.resource_key] = self.used_up[t.resource_key]
+                if stop.resource in self.locked:
+                    self._park(t.resource_key, t.priority, stop)
+                else:  # somebody changes it just now
+                    self.again[t.resource_key] = t.priority
+                    out.conflicts.append(t.resource_key)
             elif t.resource_key in self.mixed:
                 self.again[t.resource_key] = t.priority
                 out.unknown.append(t.resource_key)
