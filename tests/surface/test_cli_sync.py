@@ -37,7 +37,7 @@ def run(database_url, monkeypatch, capsys):
 def test_status_says_where_each_stands(run):
     status, out = run("sync", "status")
     assert status == 0
-    assert "100 in 1 pages, 2 rejected" in out
+    assert "100 in 1 page, 2 rejected" in out
     assert "full pass" in out
     status, out = run("sync", "status", "--resource", "p/2", "--json")
     (one,) = json.loads(out)["streams"]

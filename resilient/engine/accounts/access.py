@@ -247,8 +247,8 @@ class Accounts:
         missing, every = connections.unreadable(sealed, self.ring.key_ids), sum(sealed.values())
         if missing and missing == every:
             raise SetupError(
-                f"none of the {every} stored credentials can be read with the {len(self.ring.key_ids)} keys"
-                f" given: set {VARIABLE} (or Resilient(secrets=[...])) to what the other processes have;"
+                f"none of the stored credentials ({every}) can be read with the keys given ({len(self.ring.key_ids)}):"
+                f" set {VARIABLE} (or Resilient(secrets=[...])) to what the other processes have;"
                 " nothing was started"
             )
         if missing:

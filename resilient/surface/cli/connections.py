@@ -163,7 +163,11 @@ def _decide(ctx: typer.Context, provider: str, verb: str, question: str, *, yes:
     more = "+" if count == 1000 else ""  # noqa: PLR2004 - the page above
     if not count:  # nothing to lose: it may still be shut from before
         yes, question = True, ""
-    if not run.out.confirm(f"{count}{more} accounts of {provider} are suspect. {question}?", yes=yes, dry_run=False):
+    if not run.out.confirm(
+        f"{count}{more} of {provider}'s accounts {'is' if count == 1 else 'are'} suspect. {question}?",
+        yes=yes,
+        dry_run=False,
+    ):
         raise typer.Exit(FAILED)
     with run.audited(f"connections {verb}", provider) as outcome:
         done = api.release(provider) if verb == "release" else api.confirm(provider)
@@ -300,7 +304,7 @@ def status(
     for one in streams[:limit]:
         c = one.cursor
         ended = f"{span((now - c.completed_at).total_seconds())} ago" if c.completed_at else "never"
-        read = f"{c.records} in {c.pages} pages" + (f", {c.rejected} rejected" if c.rejected else "")
+        read = f"{c.records} in {counted(c.pages, 'page')}" + (f", {c.rejected} rejected" if c.rejected else "")
         cells = (one.stream, one.resource_key, one.part, one.doing, read, ended, c.error)
         folded = " ".join(filter(None, (one.resource_key, one.part))) + (f"; began anew: {c.error}" if c.error else "")
         rows.append(Row(*cells, folded=folded, whole=True))

@@ -239,7 +239,11 @@ def _remark(job: JobInfo) -> str:
 
 
 def _attempts(job: JobInfo) -> str:
-    return f"{job.attempts} of {job.max_attempts} attempts" if job.max_attempts else counted(job.attempts, "attempt")
+    return (
+        f"{job.attempts} of {counted(job.max_attempts, 'attempt')}"
+        if job.max_attempts
+        else counted(job.attempts, "attempt")
+    )
 
 
 def show_job(out: Output, job: JobInfo, attempts: Sequence[AttemptInfo], why: Why, now: datetime) -> None:

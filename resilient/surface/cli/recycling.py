@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.loggers import logger
+from resilient.core.base.phrases import counted
 
 if TYPE_CHECKING:
     from resilient.engine.run.worker import Worker
@@ -45,7 +46,7 @@ async def stop_when_due(worker: Worker, *, max_jobs: int | None, max_memory: int
     while True:
         used = resident() // _MEGABYTE
         if max_jobs is not None and worker.ended >= max_jobs:
-            reason = f"it has ended {worker.ended} executions (--max-jobs {max_jobs})"
+            reason = f"it has ended {counted(worker.ended, 'execution')} (--max-jobs {max_jobs})"
         elif max_memory is not None and used > max_memory:
             reason = f"it uses {used} MB of memory (--max-memory {max_memory})"
         else:
