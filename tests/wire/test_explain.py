@@ -14,6 +14,7 @@ from resilient.core.base.exchange import AnswerFacts
 from resilient.core.provider.facts import Provider
 from resilient.core.provider.rules import Errors, Rule
 from resilient.wire.requests.explain import Explained, chain, explain
+from resilient.wire.requests.request_log import RequestLog
 from tests.helpers import LIMIT
 
 
@@ -227,6 +228,14 @@ def test_clients_known_by_their_names(module, name, method, expected, code):
         error.request = types.SimpleNamespace(method=method, url="https://api.example.com/x")
     told = explain(error, None, None).failure
     assert (told.kind, told.code) == (expected, code)
+
+
+def test_a_url_that_is_too_long_for_httpx_is_explained_all_the_same(hooks):
+    request_log = RequestLog(hooks, Provider(name="api", base_url="https://api.example.com"))
+    error = foreign("aiohttp.client_exceptions", "ClientResponseError", status=414, headers=None)()
+    error.request_info = types.SimpleNamespace(method="GET", url="https://api.example.com/?ids=" + "7" * 70_000)
+    told = explain(error, request_log, hooks.now()).failure
+    assert (told.kind, told.code) == (K.PERMANENT, "http_414")
 
 
 def test_requests_calls_everything_a_connection_error():

@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import threading
+from functools import partial
+from types import SimpleNamespace
 
 import httpcore
 import pytest
@@ -61,6 +63,37 @@ async def test_there_are_so_many_threads_and_no_more(silent, monkeypatch):
             await network.connect_tcp(f"c{n}.evil.example", 443, timeout=0.05)
     await until(lambda: len(silent) >= 2)
     assert sorted(silent) == ["c0.evil.example", "c1.evil.example"]
+
+
+class Silent:
+    """A network in which no address answers: each attempt takes all of its time."""
+
+    def __init__(self):
+        self.now, self.tried = 0.0, []
+
+    def connect(self, address, _port, seconds, *_):
+        self.tried.append(address)
+        self.now += seconds
+        raise httpcore.ConnectTimeout
+
+    async def connect_async(self, *args):
+        self.connect(*args)
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_addresses_of_a_host_share_the_time_to_connect(kind, monkeypatch):
+    """However many the owner of the name lists; and each is tried."""
+    addresses = [f"93.184.216.{n}" for n in range(1, 41)]
+    rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 443)) for one in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
+    network, silent = PublicNetwork() if kind == "async" else PublicNetworkSync(), Silent()
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: silent.now))
+    network._network = SimpleNamespace(connect_tcp=silent.connect_async if kind == "async" else silent.connect)
+    connect = network.connect_tcp if kind == "async" else partial(asyncio.to_thread, network.connect_tcp)
+    with pytest.raises(httpcore.ConnectTimeout):
+        await connect("many.example", 443, 5.0)
+    assert silent.tried == addresses
+    assert silent.now == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("network", [Backend, PublicNetworkSync])

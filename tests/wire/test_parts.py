@@ -7,6 +7,7 @@ import pytest
 
 from resilient import (
     BatchEndpoint,
+    DatabaseUnreachable,
     FailureKind,
     Idempotency,
     InvalidInput,
@@ -21,6 +22,9 @@ from resilient import (
     handler,
 )
 from resilient.testing import FakeClock, FakeProvider, Reply, new_key
+from resilient.wire.requests.client import Envelope
+from resilient.wire.requests.request_log import RequestLog
+from resilient.wire.requests.transport import drive
 
 KEYED = Provider(
     name="keyed",
@@ -110,6 +114,21 @@ async def test_each_part_is_answered_and_a_throttled_one_fails_alone(run, make, 
         seen[1].raise_for_failure()
     assert waits.value.delay == pytest.approx(30, abs=1)
     seen[0].raise_for_failure()
+
+
+async def test_if_reporting_a_part_fails_the_other_parts_are_given_up(hooks):
+    """Exactly one of answered, failed and abandoned follows each permit."""
+    envelope = Envelope(RequestLog(hooks, KEYED), KEYED.base_url, READS)
+    await drive(envelope.admit())
+
+    async def answered(*_):
+        raise DatabaseUnreachable("away")
+
+    hooks.answered = answered
+    answers = {"responses": [{"id": str(n), "status": 200} for n in range(3)]}
+    with pytest.raises(DatabaseUnreachable):
+        await drive(envelope.report(answers))
+    assert hooks.steps.count("abandoned") == 2
 
 
 async def test_a_throttled_part_stops_no_later_request(run, make):

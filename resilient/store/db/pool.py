@@ -5,9 +5,9 @@ hundred that PostgreSQL gives by default. Here a connection is taken under a per
 by threads and coroutines alike. A pool that must open one while all of the budget are open closes one that rests in
 another pool: since a permit is held, there is one. What has rested for `IDLE` seconds is closed. Waiting holds nothing.
 
-Of the ten of a process four are reserved: listening, telling, heartbeat and finish have one each. Six are shared
+Of the ten of a process four are reserved: listening, notifying, heartbeat and finish have one each. Six are shared
 (claims, staging, what a program asks), and handlers' sessions hold at most four of these (`Connections.of_handlers`):
-the engine keeps two, so that handlers that hold one each, and ask for a second, wait for no one who waits for them.
+the engine keeps two, so that it goes on while handlers that hold one connection each wait for a second one.
 
 After a fork (a preforking server, `multiprocessing`) the child leaves the parent's connections alone: two processes on
 one connection read each other's answers. Threads do not live on in a child either. Whatever has connections or threads
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 DEFAULT: Final = 10  # connections of a process
-RESERVED: Final = 4  # for listening, telling, heartbeat and finish
+RESERVED: Final = 4  # for listening, notifying, heartbeat and finish
 KEPT: Final = 2  # of the others: what handlers' sessions leave
 LEAST: Final = RESERVED + 2
 IDLE: Final = 30.0  # seconds until a connection that rests is closed
@@ -300,7 +300,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which forks nothing
 #
 # Watching our own connections to PostgreSQL: a server that does not answer is noticed, whatever waits for it.
 #
-# TCP tells of a host that is gone (`address.connect_args`). A server that is stopped, or a network that drops what it
+# TCP notices a host that is gone (`address.connect_args`). A server that is stopped, or a network that drops what it
 # takes, acknowledges everything and answers nothing: no timeout of TCP or of PostgreSQL's ends that. A deadline for
 # each statement would, and would also end what rightly waits for a lock. So a thread looks at the connections, which
 # costs the statements nothing: one that has been busy for `SUSPECT` seconds makes it ask the server over a new
@@ -317,7 +317,7 @@ TICK: Final = 0.5  # seconds between two looks
 SUSPECT: Final = 5.0  # seconds without an answer after which the watch queries the server
 CONNECT: Final = 4  # seconds the new connection may take
 ANSWER: Final = 3.0  # seconds its answer may take
-LONG: Final = 60.0  # seconds a statement may take before the log tells of it
+LONG: Final = 60.0  # seconds a statement may take before it is logged
 _BUSY: Final = 1  # libpq's PQTRANS_ACTIVE: a command is in progress
 _SESSIONS: Final = (
     "SELECT pid, state, coalesce(extract(epoch FROM clock_timestamp() - state_change), 0)::float,"

@@ -7,7 +7,7 @@ execution that did not simply succeed leaves an `Attempt`. `Worker` rows are hea
 minute what ended how, `Schedule` rows tick, `Alert` rows group what people are alerted to, `Audit` rows record who
 changed what, `Cursor` rows hold the positions of sync streams. A job with an ordering key is `blocked` until the
 `Order` row of that key names it as the head; one that waits for others, until its `Dependency` rows are gone.
-`Workflow` and `Step` rows tell which jobs belong together. A `Connection` names the `Grant` (tokens, encrypted) that a
+`Workflow` and `Step` rows say which jobs belong together. A `Connection` names the `Grant` (tokens, encrypted) that a
 resource uses. `Inbox` and `InboxKey` rows are what a consumer of messages has taken already.
 
 The tables live in their own MetaData, so an application's Alembic never sees them (`resilient.alembic.include_name`).
@@ -331,7 +331,7 @@ class Schedule(Base, table=True):
     last_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     last_job: UUID | None = Field(default=None, sa_column=Column(Uuid))
     active_since: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # declared, changed or resumed
-    succeeded_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # the latest of its jobs to
+    succeeded_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # when one of its jobs last did
     paused: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
     removed: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
@@ -413,9 +413,9 @@ class Grant(Base, table=True):
     last_code: str | None = Field(default=None, sa_column=Column(NAME))
     refreshed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     died_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # while the fuse counts it
-    worked_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # last taken, to the hour
+    worked_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # when it last did, to the hour
     doubted_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # it died with too many others
-    client_refused_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # the application was
+    client_refused_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # when the application was
     refused_since: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # first of `refusals`
     refusals: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))  # unexplained ones
     authorised_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))  # by a person, last
@@ -472,7 +472,7 @@ class Cursor(Base, table=True):
     completed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     error: str | None = Field(default=None, sa_column=Column(TEXT))  # why it began anew
     expected: float | None = Field(default=None, sa_column=Column(Float(53)))  # seconds within which a pass shall end
-    job_id: UUID | None = Field(default=None, sa_column=Column(Uuid))  # the latest to move it
+    job_id: UUID | None = Field(default=None, sa_column=Column(Uuid))  # of the job that moved it last
     created_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     updated_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
 

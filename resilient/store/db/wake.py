@@ -1,9 +1,10 @@
-"""Waking workers: a hint that there may be work, or that gates changed. Polling is the truth, this makes it quick.
+"""Waking workers: a hint that there may be work, or that gates changed. Polling finds the same, later.
 
 PostgreSQL: NOTIFY from a thread and connection of its own, after the commit and coalesced: inside the business
 transaction it takes a database-wide lock at commit and cost 65 % of the throughput. It goes straight to libpq, because
 busy publishers pay for each. A caller's Connection reports only that its commit begins: the thread looks for its end.
-Those who wait for jobs to end say so now and then, and only then workers tell of ends, on a channel of its own.
+Whoever waits for jobs to end announces it now and then; only while somebody does, workers announce the ends of jobs,
+on a channel of its own.
 SQLite: every commit changes ``PRAGMA data_version`` for other connections, so a thread looks at that.
 """
 
@@ -36,8 +37,8 @@ PAYLOAD: Final = 7_000  # bytes of one NOTIFY; PostgreSQL takes 8,000
 COALESCE: Final = 0.01  # seconds between two NOTIFYs of one process
 SQLITE_LOOK: Final = 0.01  # seconds between two looks at data_version
 AWAITED: Final = "!awaited"  # no resource key: somebody waits for jobs to end
-AWAITED_FOR: Final = 30.0  # seconds for which workers say that jobs ended, once they heard that somebody waits
-ENDS: Final = "_ends"  # behind a channel's name: what only those listen to who wait
+AWAITED_FOR: Final = 30.0  # seconds for which workers announce the ends of jobs, after somebody announced a wait
+ENDS: Final = "_ends"  # suffix of the channel on which the ends of jobs are announced
 RETRY: Final = 5.0  # seconds before listening again, plus up to half: a restart cuts every worker off at once
 
 
@@ -85,25 +86,25 @@ class Waker:
         self._lock = threading.Lock()
 
     def poke(self) -> None:
-        """Tell workers that there may be work."""
+        """Announce that there may be work."""
         self._work = True
         self._send()
 
     def tell(self, key: str) -> None:
-        """Tell workers that a gate of this resource shut or opened: their snapshots are out of date."""
+        """Announce that a gate of this resource shut or opened: workers' snapshots are out of date."""
         self._changed.add(key)
         self._send()
 
     def tell_awaited(self) -> None:
-        """Tell workers that somebody waits for jobs to end, for `AWAITED_FOR` seconds."""
+        """Announce that somebody waits for jobs to end, for `AWAITED_FOR` seconds."""
         self.tell(AWAITED)
 
     def note_awaited(self) -> None:
-        """Somebody said `tell_awaited`."""
+        """A process has called `tell_awaited`: announce the ends of jobs for a while."""
         self._awaited_until = time.monotonic() + AWAITED_FOR
 
     def tell_ended(self) -> None:
-        """Tell those who wait that jobs have ended; nothing is sent while nobody waits."""
+        """Announce that jobs have ended; nothing is sent while nobody waits."""
         if time.monotonic() < self._awaited_until:
             self._has_ended = True
             self._send()

@@ -1,8 +1,8 @@
 """Gates: every statement that changes a cooldown, a pause, credentials or a policy, and circuits by hand.
 
-A write that may open or close a gate bumps `revision`, so that whoever judged the row before can tell
-(parking). Whatever opens a gate releases parked turns in a later statement: a few after an outage, a batch
-otherwise; staging goes on with the rest. A gate that shuts until a known time arms one parked turn for it.
+A write that may open or close a gate bumps `revision`, so that whoever judged the row before
+(to park a turn) notices it. Whatever opens a gate releases parked turns in a later statement: a few after an outage, a
+batch otherwise; staging goes on with the rest. A gate that shuts until a known time arms one parked turn for it.
 
 What throttles teach (`core.gates.learnt`) is written here too. A refusal is taken in where its cooldown is written
 (`cool_down`), under the same lock; its generation is the row's next revision, so that one which is forgotten never

@@ -53,7 +53,7 @@ _DEEPEST_FIRST: Final = " ORDER BY length(key) - length(replace(key, '/', '')) D
 def ensure(c: Connection, d: Dialect, keys: Iterable[str], how_long: str | None = None) -> None:
     """Make the missing rows of these keys, in lock order: one statement, in a short transaction of its own.
 
-    ``how_long``: waits so long for whoever makes one of them too (see `db/dialect.py`).
+    ``how_long``: how long to wait for another transaction that makes one of them (see `db/dialect.py`).
     """
     patience = "true"
     if how_long is not None and d.is_postgresql:
@@ -100,7 +100,7 @@ def read(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, ResourceFa
 
 
 def touch(c: Connection, d: Dialect, keys: Sequence[str], now: datetime) -> None:
-    """Tell whoever judged these resources that something got free: their revision changes."""
+    """Raise the revision of these resources, because something got free: what was judged before no longer holds."""
     params = {"keys": d.pack_keys(keys), "now": now}
     d.later(c, f"SELECT key FROM {{resource}} WHERE {_within(d, 'keys')}" + _DEEPEST_FIRST, params)
     d.later(

@@ -176,8 +176,8 @@ _ALONE: Final = " AND NOT {job}.once_more AND NOT {job}.followed AND {job}.order
 def succeed_alone(c: Connection, d: Dialect, done: Sequence[tuple[UUID, int, str | None]], how_long: str) -> set[UUID]:
     """Finish jobs that succeeded, and commit (PostgreSQL): one round trip, in which all is decided by the jobs' rows.
 
-    Returns the ids that were finished. Left are those whose fence is gone, that are to run once more, or whose end is
-    something to others (`succeed_if_held`). ``how_long``: waits for each lock so long.
+    Returns the ids that were finished. Not finished are those whose fence is gone, that are to run once more, or whose
+    end matters to others (`succeed_if_held`). ``how_long``: how long to wait for each lock.
     """
     d.steer_later(c, how_long)
     now = {} if (host := d.host_now()) is None else {"now": host}

@@ -25,7 +25,7 @@ def renew_if_held(
 ) -> dict[UUID, bool]:
     """Extend the leases still held; returns id to whether a cancel was requested. Never waits on a job row.
 
-    An id that is missing was locked by somebody just now, or its fence is gone: `held_versions` tells which.
+    An id that is missing was locked by somebody just now, or its fence is gone: `held_versions` says which.
     """
     if not fences_:
         return {}

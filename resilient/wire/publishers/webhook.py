@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpcore
 import httpx
 
-from resilient.core.base.bounds import SINK_ANSWER
+from resilient.core.base.bounds import SINK_ANSWER, believed_wait
 from resilient.core.base.errors import InvalidInput, JobFailure, Permanent, Throttled
 from resilient.core.base.hosts import without_secrets
 from resilient.core.base.misfit import explained_class
@@ -184,8 +184,11 @@ def _failure(answer: httpx.Response) -> JobFailure | None:
         return refused(f"the webhook answered {status}: redirects are not followed, correct its URL", f"http_{status}")
     if status == _GONE:
         return Permanent("the webhook answered 410: its receiver wants no more events", code="gone")
-    if status in _OVERLOADED and (until := when(answer.headers, datetime.now(UTC))) is not None:
-        return Throttled(until, message=f"the webhook answered {status} and asked to wait")
+    now = datetime.now(UTC)
+    if status in _OVERLOADED and (until := when(answer.headers, now)) is not None:
+        # As seconds, because this host's clock is not the database's; bounded, because its receiver is a stranger.
+        seconds = believed_wait((until - now).total_seconds())
+        return Throttled(retry_after=seconds, message=f"the webhook answered {status} and asked to wait")
     ill = status >= _SERVER_ERROR or status in _OVERLOADED
     return refused(f"the webhook answered {status}", f"http_{status}", ill=ill)
 

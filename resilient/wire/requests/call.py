@@ -4,8 +4,8 @@
         answer = vendor_sdk.post(url, headers=call.headers)
         call.report(answer.status, answer.headers, answer.text)
 
-Entering admits the request or raises, before any I/O; leaving tells the engine what was reported, or the
-exception that ended the block. `report` returns the classified failure and `raise_for_failure` raises it: the
+Entering admits the request or raises, before any I/O; leaving passes on to the engine what was reported, or
+the exception that ended the block. `report` returns the classified failure and `raise_for_failure` raises it: the
 block itself raises nothing of its own.
 """
 

@@ -293,13 +293,17 @@ class Envelope:
         items = items if isinstance(items, list) else ()
         every = {str(one.get("id")): one for one in items if isinstance(one, dict)}
         answers = []
-        for number, part in enumerate(self._parts):
-            if number in self._stopped:
-                stopped = self._stopped[number]
-                failure = Failure(FailureKind.THROTTLED, retry_at=stopped.until, code=f"stopped_{stopped.gate}")
-                answers.append(PartAnswer(part, None, failure=failure))
-                continue
-            answers.append((yield from self._one(part, self._permits[number], every.get(str(number)))))
+        try:
+            for number, part in enumerate(self._parts):
+                if number in self._stopped:
+                    stopped = self._stopped[number]
+                    failure = Failure(FailureKind.THROTTLED, retry_at=stopped.until, code=f"stopped_{stopped.gate}")
+                    answers.append(PartAnswer(part, None, failure=failure))
+                    continue
+                answers.append((yield from self._one(part, self._permits.pop(number), every.get(str(number)))))
+        except BaseException:  # reporting failed (the database is away, say): the others' permits are open still
+            self.abandon()
+            raise
         return answers
 
     def _one(self, part: Part, permit: Permit, answer: dict[str, Any] | None) -> Flow:

@@ -217,7 +217,7 @@ def phase_of(error: object) -> tuple[Phase, str] | None:
     if name in (
         "ConnectionError",
         "MaxRetryError",
-    ):  # requests' word for everything: what lies beneath knows more
+    ):  # requests raises it for everything: its cause says more
         beneath = (
             phase_of(one)
             for one in (error.__cause__, error.__context__, getattr(error, "reason", None), *error.args)
@@ -236,7 +236,10 @@ def _is_providers(error: BaseException, request_log: RequestLog | None) -> bool:
     url = getattr(_request(error), "url", None)
     if request_log is None or url is None or not request_log.origins.declared:
         return True
-    parsed = httpx.URL(str(url))
+    try:
+        parsed = httpx.URL(str(url))
+    except httpx.InvalidURL:  # too long, say: other clients take what httpx refuses
+        return True
     return request_log.origins.holds(parsed.scheme, parsed.host, parsed.port)
 
 

@@ -2,7 +2,7 @@
 
 A step is a coroutine of the `RequestHooks`, or one of the words below, which each driver carries out in its own
 way. In order: what is this request (`RequestLog.facts`), may it go (admit), mark it, send it, look at the answer,
-tell the engine, and perhaps once more: with fresh credentials after a 401, or, for what is safe to repeat,
+report to the engine, and perhaps once more: with fresh credentials after a 401, or, for what is safe to repeat,
 after a moment. Redirects are followed by httpx above us, so each hop comes through here as a request of its
 own and is judged by its own host.
 """

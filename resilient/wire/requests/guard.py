@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -89,6 +90,7 @@ def _start(loop: asyncio.AbstractEventLoop, lookups: _Lookups, name: tuple[str, 
 
 # -- the guard --------------------------------------------------------------------------------------------------------
 
+_LEAST: Final = 0.01  # seconds to connect to one address
 GUARDED: Final = "resilient_guarded"  # an extension of a request: its host was chosen by an account
 
 
@@ -103,6 +105,15 @@ class AddressDenied(httpx.ConnectError, Permanent):
         )
         self._request: httpx.Request | None = None
         self.failure = Failure(FailureKind.PERMANENT, code="address_denied")
+
+
+def _end(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _share(end: float | None, untried: int) -> float | None:
+    """The seconds for the next of ``untried`` addresses: whoever owns the name says how many there are."""
+    return None if end is None else max(_LEAST, (end - time.monotonic()) / untried)
 
 
 class PublicNetwork(httpcore.AsyncNetworkBackend):
@@ -120,16 +131,19 @@ class PublicNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Resolve, check, connect. Raises `AddressDenied`, or what ``refusal`` makes."""
+        """Resolve, check, connect, within ``timeout`` altogether. Raises `AddressDenied`, or what ``refusal`` makes."""
         error: Exception | None = None
+        end = _end(timeout)
         try:
             async with asyncio.timeout(timeout):
                 addresses = await resolved(host, port, self._allow, self._refusal)
         except TimeoutError:
             raise httpcore.ConnectTimeout(f"nobody says where {host!r} is") from None
-        for address in addresses:
+        for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
-                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+                return await self._network.connect_tcp(
+                    address, port, _share(end, untried), local_address, socket_options
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
                 error = failed
         raise error or httpcore.ConnectError(f"{host!r} has no address")
@@ -162,11 +176,13 @@ class PublicNetworkSync(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.NetworkStream:
-        """Resolve, check, connect. Raises `AddressDenied`."""
+        """Resolve, check, connect, within ``timeout`` altogether. Raises `AddressDenied`."""
         error: Exception | None = None
-        for address in _resolved_sync(host, port):
+        end = _end(timeout)
+        addresses = _resolved_sync(host, port)
+        for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
-                return self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+                return self._network.connect_tcp(address, port, _share(end, untried), local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
                 error = failed
         raise error or httpcore.ConnectError(f"{host!r} has no address")

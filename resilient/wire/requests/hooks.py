@@ -107,7 +107,7 @@ class RequestHooks(Protocol):
         """Take in a request without an answer. Not called unless ``request.gated``."""
 
     def abandoned(self, permit: Permit) -> None:
-        """We gave the request up: neutral for every count. Must not wait; may come from any thread."""
+        """The request was given up: it counts as neither ok nor failed. Must not wait; may come from any thread."""
 
     async def refreshed(self, permit: Permit, failure: Failure) -> bool:
         """After refused credentials: whether there are newer ones now, worth one repeat of the request."""

@@ -282,7 +282,7 @@ def _raise_as_httpx(error: BaseException) -> None:
 # answer, or the body of a 204) would be read as the answer of the next request, which may be another account's. So a
 # connection with anything left over serves nobody again (RFC 9112, 6.3 and 9.3). httpcore looks for bytes that wait in
 # the socket; here is the rest of the way: what h11, the loop's reader and TLS have taken out of the socket already.
-# What arrives only after the next request was sent nobody can tell from its answer.
+# Bytes that arrive only after the next request was sent cannot be told from its answer.
 
 _MOST_LAYERS: Final = 8  # of proxies' connections around the one that speaks HTTP/1.1
 

@@ -170,7 +170,7 @@ def value_text(value: object) -> str:
 
 
 def text_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """The type and message of an exception, without secrets; of our own failures what their kind does not tell."""
+    """The type and message of an exception, without secrets; of our own failures what their kind does not say."""
     message, name = value_text(error).strip(), type(error).__name__
     if isinstance(error, JobFailure):
         message = error.bare_message or message

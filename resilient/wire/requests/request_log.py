@@ -167,7 +167,7 @@ class RequestLog:
 
     @property
     def lacks_address(self) -> bool:
-        """Whether the account's connection, which would tell it, is not known."""
+        """Whether the account's address is not known, because its connection, which holds it, was not read."""
         return not self.base_url and "{" in self.provider.base_url
 
     def guards(self, host: str) -> bool:

@@ -1,7 +1,7 @@
 """The span of one sending of a request (HTTP semantic conventions, `SCHEMA_URL`).
 
 A repeat and a redirect are sendings of their own, counted by ``http.request.resend_count``. Paths, and hosts that are
-not written in the provider's facts, are what customers choose: they are told with ``Tracing(tenants=True)`` only, and
+not written in the provider's facts, are what customers choose: only ``Tracing(tenants=True)`` records them, and
 then without user, password, query values and the account's secrets.
 """
 
