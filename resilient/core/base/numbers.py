@@ -42,14 +42,32 @@ def lost_number(value: Any, text: str) -> str | None:
     ``value`` is what a serializer was given, as dicts, lists and plain values; a model may well write such a number as
     text.
     """
-    if next(_not_finite(value, ()), None) is None:
+    if not _has_one(value):
         return None
     first = next(_lost(value, json.loads(text, object_pairs_hook=_Pairs), ()), None)
     return None if first is None else _sentence(*first)
 
 
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+
+
 class _Pairs(list[tuple[str, Any]]):
     """An object of a JSON text: its names and values as they stand there, one name twice too."""
+
+
+def _has_one(value: Any) -> bool:
+    """Whether `_not_finite` gives anything; quick, because most texts with ``null`` have lost nothing."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if one.__class__ not in _PLAIN and _has_one(one):
+                return True
+            if key.__class__ is not str and _has_one(key):
+                return True
+        return False
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(one.__class__ not in _PLAIN and _has_one(one) for one in value)
+    value = value.value if isinstance(value, Enum) else value
+    return isinstance(value, float) and not isfinite(value)
 
 
 def _not_finite(value: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], float]]:
