@@ -7,8 +7,10 @@ are expected where the variables say (by default on this machine's usual ports);
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -24,13 +27,27 @@ import pytest
 RABBITMQ = os.environ.get("RESILIENT_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672/")
 REDIS = os.environ.get("RESILIENT_TEST_REDIS", "redis://127.0.0.1:6379/0")
 _RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-PATIENCE = 60
+PATIENCE = 150
+_taken = set()  # by this process
+_PORTS = range(20_000, 32_000)  # below those that the system gives to connections and to servers that take any
+
+
+@cache
+def _locks():
+    """A file that the test processes of this machine share: each locks the byte of its port until it ends."""
+    return os.open(Path(tempfile.gettempdir(), "resilient-ports.lock"), os.O_RDWR | os.O_CREAT, 0o666)
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port of this test process alone: between the choice and its use nobody else gets it."""
+    while True:
+        port = random.choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            fcntl.lockf(_locks(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            if port not in _taken:
+                _taken.add(port)
+                return port
 
 
 def answers(port):

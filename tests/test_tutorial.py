@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests import brokers
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "tutorial.md").read_text()
@@ -29,23 +30,11 @@ READS += ("resilient connections list",)
 LIMIT = 150  # seconds, on a machine that does much else
 
 
-def free_port():
-    """One that the kernel gives to nobody else who takes any."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free")
-
-
 class Reader:
     """Somebody at three terminals, in a folder of their own."""
 
     def __init__(self, folder):
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, brokers.free_port()
         self.programs, self.commands, self.answers = {}, [], {}
         (folder / "browser.py").write_text("import sys, urllib.request; urllib.request.urlopen(sys.argv[1]).read()")
         self.environment = {name: text for name, text in os.environ.items() if not name.startswith("RESILIENT_")} | {

@@ -76,6 +76,14 @@ class Host:
 
 
 @pytest.fixture
+def nobody():
+    """An address where nobody listens: it is taken, so that no other process gets it meanwhile."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{one.getsockname()[1]}"
+
+
+@pytest.fixture
 def hosts(serve):
     """The provider's, and one of the evil tenant's own."""
     found = Host(), Host()
@@ -169,13 +177,6 @@ async def compare(world, thing):
     assert beside >= PACE * alone
 
 
-def nobody():
-    """An address where nobody listens."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{one.getsockname()[1]}"
-
-
 LIMITED = {"provider": [Limit(100_000, per="1m", name="app")], "account": [Limit(600, per="1m", name="core")]}
 MONTHLY = Errors(code=("code",), rules=(Rule(FailureKind.QUOTA, status=429, code="month", wait=Wait(period="month")),))
 STATED = {"retry-after": ABSURD, "x-ratelimit-limit": "7", "x-ratelimit-remaining": "0", "x-ratelimit-reset": ABSURD}
@@ -222,9 +223,9 @@ async def test_at_the_host_of_all(hosts, make_one, thing, answer):
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
-async def test_at_a_host_of_his_own(hosts, make_one, thing, answer):
+async def test_at_a_host_of_his_own(hosts, make_one, nobody, thing, answer):
     world = make_one(apart(limits=LIMITED, cost=cost))
-    await world.connect(hosts[0].url, hosts[1].url if answer else nobody())
+    await world.connect(hosts[0].url, hosts[1].url if answer else nobody)
     hosts[1].evil = answer
     await compare(world, thing)
     assert (await world.app.resources.get("api")).gate is None
