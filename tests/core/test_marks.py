@@ -114,6 +114,12 @@ def test_until_when_what_was_sent_may_be_repeated(stored, now, in_doubt, unkeyed
     assert marks.safe_until(stored) == safe_until
 
 
+def test_a_time_without_a_zone_in_a_row_is_none():
+    stored = {"POST /x #1": {"key": "k", "until": "2027-01-01T00:00:00"}}
+    assert marks.in_doubt(stored, NOW)
+    assert marks.unkeyed(stored)
+
+
 def test_what_cannot_be_read_is_one_mark_without_a_key():
     assert marks.readable("nonsense") == {"unreadable mark": {}}
     assert marks.readable(None) == {}

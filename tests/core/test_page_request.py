@@ -111,3 +111,15 @@ def test_any_value_survives_the_query(values):
 def test_what_is_no_page_is_refused(doc):
     with pytest.raises(InvalidInput, match="reset the stream"):
         PageRequest.from_json(doc)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ("https://api.example.com/x", "https://api.example.com:443/x?page=2"),
+        ("https://api.example.com:443/x", "https://API.example.com/x?page=2"),
+        ("http://127.0.0.1:80/x", "http://127.0.0.1/x?page=2"),
+    ],
+)
+def test_the_default_port_may_be_spelt(here, there):
+    assert PageRequest(here).at(there).url.endswith("/x?page=2")

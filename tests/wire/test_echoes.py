@@ -9,11 +9,13 @@ from urllib.parse import parse_qsl, quote, quote_plus
 import pytest
 from starlette.responses import JSONResponse
 
+from resilient.core.base.exchange import RequestFacts
 from resilient.core.base.frames import Hidden
 from resilient.core.provider.auth import OAuth2
 from resilient.core.provider.rules import Errors
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests.call import AsyncCall
+from resilient.wire.requests.hooks import Permit
 from resilient.wire.requests.redact import notations
 from resilient.wire.requests.request_log import RequestLog
 from tests.serving import serving
@@ -27,6 +29,17 @@ ECHOES = [TOKEN, quote(TOKEN, safe=""), quote_plus(TOKEN), f"Bearer {TOKEN}"]
 def test_the_forms_of_basic():
     assert {BASIC, f"{USER}:{PASSWORD}", USER, PASSWORD} <= notations([f"Basic {BASIC}"])
     assert repr(Hidden(["canary"])) == "<1 hidden>"
+
+
+def test_of_many_tokens_the_newest_is_kept_secret(hooks):
+    """Whatever its length: a job may run for days, and its token be refreshed every hour."""
+    request_log = RequestLog(hooks)
+    request = RequestFacts("GET", "", "", "")
+    for number in range(50):
+        request_log.keep_secret(Permit(request, headers={"Authorization": f"Bearer {'long' * 20}{number}"}))
+    request_log.keep_secret(Permit(request, headers={"Authorization": "Bearer canary"}))
+    assert {"canary", "Bearer canary", f"{'long' * 20}49"} <= set(request_log.secrets)
+    assert len(request_log.secrets) <= 64
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "basic"])

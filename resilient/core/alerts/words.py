@@ -1,6 +1,6 @@
 """Alerts in words: one line each, that says what is wrong, with what, since when, and what to do.
 
-Many alerts of one cause are told in one notice: see the end of this file.
+Many alerts of one cause share one notice: see the end of this file.
 """
 
 from __future__ import annotations

@@ -92,9 +92,10 @@ def _text(at: datetime) -> str:
 
 def _time(text: Any) -> datetime | None:
     try:
-        return datetime.fromisoformat(text) if isinstance(text, str) else None
+        at = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         return None
+    return at if at is not None and at.tzinfo is not None else None
 
 
 def _moment_in(text: Any) -> str:

@@ -17,12 +17,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
-from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 from resilient.core.base.body import pick
 from resilient.core.base.bounds import CURSOR
 from resilient.core.base.errors import InvalidInput, ResilientError
-from resilient.core.base.hosts import address, without_secrets
+from resilient.core.base.hosts import PORTS, address, without_secrets
 from resilient.core.base.misfit import check_paths, check_word, explained_class
 from resilient.core.base.numbers import json_text
 from resilient.core.base.phrases import one_line
@@ -90,7 +90,7 @@ class PageRequest:
         here, there = urlsplit(self.url), urlsplit(target)
         if here.scheme == "https" and there.scheme == "http" and there.port in (None, 80):
             there = there._replace(scheme="https", netloc=there.netloc.removesuffix(":80"))
-        if (here.scheme, here.netloc.lower()) != (there.scheme, there.netloc.lower()):
+        if _origin(here) != _origin(there):
             raise PagingError(
                 f"the next page of {without_secrets(self.url)} is said to be at"
                 f" {without_secrets(target)}, which is another host"
@@ -151,6 +151,11 @@ class PageRequest:
         if not isinstance(doc, dict) or not isinstance(doc.get("url"), str):
             raise InvalidInput("the stored page is none: reset the stream, so that it starts a full pass")
         return cls(doc["url"], doc.get("method", "GET"), doc.get("body"), doc.get("headers", _NONE))
+
+
+def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port of an address, whether or not it spells the default port."""
+    return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
 
 
 def _set(body: Any, names: list[str], value: Any, path: str) -> dict[str, Any]:

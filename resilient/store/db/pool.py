@@ -224,11 +224,10 @@ class BudgetPool(Pool):
     def close_one(self, before: float | None = None) -> bool:
         """Close the connection that is idle for longest, if it is since ``before``; False if there is none."""
         try:
-            entry, since = self._resting.popleft()
+            if before is not None and self._resting[0][1] > before:  # not taken out: it may be needed at this moment
+                return False
+            entry, _ = self._resting.popleft()
         except IndexError:
-            return False
-        if before is not None and since > before:
-            self._resting.appendleft((entry, since))
             return False
         self._finish(entry)
         return True

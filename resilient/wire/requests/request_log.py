@@ -157,8 +157,8 @@ class RequestLog:
         """Remember the secrets a request carries, so that nothing which is shown contains one."""
         secrets = notations((*permit.headers.values(), *permit.params.values()))
         if not secrets <= set(self.secrets):
-            every = sorted({*self.secrets, *secrets}, key=len, reverse=True)
-            self.secrets = Hidden(every[:_MOST_SECRETS])
+            newest_first = dict.fromkeys((*sorted(secrets), *self.secrets))
+            self.secrets = Hidden(list(newest_first)[:_MOST_SECRETS])
 
     @property
     def account(self) -> str:
