@@ -60,16 +60,18 @@ def git(*words):
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=False).stdout
 
 
-@pytest.fixture(scope="module")
-def previous(tmp_path_factory):
-    """The code of the commit before the last migration."""
+def former():
+    """The commit before the last migration; none in a checkout without its history."""
     last = max(path.name for path in (ROOT / VERSIONS).glob("0*.py"))
     added = git("log", "-1", "--format=%H", "--diff-filter=A", "--", str(VERSIONS / last)).decode().strip()
-    archive = git("archive", f"{added}^", "resilient", "providers") if added else b""
-    if not archive:
-        pytest.skip("the code before the last migration is in the history of git, which is not here")
+    return git("rev-parse", "--verify", "--quiet", f"{added}^").decode().strip() if added else ""
+
+
+@pytest.fixture(scope="module")
+def previous(tmp_path_factory):
+    """The code of that commit."""
     home = tmp_path_factory.mktemp("previous")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+    with tarfile.open(fileobj=io.BytesIO(git("archive", former(), "resilient", "providers"))) as files:
         files.extractall(home, filter="data")
     return home
 
@@ -151,3 +153,7 @@ async def test_both_versions_work_on_one_database_until_the_old_one_leaves(sides
 
 async def has_ended(app, number):
     return await app.jobs.count(state=["succeeded", "dead", "cancelled"]) == number
+
+
+# Where git has no former code, in a shallow clone say, there is nothing to run beside today's.
+test_both_versions_work_on_one_database_until_the_old_one_leaves.__test__ = bool(former())
