@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from resilient.core.gates.breaker import Report
@@ -24,6 +25,7 @@ from resilient.store.jobs import insert as jobs
 from resilient.store.jobs.changes import Edit, Sweep
 from resilient.store.jobs.filters import JobFilter
 from tests.helpers import LIMIT
+from tests.interleaving import until_it_waits
 
 NONE = Policies()
 
@@ -289,6 +291,11 @@ class TestRaces:
     def database(self, open_database, postgres_url):
         return open_database(postgres_url)
 
+    @pytest.fixture
+    def watch(self, database):
+        with psycopg.connect(**database.driver_arguments(), autocommit=True) as c:
+            yield c
+
     def test_a_locked_leaf_keeps_its_turn(self, database):
         put(database, new("a/1"))
         database.transaction_sync(resources.ensure, ["a", "a/1"])
@@ -327,7 +334,7 @@ class TestRaces:
         assert len(take(database).jobs) == 1
         assert lost(database) == []
 
-    def test_two_claims_at_once_keep_the_cap_of_what_is_above_both(self, database):
+    def test_two_claims_at_once_keep_the_cap_of_what_is_above_both(self, database, watch):
         """The second waits for the first one's commit, and then counts its job."""
         policies = Policies(concurrency={"a": 1})
         put(database, new("a/1"), new("a/2"))
@@ -336,11 +343,11 @@ class TestRaces:
             with one.begin():
                 first = claim.claim(one, database.dialect, ask(policies, take=1))
                 second = other.submit(take, database, policies)
-                wait([second], timeout=0.5)
-            assert (len(first.jobs), second.result(20).jobs) == (1, [])
+                until_it_waits(watch, second)
+            assert (len(first.jobs), second.result(LIMIT).jobs) == (1, [])
         assert lost(database) == []
 
-    def test_two_claims_at_once_elect_one_probe_of_what_is_above_both(self, database, clock):
+    def test_two_claims_at_once_elect_one_probe_of_what_is_above_both(self, database, clock, watch):
         """The second has read that the circuit is due; it waits for the first one's commit, and then reads it again."""
         put(database, new("a/1"), new("a/2"))
         database.transaction_sync(resources.ensure, ["a", "a/1", "a/2"])
@@ -350,9 +357,9 @@ class TestRaces:
             with one.begin():
                 first = claim.claim(one, database.dialect, ask(take=1, worker_id="w1"))
                 second = other.submit(take, database, worker_id="w2")
-                wait([second], timeout=0.5)
+                until_it_waits(watch, second)
             assert probed(first) == ["a"]
-            assert (second.result(20).jobs, second.result(20).probes) == ([], {})
+            assert (second.result(LIMIT).jobs, second.result(LIMIT).probes) == ([], {})
         breaker = database.transaction_sync(resources.read, ["a"])["a"].breaker
         assert (breaker.state, breaker.probe_owner, breaker.generation) == ("half_open", "w1", before + 1)
         assert list(parked(database).values()) == ["a"]
