@@ -12,14 +12,18 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
 
-.PHONY: demo test screenshots simulate proof docs lint types mypy pyright revision clean
+.PHONY: demo test compiled screenshots simulate proof docs lint types mypy pyright revision clean
 
 demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
 
 test: .venv/dev-installed
-	@$(MAKE) --no-print-directory --jobs 3 lint mypy pyright
+	@$(MAKE) --no-print-directory --jobs 3 lint mypy pyright compiled
 	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile --no-loadscope-reorder)
+
+# The workers of a run find the tests' files compiled, instead of compiling them all at once.
+compiled: .venv/dev-installed
+	@$(BIN)/pytest --collect-only -q $(TESTS) >/dev/null 2>&1 || true # what is wrong with them is said by the run
 
 # The pictures of docs/images, of the demo in its worst moment; needs chromium.
 screenshots: .venv/dev-installed

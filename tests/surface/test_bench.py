@@ -197,8 +197,8 @@ def test_drain(postgres_url):
 
 
 @pytest.mark.slow
-def test_overhead(empty_url):
-    figures = bench("overhead", "--database", empty_url, "--jobs", 300, "--resources", 10, "--rounds", 1, "--json")
+def test_overhead(sqlite_url):
+    figures = bench("overhead", "--database", sqlite_url, "--jobs", 300, "--resources", 10, "--rounds", 1, "--json")
     for name in ("metrics", "all_on", "every_trace"):
         rates = figures[f"jobs_per_second_with_{name}"], figures["jobs_per_second_without"]
         assert figures[f"share_with_{name}"] == pytest.approx(rates[0] / rates[1], abs=0.002)

@@ -45,7 +45,7 @@ LOCK_TIMEOUT: Final = 5  # seconds a change of a table may wait for a transactio
 _TURN_TIMEOUT: Final = 300  # seconds to wait for another process that is upgrading
 _LOCK: Final = 0x7265_7369_6C69_656E  # "resilien"; advisory locks are numbers, private to one database
 _POSTGRESQL: Final = (13,)
-_SINCE: Final = re.compile(r"\d+_since_(?P<oldest>\d+)", re.ASCII)  # of a revision that older code can work on
+_SINCE: Final = re.compile(r"\d{1,9}_since_(?P<oldest>\d{1,9})", re.ASCII)  # of a revision that older code can work on
 _SQLITE: Final = (3, 38)  # RETURNING, and JSON's arrows
 
 
