@@ -36,11 +36,16 @@ MEMORY = ["/dev/shm"]  # noqa: S108 - files in memory, where there are such
 
 
 class Run(NamedTuple):
-    """How a run ended: broken rules, what happened, and what identifies it."""
+    """How a run ended: broken rules, what happened for people, and the log of all steps and requests."""
 
     broken: list[str]
     notes: list[str]
-    digest: str
+    log: list[dict]
+
+    def digest(self):
+        """What identifies it."""
+        lines = [json.dumps(line, sort_keys=True) for line in self.log]
+        return hashlib.sha256("\n".join([*self.notes, *lines]).encode()).hexdigest()[:16]
 
 
 def template(folder):
@@ -90,11 +95,9 @@ def simulate(plan, folder):
         finally:
             logging.getLogger("resilient").removeHandler(bugs)
         broken = judge(world)
-        lines = [json.dumps(line, sort_keys=True) for line in [*world.log, *world.arrivals]]
-        digest = hashlib.sha256("\n".join([*system.notes, *lines]).encode()).hexdigest()[:16]
         world.database.close_sync()
         system._probe.close()
-    return Run(broken, system.notes, digest)
+    return Run(broken, system.notes, [*world.log, *world.arrivals])
 
 
 def shrunk(plan, folder, deadline):
@@ -164,12 +167,13 @@ def main():
         seeds = range(int(begin), int(end or int(begin) + 1))
         for seed, plan in kept() if options.kept else ((seed, drawn(seed)) for seed in seeds):
             plans.append(plan)
-            run = runs[seed] = simulate(plan, folder)
+            run = simulate(plan, folder)
+            runs[seed] = bool(run.broken)
             if options.digests:
-                say(f"{seed} {run.digest}")
+                say(f"{seed} {run.digest()}")
             if run.broken:
                 say(f"seed {seed}: {run.broken[0]}")
-                if sum(bool(other.broken) for other in runs.values()) == 1 and options.shrink:
+                if sum(runs.values()) == 1 and options.shrink:
                     say(report(plan, folder, options.shrink, options.keep))
                 if options.first:
                     break
@@ -177,7 +181,7 @@ def main():
         json.dumps(
             {
                 "seeds": len(runs),
-                "failed": [seed for seed, run in runs.items() if run.broken],
+                "failed": [seed for seed, is_broken in runs.items() if is_broken],
                 "jobs": sum(plan.jobs for plan in plans),
                 "fewest_jobs": min(plan.jobs for plan in plans),
                 "faults": sum(len(plan.faults) for plan in plans),
@@ -186,7 +190,7 @@ def main():
             }
         )
     )
-    os._exit(any(run.broken for run in runs.values()))  # without what killed processes would still say
+    os._exit(any(runs.values()))  # without what killed processes would still say
 
 
 def say(text):

@@ -47,7 +47,7 @@ class System:
         self.faults = {}  # process -> list of (countdown of transactions, point, deed)
         self.notes = []  # what happened, for the report
         self._ids = 0
-        self._probe = None
+        self._probe, self._connections = None, []
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -114,6 +114,7 @@ class System:
             kwargs.update(timeout=0, check_same_thread=False)
             connection = original(path, *args, **kwargs)
             connection.create_function("virtual_seconds", 0, lambda: self.loop.now - 1_000.0)
+            self._connections.append(connection)
             if (process := PROCESS.get()) is not None:
                 process.at_death.append(lambda: contextlib.suppress(sqlite3.Error) and _roll_back(connection))
             return connection
@@ -126,12 +127,22 @@ class System:
         self.loop.may_block = self._is_locked
 
     def _is_locked(self):
+        if not any(map(self._is_inside, tuple(self._connections))):
+            return False
         try:
             self._probe.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
             return True
         self._probe.execute("ROLLBACK")
         return False
+
+    def _is_inside(self, connection):
+        """Whether it is in a transaction, that of a reader too."""
+        try:
+            return connection.in_transaction
+        except sqlite3.ProgrammingError:  # it was closed
+            self._connections.remove(connection)
+            return False
 
     # -- the ways out -------------------------------------------------------------------------------------------
 
