@@ -120,7 +120,8 @@ one_database = pytest.mark.parametrize("backend", ["postgresql"])  # what differ
 
 
 def put(app, kind, number):
-    keys = [f"crm/{n % 5}" for n in range(number)]
+    """For different accounts: of one alone a worker runs only as many at once as leave room for others."""
+    keys = [f"crm/{n % 10}" for n in range(number)]
     return asyncio.gather(*(app.enqueue(kind, resource_key=key) for key in keys))
 
 
