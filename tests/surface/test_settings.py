@@ -75,6 +75,14 @@ def test_programs_and_options_have_the_same_settings():
     assert {name: fields[name].default for name in options} == {name: one.default for name, one in options.items()}
 
 
+@pytest.mark.parametrize("address", ["u:hunter2@host/db", "postgresql:/u:hunter2@host/db", "host=h password=hunter2"])
+def test_a_misspelt_address_shows_no_password(monkeypatch, address):
+    """The program may have an address of its own, so that nobody else reads this one."""
+    monkeypatch.setenv("RESILIENT_DATABASE", address)
+    rows = {one.name: one.value for one in settings.listed(root._command(), {})}
+    assert rows["RESILIENT_DATABASE"] == "[hidden]"
+
+
 def test_doctor_prints_them_and_hides_what_is_secret(env_file, run, monkeypatch, sqlite_url):
     monkeypatch.setenv("RESILIENT_SECRETS", f"{new_key()},{new_key()}")
     monkeypatch.setenv("RESILIENT_GRACE", "5")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.base.errors import SetupError
 from resilient.core.base.hosts import without_secrets
-from resilient.core.base.loggers import MASK
+from resilient.core.base.loggers import MASK, masked
 from resilient.core.base.phrases import nearest
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "RESILIENT_"
 FILE: Final = ".env"
+DATABASE: Final = "RESILIENT_DATABASE"
 SECRETS: Final = "RESILIENT_SECRETS"  # the one that no option has: what is typed can be read by every user
 _LINE: Final = re.compile(r"^[ \t]*(?:export[ \t]+)?(RESILIENT_\w+)[ \t]*=", re.MULTILINE)
 _from_file: set[str] = set()
@@ -106,4 +107,6 @@ def _shown(name: str, value: str) -> str:
     if name == SECRETS:
         number = len(value.replace(",", " ").split())
         return f"{MASK} ({number})"
-    return without_secrets(value) if "://" in value else value
+    if "://" in value:
+        return without_secrets(value)
+    return MASK if name == DATABASE else masked(value)  # a misspelt address: nobody knows where its password stands
