@@ -322,6 +322,31 @@ def test_ports_that_meet_are_refused():
         endpoints(4, ":65534", None)
 
 
+async def test_a_process_that_a_signal_without_a_name_ends_is_followed_by_the_next(caplog):
+    """A real-time signal is none of `signal.Signals`; the others at work are not to end for it."""
+    command = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {signal.SIGRTMIN + 1})"]
+    keeper = Supervisor(lambda *_: command, 1)
+    task = asyncio.create_task(keeper.run())
+    await until(lambda: "the next is started in" in caplog.text)
+    assert f"ended by signal {signal.SIGRTMIN + 1}; the next" in caplog.text
+    keeper._stop()
+    assert await task == 0
+
+
+async def test_files_that_cannot_be_watched_end_all_with_the_reason(monkeypatch, caplog):
+    """As at the system's limit of inotify; a worker that is never started anew would only seem to be watched."""
+    import watchfiles
+
+    def refuses(*_, **__):
+        raise OSError("inotify watch limit reached")
+
+    monkeypatch.setattr(watchfiles, "awatch", refuses)
+    read = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(9)"
+    keeper = Supervisor(lambda _, fd: [sys.executable, "-c", read, str(fd)], 1, reload=True)
+    assert await asyncio.wait_for(keeper.run(), 60) == 1
+    assert "files cannot be watched, so all processes end: inotify watch limit reached" in caplog.text
+
+
 async def test_a_word_to_a_process_that_is_being_started_is_kept():
     """Between the look whether all is to end and the process's first breath there is a moment."""
     place = Place(0)

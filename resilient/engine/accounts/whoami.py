@@ -3,8 +3,8 @@
 A person wants to know now whether an account works, and no job may be there to show it. The request is admitted as one
 of a job: a pause, a cooldown and dead credentials refuse it before anything is sent, limits are drawn for it, and a
 circuit that is due elects it as its probe. What comes back counts as any other answer: for the breaker, for cooldowns,
-for what is learnt, for the credentials. It is sent once; only refused credentials are refreshed and tried again. Caps
-of jobs at once do not stop it, because it is no job.
+for what is learnt, for the credentials. It is sent once, except that refused credentials are refreshed and the
+request is repeated. Limits of jobs at once do not apply, because it is no job.
 """
 
 from __future__ import annotations
@@ -68,12 +68,14 @@ class RequestTests:
         await self._ground.ready()
         provider = self._provider_of(key)
         try:
-            async with asyncio.timeout(LONGEST):
+            async with asyncio.timeout(LONGEST) as limit:
                 await self._require_connection(key, provider)
                 return await self._sent(key, provider)
         except ResourceStopped as stopped:
             raise ResourceStopped(stopped.resource, stopped.gate, stopped.until, then=_UNSENT) from None
         except TimeoutError:
+            if not limit.expired():  # that of a connection, say
+                raise
             raise ResilientError(f"{key}: the test request was given up after {LONGEST:.0f} s without answer") from None
 
     def _provider_of(self, key: str) -> Provider:

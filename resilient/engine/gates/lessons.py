@@ -8,9 +8,10 @@ here is written for a resource that no throttle taught anything about; for the o
 to its row.
 
 One throttle concerns an account. When several accounts of a provider are throttled within moments (`Herd`), it is the
-application that has one limit, and its root learns instead: for the first time only if those are no fewer than the ones
-that are let through, later from any three, of which none was throttled shortly before. So one tenant's few accounts,
-however often they are refused, slow nobody else down.
+application that has one limit, and its root learns instead: for the first time only if at least five accounts were
+throttled, and no fewer than were let through in those seconds; once it has a rate, any three are enough. An account
+that was throttled in the half minute before does not count. So one tenant's few accounts cannot teach the root a limit;
+where it has one already, three of them can make it lower.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Flows:
         return self._count(flow, flow.generation, 1) if flow.generation else None
 
     def refusal(self, key: str, flights: tuple[Flight, ...], wait: float | None) -> Refusal | None:
-        """What a throttle of ``key`` may teach; what was counted is in it and not reported any more."""
+        """What a throttle of ``key`` may teach. The counts move into it and are not reported again."""
         flight = next((one for one in flights if one.flow.key == key), None)
         if flight is None:
             return None
@@ -418,7 +419,7 @@ class Lessons:
         self._wake(self.flows.changed(facts.key))
 
     def in_vain(self, key: str, refusal: Refusal | None) -> None:
-        """Report what was counted before a throttle that another one in flight preceded: it teaches nothing."""
+        """Report what was counted before a throttle that teaches nothing, because another one came first."""
         if refusal is not None:
             self.flows.give_back(key, refusal)
             self._wake(self.flows.changed(key))

@@ -2,13 +2,13 @@
 
 Each process has a place, and each place a task that keeps it: it starts a process, waits for its end and starts the
 next. One that ended by itself (--max-jobs, --max-memory, a signal to it alone) is followed at once; after one that
-failed or was killed there is a pause that grows while that goes on. What cannot be meant from the start (no such app)
-ends them all.
+failed or was killed there is a pause that grows while that goes on. If the first process of a place ends with a usage
+error (no such app, say), all are stopped, because the next would end so too; with --reload they wait for a correction.
 
 A pair of sockets, the tether, joins this process and each of the others. There a process reports its health, and reads
-what to do: `STOP` (finish what runs) or `NOW` (hand it back). Both may come with a signal to the whole group, as a
-terminal and systemd send it, and mean the same twice. If the tether's other end is gone, so is the supervisor, however
-it ended: the process drains and ends too.
+what to do: `STOP` (finish what runs) or `NOW` (hand it back). The same order may also come as a signal to the whole
+group, as a terminal and systemd send it; getting both is the same as getting one. If the tether's other end is gone, so
+is the supervisor, however it ended: the process drains and ends too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logger("worker")
 STOP: Final = b"stop\n"
 NOW: Final = b"now\n"
-STEADY: Final = 60.0  # seconds: who has lived as long does not fail at its start
+STEADY: Final = 60.0  # seconds: a process that lived longer did not fail at its start
 APART: Final = 2.0  # seconds between two starts at a place, however its processes end
 LONGEST: Final = 30.0  # seconds of a pause after failures
 PATIENCE: Final = 30.0  # seconds from handing back to SIGKILL
@@ -67,7 +67,7 @@ class Place:
         self.number = number
         self.process: asyncio.subprocess.Process | None = None
         self.report: Report | None = None
-        self.was_ready = False
+        self.has_been_ready = False
         self.renewed = asyncio.Event()  # its program has changed
         self._writer: asyncio.StreamWriter | None = None
         self._word = b""  # for a process that is being started
@@ -99,7 +99,7 @@ class Place:
                 with contextlib.suppress(ValueError):  # it was cut off
                     live, ready = json.loads(line)
                     self.report = Report(live, ready, time.monotonic())
-                    self.was_ready |= not self.report.ready
+                    self.has_been_ready |= not self.report.ready
 
     def tell(self, word: bytes) -> None:
         """Send the process a word; one that is being started reads it when it runs."""
@@ -114,7 +114,7 @@ class Place:
                 self.process.kill()
 
     @property
-    def stillness(self) -> str:
+    def liveness_trouble(self) -> str:
         """Whether its event loop, or all of it, stands still; empty if it moves, or if nothing runs here."""
         if self.report is None:
             return ""
@@ -122,7 +122,7 @@ class Place:
         return self.report.live or (f"has said nothing for {silent:.0f} s" if silent > STILL else "")
 
     @property
-    def unreadiness(self) -> str:
+    def readiness_trouble(self) -> str:
         """Why it takes no jobs; empty if it does."""
         if self.process is None:
             return "is not running"
@@ -178,7 +178,7 @@ class Supervisor:
             lived = time.monotonic() - began
             if self._stopping.is_set():
                 return
-            if status == USAGE and not place.was_ready and not self._reload:
+            if status == USAGE and not place.has_been_ready and not self._reload:
                 self._status = status
                 log.error("process %d ended with status %d: it cannot be started like this", place.number, status)
                 self._stop()
@@ -203,8 +203,7 @@ class Supervisor:
             seconds = None
         elif status != OK:
             seconds = retry_pause(failures + _FIRST, self._roll(), LONGEST)
-            how = f"with status {status}" if status > OK else f"by {signal.Signals(-status).name}"
-            log.error("process %d ended %s; the next is started in %.1f s", place.number, how, seconds)
+            log.error("process %d ended %s; the next is started in %.1f s", place.number, _how(status), seconds)
         waits = [asyncio.create_task(event.wait()) for event in (self._stopping, place.renewed)]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for one in waits:
@@ -237,6 +236,14 @@ class Supervisor:
             place.kill()
 
     async def _watch(self) -> None:
+        try:
+            await self._follow_changes()
+        except Exception as error:  # noqa: BLE001 - whatever it is: without it nothing would be started anew
+            log.error("--reload: files cannot be watched, so all processes end: %s", error)  # noqa: TRY400 - see above
+            self._status = FAILED
+            self._stop()
+
+    async def _follow_changes(self) -> None:
         from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - an extra
 
         here = f"{Path.cwd()}{os.sep}"
@@ -252,20 +259,20 @@ class Supervisor:
 
     def livez(self) -> Answer:
         """Whether no process's event loop stands still."""
-        return verdict({f"process {one.number}": text for one in self.places if (text := one.stillness)})
+        return verdict({f"process {one.number}": text for one in self.places if (text := one.liveness_trouble)})
 
     def readyz(self) -> Answer:
         """Whether every process takes jobs."""
         if self._stopping.is_set():
             return verdict({"worker": "is draining"})
-        troubles = {one.number: one.unreadiness.strip().replace("\n", "; ") for one in self.places}
+        troubles = {one.number: one.readiness_trouble.strip().replace("\n", "; ") for one in self.places}
         return verdict({f"process {number}": text for number, text in troubles.items() if text})
 
 
 def endpoints(processes: int, metrics: str | None, health: str | None) -> list[list[str]]:
     """For each place the options of its own: process n serves its metrics at the port plus n.
 
-    Raises `InvalidInput` for ports that meet, or that there are not.
+    Raises `InvalidInput` if ports overlap or exceed 65,535.
     """
     if metrics is None:
         return [[] for _ in range(processes)]
@@ -280,6 +287,14 @@ def endpoints(processes: int, metrics: str | None, health: str | None) -> list[l
         )
     host, colon, _ = metrics.rpartition(":")
     return [["--metrics", f"{host}{colon}{first + n if first else 0}"] for n in range(processes)]
+
+
+def _how(status: int) -> str:
+    """How a process ended that failed; signals for the program's own use (real-time ones) have no name."""
+    if status > OK:
+        return f"with status {status}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"by {names.get(-status, f'signal {-status}')}"
 
 
 def _need_watchfiles() -> None:
