@@ -1,6 +1,7 @@
 # make demo   shows the engine at work on this machine (ARGS="--database postgresql://..." and so on)
 # make test   runs everything that must pass: linters, types, floors, tests (TESTS="tests/core -x" for some of them)
 # make proof  runs what takes hours: simulation, fuzz, chaos, soak, every two transactions side by side; one table at the end
+# make bench  measures every figure twice, beside what is asked of it (PEERS=1: other queues too; ARGS="--scale 0.1")
 # make docs   builds the documentation site into build/site; a warning is an error
 # All need only Python 3.11 or newer and make: the rest goes into .venv, again only when pyproject.toml changes.
 
@@ -12,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
 
-.PHONY: demo test compiled screenshots simulate proof docs lint types mypy pyright revision clean
+.PHONY: demo test bench compiled screenshots simulate proof docs lint types mypy pyright revision clean
 
 demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
@@ -37,6 +38,17 @@ simulate: .venv/dev-installed
 # for a hundredth of each.
 proof: .venv/dev-installed
 	@PIECES="$(PIECES)" SCALE="$(SCALE)" $(BIN)/python tests/proof.py
+
+# Every figure of the README, on a server of its own or DATABASE=postgresql://...; on a machine with nothing else to do.
+bench: .venv/dev-installed $(if $(PEERS),build/peers/installed)
+	@$(BIN)/python -m $(if $(DATABASE),resilient.surface.cli bench all --database "$(DATABASE)",\
+	  tests.benchmarks.on_server postgresql bench all) \
+	  $(if $(PEERS),--peers "build/peers/bin/python tests/benchmarks/peers.py") $(ARGS)
+
+build/peers/installed:
+	@"$(PYTHON)" -m venv build/peers
+	@build/peers/bin/python -m pip install --quiet --disable-pip-version-check "pgqueuer[asyncpg]" procrastinate huey uvloop
+	@touch $@
 
 # The site of docs/, with pages that docs/hooks/pages.py makes from the code.
 docs: .venv/docs-installed

@@ -120,6 +120,7 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
     from resilient.engine.sync import Page, Rejected, Stream
     from resilient.store.jobs.filters import JobFilter
     from resilient.store.jobs.insert import insert_if_absent
+    from resilient.surface.shards import Shard, Shards
     from resilient.wire.publishers.base import Callback, Destination
     from resilient.wire.publishers.kafka import Kafka
     from resilient.wire.publishers.nats import Nats
@@ -245,6 +246,8 @@ __all__ = [
     "SchemaTooNew",
     "Scope",
     "SetupError",
+    "Shard",
+    "Shards",
     "Signature",
     "Snooze",
     "StandardWebhook",
@@ -327,6 +330,7 @@ _HOMES = {
     "engine.events.outbox": "Event",
     "engine.accounts.fuse": "NeedsReauth",
     "engine.app.handler": "handler",
+    "surface.shards": "Shard Shards",
     "engine.run.job": "Batch Job SyncBatch SyncJob SyncThrough Through",
     "engine.ground.kinds": "Handler Kind",
     "engine.schedules.declaration": "Schedule",

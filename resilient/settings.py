@@ -32,9 +32,11 @@ class Settings(BaseSettings):
     app: str | None = _named("RESILIENT_APP")
     database: SecretStr | None = _named("RESILIENT_DATABASE")
     database_schema: str | None = _named("RESILIENT_SCHEMA")
+    shard: str | None = _named("RESILIENT_SHARD")
     person: str | None = _named("RESILIENT_AS")
     secrets: SecretStr | None = _named("RESILIENT_SECRETS")
     concurrency: int = _named("RESILIENT_CONCURRENCY", DEFAULT_CONCURRENCY, ge=1)
+    resource: str | None = _named("RESILIENT_RESOURCE")  # patterns, separated by spaces
     lease: float = _named("RESILIENT_LEASE", LEASE, ge=1)
     grace: float = _named("RESILIENT_GRACE", GRACE, ge=0)
     processes: int | None = _named("RESILIENT_PROCESSES", ge=1)

@@ -30,3 +30,13 @@ def until_it_waits(watch: psycopg.Connection, running: Future[object], others: C
         assert time.monotonic() < deadline, "it neither waits nor ends"
         time.sleep(0.001)
     return False
+
+
+def until_somebody_waits(database, thread) -> None:
+    """Return once a transaction of the database waits for a lock; raises if the thread that should is over first."""
+    with psycopg.connect(**database.driver_arguments(), autocommit=True) as watch:
+        deadline = time.monotonic() + PATIENCE
+        while not waiters(watch):
+            assert thread.is_alive(), "it did not wait"
+            assert time.monotonic() < deadline, "nobody waits"
+            thread.join(0.01)

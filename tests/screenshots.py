@@ -18,6 +18,7 @@ from pathlib import Path
 
 from resilient import Resilient, web
 from tests.serving import serving
+from tests.surface import dashboards  # noqa: F401 - its pages have their charts
 from tests.surface.browser.conftest import chromium_path
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images"

@@ -76,7 +76,7 @@ class Mail(BaseModel):
 
 
 async def test_handlers(tmp_path, sessions):
-    one, many, through, call, enqueueing = blocks("docs/handlers.md")
+    one, many, through, call, enqueueing, sealed = blocks("docs/handlers.md")
     names = await run(one, {**public(), "Mail": Mail})
     send = names["send"]
     assert await send(testing.job(Mail(), client=answering(messages={"id": "7"}))) == "7"
@@ -119,6 +119,7 @@ async def test_handlers(tmp_path, sessions):
         await session.commit()
         assert await app.jobs.count(resource="smtp/acct-1") == 3
         assert await app.jobs.count() == 4
+    assert (await run(sealed, {**public(), "Card": Mail}))["charge"].sealed
 
 
 async def test_transactions(fake_provider, resilient_app, resilient_url, drain):

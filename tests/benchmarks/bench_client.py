@@ -57,6 +57,9 @@ class Nothing:
     async def admit(self, asked):
         return Permit(asked, headers={"authorization": "Bearer token"})
 
+    def is_late(self, _permit):
+        return False
+
     async def answered(self, permit, answer, failure):
         pass
 

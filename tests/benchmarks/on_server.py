@@ -1,6 +1,7 @@
-"""Run a benchmark of this folder on a database of its own.
+"""Run a benchmark of this folder, or `resilient bench`, on a database of its own.
 
     python -m tests.benchmarks.on_server postgresql bench_soak
+    python -m tests.benchmarks.on_server postgresql bench all --rounds 1
 
 What follows the script's name are its arguments behind the database's address. The PostgreSQL server is that of the
 tests, with durable commits; a SQLite file stands in the temporary directory.
@@ -22,7 +23,10 @@ def main(database, script, *arguments):
     server = None if database == "sqlite" else PostgresServer()
     url = f"sqlite:///{tempfile.gettempdir()}/soak.db" if server is None else server.url()
     try:
-        command = [sys.executable, "-W", "ignore", str(HERE / f"{script}.py"), url, *arguments]
+        if script == "bench":
+            command = [sys.executable, "-m", "resilient.surface.cli", "bench", *arguments, "--database", url]
+        else:
+            command = [sys.executable, "-W", "ignore", str(HERE / f"{script}.py"), url, *arguments]
         return subprocess.run(command, check=False, cwd=HERE.parents[1]).returncode
     finally:
         if server is not None:

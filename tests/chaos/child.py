@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import functools
+import gc
 import logging
 import os
 import signal
@@ -235,5 +237,6 @@ def count_open(c, d):
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # nothing is looked through as it ends
     logging.basicConfig(level=logging.WARNING)
     asyncio.run(main())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import gc
 import logging
 import sys
 from dataclasses import dataclass
@@ -66,5 +68,6 @@ async def main():
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # nothing is looked through as it ends
     logging.basicConfig(level=logging.ERROR)
     asyncio.run(main())

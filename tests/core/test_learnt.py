@@ -100,6 +100,68 @@ def test_a_failed_probe_goes_back_to_the_plateau_and_the_next_one_comes_later():
     assert (s.rate, s.rests, s.ceiling is not None) == (plateau, 1, True)
 
 
+def dropped():
+    """A limit of 20 a second that stayed, and dropped to 5."""
+    s = Learnt("rate", 1, rate=19.0, ceiling=20.0, steady=19.0, throttles=2, resumes_at=NOW - 0.5, changed_at=NOW - 3)
+    return refused(s, accepted=5)
+
+
+def until_probe(s):
+    """The state at the beginning of its next probe, and the time."""
+    at = s.resumes_at
+    while s.ceiling is not None:
+        at += 1
+        s = answered(s, Answers(s.generation, int(s.rate) + 1), at)
+    return s, at
+
+
+def test_after_a_drop_the_tries_come_sooner_and_then_ever_later():
+    s = dropped()
+    assert (s.former, s.rate < 6) == (19.0, True)
+    s, at = until_probe(s)
+    assert at - s.resumes_at == pytest.approx(learnt.CALM_AFTER_DROP, abs=3)
+    s = replace(s, rests=5, dropped_at=at - 400, ceiling=s.rate / MARGIN, plateau=None, step_at=at, resumes_at=at)
+    later = until_probe(s)[1] - at
+    assert later == pytest.approx(400 * learnt.CALM_SHARE / (1 - learnt.CALM_SHARE), rel=0.1)
+
+
+def test_a_probe_that_goes_well_after_a_drop_leads_back_to_the_former_rate():
+    s, at = until_probe(dropped())
+    rates = [s.rate]
+    while s.rate < 19:
+        at += 2
+        s = answered(s, Answers(s.generation, 2 * int(s.rate) + 2), at)
+        rates.append(s.rate)
+    assert s.rate == 19.0
+    assert rates[-2] < 8, "in one step"
+    assert s.ceiling == pytest.approx(20.0), "and no further"
+    s = refused(s, accepted=3, at=at + 1)
+    assert s.rate == rates[-2], "it did not rise so far: what went well still does"
+    assert answered(s, Answers(s.generation, 60), at + 13).rate > rates[-2], "and the tries go on soon"
+
+
+def test_a_rate_far_below_what_was_refused_comes_back_fast():
+    """Two refusals in a row, on a machine that stood still, made it a tenth."""
+    s = Learnt("rate", 1, rate=0.25, ceiling=2.66, throttles=5, resumes_at=NOW, changed_at=NOW, step_at=NOW)
+    at, due = NOW, NOW
+    while s.rate < 2.5:
+        at += 1
+        if at >= due:
+            s, due = answered(s, Answers(1, 1), at), max(at, due) + 1 / s.rate
+    assert at - NOW <= 45
+
+
+def test_an_estimate_from_too_few_answers_is_tried_at_once():
+    s = refused(accepted=1, seconds=3.7)
+    rates, at = [s.rate], s.resumes_at
+    while s.rate < 16:
+        at += 1
+        s = answered(s, Answers(s.generation, int(s.rate) + 1), at)
+        rates.append(s.rate)
+    assert rates[0] == 0.5, "one in the second that was told and a second more"
+    assert at - s.resumes_at <= 15
+
+
 def test_a_rate_that_is_not_used_does_not_grow_and_is_forgotten_in_the_end():
     s, at = refused(), NOW + 2
     while s is not None and at < NOW + 3_600:
@@ -150,6 +212,21 @@ def test_what_passed_after_a_rest_that_taught_nothing_is_the_first_estimate():
     s = refused(s, accepted=0, seconds=40.0, at=s.resumes_at + 0.5)
     assert (s.kind, s.burst) == ("rate", 2)
     assert s.rate == pytest.approx(2 * CLOSE)
+
+
+def test_what_passed_after_a_throttle_that_taught_nothing_is_counted_for_a_while():
+    """The load is back, and nothing else is known; but the next throttle comes soon, and then it is."""
+    s = refused(accepted=0, seconds=0.0)
+    s = answered(s, Answers(s.generation, 40), s.resumes_at + 1)
+    assert (s.accepted, allowance(s, s.resumes_at + 1)) == (40, None)
+    assert refused(s, accepted=2, seconds=3.0, at=s.resumes_at + 1.2).rate > 15
+    assert answered(s, Answers(s.generation, 40), s.resumes_at + learnt.RAMP) is None
+
+
+def test_what_was_sent_under_a_lesson_that_is_forgotten_is_no_measure():
+    """Its process has counted since then only what it did not report yet."""
+    s = throttled(None, Refusal(7, 1.0, 1, 3.1, 8), 9, NOW, NOW + 2)
+    assert (s.kind, s.rate, s.throttles, s.generation) == ("free", None, 1, 9)
 
 
 def test_more_than_the_last_window_held_is_tried_faster_and_faster():
@@ -263,7 +340,7 @@ PROVIDERS = {  # allowance, seconds, refused at first, share of refusals later, 
     "5 a second, told to the millisecond": (lambda: Sliding(5, hint="exact"), 120, 10, 0.01, 0.90),
     "40 at once, then 2 a second": (lambda: Bucket(40, 2), 120, 30, 0.03, 0.97),
     "100 a minute": (lambda: Fixed(100, 60, begun=20), 360, 60, 0.02, 0.97),
-    "20, then 5, then 20 a second": (lambda: Sliding(CHANGES), 180, 15, 0.01, 0.76),
+    "20, then 5, then 20 a second": (lambda: Sliding(CHANGES), 180, 15, 0.01, 0.86),
     "5 a second, nothing told": (lambda: Sliding(5, hint="none"), 120, 15, 0.02, 0.75),
     "30 a second": (lambda: Sliding(30), 120, 100, 0.005, 0.89),
     "1,000 an hour": (lambda: Fixed(1000, 3600, begun=1800), 7200, 100, 0.003, 0.99),
@@ -274,6 +351,10 @@ PROVIDERS = {  # allowance, seconds, refused at first, share of refusals later, 
     "100 in 10 seconds": (lambda: Sliding(100, 10.0), 120, 60, 0.01, 0.80),
     "60 in 15 seconds": (lambda: Sliding(60, 15.0), 240, 60, 0.01, 0.80),
     "3 a second": (lambda: Sliding(3), 120, 15, 0.02, 0.80),
+    "10, then 2, then 10 a second": (lambda: Sliding([(0.0, 10), (70.0, 2), (150.0, 10)]), 240, 15, 0.01, 0.80),
+    "20, then 5, then 8 a second": (lambda: Sliding([(0.0, 20), (60.0, 5), (120.0, 8)]), 180, 15, 0.01, 0.80),
+    "50, then 20, then 50 a second": (lambda: Sliding([(0.0, 50), (55.0, 20), (100.0, 50)]), 180, 30, 0.01, 0.72),
+    "20, then 5 a second for good": (lambda: Sliding([(0.0, 20), (60.0, 5)]), 300, 15, 0.01, 0.85),
     "bucket of 10, 1 a second, nothing told": (lambda: Bucket(10, 1, hint="none"), 240, 20, 0.15, 0.5),
 }
 

@@ -11,10 +11,13 @@ from resilient.core.base.resource_key import (
     check_pattern,
     check_stored,
     depth,
+    each_depth,
     is_below,
     matches,
+    may_hold,
     parent,
     path,
+    serves,
 )
 
 SEGMENT = st.text(alphabet="abcXYZ019._:@+-", min_size=1, max_size=6).filter(lambda one: one not in (".", ".."))
@@ -172,3 +175,40 @@ def test_any_text_is_a_key_or_refused(text):
             or "/" in text
             or text in (".", "..")
         )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "served", "others"),
+    [
+        ("github", ["github", "github/a", "github/a/b/c"], ["githubs", "git", "crm/github"]),
+        ("github/*", ["github/a", "github/a/b"], ["github", "crm/a"]),
+        ("github/**", ["github/a", "github/a/b/c"], ["github"]),
+        ("*/a", ["crm/a", "github/a/b"], ["crm/b/a", "a", "github/b"]),
+        ("github/?-*", ["github/a-1", "github/a-1/x"], ["github/ab", "github/ab-1"]),
+    ],
+)
+def test_what_a_worker_of_a_pattern_serves(pattern, served, others):
+    assert all(serves(key, [pattern]) for key in served)
+    assert not any(serves(key, [pattern]) for key in others)
+    assert all(serves(key, ["x/y", pattern]) and serves(key, []) for key in served)
+
+
+@pytest.mark.parametrize(
+    ("key", "pattern", "may"),
+    [
+        ("github", "github/*", True),
+        ("github", "github/**", True),
+        ("github", "github/a/b", True),
+        ("github/a", "github", True),
+        ("crm", "github/*", False),
+        ("github/b", "github/a/*", False),
+    ],
+)
+def test_where_a_worker_of_a_pattern_may_have_jobs(key, pattern, may):
+    assert may_hold(key, [pattern]) is may
+
+
+@given(KEY, st.lists(SEGMENT | st.sampled_from(["*", "a*", "?"]), min_size=1, max_size=4).map("/".join), st.booleans())
+def test_each_depth_of_a_pattern(key, pattern, everything):
+    pattern += "/**" if everything else ""
+    assert any(matches(key, one) for one in each_depth(pattern)) is serves(key, [pattern])

@@ -295,6 +295,7 @@ def test_other_states_have_one_sentence(state):
         ((), "no_worker"),
         ((replace(WORKER, stopping=True),), "no_worker"),
         ((replace(WORKER, kinds=frozenset({"other"})),), "unknown_kind"),
+        ((replace(WORKER, resources=("crm/*", "github/b")),), "unserved_resource"),
         ((replace(WORKER, running=50), replace(WORKER, id="w2", kinds=frozenset())), "busy"),
     ],
 )
@@ -302,6 +303,12 @@ def test_who_is_there_to_run_it(workers, code):
     why = why_job(JOB, path(workers=workers), NOW)
     assert code in codes(why)
     assert "soon" not in codes(why)
+
+
+def test_a_worker_of_this_resource_is_enough():
+    served = replace(WORKER, resources=("git*/a",))
+    assert "unserved_resource" not in codes(why_job(JOB, path(workers=(WORKER, served)), NOW))
+    assert "unserved_resource" not in codes(why_job(JOB, path(workers=(served,)), NOW))
 
 
 def test_a_kind_this_program_does_not_declare():

@@ -60,7 +60,7 @@ def test_each_revision_of_the_engine_has_its_migration():
     One migration may stand for several revisions.
     """
     names = [name for label, name in MigrationLoader(None).disk_migrations if label == "resilient"]
-    assert (max(names), schema.head()) == ("0001_tables", "0006")
+    assert (max(names), schema.head()) == ("0002_worker_resources", "0007_since_0006")
 
 
 def test_another_database_gets_no_tables(empty_url, use, tmp_path):

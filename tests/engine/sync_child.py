@@ -7,6 +7,8 @@ written and not committed, or ``after`` it.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -55,4 +57,5 @@ async def main():
     await app.close()
 
 
+atexit.register(gc.freeze)  # nothing is looked through as it ends
 asyncio.run(main())

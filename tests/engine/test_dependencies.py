@@ -15,6 +15,7 @@ from resilient.engine.ground.encoder import Item
 from resilient.engine.run.job import Job
 from resilient.store.jobs import dependencies, finishing
 from tests.helpers import LIMIT, settle
+from tests.interleaving import until_somebody_waits
 
 RAN: list[object] = []
 
@@ -298,17 +299,6 @@ def running(app, *ids):
     one.commit()
 
 
-def waits_for_lock(app, thread):
-    """Until the thread's transaction waits for a lock of ours."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    for _ in range(2_000):
-        if app.database.transaction_sync(lambda c, d: d.run(c, waiting).scalar()):
-            return
-        assert thread.is_alive()
-        thread.join(0.01)
-    raise AssertionError("nobody waits")
-
-
 def in_thread(fn, *args):
     thread = threading.Thread(target=fn, args=args, daemon=True)
     thread.start()
@@ -323,7 +313,7 @@ class TestRaces:
         one, two = Connected(pg), Connected(pg)
         one.succeed(a)
         thread = in_thread(lambda: (two.succeed(b), two.commit()))
-        waits_for_lock(pg, thread)
+        until_somebody_waits(pg.database, thread)
         assert states(pg, child) == "blocked"
         one.commit()
         thread.join(LIMIT)
@@ -350,7 +340,7 @@ class TestRaces:
         one, two = Connected(pg), Connected(pg)
         one.succeed(a)
         thread = in_thread(lambda: (two.succeed(b), two.commit()))
-        waits_for_lock(pg, thread)
+        until_somebody_waits(pg.database, thread)
         one.rollback()
         thread.join(LIMIT)
         assert (states(pg, child), pg.sync.jobs.get(child).waits) == ("blocked", 1)
@@ -387,7 +377,7 @@ class TestRaces:
             def _(_session):  # after the hook that wrote the child
                 two = Connected(pg)
                 finisher.append(in_thread(lambda: (held.set(), two.succeed(a), two.commit())))
-                waits_for_lock(pg, finisher[0])
+                until_somebody_waits(pg.database, finisher[0])
 
             session.commit()
         finisher[0].join(LIMIT)
@@ -415,7 +405,7 @@ class TestRaces:
         )
         two = Connected(pg)
         thread = in_thread(lambda: (two.succeed(a), two.commit()))
-        waits_for_lock(pg, thread)
+        until_somebody_waits(pg.database, thread)
         dependencies.release_followers(one.c, one.d, [child], [], one.d.now(one.c))
         one.commit()
         thread.join(LIMIT)

@@ -20,6 +20,7 @@ from resilient import Item, Job, Resilient, Throttled, handler
 from resilient.core.gates.policy import Policies
 from resilient.engine.run import dispatcher, sweeper
 from resilient.engine.run.dispatcher import Dispatcher
+from resilient.engine.run.services import idle_pause
 from resilient.store.gates import resources
 from resilient.store.jobs import claim
 from resilient.store.jobs import insert as jobs
@@ -104,15 +105,44 @@ def test_slow_jobs_are_claimed_one_by_one_and_none_in_advance():
     assert [dispatcher.slots_to_claim(claimed) for claimed in (0, 7, 9, 10, 11)] == [10, 3, 1, 0, 0]
 
 
-def test_fast_jobs_are_claimed_in_advance_up_to_as_many_as_run_and_never_a_few_at_a_time():
+def test_fast_jobs_are_claimed_in_advance_and_never_a_few_at_a_time():
     clock = Clock()
     dispatcher = make(clock)
     total = run_for(dispatcher, clock, 2.0, per_second=5_000)
-    assert dispatcher.slots_to_claim(0) == 20
-    assert dispatcher.slots_to_claim(10) == 10
-    assert dispatcher.slots_to_claim(18) == 0  # two more are not worth a claim
+    assert dispatcher.slots_to_claim(0) == 30
+    assert dispatcher.slots_to_claim(20) == 10
+    assert dispatcher.slots_to_claim(28) == 0  # two more are not worth a claim
     run_for(dispatcher, clock, 4.0, per_second=0, total=total)
     assert [dispatcher.slots_to_claim(claimed) for claimed in (9, 10, 15)] == [1, 0, 0]  # they became slow
+
+
+@pytest.mark.parametrize(
+    ("fleet", "shortest", "mean", "longest"),
+    [(1, 0.8, 1.0, 1.2), (8, 0.8, 1.0, 1.2), (16, 0.8, 2.0, 3.2), (24, 0.8, 3.0, 5.2), (1000, 0.8, 3.0, 5.2)],
+)
+def test_the_workers_of_a_large_fleet_look_less_often_and_never_all_late(fleet, shortest, mean, longest):
+    """Woken at one moment, some look as soon as one that is alone would, however large the fleet."""
+    assert [idle_pause(1.0, 0.2, fleet, roll) for roll in (0, 0.5, 1)] == pytest.approx([shortest, mean, longest])
+
+
+async def test_an_idle_worker_of_a_large_fleet_looks_less_often(open_database, postgres_url):
+    database = open_database(postgres_url)
+    dispatcher = make(Clock(), database=database)
+    pauses = {}
+    for fleet in (1, 50):
+        dispatcher.fleet = partial(int, fleet)
+        pauses[fleet] = [(await dispatcher.poll(1))[1] for _ in range(50)]
+    assert 0.75 <= min(pauses[1]) < max(pauses[1]) <= 1.25
+    assert 0.75 <= min(pauses[50]) < 1.25 < max(pauses[50]) <= 5.25
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.5, 12), (0.1, 22), (0.05, 24), (0.02, 30), (0.001, 30)])
+def test_the_shorter_jobs_are_the_more_are_claimed_in_advance(seconds, most):
+    """By what the slots work off in a tenth of a second, and, beyond as many as there are slots, in a fiftieth."""
+    clock = Clock()
+    dispatcher = make(clock)
+    run_for(dispatcher, clock, 4.0, per_second=10.5 / seconds)
+    assert dispatcher.slots_to_claim(0) == most
 
 
 async def test_a_job_that_a_program_holds_keeps_no_other_waiting(postgres_url):

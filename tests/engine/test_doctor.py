@@ -18,7 +18,7 @@ from resilient.store.inspect.health import Contents, Server, Session, WorkerSeen
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SERVER = Server((17, 2), NOW, {"autovacuum": "on", "fsync": "on", "synchronous_commit": "on", "max_connections": "100"})
 ALIVE = WorkerSeen("w1", "host", 1, frozenset({"mail"}), "1.0", 1.0, stopping=False)
-CONTENTS = Contents({}, [], beside_alembic=False, workers=[ALIVE], waiting=frozenset({"mail"}), stranded=0)
+CONTENTS = Contents({}, [], beside_alembic=False, workers=[ALIVE], waiting=frozenset({("mail", "a/1")}), stranded=0)
 BEAT = workers.Beat("w1", "here", 1, ["mail"], 10, 0, "1.0", stopping=False)
 
 
@@ -243,11 +243,29 @@ def test_dead_rows(rows, bad):
     assert ("dead_rows" in judged(replace(CONTENTS, rows={"resilient_turn": rows}))) is bad
 
 
+def test_jobs_that_wait_for_a_key():
+    found = judged(replace(CONTENTS, keyless=3))
+    assert found["sealed"].message.startswith("3 jobs wait because workers met them that lack the key")
+    assert "sealed" not in judged(CONTENTS)
+
+
 def test_kinds_nobody_knows():
-    found = judged(replace(CONTENTS, waiting=frozenset({"mail", "sms"})))
+    found = judged(replace(CONTENTS, waiting=frozenset({("mail", "a/1"), ("sms", "a/1")})))
     assert found["kinds"].message.startswith("jobs of kind sms are waiting")
     stopping = replace(ALIVE, stopping=True)
     assert "mail" in judged(replace(CONTENTS, workers=[stopping]))["kinds"].message
+
+
+def test_accounts_that_no_worker_with_the_kind_serves():
+    narrow = replace(ALIVE, resources=("github/*",))
+    keys = [*(f"crm/{n}" for n in range(6)), "github/a/search"]
+    waiting = frozenset(("mail", key) for key in keys)
+    found = judged(replace(CONTENTS, workers=[narrow], waiting=waiting))
+    assert found["resources"].message.startswith("jobs of crm/0, crm/1, crm/2, crm/3, crm/4 and 1 more are waiting")
+    assert "kinds" not in found
+    other = replace(ALIVE, kinds=frozenset({"sms"}))
+    assert "resources" in judged(replace(CONTENTS, workers=[narrow, other], waiting=waiting))
+    assert "resources" not in judged(replace(CONTENTS, workers=[narrow, ALIVE], waiting=waiting))
 
 
 def test_two_versions_at_once():

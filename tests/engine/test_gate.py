@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlmodel import Session
 
-from resilient import Batch, Item, Job, Resilient, SyncJob, Throttled, handler
+from resilient import Batch, Item, Job, Provider, Resilient, SyncJob, Throttled, handler
 from resilient.core.base.budgets import Budget
 from resilient.core.base.errors import DatabaseUnreachable, Failure, FailureKind, ResourceStopped, Scope
 from resilient.core.base.exchange import AnswerFacts
@@ -545,6 +545,37 @@ async def test_breakers_can_be_off(clock, database, make):
     gate = await make(policies=Policies(breakers={"p/**": off, "p": off}))
     await fails(gate, "p/a", 30)
     assert gate.stop("p/a") is None
+
+
+FAR = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("words", "window", "days"),
+    [
+        ({"until": FAR}, None, 1),
+        ({"until": FAR}, "30d", 1),
+        ({"retry_after": 20 * 86_400.0}, None, 1),
+        ({"retry_after": 20 * 86_400.0}, "30d", 20),
+    ],
+)
+async def test_a_handler_that_says_throttled_is_believed_as_far_as_its_provider(
+    clock, sqlite_database, words, window, days
+):
+    """It says what some answer has told it. So nothing rests for years: the account is tried once a day at least."""
+
+    @handler("work")
+    async def work(job: Job[None]) -> None:
+        raise Throttled(**words)
+
+    limits = {"account": [Limit(1000, per=window)]} if window else {}
+    facts = Provider(name="p", base_url="https://p.example", anonymous=True, limits=limits)
+    app = Resilient(sqlite_database, handlers=[work], providers=[facts], upgrade=False)
+    await app.enqueue(work, None, resource_key="p/1")
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    rests = (await app.resources.get("p/1")).blocked_until - clock.now()
+    assert timedelta(days=days) <= rests < timedelta(days=days, minutes=5)
+    await app.close()
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 
 from resilient import Job, Resilient, handler
 from resilient.engine.run import heartbeat
@@ -55,6 +56,30 @@ async def test_a_loop_that_is_blocked_for_too_long_keeps_no_job_from_other_worke
 
 async def drain_with(worker):
     await worker.drain(timeout=LIMIT + LIMIT)
+
+
+async def test_a_worker_knows_how_many_look_for_the_same(database_url):
+    """Those that stop, that have not been heard of for a while, or run other kinds look for nothing of its own."""
+
+    @handler("works")
+    async def works(job: Job[None]) -> None:
+        pass
+
+    @handler("rests")
+    async def rests(job: Job[None]) -> None:
+        pass
+
+    app = Resilient(database_url, handlers=[works, rests], upgrade=False)
+    same, other, gone = (app.worker(kinds=kinds) for kinds in (["works"], None, ["works"]))
+    stopping, worker = app.worker(kinds=["works"]), app.worker(kinds=["works"])
+    stopping.stop()
+    for one in (same, other, gone, stopping):
+        one.heartbeat._beat()
+    old = "UPDATE {worker} SET seen_at = :at WHERE id = :id"
+    app.database.transaction_sync(lambda c, d: d.run(c, old, {"at": d.now(c) - timedelta(seconds=13), "id": gone.id}))
+    worker.heartbeat._beat()
+    assert worker.link.fleet == worker.dispatcher.fleet() == 2
+    await app.close()
 
 
 async def test_the_loop_counts_as_alive_after_the_engine_failed_over_an_alert(database_url, monkeypatch, caplog):

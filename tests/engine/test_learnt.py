@@ -1,6 +1,7 @@
 """Learnt limits in worker processes: what each counts, who is told, where nothing is known, and a real provider."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from datetime import timedelta
 
@@ -14,9 +15,11 @@ from resilient.core.gates.admission import Level, ResourceFacts, admit
 from resilient.core.gates.learnt import CLOSE, Learnt
 from resilient.core.gates.policy import Policies, Policy, Tenancy
 from resilient.core.gates.rate_limit import LEARNT, Limit, LimitState
+from resilient.core.gates.retry_after import LEAST
+from resilient.engine.gates import lessons
 from resilient.engine.gates.drawing import MOST_STATED
 from resilient.engine.gates.gate import Gate
-from resilient.engine.gates.lessons import FIRST_OF_ROOT, LEAST, PAUSE, Flows, Herd, Pulse
+from resilient.engine.gates.lessons import FIRST_OF_ROOT, PAUSE, Flows, Latency
 from resilient.engine.run.job import Job
 from resilient.store.gates import limits, resources
 from resilient.surface.bench.metered import METERS, Line
@@ -147,13 +150,6 @@ async def test_a_few_accounts_are_not_their_provider(database, make, why):
     assert "p" not in facts or facts["p"].learnt is None
 
 
-def test_an_account_that_is_refused_again_and_again_is_counted_once():
-    herd = Herd()
-    for at in range(20):
-        assert herd.throttled("p", "p/evil", at * 2.0, taught=True) == []
-        assert herd.throttled("p", "p/evil2", at * 2.0, taught=True) == []
-
-
 async def begun(tasks):
     for _ in range(20):
         await asyncio.sleep(0)
@@ -214,6 +210,43 @@ async def test_a_resource_whose_facts_are_forgotten_begins_again(clock):
     assert [(one.flow.key, one.generation, one.at_once) for one in first] == [("p/a", 0, 1), ("p", 0, 1)]
     assert [(one.flow.key, one.generation, one.at_once) for one in second] == [("p/a", 0, 2), ("p", 0, 2)]
     assert flows.collect() == []
+
+
+async def test_flows_are_forgotten_those_with_a_lesson_too_and_what_they_counted_is_reported(clock, monkeypatch):
+    monkeypatch.setattr(lessons, "MOST_RESOURCES", 10)
+    now, facts = [0.0], {}
+    for n in range(40):
+        facts |= learnt_facts(f"p{n}", 1)
+    flows = Flows(lambda: now[0], facts, clock.now)
+    busy = await flows.enter("p0")
+    for n in range(1, 40):
+        now[0] += 1
+        flows.leave(await flows.enter(f"p{n}"), (f"p{n}",))
+    assert len(flows._flows) <= 10
+    assert "p0" in flows._flows, "it is in use"
+    flows.leave(busy, ("p0",))
+    assert sorted(report.key for report in flows.collect()) == sorted(facts)
+
+
+async def test_a_report_that_fails_for_long_is_a_warning_once(database, make, caplog, monkeypatch):
+    caplog.set_level(logging.DEBUG)
+    one = await make()
+    lessons_, good = one._lessons, False
+
+    async def flush():
+        if not good:
+            raise RuntimeError("somebody holds the row")
+
+    monkeypatch.setattr(lessons_, "flush", flush)
+    levels = []
+    for n in range(20):
+        good = n in (2, 19)
+        caplog.clear()
+        await lessons_._report()
+        levels.append([record.levelname for record in caplog.records if "what was let through" in record.message])
+    assert levels[:2] == [["DEBUG"]] * 2, "a row is held for a moment now and then"
+    assert levels[3:19] == [["DEBUG"]] * 4 + [["WARNING"]] + [["DEBUG"]] * 11
+    assert levels[19] == ["WARNING"], "that it can be saved again"
 
 
 async def test_an_answer_of_a_generation_that_is_over_widens_nothing(clock):
@@ -516,17 +549,17 @@ async def test_latency_teaches_nothing_unless_the_program_says_so(database, cloc
 
 
 def test_what_stays_slow_is_usual_in_the_end():
-    pulse = Pulse()
-    times = [pulse.take_in(seconds) for seconds in [0.1] * 20 + [1.0] * 20 * 12]
+    latency = Latency()
+    times = [latency.take_in(seconds) for seconds in [0.1] * 20 + [1.0] * 20 * 12]
     assert [round(x) for x in times if x is not None] == [10] * 10
 
 
 def test_one_slow_block_does_not_make_the_next_one_usual():
     """1.9 times as long as usual stays within it; the usual time moves towards it by a tenth."""
-    pulse = Pulse()
+    latency = Latency()
     for seconds in [0.1] * 20 + [1.0] * 20 + [0.19] * 20:
-        pulse.take_in(seconds)
-    times = [pulse.take_in(0.3) for _ in range(20)]
+        latency.take_in(seconds)
+    times = [latency.take_in(0.3) for _ in range(20)]
     assert times[-1] == pytest.approx(0.3 / 0.109)
 
 

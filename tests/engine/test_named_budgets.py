@@ -4,12 +4,14 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resilient import Item, Provider, Resilient, Retry, handler
 from resilient.core.base.budgets import BudgetFields, counted_for
 from resilient.core.base.errors import Failure, FailureKind, ResourceStopped
 from resilient.core.base.exchange import AnswerFacts
-from resilient.core.base.resource_key import of_budget
+from resilient.core.base.resource_key import account, is_budget, of_budget
 from resilient.core.gates.learnt import CLOSE
 from resilient.core.gates.policy import Policies
 from resilient.core.gates.retry_after import WaitDialect
@@ -103,6 +105,51 @@ def test_of_ever_new_names_eight_are_budgets():
     for n in range(1_000):
         names.take_in("p/a", "find", "GET", "/search/1", f"b{n}")
     assert [n for n in range(1_000) if names.key_of("p/a", f"b{n}")] == list(range(MOST))
+
+
+NAMES = [f"b{n}" for n in range(2 * MOST)]
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["counts", "counts apart", "split", "fold", "asks"]),
+        st.sampled_from(["p/a", "p/b", "q/a"]),
+        st.sampled_from(NAMES),
+        st.sampled_from(["find", "read"]),
+        st.sampled_from(["/search/1", "/search/code", "/things/7", "/", ""]),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTS)
+def test_whatever_is_named_eight_budgets_of_an_account_are_learnt_apart_at_most(acts):
+    names, folded = BudgetNames(), set()
+    for act, key, name, kind, path in acts:
+        root = key.partition("/")[0]
+        if act == "split":
+            names.split(key)
+        elif act == "fold":
+            names.fold(key, name)
+            folded.add((root, name))
+        elif act == "asks":
+            budget = names.key_for(key, kind, "GET", path)
+            assert budget == key or (is_budget(budget) and account(budget) == key), "never another account's"
+        else:
+            is_new = root not in names.roots or name not in names.roots[root].names
+            names.take_in(key, kind, "GET", path, name, apart=act == "counts apart")
+            folded -= {(root, name)} if is_new else set()
+        for one in ("p/a", "p/b", "q/a"):
+            apart = {name for name in NAMES if names.key_of(one, name) is not None}
+            assert len(apart) <= MOST
+            assert not any((one.partition("/")[0], name) in folded for name in apart), "that is its account's own"
+            for budget in (of_budget(one, name) for name in apart):
+                assert all(names.first_of(one, kind) == budget for kind in names.by_kind(budget))
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=200))
+def test_what_paths_have_in_common_is_common_to_itself(path):
+    form = shape(path)
+    assert shape(form) == form
+    assert form.count("/") == path.count("/")
 
 
 def test_a_name_is_made_a_key():

@@ -19,6 +19,7 @@ from resilient.engine.ground.encoder import Item
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.jobs import finishing, order
 from tests.helpers import LIMIT, settle
+from tests.interleaving import until_somebody_waits
 
 RAN: list[tuple[str, int | None, object]] = []
 
@@ -380,7 +381,7 @@ class TestRaces:
             held = other.begin()
             pg.sync.jobs.cancel(follower, session=other)
             thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
-            _wait_for_lock(pg, thread)
+            until_somebody_waits(pg.database, thread)
             held.commit()
             thread.join(LIMIT)
         assert states(pg, [head, follower, third]) == "succeeded cancelled ready"
@@ -392,7 +393,7 @@ class TestRaces:
             held = other.begin()
             pg.sync.jobs.cancel(follower, session=other)
             thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
-            _wait_for_lock(pg, thread)
+            until_somebody_waits(pg.database, thread)
             held.rollback()
             thread.join(LIMIT)
         assert states(pg, [head, follower, third]) == "succeeded ready blocked"
@@ -406,7 +407,7 @@ class TestRaces:
             held = other.begin()
             made = pg.sync.enqueue(step, 2, resource_key="p/1", ordering_key="a", session=other)
             thread = _thread(lambda: pg.database.transaction_sync(_succeed, head))
-            _wait_for_lock(pg, thread)
+            until_somebody_waits(pg.database, thread)
             (held.commit if commits else held.rollback)()
             thread.join(LIMIT)
         if commits:
@@ -422,7 +423,7 @@ class TestRaces:
             held, made = other.begin(), []
             _succeed(other, pg.database.dialect, head)
             thread = _thread(lambda: made.extend(put(pg, 2)))
-            _wait_for_lock(pg, thread)
+            until_somebody_waits(pg.database, thread)
             held.commit()
             thread.join(LIMIT)
         assert states(pg, [head, *made]) == "succeeded ready"
@@ -453,16 +454,6 @@ def _thread(fn):
     thread = threading.Thread(target=fn, daemon=True)
     thread.start()
     return thread
-
-
-def _wait_for_lock(app, thread):
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    for _ in range(2_000):
-        if app.database.transaction_sync(lambda c, d: d.run(c, waiting).scalar()):
-            return
-        assert thread.is_alive()
-        thread.join(0.01)
-    raise AssertionError("nobody waits")
 
 
 def _numbers(c: Connection, app):

@@ -449,7 +449,7 @@ async def test_the_probe_of_a_circuit_sends_one_request(api, make, plain):
 
     app = make(get_plainly if plain else get)
     await app.ready()
-    await app.resources.open("api/a", until=app.now() + timedelta(milliseconds=50))
+    await app.resources.open("api/a", until=app.now() + timedelta(seconds=1))
     done = await app.enqueue("get", resource_key="api/a")
     async with asyncio.timeout(LIMIT):
         while (await app.jobs.get(done.id)).state != "dead":

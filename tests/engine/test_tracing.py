@@ -32,6 +32,7 @@ from resilient import (
     log_fields,
 )
 from resilient.core.base import tracing
+from resilient.core.base.errors import InvalidInput
 from resilient.core.provider.facts import Provider
 from resilient.engine.run.job import Batch, Job, SyncBatch, SyncJob
 from resilient.store.accounts.secrets import new_key
@@ -90,13 +91,13 @@ def spans():
 async def make(database, spans, api):
     made = []
 
-    def make(*handlers, tenants=False, facts=None, **options):
+    def make(*handlers, tenants=False, share=1.0, facts=None, **options):
         provider = Provider(name="api", base_url=api.url, **(facts or {}))
         app = Resilient(
             database,
             handlers=handlers,
             providers=[provider],
-            tracing=Tracing(spans.provider, tenants=tenants),
+            tracing=Tracing(spans.provider, tenants=tenants, share=share),
             **options,
         )
         made.append(app)
@@ -599,3 +600,32 @@ async def test_a_refresh_is_a_span_and_counted(database, clock, spans):
     assert dead.attributes["error.type"] == "auth"
     assert app.ground.counts.refreshes == {("github", "ok"): 1, ("github", "auth"): 1}
     assert "acme" not in well.to_json() + dead.to_json()
+
+
+async def test_of_a_share_of_runs_opentelemetry_is_told(make, spans, monkeypatch):
+    """The others are traces of their own all the same, which nobody collects, nor what their handlers begin."""
+    seen = {}
+
+    @handler("contact.push")
+    async def look(job: Job[int]) -> None:
+        with spans.tracer.start_as_current_span("within"):
+            await job.client.post("/v1/contacts", json={})
+            seen[job.payload] = (log_fields()["trace_id"], log_fields()["trace_id"])
+
+    app = make(look, share=0.25)
+    rolls = iter([0.1, 0.25, 0.9, 0.2])
+    monkeypatch.setattr(app.ground.tracing, "roll", lambda: next(rolls))
+    for n in range(4):
+        await app.enqueue(look, n, resource_key="api/acme")
+    await drain(app)
+    names = [span.name for span in spans() if not span.name.startswith("enqueue")]
+    assert sorted(names) == ["POST", "POST", "process contact.push", "process contact.push", "within", "within"]
+    assert all(first == again for first, again in seen.values())
+    assert len({first for first, _ in seen.values()}) == 4
+    assert all(set(one) != {"0"} and len(one) == 32 for one, _ in seen.values())
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_is_one(share):
+    with pytest.raises(InvalidInput, match="it is from 0"):
+        Tracing(share=share)

@@ -6,7 +6,18 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import ConnectionNotFound, FailureKind, InvalidInput, Limit, Provider, Resilient, ResourceStopped
+from resilient import (
+    ConnectionNotFound,
+    FailureKind,
+    InvalidInput,
+    Limit,
+    Provider,
+    Resilient,
+    ResilientError,
+    ResourceStopped,
+)
+from resilient.engine.accounts import whoami
+from resilient.engine.accounts.grants import Grants
 from resilient.store.accounts.secrets import new_key
 from resilient.testing import FakeProvider
 
@@ -101,6 +112,41 @@ async def test_a_refused_token_is_refreshed_and_the_request_repeated(app, fake):
     answer = await app.resources.test(KEY)
     assert (answer.status, answer.failure) == (200, None)
     assert [one.status for one in fake.log.api] == [401, 200]
+
+
+async def test_a_refusal_that_is_not_repeated_is_a_failure(app, fake, clock, monkeypatch):
+    """The credentials were renewed, but a gate shut before the request went again: its 401 is what there is."""
+    renew = Grants.renew
+
+    async def renew_and_pause(grants, account, access):
+        is_renewed = await renew(grants, account, access)
+        await app.resources.pause(KEY)
+        clock.advance(seconds=5)  # so that the gates are looked at again
+        return is_renewed
+
+    monkeypatch.setattr(Grants, "renew", renew_and_pause)
+    fake.expire_tokens()
+    answer = await app.resources.test(KEY)
+    assert [one.status for one in fake.log.api] == [401]
+    assert (answer.status, answer.failure) == (401, FailureKind.AUTH)
+    assert "answered 401" in answer.line
+    assert "which means auth" in answer.line
+
+
+async def test_without_an_answer_it_is_given_up_in_time(app, fake, monkeypatch):
+    monkeypatch.setattr(whoami, "LONGEST", 0.2)
+    with fake.hold(), pytest.raises(ResilientError, match=f"{KEY}: the test request was given up after 0 s without"):
+        await app.resources.test(KEY)
+
+
+async def test_a_time_out_of_something_else_is_told_as_it_is(app, fake, monkeypatch):
+    async def late(*_):
+        raise TimeoutError("the pool has no connection")
+
+    monkeypatch.setattr(whoami.RequestTests, "_require_connection", late)
+    with pytest.raises(TimeoutError, match="the pool has no connection"):
+        await app.resources.test(KEY)
+    assert sent(fake) == []
 
 
 async def test_dead_credentials_are_found_out_and_then_refuse(app, fake):

@@ -215,9 +215,20 @@ async def test_a_worker_takes_every_kind_but_some(app):
     assert app.worker(kinds=["ok", "bug"], except_kinds=["bug"]).kinds == ("ok",)
 
 
+async def test_a_worker_of_some_resources_leaves_the_others(app):
+    await app.enqueue("ok", {}, resource_key="a/1/search")
+    left = await app.enqueue("ok", {}, resource_key="b/1")
+    worker = app.worker(concurrency=4, kinds=["ok"], resources=["a/*", "c"])
+    assert (worker.facts().resources, await worker.drain(timeout=LIMIT)) == (["a/*", "c"], 1)
+    assert (await app.jobs.get(left.id)).state == "ready"
+    assert await drain(app) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"resources": "a/*"}, "resources is a list of patterns, such as ['github/*']"),
+        ({"resources": ["a b"]}, "'a b' is not a resource pattern"),
         ({"kinds": ["permanant"]}, "no handler is declared for 'permanant'; did you mean 'permanent'?"),
         ({"except_kinds": ["permanant"]}, "no handler is declared for 'permanant'; did you mean 'permanent'?"),
         ({"except_kinds": "ok"}, "kinds and except_kinds are lists of kinds"),

@@ -7,6 +7,8 @@ nothing else done), or ``never``; ``stopped``: it is frozen inside, as a suspend
 from __future__ import annotations
 
 import asyncio
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -66,4 +68,5 @@ async def main():
     await app.close()
 
 
+atexit.register(gc.freeze)  # nothing is looked through as it ends
 asyncio.run(main())

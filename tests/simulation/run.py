@@ -7,6 +7,7 @@ It starts itself anew with a fixed PYTHONHASHSEED: the order of a set must not d
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import hashlib
 import json
@@ -15,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -32,6 +34,7 @@ from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "kept"
+HANGS = 200.0  # seconds; a run takes a fifth of one
 MEMORY = ["/dev/shm"]  # noqa: S108 - files in memory, where there are such
 
 
@@ -139,6 +142,13 @@ def report(plan, folder, seconds, keep):
     return "\n".join(["what it does:", *map(str, parts), "what happened:", *run.notes, "broken:", *run.broken])
 
 
+def hang(seed):
+    """Say where a run stands that does not end."""
+    say(f"seed {seed} hangs")
+    faulthandler.dump_traceback()
+    os._exit(3)
+
+
 def kept():
     """Runs that failed once, by name."""
     return [(path.stem, Plan.from_json(json.loads(path.read_text()))) for path in sorted(KEPT.glob("*.json"))]
@@ -167,7 +177,11 @@ def main():
         seeds = range(int(begin), int(end or int(begin) + 1))
         for seed, plan in kept() if options.kept else ((seed, drawn(seed)) for seed in seeds):
             plans.append(plan)
+            timer = threading.Timer(HANGS, hang, [seed])
+            timer.daemon = True
+            timer.start()
             run = simulate(plan, folder)
+            timer.cancel()
             runs[seed] = bool(run.broken)
             if options.digests:
                 say(f"{seed} {run.digest()}")

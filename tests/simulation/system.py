@@ -298,7 +298,7 @@ class Listener:
     def __init__(self, *_, **__):
         pass
 
-    def start(self):
+    def start(self, *_):
         pass
 
     def close(self):

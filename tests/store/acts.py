@@ -26,6 +26,7 @@ from resilient.engine.accounts import connections as engine_connections
 from resilient.engine.accounts import fuse as engine_fuse
 from resilient.engine.accounts import seals
 from resilient.engine.gates import api as resources_api
+from resilient.engine.ground import sealing
 from resilient.engine.ground.encoder import JobRequest
 from resilient.engine.jobs import queue
 from resilient.engine.jobs import workflows as attending
@@ -41,7 +42,7 @@ from resilient.store.gates import circuits, limits, resources
 from resilient.store.gates import controls as gates
 from resilient.store.inspect import erasure, retention, workers
 from resilient.store.inspect.throughput import Series
-from resilient.store.jobs import changes, claim, dependencies, finishing, leases, ready
+from resilient.store.jobs import changes, claim, dependencies, finishing, leases, ready, sealed
 from resilient.store.jobs.filters import JobFilter
 from resilient.store.schedules import ticks as schedules
 from tests.store.registry import ACTS, Act, Refused, act, nothing
@@ -639,6 +640,13 @@ def reseals(c, d):
     for grant in grants.with_secrets(c, d, None, 10, waits=True):
         seals.seal_all(c, d, RING, grant.id, noted_before=False)
         grants.reseal(c, d, grant.id, "s", "k9")
+
+
+@act("jobs.resealing: reseal")
+def reseals_a_payload(c, d):
+    text = sealing.seal(RING, "k", "1")
+    ready = d.run(c, "SELECT CAST(payload AS text) FROM {job} WHERE id = :id", {"id": d.id(id_of("ready1"))}).scalar()
+    return sealed.write(c, d, sealed.SealedRow(id_of("ready1"), None, "k", ready), text)
 
 
 @act("accounts.consent: _expect", "accounts.consent: connections.arrived")

@@ -87,6 +87,8 @@ NOT_PAIRED = (
             "jobs.api: queries.count",
             "jobs.api: queries.page",
             "jobs.api: queries.require",
+            "jobs.resealing: sealed.under_other_keys",
+            "jobs.resealing: sealed.undos_under_other_keys",
             "jobs.waiting: queries.over",
             "events.outbox: _now",
             "events.outbox: store.page",

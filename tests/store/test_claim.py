@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from uuid import uuid4
@@ -10,9 +9,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from resilient.core.base.resource_key import path, serves
 from resilient.core.gates.breaker import Report
 from resilient.core.gates.policy import Policies
 from resilient.core.gates.rate_limit import Limit
+from resilient.engine.run import completer
 from resilient.engine.run.completer import write
 from resilient.engine.run.heartbeat import beat
 from resilient.engine.run.sweeper import recheck
@@ -20,7 +21,7 @@ from resilient.store.gates import circuits, resources, turns
 from resilient.store.gates import controls as gates
 from resilient.store.gates.circuits import Evidence
 from resilient.store.inspect import workers
-from resilient.store.jobs import claim
+from resilient.store.jobs import claim, claim_snapshot
 from resilient.store.jobs import insert as jobs
 from resilient.store.jobs.changes import Edit, Sweep
 from resilient.store.jobs.filters import JobFilter
@@ -291,6 +292,15 @@ class TestRaces:
     def database(self, open_database, postgres_url):
         return open_database(postgres_url)
 
+    @pytest.fixture(autouse=True)
+    def _patient(self, monkeypatch):
+        """Who waits for a lock waits longer than a machine stands still: it would give up, and come again later."""
+        for module in (claim_snapshot, completer):
+            monkeypatch.setattr(module, "LOCK_WAIT", f"{LIMIT:.0f}s")
+        claim_snapshot._statement.cache_clear()
+        yield
+        claim_snapshot._statement.cache_clear()
+
     @pytest.fixture
     def watch(self, database):
         with psycopg.connect(**database.driver_arguments(), autocommit=True) as c:
@@ -343,7 +353,7 @@ class TestRaces:
             with one.begin():
                 first = claim.claim(one, database.dialect, ask(policies, take=1))
                 second = other.submit(take, database, policies)
-                until_it_waits(watch, second)
+                assert until_it_waits(watch, second), "it did not wait"
             assert (len(first.jobs), second.result(LIMIT).jobs) == (1, [])
         assert lost(database) == []
 
@@ -357,7 +367,7 @@ class TestRaces:
             with one.begin():
                 first = claim.claim(one, database.dialect, ask(take=1, worker_id="w1"))
                 second = other.submit(take, database, worker_id="w2")
-                until_it_waits(watch, second)
+                assert until_it_waits(watch, second), "it did not wait"
             assert probed(first) == ["a"]
             assert (second.result(LIMIT).jobs, second.result(LIMIT).probes) == ([], {})
         breaker = database.transaction_sync(resources.read, ["a"])["a"].breaker
@@ -431,7 +441,7 @@ class TestRaces:
         assert keys(take(database)) == ["a/1"]
         assert d.is_postgresql
 
-    def test_a_slot_that_is_freed_while_a_key_parks_is_not_lost(self, database):
+    def test_a_slot_that_is_freed_while_a_key_parks_is_not_lost(self, database, watch):
         """The finisher waits for the claim's lock on the capped resource, then sees the parked turn."""
         policies = Policies(concurrency={"a": 1})
         put(database, new("a/1"), new("a/2"))
@@ -439,14 +449,12 @@ class TestRaces:
         running = take(database, policies, take=1)
         assert len(running.jobs) == 1
         d = database.dialect
-        with database.sync_engine.connect() as one:
+        with database.sync_engine.connect() as one, ThreadPoolExecutor(1) as other:
             with one.begin():
                 assert claim.claim(one, d, ask(policies)).jobs == []  # parked, not committed
-                finisher = threading.Thread(target=finish, args=(database, running, ["a"]))
-                finisher.start()
-                finisher.join(0.3)
-                assert finisher.is_alive()  # it waits for the lock on the capped resource
-            finisher.join(LIMIT)
+                finisher = other.submit(finish, database, running, ["a"])
+                assert until_it_waits(watch, finisher), "it waits for the lock on the capped resource"
+            finisher.result(LIMIT)
         assert parked(database) == {}
         assert len(take(database, policies).jobs) == 1
 
@@ -544,3 +552,32 @@ def test_whether_there_are_other_accounts(database):
         assert not are_there()
     database.transaction_sync(resources.ensure, ["a/2"])
     assert are_there()
+
+
+KEYS = [
+    "github",
+    "github/a",
+    "github/a/b",
+    "github/a/b/c",
+    "github.com/a",
+    "git+hub/a",
+    "gitXhub/a",
+    "Github/a",
+    "crm/a",
+    "crm/b/a",
+]
+PATTERNS = [
+    ["github"], ["github/*"], ["github/**"], ["github/*/b"], ["*/a"], ["g?thub/a"], ["git+hub"],
+    ["crm/b", "github/a/*"], ["gi*b/*", "crm"], ["github.com/?"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("patterns", PATTERNS, ids=" ".join)
+def test_a_claim_takes_only_what_its_patterns_serve(database, patterns):
+    put(database, *(new(key) for key in KEYS))
+    database.transaction_sync(resources.ensure, sorted({one for key in KEYS for one in path(key)}))
+    claimed = take(database, resources=patterns)
+    served = {key for key in KEYS if serves(key, patterns)}
+    assert {job.resource_key for job in claimed.jobs} == {turn.resource_key for turn in claimed.turns} == served
+    rest = take(database)
+    assert {job.resource_key for job in rest.jobs} == set(KEYS) - served

@@ -12,12 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from uuid import uuid4
 
+import psycopg
+
 from resilient.core.gates.policy import Policies
 from resilient.store.gates import circuits, resources
 from resilient.store.gates import controls as gates
 from resilient.store.jobs import claim
 from resilient.store.jobs import insert as jobs
 from tests.helpers import LIMIT
+from tests.interleaving import until_it_waits
 
 CAPPED = Policies(concurrency={"p": 50, "q": 50, "p/a": 50})
 
@@ -100,7 +103,8 @@ def test_parking_on_a_resource_that_somebody_writes(postgres_database):
         barrier = threading.Barrier(2)
         running = pool.submit(database.transaction_sync, claim.claim, ask(1, meeting(barrier)))
         barrier.wait(LIMIT)
-        _until_waiting_or_done(database, running)
+        with psycopg.connect(**database.driver_arguments(), autocommit=True) as watch:
+            until_it_waits(watch, running)
         circuits.lock(c, database.dialect, ["p"])
         c.rollback()
         assert [row.resource_key for row in running.result(20).jobs] == ["p/x"]
@@ -108,12 +112,3 @@ def test_parking_on_a_resource_that_somebody_writes(postgres_database):
     again = database.transaction_sync(claim.claim, ask(1))
     assert [t.resource_key for t in again.turns] == ["o/x"]
     assert again.stops["o/x"].gate == "pause"
-
-
-def _until_waiting_or_done(database, running):
-    """Until the claim has ended or waits for a lock."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    for _ in range(1000):
-        if running.done() or database.transaction_sync(lambda c, _: c.exec_driver_sql(waiting).scalar()):
-            return
-    raise AssertionError("the claim neither ended nor waited")

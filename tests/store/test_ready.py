@@ -24,6 +24,7 @@ from tests.store.world import build, id_of
 
 ROOT = Path(__file__).parents[2] / "resilient"
 WAY = Path(ready.__file__)
+COPIES = ROOT / "surface/bench/growth.py"  # copies a succeeded job, so that the bench has millions
 NEW = re.compile(r"(INSERT INTO|COPY) \{job\}")
 STATE = re.compile(r"UPDATE \{job\} SET\b.*?\bstate = (?P<value>'?\w*)", re.DOTALL)
 OTHERS = {f"'{state}'" for state in JobState if state != JobState.READY}
@@ -50,7 +51,10 @@ def other_ways(path):
 
 def test_no_text_elsewhere_inserts_jobs_or_makes_them_ready():
     found = {
-        (str(path.relative_to(ROOT)), text) for path in ROOT.rglob("*.py") if path != WAY for text in other_ways(path)
+        (str(path.relative_to(ROOT)), text)
+        for path in ROOT.rglob("*.py")
+        if path not in (WAY, COPIES)
+        for text in other_ways(path)
     }
     assert not found
     assert list(other_ways(WAY))

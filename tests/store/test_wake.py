@@ -9,6 +9,7 @@ import time
 import psycopg
 
 from resilient import Resilient
+from resilient.store.db import wake
 from resilient.store.db.database import Database
 from resilient.store.db.wake import Listener, Waker
 from tests.helpers import LIMIT
@@ -147,6 +148,45 @@ def test_a_listener_that_waits_ends_at_once(postgres_url):
     listener.close()
     listener._thread.join(LIMIT)
     assert not listener._thread.is_alive()
+
+
+def listeners(c):
+    rows = c.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'")
+    return [pid for (pid,) in rows.fetchall()]
+
+
+async def test_a_loop_hears_for_itself_and_again_after_a_lost_connection(postgres_url, monkeypatch):
+    """And it has let go of the socket before that is closed: its number may be another's the next moment."""
+    monkeypatch.setattr(wake, "RETRY", 0.0)
+    database, heard, keys = Database(postgres_url), asyncio.Event(), asyncio.Queue()
+    threads = set()
+
+    def on_work():
+        threads.add(threading.get_ident())
+        heard.set()
+
+    loop = asyncio.get_running_loop()
+    before = set(loop._selector.get_map())
+    listener = Listener(database, on_work, keys.put_nowait)
+    listener.start(loop)
+    waker = Waker(database)
+    async with asyncio.timeout(LIMIT):
+        await heard.wait()
+        with psycopg.connect(postgres_url, autocommit=True) as c:
+            for _ in range(2):
+                pids = listeners(c)  # it has said LISTEN
+                waker.tell("p/1")
+                assert await keys.get() == ["p/1"]
+                assert listener._thread.is_alive()
+                heard.clear()
+                assert c.execute("SELECT pg_terminate_backend(%s)", pids).fetchone() == (True,)
+                await heard.wait()  # over another connection
+            waker.poke()
+    await asyncio.to_thread(listener.close)
+    assert not listener._thread.is_alive()
+    assert set(loop._selector.get_map()) == before
+    assert threads == {threading.get_ident()}
+    waker.close()
 
 
 def test_a_commit_wakes_on_sqlite(sqlite_url):

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import httpx
 
 from resilient import web
+from resilient.surface.web.dashboard import charts
 
+charts.WAIT = 60.0  # a page of a test has its charts, however long the machine stands still
 ORIGIN = "http://ops.test"
 ALL = ("read", "payloads", "jobs", "resources", "connections")
 OURS = {"Origin": ORIGIN, "Sec-Fetch-Site": "same-origin"}

@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from resilient.core.base.errors import DatabaseUnreachable, SetupError
+from resilient.surface.bench import table as table_of
 from resilient.surface.bench.command import app
 from resilient.surface.bench.crew import BenchFailed, milliseconds, percentile, postmaster, rate, run_crew, server_cpu
+from resilient.surface.bench.growth import grown
 from resilient.surface.bench.metered import METERS
 from resilient.surface.bench.throttle import markdown
 from resilient.surface.scratch import scratch
@@ -30,6 +32,53 @@ def test_a_percentile_is_a_measured_value():
 def test_figures_have_their_units():
     assert milliseconds([0.0012, 0.0034], "x_") == {"x_p50_ms": 1.2, "x_p99_ms": 3.4}
     assert rate(1000, 0.3) == 3333.3
+
+
+FREE = {"jobs_per_second": 1000.0, "share_of_floor": 0.4, "floor_per_second": 2500.0}
+SINGLE = {"p50_ms": 0.5, "cpu_us": 100.0}
+CANNED = {
+    "drain": FREE | {"useless_executions": 1},
+    "enqueue": FREE
+    | {f"single_{k}": v for k, v in SINGLE.items()}
+    | {f"single_sync_{k}": v for k, v in SINGLE.items()}
+    | {"single_floor_cpu_us": 50.0},
+    "pickup": {"p50_ms": 1.5, "p99_ms": 3.0, "floor_p50_ms": 1.0, "floor_p99_ms": 1.5, "idle_cpu_percent": 0.5},
+    "http": {"jobs_per_second": 1000.0, "share_of_bare": 0.9, "cpu_ms_a_request": 0.3, "bare_cpu_ms_a_request": 0.2},
+}
+
+
+def test_the_table_has_each_figure_of_each_run_beside_what_is_asked_of_it(monkeypatch):
+    asked = []
+
+    def run(bench, url):
+        name = bench.split()[0]
+        asked.append((bench, url))
+        return CANNED[name]
+
+    monkeypatch.setattr(table_of, "_run", run)
+    first, dashes, *lines = table_of.table("postgresql://x", scale=0.01, rounds=2)
+    assert first == "| | run 1 | run 2 | wanted | |"
+    assert len(dashes.split("|")) == len(first.split("|"))
+    assert len(lines) == len(table_of.LINES)
+    once = "0.0 % slower, 1 useless"
+    assert lines[4] == f"| drain behind 100,000 blocked | {once} | {once} | 4 % slower, 1 useless | met |"
+    assert lines[-1].endswith("| **missed** |")  # 0.9 of bare
+    assert ("drain --jobs 200 --with-floor", None) in asked  # SQLite, in files of its own
+    assert sum(bench.startswith("enqueue") for bench, _ in asked) == 2  # once a run, for three lines
+
+
+def test_what_is_reached_in_one_run_only_is_said_so():
+    line = table_of.Line("x", "drain", str, "0.35", lambda f: f["share_of_floor"] >= 0.35)
+    runs = [{"share_of_floor": share} for share in (0.4, 0.3)]
+    verdicts = [table_of.verdict(line, some) for some in (runs, runs[:1], runs[1:])]
+    assert verdicts == ["met 1 of 2 times", "met", "**missed**"]
+
+
+def test_the_statement_that_grows_is_the_one_that_takes_most_time_more():
+    before, after = {"a": 1.0, "b": 0.1}, {"a": 1.5, "b": 0.3}
+    assert grown(before, after) == "a (1.5 times)"
+    assert grown({"b": 0.1}, after) == "a (not there before)"
+    assert grown(before, {}) == "no statement was seen"
 
 
 # -- processes -----------------------------------------------------------------------------------------------

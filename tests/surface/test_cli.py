@@ -19,6 +19,7 @@ from resilient.core.alerts.rules import Finding
 from resilient.core.base.bounds import bounds
 from resilient.core.gates.learnt import Refusal
 from resilient.store import alerts
+from resilient.store.db import schema
 from resilient.store.db.database import Database
 from resilient.store.gates import controls as gates
 from resilient.store.gates import resources
@@ -431,9 +432,17 @@ def test_schedules_for_each_account(ok, read, run):
     assert "say which one" in run("schedules", "run", "each")[2]
 
 
-def test_db(ok, run, read, monkeypatch, empty_url):
+def test_db(ok, run, read, monkeypatch, empty_url, database):
     assert ok("db", "check").startswith("The tables fit: revision ")
     assert ok("db", "upgrade").startswith("Nothing to do")
+    needs = read("db", "check")["needs"]
+    name = f"0099_since_{needs[:4]}"
+    newer = f"UPDATE {schema.VERSION_TABLE} SET version_num = '{name}'"
+    database.transaction_sync(lambda c, _d: c.exec_driver_sql(newer))
+    fits = f"revision {name}, made by a newer version; this one needs {needs}."
+    assert ok("db", "check").strip() == f"The tables fit: {fits}"
+    assert ok("db", "upgrade").strip() == f"Nothing to do: the tables are at {fits}"
+    assert f"revision {name}, made by a newer version" in run("doctor")[1]
     monkeypatch.delenv("RESILIENT_APP")
     status, _, err = run("--database", empty_url, "db", "check")
     assert status == 4

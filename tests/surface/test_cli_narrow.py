@@ -131,6 +131,26 @@ def test_status_tells_of_kinds_that_no_worker_has(terminal, database, database_u
     assert "No worker" not in terminal("status")
 
 
+def test_status_tells_of_accounts_that_no_worker_serves(terminal, database, database_url):
+    app = Resilient(database_url, upgrade=False)
+    for key in ("crm/1", "crm/1/search", "github/1"):
+        job = app.sync.enqueue(Kind("mail.send"), None, resource_key=key)
+    crm = app.sync.enqueue(Kind("mail.send"), None, resource_key="crm/2")
+
+    def beat(c, d, *patterns):
+        row = workers.Beat(" ".join(patterns), "h", 1, ["mail.send"], 50, 3, "1", stopping=False, resources=[*patterns])
+        workers.beat(c, d, row, d.now(c))
+
+    database.transaction_sync(beat, "github/*", "hubspot")
+    out = " ".join(terminal("status").split())
+    assert "ready jobs of resources that no running worker serves: 2 of crm/1, 1 of crm/2. Start one" in out
+    assert "No running worker that has its kind serves crm/2" in " ".join(terminal("jobs", "why", str(crm.id)).split())
+    assert "No running worker" not in terminal("jobs", "why", str(job.id))
+    assert "crm/1, crm/2 are waiting" in " ".join(terminal("doctor").split())
+    database.transaction_sync(beat)
+    assert "No worker" not in terminal("status")
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

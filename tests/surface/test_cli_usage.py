@@ -17,6 +17,7 @@ from rich.console import Console
 from sqlalchemy.exc import OperationalError
 from typer.main import get_command
 
+from resilient import Kind, Resilient
 from resilient.core.base.errors import InvalidInput, NaiveDatetime
 from resilient.engine.run.heartbeat import code_version
 from resilient.surface.bench.command import app as benches
@@ -498,3 +499,17 @@ def test_every_command_that_the_pages_print_is_one(page, line):
             places += 1
     counts = [param.nargs for param in command.params if param.param_type_name == "argument"]
     assert -1 in counts or places <= sum(counts), f"{page}: {line}"
+
+
+def test_jobs_are_shown_without_what_their_kind_hides(run, tmp_path):
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    (tmp_path / "shop.py").write_text(
+        "from resilient import Resilient, handler\n"
+        "@handler('pay', redact=['number'])\nasync def pay(job): ...\n"
+        f"app = Resilient({url!r}, handlers=[pay])\n"
+    )
+    job = Resilient(url).sync.enqueue(Kind("pay"), {"number": "4242", "to": "Ada"}, resource_key="bank/1")
+    for words in (["jobs", "show", str(job.id)], ["--json", "jobs", "show", str(job.id)], ["--json", "jobs", "list"]):
+        status, out, _ = run("--app", "shop:app", *words)
+        assert (status, "Ada" in out, "4242" in out, "[hidden]" in out) == (0, True, False, True)
+    assert "4242" in run("--database", url, "jobs", "show", str(job.id))[1]  # only the program's code knows

@@ -518,8 +518,11 @@ async def test_a_request_in_doubt_has_its_choices(app):
     assert "In doubt" in page.text
     assert "/contacts-canary" in page.text[page.text.index("In doubt") : page.text.index("Life")]
     assert [value for _, value in page.form("/do/job", "discard").buttons] == ["discard"]
+    why, _, rest = page.text.partition("Life")
+    assert "look at the provider, then Run again or It did happen: give the job up." in why
+    assert "resilient" not in why.partition("Why")[2]
     for command in (f"jobs retry {job_id} --repeat-ambiguous", f"dead discard {job_id}"):
-        assert f"resilient {command}" in page.text
+        assert f"resilient {command}" in rest
     assert "/contacts-canary" not in (await browser(app, rights=["read", "jobs"]).get(f"/jobs/{job_id}")).text
     page = await ann.submit(page.form("/do/job", "retry"), "retry", repeat_ambiguous="yes")
     assert "It runs again" in page.text

@@ -191,7 +191,19 @@ def test_a_life_is_drawn_with_its_runs():
 
 def test_ids_in_a_sentence_lead_to_their_jobs():
     one = "0195f3a2-7c1e-7d3a-9b0e-2f6f3c1a8e55"
-    assert words.prose(f"<waits> for {one}.", lambda path: f"/ops{path}") == (
+    assert words.prose({}, f"<waits> for {one}.", lambda path: f"/ops{path}") == (
         f'&lt;waits&gt; for <a href="/ops/jobs/{one}">{one}</a>.'
     )
-    assert words.prose("x" * 50, str) == "x" * 50
+    assert words.prose({}, "x" * 50, str) == "x" * 50
+
+
+async def test_no_page_waits_for_two_days_to_be_added_up(database, monkeypatch):
+    app = Resilient(database, handlers=[push])
+    await app.ready()
+    await app.database.transaction(add, "w", {Series("contact.push", "crm", "succeeded"): 5}, datetime.now(UTC))
+    ann = browser(app)
+    monkeypatch.setattr(charts, "WAIT", 0.0)
+    assert "Two days are being added up" in (await ann.get("/")).text
+    await charts.RECENT[app.database]._task
+    assert "5 succeeded" in (await ann.get("/")).text
+    await app.close()

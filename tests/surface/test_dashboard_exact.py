@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 from starlette.exceptions import HTTPException
 
 from resilient import Permanent, Resilient, handler, web
@@ -13,6 +14,7 @@ from resilient.engine.run.job import Job
 from resilient.store import sync as cursors
 from resilient.store.gates import controls
 from resilient.store.inspect import pages
+from resilient.surface.web.dashboard import words
 from resilient.surface.web.dashboard.alone import Alone
 from resilient.surface.web.dashboard.words import as_word, words_of
 from tests.surface.dashboards import OURS, Page, browser, client_of
@@ -33,7 +35,7 @@ async def app(database):
 
 async def post(one, address, **fields):
     """The answer to a form with these fields, whatever its page offers."""
-    page = await one.get("/jobs?state=dead")
+    page = await one.get("/accounts")
     token = next(value for form in page.forms for name, value in form.fields if name == "token")
     return await one.client.post(address, data={**fields, "token": token}, headers=OURS)
 
@@ -303,3 +305,104 @@ async def test_alone_at_port_80_it_is_reached_without_the_port(app):
         async with client_of(alone.asgi, "http://127.0.0.1") as owner:
             answer = await owner.get(f"/enter{token}", headers={"Host": "localhost"})
             assert answer.status_code == status, port
+
+
+# -- what a page says instead of a command -----------------------------------------------------------------------------
+
+_ID = "0195f3a2-7c1e-7d3a-9b0e-2f6f3c1a8e55"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ("until somebody runs `resilient resources resume a/b`.", 'presses <a href="/account/a/b#do">Resume</a>.'),
+        (f"or `resilient jobs retry {_ID} --repeat-ambiguous`.", f'or <a href="/jobs/{_ID}#do">Run again</a>.'),
+        (f"give it up with `resilient dead discard {_ID}`.", f'with <a href="/jobs/{_ID}#do">Give up</a>.'),
+        ("start one with `resilient worker`.", "start one with <code>resilient worker</code>."),
+        ("`resilient resources resume ../../evil`", "<code>resilient resources resume ../../evil</code>"),
+        ("`resilient jobs retry ../x`", "<code>resilient jobs retry ../x</code>"),
+        ("of a/b: it", 'of <a href="/account/a/b">a/<wbr>b</a>: it'),
+        ("of a/b-2, a/b/c and x/a/b", "of a/b-2, a/b/c and x/a/b"),
+        ("at 11:59:00 UTC (1 min ago)", '<time datetime="2030-01-02T11:59:00Z" title="2030-01-02 11:59:00 UTC">'),
+        ("at 2029-12-31 11:59:00 UTC (2 d ago)", '<time datetime="2029-12-31T11:59:00Z"'),
+    ],
+)  # fmt: skip
+def test_a_sentence_names_the_buttons_of_pages_and_leads_there(sentence, shown):
+    context = {
+        "operator": web.Operator("ann", ["read", "jobs", "resources"]),
+        "now": datetime(2030, 1, 2, 12, tzinfo=UTC),
+    }
+    assert shown in words.prose(context, sentence, str, "a/b")
+
+
+def test_a_token_that_is_refreshed_is_no_word_of_the_provider():
+    assert "refreshing its token" in words.gate("cooldown", "refreshing")
+    assert "told to wait" in words.gate("cooldown", "rate_limited")
+
+
+def test_who_has_no_buttons_reads_the_command():
+    context = {"operator": web.Operator("eve", ["read"])}
+    shown = words.prose(context, "until somebody runs `resilient resources resume a/b`.", str)
+    assert shown == "until somebody runs <code>resilient resources resume a/b</code>."
+
+
+async def test_the_last_success_is_that_of_the_latest_jobs(app, monkeypatch):
+    monkeypatch.setattr(pages, "SUCCESS_SAMPLE", 2)
+
+    def finish(c, d, key, minutes):
+        row = {"k": key, "at": d.time(d.now(c) - timedelta(minutes=minutes)), "s": "succeeded"}
+        c.execute(text("UPDATE resilient_job SET state = :s, finished_at = :at WHERE resource_key = :k"), row)
+
+    for key, minutes in (("github/acct-1", 30), ("github/acct-1/search", 2), ("github/acct-2", 1)):
+        await app.enqueue(push, {"code": None}, resource_key=key)
+        await app.database.transaction(finish, key, minutes)
+    known = await app.database.transaction(pages.successes, ["github", "github/acct-1", "github/acct-3"])
+    now = await app.database.transaction(lambda c, d: d.now(c))
+    assert {key: round((now - at).total_seconds() / 60) for key, at in known.at.items()} == {
+        "github": 1, "github/acct-1": 2,
+    }  # fmt: skip
+    assert round((now - known.since).total_seconds() / 60) == 2
+    assert known.of("github/acct-3", None) is None
+    assert known.of("github/acct-1", now) == now
+    monkeypatch.setattr(pages, "SUCCESS_SAMPLE", 9)
+    assert (await app.database.transaction(pages.successes, ["github"])).since is None
+    await app.resources.pause("github/acct-1")
+    assert "2 min ago" in (await browser(app).get("/accounts?all=1")).text
+
+
+async def test_limits_are_set_on_many_at_once(app):
+    for n in (1, 2):
+        await app.resources.pause(f"github/acct-{n}")
+    ann = browser(app)
+    page = await ann.get("/accounts?q=github")
+    sure = await ann.submit(page.form("/do/resources"), q="github/*", verb="limit", limits="5/s", concurrency="3")
+    assert "Limit 2 accounts?" in sure.text
+    assert "limits 5/s, at once 3" in sure.text
+    await ann.submit(sure.form("/do/resources"))
+    assert (await app.resources.get("github/acct-2")).policy["concurrency"] == 3
+    answer = await post(ann, "/do/resources", q="github/*", verb="limit")
+    assert answer.status_code == 400
+    assert "which limits?" in answer.text.lower()
+
+
+async def test_what_is_unknown_or_refused_is_no_dead_end(app):
+    ann = browser(app)
+    assert "Nothing is known of github/nobody" in (await ann.get("/account/github/nobody")).text
+    await app.resources.pause("github/acct-1")
+    assert "Nothing is known" not in (await ann.get("/account/github/acct-1")).text
+    for address, status in (("/accounts?q=%25", 400), ("/nowhere", 404)):
+        assert {"/accounts", "/jobs", "/system"} <= set((await ann.get(address, status)).links)
+    assert "/accounts" not in (await browser(app, rights=None).get("/", 401)).links
+
+
+@pytest.mark.parametrize(
+    ("address", "command"),
+    [
+        ("/outbox?state=dead&key=a b", "resilient outbox list --state dead --key 'a b'"),
+        ("/connections?provider=crm&state=active", "resilient connections list crm --state active"),
+        ("/audit?who=ann", "resilient audit --who ann"),
+        ("/workflows?state=stuck", "resilient workflows list --state stuck"),
+    ],
+)  # fmt: skip
+async def test_the_equal_command_has_the_filters_of_the_page(app, address, command):
+    assert command in (await browser(app).get(address)).text

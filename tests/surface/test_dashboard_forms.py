@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from resilient import Kind, Resilient, handler
 from resilient.engine.run.job import Job
+from resilient.store.accounts.secrets import new_key
 from resilient.surface.web.dashboard.forms import form_for
 from tests.surface.dashboards import ALL, OURS, Page, browser
 
@@ -223,3 +224,32 @@ async def test_what_a_field_would_lose_is_edited_as_json(app, name):
     form = (await ann.get(f"/jobs/{job.id}/edit")).form("/do/edit")
     await ann.submit(form, None, payload=json.dumps(payload | {"age": 4}))
     assert (await app.jobs.get(job.id)).payload == payload | {"age": 4}
+
+
+@handler("card.charge", redact=["password", "address.street"])
+async def charge(job: Job[Contact]) -> None: ...
+
+
+@handler("card.store", sealed=True)
+async def store(job: Job[Contact]) -> None: ...
+
+
+async def test_hidden_values_are_on_no_page_and_not_written_back(database):
+    app = Resilient(database, handlers=[charge, store], secrets=[new_key()])
+    contact = Contact(name="Ada", password="hush", address=Address(street="Elm"))
+    for kind in (charge, store):
+        job = await app.enqueue(kind, contact, resource_key="crm/1", delay=9)
+        user = browser(app)
+        page = await user.get(f"/jobs/{job.id}")
+        assert ("Ada" in page.text) is (kind is charge)
+        assert "hush" not in page.text
+        assert "Elm" not in page.text
+        edit = await user.get(f"/jobs/{job.id}/edit")
+        form = edit.form("/do/edit")
+        assert "Ada" not in str(form.fields)
+        assert "Ada" not in str((await user.get(f"/enqueue?from={job.id}")).forms)
+        assert "Edited." in (await user.submit(form, priority="7")).text
+        before = await app.jobs.get(job.id)
+        assert before.priority == 7
+        assert "hush" in str(before.payload) or kind is store
+    await app.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from resilient import Bearer, Event, Provider, Resilient, Schedule, handler
 from resilient.engine.run.job import Job
 from resilient.store.accounts.secrets import new_key
+from resilient.store.inspect import pages
 from tests.surface.dashboards import browser
 
 
@@ -106,6 +108,30 @@ async def test_events_are_seen_and_published_once_more(app):
     assert "Publish 1 event once more?" in sure.text
     page = await ann.submit(sure.form("/do/replay"))
     assert "1 event in line again." in page.text
+
+
+async def test_an_event_leads_to_its_destination_and_keys_behind_a_dead_one_are_counted(app):
+    with Session(app.database.sync_engine) as session:
+        for n, key in enumerate(["a", "a", "b", "c"]):
+            app.sync.outbox.publish(session, OrderPlaced(order=n), key=key)
+        session.commit()
+
+    def kill(c, d):
+        heads = "state = 'ready' AND ordering_key IN ('a', 'c')"
+        c.execute(text(f"UPDATE resilient_job SET state = 'dead', finished_at = created_at WHERE {heads}"))
+        rows = [("shop", 2, 2, 2)]
+        assert [
+            (one.name, one.waiting, one.dead, one.blocked_keys) for one in pages.destinations(c, d, ["shop"])
+        ] == rows
+
+    await app.database.transaction(kill)
+    ann = browser(app)
+    page = await ann.get("/outbox")
+    assert "/account/outbox/shop" in page.links
+    assert "/outbox?destination=shop&key=a" in page.links
+    page = await ann.get("/outbox?destination=shop&key=b")
+    assert len([1 for one in page.links if one.startswith("/jobs/")]) == 1
+    assert "No event fits." in (await ann.get("/outbox?state=running")).text
 
 
 async def test_connections_say_their_state_and_never_a_secret(app):

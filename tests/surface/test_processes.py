@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -19,7 +20,7 @@ from resilient import Resilient, handler
 from resilient.core.base.errors import InvalidInput
 from resilient.core.jobs.states import JobState
 from resilient.engine.run.job import Job
-from resilient.surface.cli import supervisor
+from resilient.surface.cli import supervisor, worker
 from resilient.surface.cli.supervisor import Place, Report, Supervisor, endpoints
 from tests.helpers import until
 
@@ -285,20 +286,53 @@ async def test_a_program_that_does_not_load_waits_for_its_correction(app, start,
 
 
 def test_what_the_aggregate_says():
-    keeper = Supervisor(lambda *_: [], 3)
+    keeper = Supervisor(lambda *_: [], 5)
     assert keeper.livez().status == 200
-    well, blocked, mute = keeper.places
+    well, blocked, mute, new, hanging = keeper.places
     now = time.monotonic()
     for place in keeper.places:
         place.process = object()
+    new._began, hanging._began = now - 50, now - 70
     well.report = Report("", "", now)
     blocked.report = Report("loop has stood still for 70 s", "", now)
     mute.report = Report("", "database does not answer\nschema is not checked yet", now - 100)
     assert keeper.livez().text.decode().splitlines() == [
         "process 1 loop has stood still for 70 s",
         "process 2 has said nothing for 100 s",
+        "process 4 has said nothing for 70 s",
     ]
-    assert keeper.readyz().text == b"process 2 database does not answer; schema is not checked yet\n"
+    assert keeper.readyz().text.decode().splitlines() == [
+        "process 2 database does not answer; schema is not checked yet",
+        "process 3 is starting",
+        "process 4 is starting",
+    ]
+
+
+async def test_one_signal_is_enough_for_a_process_that_hangs_at_its_start(monkeypatch, caplog):
+    """It has claimed nothing: nobody waits for it, as for handlers that run."""
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.05)
+    command = [sys.executable, "-S", "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"]
+    keeper = Supervisor(lambda *_: command, 2)
+    task = asyncio.create_task(keeper.run())
+    await until(lambda: all(place.process is not None for place in keeper.places))
+    keeper._signalled()
+    assert await asyncio.wait_for(task, 60) == 0
+    assert caplog.text.count("since its start: it is killed") == 2
+
+
+async def test_a_process_that_has_reported_is_waited_for(monkeypatch):
+    """Its handlers may take long."""
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.0)
+    place = Place(0)
+    code = "import socket, sys; one = socket.socket(fileno=int(sys.argv[1])); one.sendall(b'[0, 0]\\n'); "
+    code += "\nwhile one.recv(1) != b'w': pass\nsys.exit(7)"
+    done = asyncio.create_task(place.run(lambda _, fd: [sys.executable, "-S", "-c", code, str(fd)]))
+    await until(lambda: place.report is not None)
+    place.tell(supervisor.STOP)
+    await asyncio.sleep(0)
+    place._end_unheard(1)
+    place.tell(supervisor.NOW)
+    assert await done == 7
 
 
 @pytest.mark.parametrize(
@@ -356,3 +390,9 @@ async def test_a_word_to_a_process_that_is_being_started_is_kept():
     assert place.process is None
     place.tell(supervisor.STOP)
     assert await done == 7
+
+
+def test_each_process_serves_the_same_resources():
+    run = SimpleNamespace(program_name=lambda _: "shop:app", debug=False, shard=None)
+    words = worker._line(run, {"resources": ("github/*", "crm"), "kinds": None, "except_kinds": ("a",)})
+    assert words[5:] == ["worker", "--resource", "github/*", "--resource", "crm", "--except-kind", "a"]

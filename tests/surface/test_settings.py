@@ -62,6 +62,12 @@ def test_an_option_before_the_environment_before_the_file_before_the_default(env
     assert parsed("--concurrency", "9")["concurrency"] == Settings(concurrency=9).concurrency == 9
 
 
+def test_several_resources_in_one_variable(monkeypatch):
+    monkeypatch.setenv("RESILIENT_RESOURCE", "github/* crm")
+    assert parsed()["patterns"] == ["github/*", "crm"]
+    assert parsed("--resource", "a/b")["patterns"] == ["a/b"]
+
+
 def test_the_command_line_works_with_the_files_database(env_file, run, database_url):
     env_file(RESILIENT_DATABASE=f"'{database_url}'", UNRELATED="x")
     assert run("jobs", "count") == (0, "0\n", "")

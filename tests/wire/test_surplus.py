@@ -16,7 +16,7 @@ from resilient.core.provider.auth import OAuth2
 from resilient.testing import job
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests.pool import Pool, PoolSettings
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, until
 
 FORGED = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
@@ -219,3 +219,23 @@ async def test_the_sessions_of_two_jobs_over_one_connector_of_aiohttp(parts):
             await asyncio.wait_for(server.sent.wait(), LIMIT)
             async with s.get(server.url, headers=B) as response:
                 assert await response.text() == "b"
+
+
+async def test_an_answer_that_tls_keeps_while_too_much_waits(tls):
+    """Beyond a bound asyncio leaves in TLS what arrives, and fetches it only in its next round."""
+    pool = Pool(PoolSettings(verify=tls[1], read=LIMIT, idle_for=LIMIT))
+    async with (
+        serving(answer(b"a"), tls[0]) as server,
+        httpx.AsyncClient(transport=Lent(pool.for_coroutines), trust_env=False, timeout=LIMIT) as client,
+    ):
+        server.late = asyncio.Event()
+        async with client.stream("GET", server.url, headers=A) as one:
+            transport = one.extensions["network_stream"]._transport
+            transport.pause_reading()  # as our stream does when too much waits in it
+            server.late.set()
+            await until(transport._ssl_protocol._get_read_buffer_size)
+            transport.resume_reading()
+            await one.aread()
+        assert (await client.get(server.url, headers=B)).text == "b"
+        assert server.opened == 2
+    await pool.aclose()

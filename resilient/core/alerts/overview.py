@@ -40,7 +40,8 @@ class Overview:
     ``jobs`` counts scheduled, ready, running and dead ones; ``lately`` what ended within the last hour. ``retrying``
     and ``died`` (within the last hour) are samples of at most 1,000 jobs. ``stranded`` resources have ready jobs
     and no turn; housekeeping repairs them. ``unserved``: kinds of ready jobs (of a sample of 1,000) that no running
-    worker has. ``learnt``: what throttles taught, by resource (`ResourceInfo.learnt`), of at most 200.
+    worker has. ``unserved_accounts``: accounts of such jobs whose kind some worker has, but none that serves the
+    resource. ``learnt``: what throttles taught, by resource (`ResourceInfo.learnt`), of at most 200.
     """
 
     at: datetime
@@ -54,6 +55,7 @@ class Overview:
     alerts: list[AlertInfo]  # those that go on
     stranded: int
     unserved: Mapping[str, Count] = field(default_factory=dict)
+    unserved_accounts: Mapping[str, Count] = field(default_factory=dict)
     learnt: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

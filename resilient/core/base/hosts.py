@@ -63,11 +63,18 @@ def is_private(host: str) -> bool:
     Where most names lead is known only once they are resolved: the address is checked then, too.
     """
     name = host.rstrip(".").lower()
-    try:
-        ip_address(name.strip("[]").partition("%")[0])
-    except ValueError:
+    if not is_address(name):
         return name == "localhost" or name.endswith((".localhost", ".internal", ".local")) or "." not in name
     return denied(name.strip("[]"))
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is written as an IP address, not as a name."""
+    try:
+        ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 # -- hosts ------------------------------------------------------------------------------------------------------------

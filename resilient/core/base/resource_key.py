@@ -16,12 +16,16 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.errors import BadResourceKey
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 MAX_SEGMENTS: Final = 4
 MAX_LENGTH: Final = 255
+FAR: Final = "~"  # sorts after every character a key may have
 _KEY: Final = re.compile(r"[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+){0,3}")
 _DOTS: Final = frozenset({".", ".."})
 BUDGET: Final = "budget:"
@@ -108,6 +112,23 @@ def matches(key: str, pattern: str) -> bool:
         return depth(key) > depth(stem) and matches(cut, stem)
     names, patterns = key.split("/"), pattern.split("/")
     return len(names) == len(patterns) and all(fnmatchcase(n, p) for n, p in zip(names, patterns, strict=True))
+
+
+def serves(key: str, patterns: Collection[str]) -> bool:
+    """Whether ``key``, or what it lies below, fits one of the patterns; without any everything does."""
+    return not patterns or any(matches(one, pattern) for one in path(key) for pattern in patterns)
+
+
+def may_hold(key: str, patterns: Collection[str]) -> bool:
+    """Whether `serves` is true of ``key``, or may be of something below it."""
+    begins = ("/".join(pattern.split("/")[: depth(key)]) for pattern in patterns if depth(pattern) > depth(key))
+    return serves(key, patterns) or any(matches(key, begin) for begin in begins)
+
+
+def each_depth(pattern: str) -> tuple[str, ...]:
+    """The patterns of what fits ``pattern`` and of what lies below that, one for each depth, without ``**``."""
+    stem, least = (pattern[:-3], 1) if pattern.endswith("/**") else (pattern, 0)
+    return tuple(stem + "/*" * n for n in range(least, MAX_SEGMENTS - depth(stem) + 1))
 
 
 def check_pattern(pattern: str) -> str:

@@ -21,7 +21,10 @@ import sys
 from contextlib import nullcontext
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from random import getrandbits, random
 from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.base.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -54,9 +57,30 @@ class _Api:
             trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER, trace.SpanKind.CLIENT,
         )  # fmt: skip
         self.trace = trace
+        self.dropped = _dropped_of(trace)
 
 
 _api: Final = cache(_Api)
+
+
+def _dropped_of(trace: Any) -> Any:
+    """The class of spans that nobody collects, as `Tracing(share=)` makes them.
+
+    Their ids are made when somebody asks for them: a log's record, a request, a span of the handler's own.
+    """
+
+    class Dropped(trace.NonRecordingSpan):  # type: ignore[misc] # the API is imported by the program
+        def __init__(self) -> None:
+            super().__init__(trace.INVALID_SPAN_CONTEXT)
+            self._identity: Any = None
+
+        def get_span_context(self) -> Any:
+            if self._identity is None:
+                number, span = getrandbits(128) or 1, getrandbits(64) or 1
+                self._identity = trace.SpanContext(number, span, is_remote=False)
+            return self._identity
+
+    return Dropped
 
 
 def current() -> tuple[str | None, str | None]:
@@ -164,13 +188,18 @@ class Tracing:
     """Where a program's spans go, and what they may say.
 
     ``tracer_provider``: by default the program's global one. ``tenants``: resource keys, addresses and texts of
-    errors may stand in them too. ``enabled=False``: no spans, and no trace context is kept with jobs.
+    errors may stand in them too. ``share``: of so many runs of jobs, chosen by chance, OpenTelemetry is told at all;
+    its own sampler costs several microseconds for each span that it drops. ``enabled=False``: no spans, and no trace
+    context is kept with jobs. Raises `InvalidInput`.
     """
 
     def __init__(
-        self, tracer_provider: TracerProvider | None = None, *, tenants: bool = False, enabled: bool = True
-    ) -> None:
-        self.tenants = tenants
+        self, tracer_provider: TracerProvider | None = None, *, tenants: bool = False, share: float = 1.0,
+        enabled: bool = True,
+    ) -> None:  # fmt: skip
+        if not 0 <= share <= 1:
+            raise InvalidInput(f"Tracing(share={share!r}): it is from 0 (no run) to 1 (every run)")
+        self.tenants, self.share, self.roll = tenants, share, random
         self._own, self._enabled = tracer_provider, enabled
         self._provider: Any = None
         self._tracer: Tracer | None = None
@@ -218,11 +247,13 @@ class Tracing:
         if tracer is None:
             return None
         api = _api()
-        span = tracer.start_span(
-            f"process {kind}", context=api.nowhere, kind=api.consumer, links=_links(traces),
-            attributes=_message("process", "process", kind, count),
-        )  # fmt: skip
-        return Span(span)
+        if self.share < 1 and self.roll() >= self.share:
+            return Span(api.dropped())
+        name, attributes = (
+            _run(kind) if count is None else (f"process {kind}", _message("process", "process", kind, count))
+        )
+        links = _links(traces) if traces else None
+        return Span(tracer.start_span(name, context=api.nowhere, kind=api.consumer, links=links, attributes=attributes))
 
     def send(self, destination: str, trace: Mapping[str, Any]) -> AbstractContextManager[Span | None]:
         """Around the sending of an event to its destination; ``trace``: of its publishing, linked."""
@@ -291,6 +322,12 @@ def _message(operation: str, operation_type: str, destination: str, count: int |
     if count is not None:
         attributes["messaging.batch.message_count"] = count
     return attributes
+
+
+@lru_cache(maxsize=1_000)
+def _run(kind: str) -> tuple[str, Mapping[str, Any]]:
+    """The name and the first attributes of the span of a job's run."""
+    return f"process {kind}", _message("process", "process", kind)
 
 
 MOST_LINKS: Final = 128  # what SDKs keep

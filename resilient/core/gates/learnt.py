@@ -26,8 +26,12 @@ as few refusals as it can, and learns as much as it can from each:
 - The rate stays `MARGIN` below what was refused, and grows by steps of `STEP` only as far as that.
 - There it rests for `CALM`, twice as long after every probe that failed, and then tries the next `PROBE` above, faster
   and faster while it goes well. A probe that is refused gives back the rate from before it, not a share of it.
-- A rate that is not used to half does not grow, because that would prove nothing; ten minutes after the last refusal
-  it is forgotten.
+- A limit that dropped may rise again, and to where it was: after a drop the tries come sooner, at first every
+  `CALM_AFTER_DROP`, and one that goes well leads back to the former rate in one step. If that is refused, the
+  tries go on from the rate before that step.
+- An estimate made from fewer than `FEW` answers is none: it is tried to double at once.
+- A rate that is not used to three quarters does not grow, because that would prove nothing; one that is not used to
+  half is forgotten ten minutes after the last refusal.
 
 `botocore` measures one process's rate; here processes share the estimate and draw from one row, so a second worker
 neither doubles the rate nor halves it.
@@ -55,7 +59,13 @@ WIDEST: Final = 2.0  # step of a probe
 WIDEST_DRAIN: Final = 1.2  # the same for a bucket: what it gives while it fills is no rate
 CALM: Final = 20.0  # seconds
 SLOWEST: Final = 30.0  # seconds between two steps at most
+ANSWERS: Final = 6  # between two steps, at the present rate
+USED: Final = 0.75  # of a rate, or no probe begins
 LONGEST_CALM: Final = 600.0
+CALM_AFTER_DROP: Final = 15.0  # seconds, or `CALM_SHARE` of the time since the limit dropped
+CALM_SHARE: Final = 0.25
+SURE: Final = 1.15  # times the plateau: a probe that was let through so far above it shows that the limit rose
+FEW: Final = 5  # answers
 FORGOTTEN: Final = 600.0  # seconds since the last refusal after which a rate that is not used is forgotten
 FEWEST: Final = 20  # in a spent window; a smaller one is obeyed and not counted
 QUIET: Final = 3600.0  # seconds without a request after which nothing holds any more
@@ -81,6 +91,8 @@ _CHANGED: Final = 0.6  # of the ceiling: less is another limit than before
 _ALIKE: Final = 0.15  # by which two bursts of one window may differ
 _STRIKES: Final = 3
 _BROKEN: Final = 1
+_UNFOUNDED: Final = -3  # `rests` of an estimate that was made from too few answers
+_RETURN_FAILED: Final = -2  # the same after a step to the former rate that was refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,10 @@ class Learnt:
     step_at: float = 0.0  # the latest step
     uses: int = 0  # answers since then
     rests: int = 0  # probes that failed one after the other; the calm doubles with each
+    steady: float = 0.0  # the latest rate that was kept for a calm
+    former: float = 0.0  # the same before the limit dropped
+    dropped_at: float = 0.0
+    returned: bool = False  # to the former rate, by a step that nothing has confirmed yet
     window: float = 0.0  # seconds, if refusals showed it
     windowed: bool = False  # the estimate came from it
     broken: int = 0  # times that its promise did not hold
@@ -226,6 +242,8 @@ def throttled(
 
     ``bounds`` of the rate. ``slots``: it is known to be (True) or not to be (False) a limit of requests at once.
     """
+    if s is None and r.generation and r.wait is not None:  # most of what passed was reported, and forgotten with it
+        return replace(rested(None, generation, now, resumes_at), throttles=1)
     s = s or Learnt()
     first = s.changed_at == 0.0 and s.generation == 0  # after a rest that taught nothing the row has counted, too
     if s.kind == "free" and r.wait is not None and not s.accepted + r.accepted and s.throttles + 1 < _AGAIN:
@@ -236,12 +254,13 @@ def throttled(
     event = _Event(
         wait=r.wait, accepted=max(1, s.accepted + r.accepted), elapsed=elapsed,
         mean=r.accepted / max(1.0, r.seconds) if first else _mean(s, r.accepted, now),
-        drain=None if first else _drain(s, r, now), peak=r.peak,
+        drain=None if first else _drain(s, r, now), peak=r.peak, now=now,
     )  # fmt: skip
     after = _learnt(s, event, now, slots=slots)
     after = replace(
         after, generation=generation, previous=s.generation, changed_at=now, resumes_at=resumes_at,
-        throttles=s.throttles + 1, accepted=0, burst=event.accepted, step=1.0, step_at=now, uses=0, good=None,
+        throttles=s.throttles + 1, accepted=0, burst=event.accepted,
+        step=WIDEST if after.rests == _UNFOUNDED else 1.0, step_at=now, uses=0, good=None,
         used_at=now, count=0, since=now, count_before=0, since_before=now,
         drain=event.drain if s.kind == "rate" else None,
     )  # fmt: skip
@@ -269,7 +288,8 @@ def answered(s: Learnt, r: Answers, now: float, *, bounds: Bounds | None = None)
     s = _counted(s, r.accepted, now)
     match s.kind:
         case "free":
-            return s if allowance(s, now) is not None else None
+            is_young = s.throttles > 0 and now - s.resumes_at < RAMP  # the next one may need what is counted
+            return s if is_young or allowance(s, now) is not None else None
         case "rate":
             grown = _grown(s, now)
             return None if grown is None else _bounded(grown, bounds)
@@ -309,6 +329,7 @@ class _Event:
     mean: float
     drain: float | None
     peak: int
+    now: float
 
 
 def _learnt(s: Learnt, event: _Event, now: float, *, slots: bool | None) -> Learnt:
@@ -353,6 +374,12 @@ def _first_rate(s: Learnt, event: _Event, window: float | None) -> Learnt:
         s = replace(s, window=WINDOWS[0])
     estimate = window or (event.drain if event.wait is None else None) or max(event.mean, LOWEST)
     ceiling = window or (max(event.mean, LOWEST) if event.wait is not None else 4 * estimate)
+    if not window and event.wait is not None and event.accepted < FEW:
+        rate = max(estimate, 1 / (1 + event.wait))
+        return replace(
+            s, kind="rate", rate=rate, ceiling=None, plateau=rate, rests=_UNFOUNDED, windowed=False,
+            basis=event.accepted,
+        )  # fmt: skip
     return replace(
         s, kind="rate", rate=(CLOSE if window else MARGIN) * estimate, ceiling=ceiling, plateau=None,
         rests=0 if event.elapsed < STRETCH else -2, windowed=window is not None, basis=event.accepted,
@@ -376,6 +403,10 @@ def _failed_probe(s: Learnt, *, same: bool) -> Learnt:
 
 def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool) -> Learnt:
     rate, ceiling, basis = s.rate or LOWEST, s.ceiling or s.rate or LOWEST, 0
+    if s.returned and s.good:
+        return replace(
+            s, rate=s.good, ceiling=s.good / MARGIN, plateau=None, rests=_RETURN_FAILED, returned=False, windowed=False
+        )
     broken = s.broken + s.windowed
     windowed, drains, drain_rate = False, s.drains, s.drain_rate
     top = min(rate, window) if window else rate
@@ -388,8 +419,12 @@ def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool
     else:
         least = (0.1 if event.elapsed < _SOON else 0.5) * top
         estimate = min(top, max(event.drain or 0.0, s.good or 0.0, least))
-    rests = 0 if top < _CHANGED * ceiling else max(0, s.rests)
+    rests = max(0, s.rests)
     after = (CLOSE if windowed else MARGIN) * estimate
+    if top < _CHANGED * ceiling:
+        rests = 0
+        if s.steady > after:
+            s = replace(s, former=s.steady, dropped_at=event.now, steady=0.0)
     return replace(
         s, rate=after, ceiling=max(top, after), plateau=None, rests=rests, broken=broken, windowed=windowed,
         drains=drains, drain_rate=drain_rate, basis=basis,
@@ -448,27 +483,51 @@ def _drain(s: Learnt, r: Refusal, now: float) -> float | None:
 
 def _grown(s: Learnt, now: float) -> Learnt | None:
     rate = s.rate or LOWEST
-    calm = now - max(s.step_at, s.resumes_at)
-    if calm < max(1.0, min(6 / rate, SLOWEST), min(s.window, WINDOWS[1])):
+    since = now - max(s.step_at, s.resumes_at)
+    is_far = s.ceiling is not None and rate < s.ceiling / 3  # from what was refused
+    answers = 2 if is_far or s.rests == _UNFOUNDED else ANSWERS
+    if since < max(1.0, min(answers / rate, SLOWEST), min(s.window, WINDOWS[1])):
         return s
-    step, ceiling, plateau, drains = s.step, s.ceiling, s.plateau, s.drains
-    if ceiling is not None and rate < MARGIN * ceiling * 0.999:
-        after = min(MARGIN * ceiling, rate * STEP)
-    else:
-        if ceiling is not None:  # the plateau
-            if calm < min(LONGEST_CALM, CALM * 2.0**s.rests):
-                return s
-            drains = 0 if rate > 1.15 * s.drain_rate else drains
-        if s.uses / calm < rate / 2:  # not used, so it says nothing about more
-            return None if now - s.changed_at > FORGOTTEN else replace(s, step_at=now, uses=0, step=PROBE)
-        if ceiling is not None:
-            plateau, ceiling, step = rate, None, PROBE
-        after = rate * step
-        step = min(WIDEST_DRAIN if drains >= _DRAINS else WIDEST, step**FASTER)
+    if s.ceiling is not None and rate < MARGIN * s.ceiling * 0.999:
+        step = WIDEST if is_far else STEP
+        return replace(s, rate=min(MARGIN * s.ceiling, rate * step), good=rate, step_at=now, uses=0)
+    if s.ceiling is not None and since < _calm(s, now):
+        return s
+    if s.uses / since < rate / 2 and now - s.changed_at > FORGOTTEN:
+        return None
+    if s.uses / since < rate * (0.5 if s.ceiling is None else USED):  # that proves nothing about more
+        return replace(s, step_at=now, uses=0, step=PROBE)
+    return _probed(s, rate, now)
+
+
+def _probed(s: Learnt, rate: float, now: float) -> Learnt:
+    """A probe begins, or takes its next step."""
+    if s.ceiling is None and _has_risen(s, rate, now):
+        return replace(
+            s, rate=s.former, good=rate, step_at=now, uses=0, step=PROBE, ceiling=s.former / MARGIN, plateau=None,
+            former=0.0, dropped_at=0.0, returned=True,
+        )  # fmt: skip
+    drains = s.drains
+    if s.ceiling is not None:
+        drains = 0 if rate > 1.15 * s.drain_rate else drains
+        steady = 0.0 if drains else rate
+        s = replace(s, plateau=rate, steady=steady, ceiling=None, step=PROBE, returned=False, windowed=False)
+    widest = WIDEST_DRAIN if drains >= _DRAINS else WIDEST
     return replace(
-        s, rate=after, good=rate, step_at=now, uses=0, step=step, ceiling=ceiling, plateau=plateau,
-        drains=drains, windowed=s.windowed and ceiling is not None,
+        s, rate=rate * s.step, good=rate, step_at=now, uses=0, step=min(widest, s.step**FASTER), drains=drains,
+        windowed=False,
     )  # fmt: skip
+
+
+def _calm(s: Learnt, now: float) -> float:
+    """Seconds at a plateau until the next probe."""
+    calm = min(LONGEST_CALM, CALM * 2.0**s.rests)
+    return min(calm, max(CALM_AFTER_DROP, CALM_SHARE * (now - s.dropped_at))) if s.dropped_at else calm
+
+
+def _has_risen(s: Learnt, rate: float, now: float) -> bool:
+    """Whether a probe shows that a limit that dropped not long ago rises again."""
+    return now - s.dropped_at < FORGOTTEN and SURE * (s.plateau or rate) < rate < s.former
 
 
 def _more_slots(s: Learnt, now: float) -> Learnt:

@@ -8,13 +8,17 @@ How long a throttled resource rests, and which throttles are one and the same (`
 and a little longer. Where none is stated, a resource rests 2 s, and twice as long each time it is throttled again soon
 after, with nothing accepted in between. However many requests were in flight, they are one signal: a stated time that
 the rest already covers, and a request that was sent before the rest began, change nothing.
+
+Whether throttles of several accounts show one limit of the application (`CommonLimit`) is decided here too.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.budgets import GENERIC, Budget, BudgetFields, Fields, budgets
@@ -191,3 +195,130 @@ def _accepted(facts: ResourceFacts, refusal: Refusal | None) -> int:
     if facts.learnt is None:
         return 0
     return facts.learnt.accepted + (refusal.accepted if refusal is not None else 0)
+
+
+# -- a limit of the application --------------------------------------------------------------------------------------
+
+BURST: Final = 5.0  # seconds within which throttles of several accounts are one event
+LEAST: Final = 5  # votes for a limit that is not known
+FEW: Final = 3  # the same where one is known
+LONGEST_WAIT: Final = 10.0  # seconds; a throttle that states a longer one is its account's, or all would rest for it
+LONGEST_WAIT_OF_FEW: Final = 3.0
+REPEAT: Final = 30.0  # seconds
+HOUR: Final = 3600.0
+MOST_ACCOUNTS: Final = 20_000  # at work; beyond that the quietest are forgotten
+MOST_THROTTLED: Final = 2_000
+_MOST_EVENTS: Final = int(HOUR / REPEAT)
+
+
+@dataclass(slots=True)
+class _Record:
+    """The throttles of one account: the latest, and when each event of the last hour began."""
+
+    latest: float
+    events: list[float] = field(default_factory=list)
+
+    def count(self, at: float) -> int:
+        """Events in the last hour."""
+        return len(self.events) - bisect_right(self.events, at - HOUR)
+
+
+class CommonLimit:
+    """Whether throttles of several accounts show one limit of the application: a state machine for each provider.
+
+    A throttle concerns an account. Where several accounts are throttled within moments, it may be the application
+    that has a limit. Then the provider's root must learn it, because accounts that learn apart get unequal shares of
+    it. But it may also be a few accounts at limits of their own, those of one tenant say, and these must not slow
+    down everybody else.
+
+    Each throttled account has a vote. Enough votes within `BURST` are a common limit of all that were throttled then:
+
+    - `LEAST` of them, and no fewer than accounts that were let through meanwhile;
+    - where a limit is known already, `FEW`, if the stated wait is short: near a limit that is kept to, hardly
+      anything is refused, so that no majority ever comes together.
+
+    An account that was throttled more often in the last hour than half of the accounts at work has no vote. A common
+    limit refuses whoever comes at the wrong moment, so that all accounts are throttled about as often; limits of
+    their own refuse the same accounts again and again. So a minority of accounts, however often it is throttled
+    together, has one vote each, and no other before it was left alone for an hour. An account that is throttled again
+    within `REPEAT` has none.
+
+    Where a limit is known, an account that has a vote learns nothing from its throttle: the limit of all may have been
+    meant. If it was its own, the next one shows that.
+
+    Times are seconds of any clock that only goes on.
+    """
+
+    def __init__(self) -> None:
+        self._passed_at: dict[str, float] = {}  # the latest last
+        self._records: dict[str, _Record] = {}  # the same
+        self._votes: dict[str, float] = {}
+
+    def passed(self, account: str, at: float) -> None:
+        """Note that a request of an account was let through."""
+        self._passed_at.pop(account, None)
+        self._passed_at[account] = at
+        if len(self._passed_at) > MOST_ACCOUNTS:
+            del self._passed_at[next(iter(self._passed_at))]
+
+    def throttled(self, account: str, at: float, wait: float | None, *, has_limit: bool) -> list[str] | None:
+        """Note a throttle; returns the accounts whose throttles, with this one, show a common limit.
+
+        An empty list: it may be the common limit, so it says nothing about the account; None: it is the account's own.
+        ``has_limit``: the provider has learnt a limit before.
+        """
+        self._votes = {name: then for name, then in self._votes.items() if then > at - BURST}
+        record = self._records.pop(account, None)
+        is_repeat = record is not None and at - record.latest < REPEAT
+        if record is None:
+            record = _Record(at)
+        if not is_repeat:
+            if self._is_usual(record.count(at), at):
+                self._votes[account] = at
+            record.events = [*record.events[1 - _MOST_EVENTS :], at]
+        record.latest = at
+        self._records[account] = record
+        if len(self._records) > MOST_THROTTLED:
+            del self._records[next(iter(self._records))]
+        if not self._is_enough(at, wait or 0.0, has_limit=has_limit):
+            return [] if has_limit and account in self._votes and (wait or 0.0) <= LONGEST_WAIT_OF_FEW else None
+        return self._throttled_since(at - BURST)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _is_enough(self, at: float, wait: float, *, has_limit: bool) -> bool:
+        votes = len(self._votes)
+        if has_limit and votes >= FEW and wait <= LONGEST_WAIT_OF_FEW:
+            return True
+        return votes >= LEAST and wait <= LONGEST_WAIT and votes >= self._passing(at)
+
+    def _throttled_since(self, at: float) -> list[str]:
+        return sorted(takewhile(lambda account: self._records[account].latest > at, reversed(self._records)))
+
+    def _passing(self, at: float) -> int:
+        """How many accounts were let through within the burst, and not throttled since."""
+        count = 0
+        for account in reversed(self._passed_at):
+            passed_at = self._passed_at[account]
+            if passed_at <= at - BURST:
+                break
+            record = self._records.get(account)
+            count += record is None or record.latest < passed_at
+        return count
+
+    def _is_usual(self, count: int, at: float) -> bool:
+        """Whether half of the other accounts at work, or more, had as many events in the last hour, or more."""
+        if not count:
+            return True
+        self._forget(at)
+        counts = [record.count(at) for record in self._records.values()]
+        fewer = sum(one < count for one in counts) + sum(name not in self._records for name in self._passed_at)
+        others = fewer + sum(one >= count for one in counts)
+        return 2 * fewer <= others
+
+    def _forget(self, at: float) -> None:
+        """Forget the accounts that were not at work for an hour."""
+        while self._passed_at and self._passed_at[name := next(iter(self._passed_at))] <= at - HOUR:
+            del self._passed_at[name]
+        while self._records and self._records[name := next(iter(self._records))].latest <= at - HOUR:
+            del self._records[name]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.accounts.tokens import NOT_CONNECTED, REFRESHING, UNREADABLE
 from resilient.core.base.phrases import brief, counted, error_line, learnt_limit, when
-from resilient.core.base.resource_key import is_below
+from resilient.core.base.resource_key import is_below, may_hold, serves
 from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit, stop_of
 from resilient.core.gates.learnt import summary
 from resilient.core.gates.rate_limit import FRESH
@@ -57,6 +57,7 @@ class WorkerSeen:
     running: int
     stopping: bool
     seen_at: datetime
+    resources: tuple[str, ...] = ()  # patterns of what it serves; none: everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +361,7 @@ def stuck(path: Path) -> Iterator[Reason]:
 def workers(path: Path, kind: str | None, *, is_declared: bool | None = None) -> Iterator[Reason]:
     """Whether anybody is there to run it."""
     active = [worker for worker in path.workers if not worker.stopping]
+    serving = serves if kind is not None else may_hold
     able = [worker for worker in active if kind is None or kind in worker.kinds]
     if not active:
         yield Reason("no_worker", "No worker is running: start one with `resilient worker`.")
@@ -367,6 +369,10 @@ def workers(path: Path, kind: str | None, *, is_declared: bool | None = None) ->
         have = counted(len(active), "worker runs", "workers run")
         text = f"{have}, but none has a handler for kind {kind!r}: deploy one that has."
         yield Reason("unknown_kind", text)
+    elif not (able := [worker for worker in able if serving(path.key, worker.resources)]):
+        who = "worker that has its kind" if kind else "worker"
+        text = f"No running {who} serves {path.key}: start one without `--resource`, or with one that fits."
+        yield Reason("unserved_resource", text, path.key)
     elif all(worker.running >= worker.concurrency for worker in able):
         slots = sum(worker.concurrency for worker in able)
         text = f"Every slot that could take it is busy ({slots:,} on {counted(len(able), 'worker')})."

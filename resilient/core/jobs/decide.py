@@ -282,7 +282,8 @@ def _snoozed(job: JobFacts, outcome: Snoozed, retry: Retry, now: datetime, roll:
         elif not isinstance(delay, (int, float)) or not isfinite(delay):
             delay = _delay(None, retry, job.deferrals + 1, roll)[0]
         run_at = add_seconds(now, delay)
-    step = _step(job, JobState.SCHEDULED, "snooze", error=_clip(outcome.message))
+    error = _clip(outcome.message)
+    step = _step(job, JobState.SCHEDULED, "snooze", error=error, error_kind=outcome.kind, error_code=outcome.code)
     return _at(step, run_at, now)._replace(deferrals=job.deferrals + 1)
 
 

@@ -81,11 +81,13 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler wants to run later; without a time, after the policy's delay."""
+    """The handler wants to run later; without a time, after the policy's delay. ``kind``: its message is an error."""
 
     delay: timedelta | float | None = None
     until: datetime | None = None
     message: str = ""
+    kind: FailureKind | None = None
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ no wrong moment of it. It is believed as far as `bounds.believed_wait` says.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -247,6 +248,20 @@ def _seconds(hint: datetime | None, now: datetime) -> float | None:
 
 def _believed(hint: float | None, provider: Provider) -> float | None:
     return None if hint is None else believed_wait(hint, provider.longest_window)
+
+
+def believed(failure: Failure, provider: Provider | None, now: datetime) -> Failure:
+    """``failure``, as a handler raised it, with no longer wait than is believed of the provider."""
+    window = 0.0 if provider is None else provider.longest_window
+    if failure.kind not in _WAITS:
+        return failure
+    if failure.retry_in is not None:
+        return replace(failure, retry_in=believed_wait(failure.retry_in, window))
+    if failure.retry_at is None:
+        return failure
+    seconds = (failure.retry_at - now).total_seconds()
+    shorter = believed_wait(seconds, window)
+    return failure if shorter == seconds else replace(failure, retry_at=now + timedelta(seconds=shorter))
 
 
 def _next(period: str, now: datetime) -> datetime:

@@ -29,6 +29,7 @@ from resilient.engine.accounts.consent import Consent
 from resilient.engine.ground.audited import audited
 from resilient.engine.ground.providers import account_of, oauth_of
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
+from resilient.engine.jobs.resealing import reseal_payloads
 from resilient.store.accounts import connections, fuse, grants
 from resilient.store.accounts.secrets import key_id_of
 
@@ -253,10 +254,10 @@ class Connections:
 
     @audited("connections rotate_secrets")
     async def rotate_secrets(self) -> int:
-        """Encrypt all credentials with the first key of the ring, and seal all connections.
+        """Encrypt all credentials and sealed payloads with the first key of the ring, and seal all connections.
 
-        Returns how many grants were changed. From then on a connection that something else changed in the database is
-        refused.
+        Returns how many grants and payloads were changed. From then on a connection that something else changed in the
+        database is refused.
         """
         done, refused = 0, set[str]()
         for waits in (False, True):  # grants under refresh at this moment come last
@@ -267,7 +268,7 @@ class Connections:
                 refused.update(step.refused)
         for key in sorted(refused):
             log.warning("the connection of %s does not fit its seal, and is refused: connect it again", key)
-        return done
+        return done + await reseal_payloads(self._db, self._grants.accounts.ring)
 
     # -- consent ---------------------------------------------------------------------------------------------
 

@@ -150,6 +150,7 @@ class _Hooks:
         self.status: int | None = None
         self.seconds = 0.0
         self.failure: Failure | None = None
+        self._refusal: Failure | None = None  # of credentials that were renewed; the repeat says whether that helped
         self.budgets: tuple[Budget, ...] = ()
         self.probe = False
 
@@ -196,6 +197,7 @@ class _Hooks:
 
         access = await self._access() if request.trusted else None
         ticket = await self._gate.admit(request.key, request.cost, own="")
+        self._refusal = None
         self.keys = list(dict.fromkeys([*self.keys, request.key]))
         self.probe = self.probe or bool(ticket.probing)
         carried = ({}, {}) if access is None else (access.secret_headers, access.params)
@@ -239,7 +241,7 @@ class _Hooks:
 
     def _note(self, permit: Permit, status: int | None, failure: Failure | None) -> None:
         self.seconds = 0.0 if permit.sent_at is None else time.perf_counter() - permit.sent_at
-        self.status, self.failure = status, failure
+        self.status, self.failure = status, failure or self._refusal
         request = permit.request
         outcome = "ok" if failure is None else failure.kind
         self._ground.counts.request(request.key, request.method, outcome, self.seconds)
@@ -254,7 +256,9 @@ class _Hooks:
         """Refresh, or find that somebody else has done it."""
         if permit.access is None or not _refuses_credentials(failure):
             return False
-        return await self._grants.renew(at_account(self.resource_key), permit.access)
+        is_renewed = await self._grants.renew(at_account(self.resource_key), permit.access)
+        self._refusal = failure if is_renewed else None
+        return is_renewed
 
 
 def _refuses_credentials(failure: Failure) -> bool:

@@ -101,7 +101,7 @@ class Resilient:
     this same database.
     ``destinations`` names where events are published to, ``routes`` which events go there; ``event_source`` is their
     CloudEvents ``source``.
-    ``secrets`` are the keys that credentials are stored under, the current one first (default:
+    ``secrets`` are the keys that credentials and sealed payloads are stored under, the current one first (default:
     ``RESILIENT_SECRETS``; ``resilient secrets new`` makes one). ``credentials`` is the app's own table of tokens,
     instead of ours. ``on_needs_reauth``: the kind of job, with a `NeedsReauth` as its payload, that is enqueued when an
     account's customer has to connect it again, in the transaction that marks it. ``webhooks``: what providers may call.
@@ -159,8 +159,9 @@ class Resilient:
         self.session_engines = SessionEngines(self.database, session_factory)
         self.listen_url = None if listen_url is None else for_listening(listen_url)
         queue.listen()
+        alerting, ring = alerts_.checked(alerts), KeyRing(from_environment() if secrets is None else secrets)
         self.ground = ground = self._make_ground(
-            max_payload, tracing or Tracing(), upgrade=upgrade, has_handlers=len(self.kinds) > len(to)
+            max_payload, ring, tracing or Tracing(), upgrade=upgrade, has_handlers=len(self.kinds) > len(to)
         )
         self._queue, self._plain_queue = Queue(ground), Queue(ground, here=True)
         self.jobs = Jobs(ground, self.listen_url)
@@ -168,7 +169,6 @@ class Resilient:
         self.audit, self.inbox = Audit(ground), Inbox(ground)
         self.outbox = Outbox(ground, to, routes, event_source)
         self.schedules = Schedules(ground, schedules, own_table=credentials is not None)
-        alerting, ring = alerts_.checked(alerts), KeyRing(from_environment() if secrets is None else secrets)
 
         def credentials_on(ground: Ground) -> Credentials:
             collector = Alerts(ground, alerting, self.schedules.declared)
@@ -183,7 +183,9 @@ class Resilient:
         self.retention, self.pruned_to = retention_.checked(retention), dict[str, Any]()
         self.sync = SyncApp(self, side)
 
-    def _make_ground(self, max_payload: int, tracing: Tracing, *, upgrade: bool | None, has_handlers: bool) -> Ground:
+    def _make_ground(
+        self, max_payload: int, ring: KeyRing, tracing: Tracing, *, upgrade: bool | None, has_handlers: bool
+    ) -> Ground:
         """What every feature needs to work; ``has_handlers``: of the program's own."""
         return Ground(
             database=self.database,
@@ -191,7 +193,7 @@ class Resilient:
             policies=self.policies,
             providers=self.providers,
             kinds=self.kinds,
-            encoder=Encoder(self.declared, max_payload),
+            encoder=Encoder(self.declared, max_payload, ring),
             foresight=Foresight(self.declared, self.providers, runs=has_handlers),
             waker=Waker(self.database, listen_url=self.listen_url),
             workers=weakref.WeakSet(),
@@ -406,6 +408,7 @@ class Resilient:
         concurrency: int = DEFAULT_CONCURRENCY,
         kinds: Sequence[str] | None = None,
         except_kinds: Sequence[str] = (),
+        resources: Sequence[str] = (),
         lease: float = LEASE,
         grace: float = GRACE,
         patience: float = STUCK_PATIENCE,
@@ -413,7 +416,8 @@ class Resilient:
     ) -> Worker:
         """A worker of this process: ``await app.worker().run()``.
 
-        ``concurrency`` jobs run at once, of ``kinds`` (by default all) but for ``except_kinds``; ``lease`` is how many
+        ``concurrency`` jobs run at once, of ``kinds`` (by default all) but for ``except_kinds``, and of ``resources``
+        alone (patterns: ``github/*`` takes each account with what lies below it; by default all); ``lease`` is how many
         seconds a vanished worker's jobs wait for others; ``grace`` how many seconds running jobs get when the worker
         stops; ``patience`` for how many seconds after its timeout a handler that does not end keeps its job, before the
         job goes on without it. Raises `SetupError`.
@@ -427,8 +431,8 @@ class Resilient:
             keep_house=self.keep_house, app=self, deps=self.deps,
         )  # fmt: skip
         return Worker(
-            features, concurrency=concurrency, kinds=kinds, except_kinds=except_kinds, lease=lease, grace=grace,
-            patience=patience, rng=rng,
+            features, concurrency=concurrency, kinds=kinds, except_kinds=except_kinds, resources=resources, lease=lease,
+            grace=grace, patience=patience, rng=rng,
         )  # fmt: skip
 
     async def keep_house(self) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from resilient.core.base.errors import Cancel, Snooze
     from resilient.core.jobs.backoff import Retry
+    from resilient.core.jobs.views import Redaction
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -75,6 +76,8 @@ def handler(
     reconcile: Callable[[Any], Any] | None = ...,
     mode: Mode = ...,
     anonymous: bool = ...,
+    sealed: bool = ...,
+    redact: Redaction | None = ...,
 ) -> Declare: ...
 @overload
 def handler(
@@ -88,6 +91,8 @@ def handler(
     upgrade: Callable[[Any, int], Any] | None = ...,
     reconcile: Callable[[Any], Any] | None = ...,
     anonymous: bool = ...,
+    sealed: bool = ...,
+    redact: Redaction | None = ...,
 ) -> DeclareBatch: ...
 @explained
 def handler(
@@ -102,6 +107,8 @@ def handler(
     batch: int | None = None,
     mode: Mode = "staged",
     anonymous: bool = False,
+    sealed: bool = False,
+    redact: Redaction | None = None,
 ) -> Any:
     """Declare a handler: ``async def`` functions take a `Job`, plain ones a `SyncJob` and run in a thread.
 
@@ -119,7 +126,11 @@ def handler(
     ``anonymous``: its requests are sent although its account has no connection; otherwise, where the provider wants
     credentials, its jobs wait until the account is connected.
 
-    Raises `SetupError` for a bad kind, timeout or annotation.
+    ``sealed``: its payloads are stored encrypted, by the keys that credentials are stored under, and opened for the
+    handler alone. ``redact`` is what the dashboard and the command line hide of them: field names (``["token"]``),
+    paths (``["card.number", "items.*.price"]``) or a function of the payload that returns what is shown.
+
+    Raises `SetupError` for a bad kind, timeout or annotation, `InvalidInput` for a bad ``redact``.
     """
     if timeout is not None and not 0 < timeout < inf:
         raise SetupError(f"timeout of handler {kind!r} must be positive seconds or None, not {timeout!r}")
@@ -142,6 +153,8 @@ def handler(
             timeout=timeout,
             reconcile=reconcile,
             anonymous=anonymous,
+            sealed=sealed,
+            redact=redact,
             is_async=inspect.iscoroutinefunction(fn),
             batch=batch,
             mode=mode,

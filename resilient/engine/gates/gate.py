@@ -341,7 +341,7 @@ class Gate:
             await self._throttled(key, failure, ticket, answer.budget)
         elif failure is None and self._policies.for_key(ticket.key).learn.latency:
             with contextlib.suppress(DatabaseUnreachable):  # it is measured again
-                await self._lessons.timed(ticket, (self.now() - ticket.sent_at).total_seconds())
+                await self._lessons.measure(ticket, (self.now() - ticket.sent_at).total_seconds())
         self._count(ticket, failure)
         if (place := ticket.place) is not None and answer.cost is not None:
             shared = self._policies.tenancy(key) is not Tenancy.APART  # a host of its own bills its account alone
@@ -394,7 +394,7 @@ class Gate:
         ``refusal``: what it may teach (`core.gates.learnt`).
         """
         if not self._rest(key, until):
-            self._lessons.in_vain(key, refusal)
+            self._lessons.repeated(key, refusal)
             return
         try:
             await self._cool_down(key, until, code, sent_at=sent_at, exact=exact, refusal=refusal)
@@ -451,7 +451,7 @@ class Gate:
             if cooled.key != key:  # the account has as many as are learnt apart
                 self.names.fold(key, key.partition(BUDGET)[2])
                 refusal = None
-            self._lessons.taught(cooled, None if news else refusal)
+            self._lessons.cooled_down(cooled, None if news else refusal)
         finally:
             self._resting.pop(key, None)
         if news and cooled.blocked_until is not None:
@@ -550,7 +550,7 @@ class Gate:
             )
             soonest = min(soonest, wait)
         self._reporter.wake(soonest)
-        self._lessons.over(key, ticket.flights, passed)
+        self._lessons.ended(key, ticket.flights, passed)
         ticket.flights = ()
 
     def _undecided(self, ticket: Ticket) -> None:
@@ -570,14 +570,14 @@ class Gate:
             if retry_at is not None:
                 seconds = max(0.0, (retry_at - self.now()).total_seconds())
             teaches = failure.kind == FailureKind.THROTTLED
-            herd = self._lessons.herd(key, resource, seconds) if teaches else []
-            refusal = self._lessons.refusal(resource, ticket, seconds) if teaches and not herd else None
+            accounts = self._lessons.common_limit(key, resource, seconds) if teaches else None
+            refusal = self._lessons.refusal(resource, ticket, seconds) if teaches and accounts is None else None
             await self.cool_down(resource, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
-            if herd:
+            if accounts:
                 root = key.partition("/")[0]
                 refusal = self._lessons.refusal(root, ticket, seconds)
                 await self.cool_down(root, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
-                await self._lessons.not_theirs(herd)
+                await self._lessons.forget_latest(accounts)
 
     async def _budget_of(self, resource: str, name: str) -> str:
         """The resource of a named budget; the account itself if it has no other that anybody knows of."""

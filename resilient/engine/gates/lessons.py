@@ -7,11 +7,8 @@ After a throttle it begins so again; how many jobs may start then is decided ove
 here is written for a resource that no throttle taught anything about; for the others, what was let through is reported
 to its row.
 
-One throttle concerns an account. When several accounts of a provider are throttled within moments (`Herd`), it is the
-application that has one limit, and its root learns instead: for the first time only if at least five accounts were
-throttled, and no fewer than were let through in those seconds; once it has a rate, any three are enough. An account
-that was throttled in the half minute before does not count. So one tenant's few accounts cannot teach the root a limit;
-where it has one already, three of them can make it lower.
+A throttle concerns an account, and its resource learns from it. Where throttles of several accounts show one limit of
+the application (`core.gates.retry_after.CommonLimit`), the root of their provider learns instead.
 """
 
 from __future__ import annotations
@@ -29,6 +26,7 @@ from resilient.core.base.resource_key import depth, is_budget, path
 from resilient.core.gates.learnt import STRETCH, Answers, Refusal, allowance, summary
 from resilient.core.gates.policy import Tenancy
 from resilient.core.gates.rate_limit import LEARNT
+from resilient.core.gates.retry_after import BURST, CommonLimit
 from resilient.store.gates import controls as gates
 from resilient.store.gates.controls import Report
 
@@ -45,13 +43,14 @@ if TYPE_CHECKING:
 
 
 FIRST, FIRST_OF_ROOT = 1.0, 8.0  # requests at once of an unknown resource; of an unknown provider with all its accounts
-MORE: Final = 0.5  # requests at once that each good answer adds
+GROWTH: Final = 0.5  # requests at once that each good answer adds
 WIDER, PAUSE = 1.5, 0.25  # times as many at once, after each so many seconds without an answer
 SHARE: Final = 0.25  # of the requests that the provider says are left: at once
-IDLE: Final = 2.0  # seconds after which a burst is another one
+IDLE: Final = 2.0  # seconds without a request, after which counting begins again
 PROMPT, SOON = 0.05, 1.0  # seconds until a report, while the load comes back and later
 _UNUSED: Final = 60.0  # seconds after which it begins slowly again
-_MOST: Final = 20_000  # resources
+MOST_RESOURCES: Final = 20_000
+MOST_ROOTS: Final = 1_000
 _OPEN: Final = 1e9  # requests at once: no bound
 
 
@@ -70,8 +69,8 @@ class Flow:
     since_before: float = 0.0
     used_at: float = 0.0
     grown_at: float = 0.0
-    most: float = 1e9  # requests at once, by what the provider says is left, until `most_until`
-    most_until: float = 0.0
+    stated_cap: float = 1e9  # requests at once, by what the provider says is left, until `stated_until`
+    stated_until: float = 0.0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
@@ -121,7 +120,7 @@ class Flows:
             flow.flying -= 1
             if flow.key in passed:
                 if flight.generation == flow.generation:  # else it says nothing of the rate that holds now
-                    flow.cap, flow.grown_at = flow.cap + MORE, self._monotonic()
+                    flow.cap, flow.grown_at = flow.cap + GROWTH, self._monotonic()
                 wait = self._count(flow, flight.generation, flight.at_once)
                 due = wait if due is None or (wait is not None and wait < due) else due
             while flow.waiting and flow.flying < flow.cap:
@@ -137,7 +136,7 @@ class Flows:
         So the requests in flight, of all processes, do not exceed what is left.
         """
         flow = self._flow(key)
-        flow.most, flow.most_until = max(1.0, remaining * SHARE), self._monotonic() + seconds
+        flow.stated_cap, flow.stated_until = max(1.0, remaining * SHARE), self._monotonic() + seconds
 
     def credit(self, key: str) -> float | None:
         """Note that an execution without a request went well; returns what `leave` does."""
@@ -184,15 +183,15 @@ class Flows:
 
     def put_back(self, reports: list[Report]) -> None:
         """Keep reports that could not be written for the next `collect`."""
-        self._outbound = (reports + self._outbound)[-_MOST:]
+        self._outbound = (reports + self._outbound)[-MOST_RESOURCES:]
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _flow(self, key: str) -> Flow:
         at, flow = self._monotonic(), self._flows.get(key)
         if flow is None or (at - flow.used_at > _UNUSED and not flow.flying and not flow.waiting):
-            if len(self._flows) >= _MOST:
-                self._flows = {k: f for k, f in self._flows.items() if f.flying or f.waiting or f.generation}
+            if len(self._flows) >= MOST_RESOURCES:
+                self._forget()
             flow = Flow(key, FIRST if "/" in key else FIRST_OF_ROOT, since=at, grown_at=at)
             flow.generation = self._generation(key)
             if is_budget(key) and not flow.generation:  # its account begins slowly
@@ -202,6 +201,16 @@ class Flows:
             self._restart(flow)
         flow.used_at = at
         return flow
+
+    def _forget(self) -> None:
+        """Forget half of the flows: first those that nothing is learnt about, then the quietest; none in use."""
+        at = self._monotonic()
+        idle = [flow for flow in self._flows.values() if not flow.flying and not flow.waiting and flow.used_at < at]
+        idle.sort(key=lambda flow: (flow.generation > 0, flow.used_at))
+        for flow in idle[: MOST_RESOURCES // 2]:
+            del self._flows[flow.key]
+            if flow.generation and flow.accepted:
+                self._outbound.append(Report(flow.key, Answers(flow.generation, flow.accepted, max(1, flow.peak))))
 
     def _generation(self, key: str) -> int:
         facts = self._known.get(key)
@@ -249,7 +258,7 @@ class Flows:
         return PROMPT if is_slow else SOON
 
     def _has_room(self, flow: Flow) -> bool:
-        if flow.flying >= flow.most and self._monotonic() < flow.most_until:
+        if flow.flying >= flow.stated_cap and self._monotonic() < flow.stated_until:
             return False
         return flow.flying < flow.cap or self._widen(flow)
 
@@ -273,47 +282,9 @@ class Flows:
                 flow.waiting.remove(waiter)
 
 
-BURST: Final = 5.0  # seconds within which throttles of several accounts are one
-LEAST, LEAST_AGAIN = 5, 3  # accounts that are a herd; the same once the root has a rate
-APART: Final = 30.0  # seconds after which an account that is throttled again counts again
-LONGEST_TOLD: Final = 10.0  # seconds; a longer wait is an account's own, or a root would rest for it
-_REMEMBERED: Final = 512  # accounts, beyond which those of an older burst are forgotten
-
-
-class Herd:
-    """Which accounts of each root were throttled lately, and which were let through. Times are monotonic."""
-
-    def __init__(self) -> None:
-        self._ill: dict[str, dict[str, float]] = {}
-        self._well: dict[str, dict[str, float]] = {}
-        self._again: dict[str, float] = {}
-
-    def passed(self, root: str, account: str, at: float) -> None:
-        """Note that a request of an account was let through."""
-        well = self._well.setdefault(root, {})
-        well[account] = at
-        if len(well) > _REMEMBERED:
-            self._well[root] = {name: then for name, then in well.items() if then > at - BURST}
-
-    def throttled(self, root: str, account: str, at: float, *, taught: bool) -> list[str]:
-        """Note a throttle of an account; returns its herd, if it has one. ``taught``: the root has a rate already."""
-        ill = {name: then for name, then in self._ill.get(root, {}).items() if then > at - BURST}
-        well = self._well.get(root, {})
-        well.pop(account, None)
-        before = self._again.get(account, -APART)
-        if account in ill or at - before >= APART:
-            ill[account] = at
-        self._again[account] = at
-        if len(self._again) > _REMEMBERED:
-            self._again = {name: then for name, then in self._again.items() if then > at - APART}
-        self._ill[root] = ill
-        others = 0 if taught else sum(then > at - BURST for then in well.values())
-        return sorted(ill) if len(ill) >= (LEAST_AGAIN if taught else max(LEAST, others)) else []
-
-
 log = logger("gate")
 _RETRY: Final = 1.0  # seconds until a failed write is tried again
-
+_LASTING: Final = 5  # failed writes in a row that are worth a warning; a row is held for a moment now and then
 
 _BLOCK: Final = 20  # answers whose mean time is looked at
 _SLOWER: Final = 2.0  # times as long as usual
@@ -321,7 +292,7 @@ _USUAL: Final = 0.1  # weight of a block in what is usual
 _MOST_SLOW: Final = 10  # slow blocks in a row, after which that is what is usual
 
 
-class Pulse:
+class Latency:
     """How long the answers of one resource take, and whether that is twice as long as usual."""
 
     def __init__(self) -> None:
@@ -358,11 +329,12 @@ class Lessons:
         self._database, self._policies, self._snapshot = database, policies, snapshot
         self._monotonic, self._spawn = monotonic, spawn
         self.flows = Flows(monotonic, snapshot.known, snapshot.now)
-        self._herd = Herd()
-        self._pulses: dict[str, Pulse] = {}
+        self._common_limits: dict[str, CommonLimit] = {}  # by root
+        self._latencies: dict[str, Latency] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._failures = FailureLog(log, "what was let through can be saved again")
+        self._failed = 0  # writes in a row
 
     async def close(self) -> None:
         """Report what is left, and no more after that."""
@@ -392,33 +364,35 @@ class Lessons:
         """What the throttle of a resource may teach. ``seconds``: the wait it asks for, or None."""
         return self.flows.refusal(resource, ticket.flights, seconds)
 
-    def herd(self, key: str, resource: str, seconds: float | None) -> list[str]:
-        """The accounts whose throttles, with this one, show a limit of the root; see `Herd`."""
-        tenancy = self._policies.tenancy(key)
-        if depth(resource) != 2 or tenancy is Tenancy.APART or (seconds or 0.0) > LONGEST_TOLD:  # noqa: PLR2004
-            return []
+    def common_limit(self, key: str, resource: str, seconds: float | None) -> list[str] | None:
+        """The accounts whose throttles, with this one of ``resource``, show a limit of their root.
+
+        Empty or None if they show none; see `CommonLimit.throttled`.
+        """
+        if depth(resource) != 2 or self._policies.tenancy(key) is Tenancy.APART:  # noqa: PLR2004
+            return None
         root = resource.partition("/")[0]
         if not self._policies.for_key(root).learn.on:
-            return []
+            return None
         facts = self._snapshot.known.get(root)
-        taught = facts is not None and facts.learnt is not None and facts.learnt.kind == "rate"
-        return self._herd.throttled(root, resource, self._monotonic(), taught=taught)
+        has_limit = facts is not None and facts.learnt is not None and facts.learnt.kind == "rate"
+        return self._accounts_of(root).throttled(resource, self._monotonic(), seconds, has_limit=has_limit)
 
-    async def not_theirs(self, accounts: Sequence[str]) -> None:
-        """Forget what these accounts were taught just now: it was their root's limit."""
+    async def forget_latest(self, accounts: Sequence[str]) -> None:
+        """Forget what these accounts learnt just now: it was their root's limit."""
         since = self._snapshot.now() - timedelta(seconds=2 * BURST)
         await self._database.transaction(gates.forget_burst, accounts, since)
         self._snapshot.forget(accounts)
 
-    def taught(self, facts: ResourceFacts, vain: Refusal | None) -> None:
-        """Go on after a cooldown was written; ``vain``: its refusal, if that was no event of its own."""
-        if vain is not None:
-            self.flows.give_back(facts.key, vain)
+    def cooled_down(self, facts: ResourceFacts, repeat: Refusal | None) -> None:
+        """Go on after a cooldown was written. ``repeat``: its refusal, if that was no event of its own."""
+        if repeat is not None:
+            self.flows.give_back(facts.key, repeat)
         elif (limit := summary(facts.learnt, self._snapshot.now().timestamp())) is not None:
             log.info("%s is asked no faster than %s", facts.key, learnt_limit(limit, self._snapshot.now()))
         self._wake(self.flows.changed(facts.key))
 
-    def in_vain(self, key: str, refusal: Refusal | None) -> None:
+    def repeated(self, key: str, refusal: Refusal | None) -> None:
         """Report what was counted before a throttle that teaches nothing, because another one came first."""
         if refusal is not None:
             self.flows.give_back(key, refusal)
@@ -430,22 +404,22 @@ class Lessons:
         now = {key: limit.interval for key, limit in limits if limit.name == LEARNT}
         return any(now[key] > drawn.get(key, 0.0) * 1.001 for key in now)
 
-    async def timed(self, ticket: Ticket, seconds: float) -> None:
+    async def measure(self, ticket: Ticket, seconds: float) -> None:
         """Take in how long a good answer took; if that is much longer than usual, fewer requests are sent."""
         key = ticket.key
-        if len(self._pulses) >= _MOST:
-            self._pulses.clear()
-        times = self._pulses.setdefault(key, Pulse()).take_in(seconds)
+        if len(self._latencies) >= MOST_RESOURCES:
+            self._latencies.clear()
+        times = self._latencies.setdefault(key, Latency()).take_in(seconds)
         refusal = None if times is None else self.flows.refusal(key, ticket.flights, None)
         if times is None or refusal is None:
             return
         facts = await self._database.transaction(gates.slow_down, key, refusal, times)
         self._snapshot.put(facts)
-        self.taught(facts, None)
+        self.cooled_down(facts, None)
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def over(self, key: str, flights: tuple[Flight, ...], passed: Sequence[str]) -> None:
+    def ended(self, key: str, flights: tuple[Flight, ...], passed: Sequence[str]) -> None:
         """End a request, or (without flights) an execution that sent none."""
         if flights:
             self._wake(self.flows.leave(flights, tuple(passed)))
@@ -453,7 +427,7 @@ class Lessons:
             if slash and passed:
                 account = f"{root}/{rest.partition('/')[0]}"
                 if account in passed:
-                    self._herd.passed(root, account, self._monotonic())
+                    self._accounts_of(root).passed(account, self._monotonic())
             return
         for level in passed:
             facts = self._snapshot.known.get(level)
@@ -461,6 +435,11 @@ class Lessons:
                 self._wake(self.flows.credit(level))
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _accounts_of(self, root: str) -> CommonLimit:
+        if root not in self._common_limits and len(self._common_limits) >= MOST_ROOTS:
+            self._common_limits.clear()
+        return self._common_limits.setdefault(root, CommonLimit())
 
     def _wake(self, delay: float | None) -> None:
         if delay is None or self._closed:
@@ -483,11 +462,15 @@ class Lessons:
     async def _report(self) -> None:
         try:
             await self.flush()
-        except DatabaseUnreachable as error:
-            self._failures.failed("cannot save what was let through (%s); trying again", error)
-            self._wake(_RETRY)
         except Exception as error:  # noqa: BLE001 - somebody holds the row, or the database is away
-            log.debug("cannot save what was let through (%s: %s)", type(error).__name__, error)
+            self._failed += 1
+            if isinstance(error, DatabaseUnreachable) or self._failed >= _LASTING:
+                self._failures.failed(
+                    "cannot save what was let through (%s: %s); trying again", type(error).__name__, error
+                )
+            else:
+                log.debug("cannot save what was let through (%s: %s)", type(error).__name__, error)
             self._wake(_RETRY)
         else:
+            self._failed = 0
             self._failures.worked()

@@ -25,12 +25,15 @@ from pydantic import TypeAdapter
 from uuid_utils.compat import uuid7
 
 from resilient.core.base import resource_key as keys
-from resilient.core.base.errors import InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
+from resilient.core.base.errors import BadPayload, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained_class
 from resilient.core.base.phrases import nearest
+from resilient.core.jobs.views import SEALED, START, is_sealed, without_sealed
+from resilient.engine.ground import sealing
 from resilient.engine.ground.garbage import no_collections
 from resilient.engine.ground.kinds import Handler, Kind
+from resilient.store.accounts.secrets import KeyRing
 from resilient.store.jobs.columns import NewJob
 from resilient.store.jobs.filters import as_id
 
@@ -149,11 +152,11 @@ _NO_OPTIONS: Final = (None,) * len(_ITEM_OPTIONS)
 class Encoder:
     """Checks and encodes what is enqueued, for one app."""
 
-    def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int) -> None:
+    def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int, ring: KeyRing | None = None) -> None:
         """``max_payload`` in bytes. Raises `InvalidInput`."""
         if isinstance(max_payload, float) or max_payload < 1:
             raise InvalidInput(f"max_payload={max_payload!r}: give a whole number of bytes")
-        self._kinds, self.max_payload = kinds, max_payload
+        self._kinds, self.max_payload, self._ring = kinds, max_payload, ring or KeyRing()
 
     def kind_of(self, what: Kind[Any] | str) -> Kind[Any]:
         """The declaration of a kind; raises `UnknownKind` for a name this app does not know."""
@@ -236,14 +239,32 @@ class Encoder:
         return JobRequest(row, on_conflict, while_running, blockers, on_dead)
 
     def text(self, kind: Kind[Any], payload: Any) -> str:
-        """A payload as JSON text; raises `BadPayload` or `PayloadTooLarge`."""
+        """A payload as it is stored; raises `BadPayload` or `PayloadTooLarge`, and `SetupError` without a key."""
         text = kind.encode(payload)
         if len(text) > self.max_payload // 4 and (size := len(text.encode())) > self.max_payload:
             raise PayloadTooLarge(
                 f"payload of {kind.kind!r} has {size:,} bytes, more than max_payload={self.max_payload:,}:"
                 " store the data elsewhere and enqueue a reference"
             )
+        if kind.sealed:
+            return sealing.seal(self._ring, kind.kind, text)
+        if text.startswith(START):
+            raise BadPayload(f"payload of {kind.kind!r}: the name {SEALED!r} is the engine's own")
         return text
+
+    def opened(self, kind: str, text: str) -> str:
+        """A sealed payload's JSON text. Raises `BadPayload`, and `KeyNotHereError`."""
+        return sealing.opened(self._ring, kind, text)
+
+    def view(self, kind: str, payload: Any) -> Any:
+        """What people are shown of a stored payload, as far as this app declares the kind."""
+        shown = payload if (declared := self._kinds.get(kind)) is None else declared.view(payload)
+        return without_sealed(shown)
+
+    def is_hidden(self, kind: str, payload: Any) -> bool:
+        """Whether people are shown less than what is stored."""
+        declared = self._kinds.get(kind)
+        return is_sealed(payload) or (declared is not None and (declared.sealed or declared.redact is not None))
 
     def encode_many(
         self, what: Kind[Any] | str, payloads: Iterable[Any], resource_key: str | None, options: Mapping[str, Any]

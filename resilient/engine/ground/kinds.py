@@ -26,6 +26,8 @@ from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_class
 from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.jobs.backoff import Retry
+from resilient.core.jobs.views import Redaction, check_redaction, is_sealed, redacted
+from resilient.engine.ground.sealing import UNSAID, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +82,8 @@ class Kind(Generic[P]):
     """One kind of job: its name and the shape of its payload.
 
     ``version`` is stored with every payload; ``upgrade(payload, version)`` turns an older stored payload (decoded JSON)
-    into the present shape.
+    into the present shape. ``sealed``: its payloads are stored encrypted, by the keys that credentials are stored
+    under. ``redact``: what views hide of them, as field names, paths or a function; see docs/security.md.
     """
 
     kind: str
@@ -88,6 +91,8 @@ class Kind(Generic[P]):
     version: int = 1
     upgrade: Callable[[Any, int], Any] | None = None
     max_attempts: int | None = None
+    sealed: bool = field(default=False, kw_only=True)
+    redact: Redaction | None = field(default=None, kw_only=True)
     _adapter: TypeAdapter[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +100,7 @@ class Kind(Generic[P]):
             raise SetupError(
                 f"{self.kind!r} is not a handler kind: use letters, digits and ._:@+-, such as 'mail.send'"
             )
+        check_redaction(self.kind, self.redact)
         object.__setattr__(self, "_adapter", _UNTYPED if self.model is None else adapter_of(self.model))
 
     def encode(self, payload: Any) -> str:
@@ -110,13 +116,16 @@ class Kind(Generic[P]):
                 f"payload of {self.kind!r} does not fit its model: {self._misfit(payload, error)}"
             ) from None
         except ValueError as error:  # PydanticSerializationError: not JSON
-            raise BadPayload(f"payload of {self.kind!r} is not JSON: {error}") from None
+            why = UNSAID if self.sealed else error
+            raise BadPayload(f"payload of {self.kind!r} is not JSON: {why}") from None
         if problem is not None:
-            raise BadPayload(f"payload of {self.kind!r} is not JSON: {problem}")
+            raise BadPayload(f"payload of {self.kind!r} is not JSON: {UNSAID if self.sealed else problem}")
         return text
 
     def _misfit(self, payload: Any, error: ValidationError) -> str:
         """What is wrong with a payload; one of another class altogether is named, because its fields say little."""
+        if self.sealed:
+            return unseen(error.errors(include_input=False, include_url=False))
         within = any(e["loc"] for e in error.errors(include_input=False, include_url=False))
         if within or payload is None or type(payload).__module__ == "builtins" or not isinstance(self.model, type):
             return _brief(error)
@@ -133,8 +142,13 @@ class Kind(Generic[P]):
             return cast("P", self._adapter.validate_json(text or "null"))
         except ValidationError as error:
             raise BadPayload(
-                f"stored payload (version {version}) does not fit the model of {self.kind!r}: {_brief(error)}"
+                f"stored payload (version {version}) does not fit the model of {self.kind!r}:"
+                f" {self._misfit(None, error)}"
             ) from None
+
+    def view(self, payload: Any) -> Any:
+        """What people are shown of a stored payload (decoded JSON)."""
+        return payload if is_sealed(payload) else redacted(payload, self.redact)
 
 
 @explained_class

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from resilient.core.base.errors import DatabaseUnreachable, SchemaOutdated, SetupError
 from resilient.core.base.phrases import counted, span
+from resilient.core.base.resource_key import account, serves
 from resilient.core.provider.facts import warning
 from resilient.engine.ground.providers import also_installed_by, hidden_by
 from resilient.store.accounts import connections
@@ -35,6 +36,7 @@ Level = Literal["ok", "warn", "fail"]
 SKEW: Final = 5.0  # seconds this host's clock may differ from the database's
 LONG: Final = 300.0  # seconds a transaction may stay open
 SILENT: Final = 30.0  # seconds after which a worker counts as gone
+MOST_NAMED: Final = 5  # accounts in one line
 DEAD_ROWS: Final = 10_000  # below that a bad ratio means nothing
 NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "ceph", "fuse.glusterfs"})
 
@@ -98,7 +100,9 @@ async def examine(
     contents = await database.transaction(health.contents)
     if database.is_own:
         findings += check_room(server, contents, database.connections.most)
-    findings += [Finding("schema", "ok", f"revision {schema.head()}"), *check_contents(contents)]
+    present, needed = await schema.current(database), schema.head()
+    newer = "" if present == needed else f", made by a newer version; this one needs {needed}"
+    findings += [Finding("schema", "ok", f"revision {present}{newer}"), *check_contents(contents)]
     if keys is not None:
         findings += check_secrets(await database.transaction(connections.sealed_with), keys)
     return [*findings, *facts]
@@ -342,6 +346,7 @@ def check_contents(contents: Contents) -> list[Finding]:
     return [
         *_check_workers(contents),
         _check_turns(contents),
+        *_check_sealed(contents),
         *_check_rows(contents),
         *_check_neighbours(contents),
     ]
@@ -357,19 +362,35 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
                 f"worker {worker.id} (process {worker.pid} on {worker.host}) has been silent for {span(worker.silent)}",
                 "look why it died; other workers take its jobs over when their lease ends",
             )
-    kinds = {kind for worker in alive if not worker.stopping for kind in worker.kinds}
+    able = [worker for worker in alive if not worker.stopping]
+    kinds = {kind for worker in able for kind in worker.kinds}
     if not alive:
         level: Level = "fail" if contents.waiting else "warn"
         message = "no worker is alive" + (", and jobs are waiting" if contents.waiting else "")
         yield Finding("workers", level, message, "resilient worker")
         return
     yield Finding("workers", "ok", f"{len(alive)} alive")
-    if unknown := sorted(contents.waiting - kinds):
+    if unknown := sorted({kind for kind, _ in contents.waiting} - kinds):
         yield Finding(
             "kinds",
             "warn",
             f"jobs of kind {', '.join(unknown)} are waiting, and no living worker knows that kind",
             "list the handler in Resilient(handlers=...) and deploy it, or cancel the jobs",
+        )
+    unserved = {
+        account(key)
+        for kind, key in contents.waiting
+        if kind in kinds and not any(kind in worker.kinds and serves(key, worker.resources) for worker in able)
+    }
+    if unserved:
+        names = sorted(unserved)
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        yield Finding(
+            "resources",
+            "warn",
+            f"jobs of {', '.join(names[:MOST_NAMED])}{more} are waiting, and no living worker that has their kind"
+            " serves that resource",
+            "start a worker without --resource, or with one that fits",
         )
     if len(versions := sorted({worker.code_version for worker in alive})) > 1:
         yield Finding(
@@ -377,6 +398,17 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
             "warn",
             f"workers run different versions: {', '.join(versions)}",
             "finish the deployment",
+        )
+
+
+def _check_sealed(contents: Contents) -> Iterator[Finding]:
+    if contents.keyless:
+        yield Finding(
+            "sealed",
+            "warn",
+            f"{counted(contents.keyless, 'job waits', 'jobs wait')} because workers met them that lack the key of their"
+            " sealed payload",
+            "give every worker the same RESILIENT_SECRETS; a key that is lost opens nothing: cancel these jobs",
         )
 
 

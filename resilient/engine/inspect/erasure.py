@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import explained_calls
 from resilient.core.inspect.erasure import Erased, checked, refusal
+from resilient.core.jobs.views import without_sealed
 from resilient.engine.ground.audited import actor
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking, one_by_one
 from resilient.engine.inspect.audit import Audit
@@ -76,18 +77,19 @@ class Accounts:
     async def export(self, key: str) -> AsyncGenerator[dict[str, Any], None]:
         """Every stored row about an account, or a resource of it, as JSON objects; ``table`` says which.
 
-        Secrets are left out. It reads in short transactions: pause the account for a picture of one moment.
+        Secrets and sealed payloads are left out. It reads in short transactions: pause the account for a picture of one
+        moment.
         """
         checked(key)
         for table in store.EXPORTED:
             for row in await self._db.read(None, store.rows, key, table):
-                yield {"table": table, **row}
+                yield {"table": table, **without_sealed(row)}
         for table in store.WINDOWS:
             place: store.Place | None = store.Place()
             while place is not None:
                 rows, place = await self._db.read(None, store.windowed, key, table, place)
                 for name, row in rows:
-                    yield {"table": name, **row}
+                    yield {"table": name, **without_sealed(row)}
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

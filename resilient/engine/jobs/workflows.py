@@ -187,6 +187,10 @@ class BaseWorkflow:
         ordered = ordered._replace(row=ordered.row._replace(followed=True))
         new = workflows.NewStep(name, len(self._new), ordered.row.id, declared.kind, key, tuple(s.name for s in before))
         if undo is not None:
+            if declared.sealed and not undo.sealed:
+                raise InvalidInput(
+                    f"step {name!r} is sealed, and its undo {undo.kind!r} gets the same payload: seal that kind, too"
+                )
             text = encoder.text(encoder.kind_of(undo), payload)
             attempts = undo.retry.max_attempts if isinstance(undo, Handler) else undo.max_attempts
             new = new._replace(

@@ -27,6 +27,7 @@ from resilient.core.base.errors import (
 from resilient.core.base.numbers import json_text
 from resilient.core.base.resource_key import check
 from resilient.core.jobs import marks
+from resilient.core.jobs.views import START
 from resilient.core.provider.facts import GENERIC
 from resilient.engine.accounts.grants import AT_ONCE
 from resilient.engine.events.publishers import Publishers, require
@@ -208,6 +209,14 @@ class Branch:
         if self._execution.handler.is_async:
             return AsyncCall(request_log, method, url, **words)
         return SyncCall(request_log, self._wire.from_thread, method, url, **words)
+
+
+def stored_payload(execution: Execution) -> str | None:
+    """The JSON text of its payload. Raises `BadPayload`, and `KeyNotHereError` for one sealed with another key."""
+    text = execution.row.payload
+    if text is None or not text.startswith(START):
+        return text
+    return execution.context.ground.encoder.opened(execution.row.kind, text)
 
 
 class HandlerBackend(Branch):

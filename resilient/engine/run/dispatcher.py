@@ -2,8 +2,9 @@
 
 `poll()` claims once and returns how long to wait before the next look (0: at once), so tests call it and never sleep.
 It asks for as many jobs as slots are free, plus as many as will be free by the time the claim is back (at most as many
-again), by the rate at which jobs end: slow jobs are never claimed ahead, fast ones leave no slot idle between two
-claims.
+again; of jobs that take milliseconds twice as many), by the rate at which jobs end: slow jobs are never claimed ahead,
+fast ones leave no slot idle between two claims. What is claimed holds its lease, its place under caps and its account's
+share from then on, and asks the gates again when it starts.
 
 Turns are taken by priority, each tenth time oldest first, so that nothing starves. A bounded look begins behind the
 turns that were taken: the highest of their ids is remembered for each priority (`low`). A turn draws its id before its
@@ -24,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from resilient.core.base.resource_key import account
 from resilient.core.gates.admission import UNKNOWN, mean, share
+from resilient.engine.run.services import idle_pause
 from resilient.store.db.dialect import LOCK_WAIT, SHORT_LOCK_WAIT, is_lock_timeout
 from resilient.store.gates import resources
 from resilient.store.jobs import claim
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from resilient.store.db.database import Database
 
 
-POLL: Final = 1.0  # seconds between two looks of an idle worker, jittered
+POLL: Final = 1.0  # seconds between two looks of an idle worker, jittered; more in a large fleet
 OLDEST_EVERY: Final = 10  # looks, of which one takes the oldest turns first
 UNBOUNDED_EVERY: Final = 1.0  # seconds
 BUSY: Final = 0.02  # seconds until the next look where other transactions lock every resource: no hot loop
@@ -48,7 +50,8 @@ CAREFUL_FOR: Final = 30.0  # seconds after a claim had to wait for whoever holds
 MOST_TURNS: Final = 256  # of one claim
 QUANTUM: Final = (4, 16)  # jobs of one key at a time, at least and at most: fair between keys, and few statements a job
 COUNT_EVERY: Final = 0.02  # seconds at least between two counts of ended calls
-AHEAD: Final = 0.1  # seconds of work to claim in advance
+AHEAD: Final = 0.1  # seconds of work to claim in advance, at most as many jobs as there are slots
+QUICK_AHEAD: Final = 0.02  # seconds of work to claim in advance beyond that, at most as many jobs again
 SMALLEST_CLAIM: Final = 0.05  # seconds of work that make a claim worth its statements
 
 
@@ -67,11 +70,12 @@ class Dispatcher:
         monotonic: Callable[[], float],
         rng: random.Random,
         batches: Mapping[str, int] | None = None,
+        resources: Sequence[str] = (),
     ) -> None:
         self._database, self._worker_id, self._kinds = database, worker_id, tuple(kinds)
         self._concurrency, self._lease, self._policies = concurrency, lease, policies
         self._monotonic, self._rng = monotonic, rng
-        self._batches = batches or {}
+        self._batches, self._resources = batches or {}, tuple(resources)
         self._low: dict[int, int] = {}  # per priority: ids below are known to be gone
         self._looks = 0
         self._unbounded_at = -1e9
@@ -84,6 +88,7 @@ class Dispatcher:
         self._careful_until = -1e9
         self._limited = True  # some keys of the last claim had limits
         self.claims = 0
+        self.fleet: Callable[[], int] = lambda: 1  # workers that run the same kinds
         self.avoid: Collection[str] = ()  # keys that are passed over for as long as they stand here
         self.rooms: Callable[[set[str]], dict[str, int]] | None = None  # see `claim.Ask`
         self.stated: Mapping[str, tuple[Limit, ...]] = {}  # see `claim.Ask`
@@ -101,7 +106,7 @@ class Dispatcher:
 
     def slots_to_claim(self, claimed: int) -> int:
         """How many jobs to claim now, given how many are claimed and not ended; 0: not worth it yet."""
-        ahead = min(self._concurrency, int(self._rate * AHEAD))
+        ahead = sum(min(self._concurrency, int(self._rate * seconds)) for seconds in (AHEAD, QUICK_AHEAD))
         room = self._concurrency + ahead - claimed
         return room if room >= self.worth(self._concurrency) else 0
 
@@ -135,7 +140,7 @@ class Dispatcher:
             is_locked_out = not claimed.jobs and not claimed.missing and 0 < len(claimed.turns) <= claimed.continued
             return result, BUSY if is_locked_out else 0.0
         self._unbounded_at = -1e9
-        return result, SKIP_FOR if ask.skip else POLL * (0.75 + 0.5 * self._rng.random())
+        return result, SKIP_FOR if ask.skip else idle_pause(POLL, 0.25, self.fleet(), self._rng.random())
 
     async def _make_missing(self, now: float) -> None:
         """Make the rows of new resources; the next claim names those again that another open transaction makes."""
@@ -176,6 +181,7 @@ class Dispatcher:
             low=self._low.get(priority, 0) if priority is not None else 0,
             oldest_first=oldest,
             skip=(*self._skip, *self.avoid),
+            resources=self._resources,
             batches=self._batches,
             rooms=self.rooms,
             stated=self.stated,

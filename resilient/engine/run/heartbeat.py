@@ -52,6 +52,7 @@ class DatabaseLink:
         self.is_signed_on = False  # it was reached once
         self.is_cut_off = False  # the latest beat did not reach it
         self.back_at = -1e9
+        self.fleet = 1  # workers that run the same kinds, as of the latest beat
 
 
 class Pulse(Protocol):
@@ -185,7 +186,7 @@ class Heartbeat:
         row, run = self._pulse.facts(), self._database.transaction_sync
         sums = self._counts.take_sums()
         try:
-            (now, at), renewed, versions = run(beat, row, fences, self._lease, link.monotonic, sums)
+            (now, at), renewed, versions, fleet = run(beat, row, fences, self._lease, link.monotonic, sums)
         except BaseException:
             self._counts.give_back(sums)
             raise
@@ -194,6 +195,7 @@ class Heartbeat:
             link.is_cut_off, link.back_at = False, link.monotonic()
             log.warning("worker %s reaches the database again", self._worker_id)
         self._pulse.synchronise(now, at)
+        link.fleet = fleet
         reasons: dict[tuple[UUID, int], str] = {}
         for i, fence in fences:
             if i not in renewed and versions.get(i, (fence, "running")) != (fence, "running"):
@@ -242,10 +244,11 @@ def beat(
     lease: timedelta,
     monotonic: Callable[[], float],
     sums: Mapping[throughput.Series, int] | None = None,
-) -> tuple[tuple[datetime, float], dict[UUID, bool], dict[UUID, tuple[int, str]]]:
+) -> tuple[tuple[datetime, float], dict[UUID, bool], dict[UUID, tuple[int, str]], int]:
     """Renew what is held and say that the worker lives.
 
-    Returns the database's time with this process's monotonic one, what was renewed, and how the rest stands.
+    Returns the database's time with this process's monotonic one, what was renewed, how the rest stands, and how many
+    workers are like this one.
     """
     now = d.steer(c)
     at = monotonic()  # here: a connection may have been waited for
@@ -255,7 +258,7 @@ def beat(
     workers.beat(c, d, row, now)
     if sums:
         throughput.add(c, d, row.id, sums, now)
-    return (now, at), renewed, versions
+    return (now, at), renewed, versions, workers.count_alike(c, d, row.id, now)
 
 
 def sign_off(c: Connection, d: Dialect, worker_id: str, sums: Mapping[throughput.Series, int]) -> None:

@@ -59,19 +59,21 @@ from resilient.core.jobs.outcomes import (
     Transition,
 )
 from resilient.core.jobs.states import TERMINAL
+from resilient.core.provider.classify import believed
 from resilient.engine.ground.counts import OTHER
 from resilient.engine.ground.foreign import Ended, NoThread, tried
 from resilient.engine.ground.kinds import lost_in
+from resilient.engine.ground.sealing import discreet, trace, unreadable
 from resilient.engine.ground.sessions import to_the_end
 from resilient.engine.run import two_phase
-from resilient.engine.run.backend import HandlerBackend
+from resilient.engine.run.backend import HandlerBackend, stored_payload
 from resilient.engine.run.completer import Completer
 from resilient.engine.run.execution import begin_span, elapsed, end_span
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.db import trouble
 from resilient.store.jobs.finishing import Finish
 from resilient.wire.requests.explain import Explained, chain, explain
-from resilient.wire.requests.redact import scrub, text_of, trace_of, value_text, without_secrets_in_code
+from resilient.wire.requests.redact import scrub, text_of, value_text, without_secrets_in_code
 from resilient.wire.requests.sockets import Line, using
 
 if TYPE_CHECKING:
@@ -139,9 +141,9 @@ def decode(execution: Execution) -> tuple[Any, Outcome | None]:
     if row.tags and not isinstance(row.tags, dict):
         return None, Failed(Failure(FailureKind.UNDECODABLE), "its tags are not a JSON object of strings")
     try:
-        return handler.decode(row.payload, row.payload_version), None
+        return handler.decode(stored_payload(execution), row.payload_version), None
     except BadPayload as error:
-        return None, Failed(Failure(FailureKind.UNDECODABLE), str(error))
+        return None, unreadable(error, NEWER_VERSION_DELAY * (1 + execution.context.roll()))
     except BaseException as error:  # noqa: BLE001 - the user's upgrade function
         return None, Failed(
             Failure(FailureKind.UNDECODABLE),
@@ -365,8 +367,8 @@ def explain_error(execution: Execution, error: BaseException) -> Outcome:
     explained, secrets = _explained(execution, error), execution.secrets()
     text = text_of(error, secrets)
     if explained.failure.kind is FailureKind.BUG:
-        trace = trace_of(error, secrets)
-        return Failed(explained.failure, execution.doubt_effect() + text, trace, resource=explained.resource)
+        lines = trace(error, execution.handler.sealed, secrets)
+        return Failed(explained.failure, execution.doubt_effect() + text, lines, resource=explained.resource)
     return Failed(explained.failure, text, resource=explained.resource)
 
 
@@ -374,8 +376,11 @@ def _explained(execution: Execution, error: BaseException) -> Explained:
     """The failure of an exception, in the light of what its execution's requests were answered; without secrets."""
     last = execution.request_logs.get(execution.request_resource)
     others = [request_log for request_log in execution.request_logs.values() if request_log is not last]
-    explained = explain(error, last, execution.context.now(), *others)
+    now = execution.context.now()
+    explained = explain(error, last, now, *others)
     failure = without_secrets_in_code(explained.failure, execution.secrets()) or explained.failure
+    root = (explained.resource or execution.row.resource_key).partition("/")[0]
+    failure = believed(failure, execution.context.ground.providers.get(root), now)
     return explained if failure is explained.failure else explained._replace(failure=failure)
 
 
@@ -455,7 +460,7 @@ def explain_bug(execution: Execution, error: BaseException) -> Outcome:
     if any(_is_databases(one) for one in chain(error)):
         return explain_trouble(error, execution)
     text = execution.doubt_effect() + text_of(error)
-    return Failed(Failure(FailureKind.BUG, code=type(error).__name__), text, trace_of(error))
+    return Failed(Failure(FailureKind.BUG, code=type(error).__name__), text, trace(error, execution.handler.sealed))
 
 
 def _explain_return(word: Snooze | Cancel, secrets: Iterable[str]) -> Outcome:
@@ -538,10 +543,11 @@ class Finisher:
 
     def _decide(self, execution: Execution, outcome: Outcome) -> None:
         now, retry, roll = self._context.now(), execution.handler.retry, self._context.roll()
+        outcome = discreet(outcome) if execution.handler.sealed else outcome
         try:
             transition = decide(execution.facts(), outcome, retry, now, roll)
         except BaseException as error:  # noqa: BLE001 - a handler said something impossible: a time that is none, say
-            outcome = explain_bug(execution, error)
+            outcome = discreet(explain_bug(execution, error), is_sealed=execution.handler.sealed)
             transition = decide(execution.facts(), outcome, retry, now, roll)
         self._count(execution, transition.decision)
         execution.ending = transition.decision, transition.error_kind or ""

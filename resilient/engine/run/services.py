@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from resilient.core.base.loggers import logger
 from resilient.core.jobs.backoff import retry_pause
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from resilient.store.db.database import Database
 
 log = logger("worker")
+SMALL_FLEET: Final = 8  # workers, up to which each looks as often as if it were alone
+LONGEST_REST: Final = 3.0  # times as long between two looks as alone
+
+
+def idle_pause(seconds: float, spread: float, fleet: int, roll: float) -> float:
+    """Seconds until the next look of an idle worker: ``seconds`` on average, more or less by a share ``spread``.
+
+    ``fleet``: how many workers look for the same. In a large one each rests up to `LONGEST_REST` times as long, but at
+    least as long as alone, so that the looks spread over the time whatever woke all of them at one moment.
+    """
+    least, rest = 1 - spread, max(1.0, min(LONGEST_REST, fleet / SMALL_FLEET))
+    return seconds * (least + 2 * (rest - least) * roll)
 
 
 class Service(Protocol):
@@ -81,7 +93,7 @@ class Loop:
 
 
 class Wakeups:
-    """The listener for commits and gates of other processes, in a thread of its own."""
+    """The listener for commits and gates of other processes, in the worker's loop."""
 
     def __init__(
         self,
@@ -95,10 +107,10 @@ class Wakeups:
 
     async def start(self) -> None:
         """Begin to listen."""
-        self._listener.start()
+        self._listener.start(asyncio.get_running_loop())
 
     async def close(self) -> None:
-        """Stop the thread."""
+        """Stop."""
         await asyncio.to_thread(self._listener.close)
 
 

@@ -29,7 +29,7 @@ from resilient.engine.ground.kinds import DEFAULT_RETRY
 from resilient.engine.jobs import workflows
 from resilient.engine.run.completer import free_slots
 from resilient.engine.run.heartbeat import LONGEST_BEAT
-from resilient.engine.run.services import Loop
+from resilient.engine.run.services import Loop, idle_pause
 from resilient.store.db.dialect import LOCK_WAIT, SHORT_LOCK_WAIT, is_lock_timeout
 from resilient.store.db.direct import direct
 from resilient.store.gates import circuits, resources, turns
@@ -107,31 +107,37 @@ class Sweeper:
     def loops(self) -> list[Loop]:
         """What of it polls."""
         rescue_every = max(0.2, min(self._lease.total_seconds() / 4, 15.0))
-        loops: list[tuple[str, Callable[[], Awaitable[float | None]], float]] = [
-            ("rescue", self.rescue, rescue_every),
-            ("schedules", self._features.tick_schedules, TICK),  # apart: a program's `for_each` may take its time
-            ("housekeeping", self.keep_house, HOUSEKEEPING.total_seconds() / 3),
+        poll, ticks = self._poll, self._features.tick_schedules  # apart: a program's `for_each` may take its time
+        loops: list[tuple[str, Callable[[], Awaitable[float]]]] = [
+            ("rescue", partial(poll, self.rescue, rescue_every)),
+            ("schedules", partial(poll, ticks, TICK, shared=True)),
+            ("housekeeping", partial(poll, self.keep_house, HOUSEKEEPING.total_seconds() / 3)),
         ]
-        staging = Loop("stage", partial(self._poll, self.stage_step, TICK), self._roll, rest=self._until_parked)
-        return [staging, *(Loop(name, partial(self._poll, step, every), self._roll) for name, step, every in loops)]
+        stage = partial(poll, self.stage_step, TICK, shared=True)
+        staging = Loop("stage", stage, self._roll, rest=self._until_parked)
+        return [staging, *(Loop(name, step, self._roll) for name, step in loops)]
 
-    async def _poll(self, step: Callable[[], Awaitable[float | None]], every: float) -> float:
-        """One step; returns the seconds until the next, jittered: what it says, and at most ``every``."""
+    async def _poll(self, step: Callable[[], Awaitable[float | None]], every: float, *, shared: bool = False) -> float:
+        """One step; returns the seconds until the next, jittered: what it says, and about ``every`` at most.
+
+        ``shared``: every worker of the fleet does the same, each for all.
+        """
         delay = await step()
-        return (every if delay is None else min(every, delay)) * (0.8 + 0.4 * self._roll())
+        rest = idle_pause(every, 0.2, self._link.fleet if shared else 1, self._roll())
+        return rest if delay is None else min(rest, idle_pause(delay, 0.2, 1, self._roll()))
 
     # -- staging --------------------------------------------------------------------------------------------------
 
-    async def stage_step(self) -> float:
-        """`stage`, then how long until something is due."""
+    async def stage_step(self) -> float | None:
+        """`stage`, then how long until something is due, if anything is."""
         moved, due_at, recheck_at = await self._stage_all()
         if moved:
             self._wake()
-        now, delays = self._now(), [TICK]
+        now, delays = self._now(), list[float]()
         for at, least in ((due_at, SOONEST), (recheck_at, PARKED_PACE)):
             if at is not None:
                 delays.append(max(least, (at - now).total_seconds()))
-        return min(delays)
+        return min(delays, default=None)
 
     def parked(self, stops: Iterable[Stop]) -> None:
         """Turns were parked by this worker: look at them as soon as they may go on, not only with the next tick."""

@@ -23,9 +23,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.alerts.rules import of_stuck_handlers
-from resilient.core.base.errors import DatabaseUnreachable, SetupError
+from resilient.core.base.errors import BadResourceKey, DatabaseUnreachable, SetupError
 from resilient.core.base.loggers import apart, label_records, logger
 from resilient.core.base.phrases import counted, nearest
+from resilient.core.base.resource_key import check_pattern
 from resilient.core.jobs.backoff import retry_pause
 from resilient.core.jobs.outcomes import LEAST_STUCK
 from resilient.engine.gates.gate import Gate
@@ -68,6 +69,7 @@ class Worker:
         concurrency: int = DEFAULT_CONCURRENCY,
         kinds: Sequence[str] | None = None,
         except_kinds: Sequence[str] = (),
+        resources: Sequence[str] = (),
         lease: float = LEASE,
         grace: float = GRACE,
         patience: float = STUCK_PATIENCE,
@@ -75,6 +77,7 @@ class Worker:
     ) -> None:
         ground = features.ground
         _check(concurrency, kinds, except_kinds, ground.kinds)
+        self.resources = _patterns(resources)
         _check_seconds(lease=lease, grace=grace)
         self._features, self._ground = features, ground
         label_records()
@@ -123,12 +126,14 @@ class Worker:
             monotonic=self.monotonic,
             rng=self.rng,
             batches={kind: size for kind in self.kinds if (size := ground.kinds[kind].batch)},
+            resources=self.resources,
         )
         self.shares = Shares(self.concurrency, self.monotonic)
         self.dispatcher.rooms, self.dispatcher.stated = self.shares.rooms, self.gate.stated.limits
         self.dispatcher.budgets = self.gate.budgets_by_kind
         self.completer.on_saved = ground.waker.tell_ended
         self.link = DatabaseLink()
+        self.dispatcher.fleet = lambda: self.link.fleet
         self.sweeper = Sweeper(features, self.link, lease=self.lease, wake=self.wake, now=self.now, roll=roll)
         self.heartbeat = Heartbeat(
             ground.database, self.id, self.lease, self.link, self, self.executor, features.alerts.outage, ground.counts
@@ -154,8 +159,8 @@ class Worker:
             self.executor,
         ]
         if background:
-            changed = self._gates_changed
-            services.append(Wakeups(ground.database, self.wake, changed, features.listen_url, self.rng.random))
+            changed, listen_url = self._gates_changed, features.listen_url
+            services.append(Wakeups(ground.database, self._wake.set, changed, listen_url, self.rng.random))
             services += self.sweeper.loops()
         services.append(Attachment(partial(ground.workers.add, self), partial(ground.workers.discard, self)))
         return Services(services)
@@ -170,10 +175,10 @@ class Worker:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _gates_changed(self, keys: Sequence[str]) -> None:
-        """Another process shut or opened these gates, or waits for jobs; called from the listener's thread."""
+        """Another process shut or opened these gates, or waits for jobs."""
         if AWAITED in keys:
             self._ground.waker.note_awaited()
-        self._loop.call_soon(self.gate.forget, keys)
+        self.gate.forget(keys)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +240,8 @@ class Worker:
 
     async def _run(self) -> None:
         async with self._services():
-            log.info("worker %s started: %d slots, kinds %s", self.id, self.concurrency, ", ".join(self.kinds))
+            where = f", resources {', '.join(self.resources)}" if self.resources else ""
+            log.info("worker %s started: %d slots, kinds %s%s", self.id, self.concurrency, ", ".join(self.kinds), where)
             claiming = Loop("claiming", self._claim_step, self.rng.random, rest=self._wake_or)
             await claiming.run(self._stopping.is_set)
             await self._wind_down()
@@ -431,6 +437,7 @@ class Worker:
             running=len(self.executor.running),
             code_version=code_version(),
             stopping=self.stopping,
+            resources=list(self.resources),
         )
 
     def figures(self) -> Figures:
@@ -496,6 +503,16 @@ def _check(
         raise SetupError("this app declares no handlers: list them in Resilient(handlers=[...])")
     if set(kinds or handlers) <= set(except_kinds):
         raise SetupError("this worker would run no kind at all: except_kinds (--except-kind) names all of its kinds")
+
+
+def _patterns(resources: Sequence[str]) -> tuple[str, ...]:
+    """The patterns of the resources that a worker serves. Raises `SetupError`."""
+    if isinstance(resources, str):
+        raise SetupError("resources is a list of patterns, such as ['github/*']")
+    try:
+        return tuple(dict.fromkeys(map(check_pattern, resources)))
+    except BadResourceKey as error:
+        raise SetupError(str(error)) from None
 
 
 def _check_seconds(**spans: float) -> None:

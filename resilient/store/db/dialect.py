@@ -242,6 +242,11 @@ class Dialect:
         """
         return f"= ANY(ARRAY({query}))" if self.is_postgresql else f"IN ({query})"
 
+    def chosen_rows(self, table: str, conditions: str) -> str:
+        """`chosen` where a key has several columns: among the unlocked rows of ``table`` under ``conditions``."""
+        row = "ctid" if self.is_postgresql else "rowid"
+        return f"{row} {self.chosen(f'SELECT {row} FROM {table} WHERE {conditions} {{leaf_lock}}')}"
+
     def records(self, param: str, fields: Mapping[str, str]) -> str:
         """A sub-select of ``fields`` (name to PostgreSQL type) from a JSON array of objects in the parameter ``param``.
 

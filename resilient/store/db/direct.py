@@ -30,7 +30,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from uuid import UUID, SafeUUID
 
+from sqlalchemy import Uuid
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
@@ -489,18 +491,47 @@ class DirectSQLite:
         if not values:
             rows = Rows()
         else:
-            make = partial(tuple.__new__, shape(tuple(column[0] for column in cursor.description)))
-            rows = Rows(map(make, values))
+            names = tuple(column[0] for column in cursor.description)
             if columns:
-                readers = _readers(tuple(columns.items()))
-                rows[:] = [row._replace(**{name: read(getattr(row, name)) for name, read in readers}) for row in rows]
+                values = _read(values, _readers(names, tuple(columns.items())))
+            rows = Rows(map(partial(tuple.__new__, shape(names)), values))
         rows.rowcount = cursor.rowcount
         return rows
 
 
+def _read(rows: Sequence[Sequence[Any]], readers: Sequence[tuple[int, Callable[[Any], Any]]]) -> list[list[Any]]:
+    """Rows with the values that SQLite stores otherwise, by place: to replace fields by name costs three times that."""
+    values = list(map(list, rows))
+    for place, read in readers:
+        for row in values:
+            if row[place] is not None:
+                row[place] = read(row[place])
+    return values
+
+
 @lru_cache(maxsize=_SHAPES)
-def _readers(columns: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-    """The columns whose values SQLite stores otherwise, each with the function that reads them."""
-    typed = ((name, type_.dialect_impl(_SQLITE)) for name, type_ in columns if type_ is not None)
-    processors = ((name, type_.result_processor(_SQLITE, None)) for name, type_ in typed)
-    return tuple((name, read) for name, read in processors if read is not None)
+def _readers(
+    names: tuple[str, ...], columns: tuple[tuple[str, Any], ...]
+) -> tuple[tuple[int, Callable[[Any], Any]], ...]:
+    """The places of the columns whose values SQLite stores otherwise, each with the function that reads them."""
+    typed = ((name, type_) for name, type_ in columns if type_ is not None)
+    processors = (
+        (name, _id if isinstance(type_, Uuid) else type_.dialect_impl(_SQLITE).result_processor(_SQLITE, None))
+        for name, type_ in typed
+    )
+    return tuple((names.index(name), read) for name, read in processors if read is not None)
+
+
+def _id(text: str) -> UUID:
+    """An id of 32 digits; `UUID` itself takes three times as long. Raises ValueError for anything else."""
+    number = bytes.fromhex(text)
+    if len(text) != _DIGITS or len(number) != _DIGITS // 2:
+        return UUID(text)
+    one = _new(UUID)
+    _set(one, "int", int.from_bytes(number))
+    _set(one, "is_safe", SafeUUID.unknown)
+    return one
+
+
+_DIGITS: Final = 32
+_new, _set = object.__new__, object.__setattr__

@@ -121,12 +121,13 @@ class Line:
         wait = _Wait(exchange)
         try:
             wait.start()
-            await asyncio.shield(wait.over)
+            await wait.over  # a cancellation cancels it, and nothing else
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # what is not over then is given up with the connection
+                over = wait.anew()
                 await self.driver.cancel_safe(timeout=_CANCEL)
-                await asyncio.wait([wait.over], timeout=_CANCEL)
-                wait.over.result()
+                await asyncio.wait([over], timeout=_CANCEL)
+                over.result()
                 self._take(exchange)
             raise
         finally:
@@ -224,43 +225,66 @@ class Exchange:
 class _Wait:
     """Reads an exchange's answers as the loop finds that they are there."""
 
-    __slots__ = ("_exchange", "_libpq", "_loop", "_number", "over")
+    __slots__ = ("_error", "_exchange", "_has_ended", "_libpq", "_loop", "_number", "_writes", "over")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange, self._libpq = exchange, exchange.libpq
         self._loop, self._number = asyncio.get_running_loop(), exchange.libpq.socket
+        self._writes = self._has_ended = False
+        self._error: Exception | None = None
         self.over: asyncio.Future[None] = self._loop.create_future()
 
     def start(self) -> None:
         """Begin to read, and to write what the socket has not taken."""
         self._loop.add_reader(self._number, self._read)
         if self._libpq.flush():
+            self._writes = True
             self._loop.add_writer(self._number, self._write)
+
+    def anew(self) -> asyncio.Future[None]:
+        """Another future, after the first was cancelled; reading goes on."""
+        self.over = self._loop.create_future()
+        if self._has_ended:
+            self._settle()
+        return self.over
 
     def stop(self) -> None:
         """Look at the socket no more: libpq may have closed it, and its number may be another's soon."""
         if self._number >= 0:
-            for remove in (self._loop.remove_writer, self._loop.remove_reader):
-                with contextlib.suppress(OSError):  # closed already, and the kernel knows it no more
-                    remove(self._number)
-            self._number = -1
+            number, self._number = self._number, -1
+            with contextlib.suppress(OSError):  # closed already, and the kernel knows it no more
+                self._loop.remove_reader(number)
+            if self._writes:
+                with contextlib.suppress(OSError):
+                    self._loop.remove_writer(number)
+
+    def _end(self, error: Exception | None) -> None:
+        """The exchange is over; ``error`` is raised where it is waited for."""
+        self._has_ended, self._error = True, error
+        if not self.over.done():
+            self._settle()
+        self.stop()
+
+    def _settle(self) -> None:
+        if self._error is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(self._error)
 
     def _read(self) -> None:
         try:
             if not self._exchange.read():
                 return
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            self.over.set_exception(error)
+            self._end(error)
         else:
-            self.over.set_result(None)
-        self.stop()
+            self._end(None)
 
     def _write(self) -> None:
         try:
             is_pending = self._libpq.flush()
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            self.over.set_exception(error)  # libpq has closed the socket: nothing would ever call `_read`
-            self.stop()
+            self._end(error)  # libpq has closed the socket: nothing would ever call `_read`
             return
         if not is_pending:
             self._loop.remove_writer(self._number)

@@ -68,6 +68,12 @@ async def current(database: Database) -> str | None:
     return await database.transaction(revision)
 
 
+def current_sync(database: Database) -> str | None:
+    """As `current`, without a loop."""
+    _existing(database)
+    return database.transaction_sync(revision)
+
+
 async def check(database: Database) -> None:
     """Raise unless this code can work on that database.
 

@@ -296,6 +296,7 @@ class Worker(Base, table=True):
     host: str = Field(sa_column=Column(NAME, nullable=False))
     pid: int = Field(sa_column=Column(Integer, nullable=False))
     kinds: Any = Field(default=None, sa_column=Column(DOCUMENT))
+    resources: Any = Field(default=None, sa_column=Column(DOCUMENT))  # patterns of what it serves; NULL: everything
     concurrency: int = Field(sa_column=Column(Integer, nullable=False))
     running: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
     code_version: str = Field(sa_column=Column(NAME, nullable=False))

@@ -5,6 +5,8 @@ transaction it takes a database-wide lock at commit and cost 65 % of the through
 busy publishers pay for each. A caller's Connection reports only that its commit begins: the thread looks for its end.
 Whoever waits for jobs to end announces it now and then; only while somebody does, workers announce the ends of jobs,
 on a channel of its own.
+A worker hears it in its event loop (`_LoopReader`): a thread that hears it and then wakes the loop takes as long as the
+NOTIFY took. A thread connects, and connects again; a lost connection is no matter of the loop.
 SQLite: every commit changes ``PRAGMA data_version`` for other connections, so a thread looks at that.
 """
 
@@ -26,6 +28,7 @@ from resilient.core.jobs.backoff import spread_upwards
 from resilient.store.db import pool
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
     from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy.engine import URL
@@ -39,6 +42,7 @@ SQLITE_LOOK: Final = 0.01  # seconds between two looks at data_version
 AWAITED: Final = "!awaited"  # no resource key: somebody waits for jobs to end
 AWAITED_FOR: Final = 30.0  # seconds for which workers announce the ends of jobs, after somebody announced a wait
 ENDS: Final = "_ends"  # suffix of the channel on which the ends of jobs are announced
+_LOOK_AT_LOOP: Final = 0.5  # seconds between two looks whether a loop that was to do something is there
 RETRY: Final = 5.0  # seconds before listening again, plus up to half: a restart cuts every worker off at once
 
 
@@ -198,7 +202,10 @@ class Waker:
 
 
 class Listener:
-    """Calls ``wake`` (from a thread) whenever somebody may have committed work, ``changed`` with keys of gates."""
+    """Calls ``wake`` whenever somebody may have committed work, ``changed`` with keys of gates.
+
+    Both are called in the loop that `start` is given; without one, from a thread.
+    """
 
     def __init__(
         self,
@@ -213,23 +220,29 @@ class Listener:
         self._database, self._wake, self._changed, self._url = database, wake, changed, listen_url
         self._roll, self._suffix = roll, suffix
         self._stop = threading.Event()
+        self._loop: AbstractEventLoop | None = None
         self._lost = _Lost("LISTEN", "polling goes on")
         self._bell: socket.socket | None = None  # ends the wait for a NOTIFY, which looks at no event
         target = self._watch_sqlite if database.is_sqlite else self._listen
         self._thread = threading.Thread(target=target, name="resilient-listener", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
+    def start(self, loop: AbstractEventLoop | None = None) -> None:
+        """Begin; ``loop``: where to hear NOTIFYs (a thread if it is None)."""
+        self._loop = loop
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop. The loop must run meanwhile."""
         self.end()
         self._thread.join(timeout=2)
 
     def end(self) -> None:
         """Let the thread end, without waiting for it."""
         self._stop.set()
+        self._ring()
+
+    def _ring(self) -> None:
+        """End the thread's wait."""
         if (bell := self._bell) is not None:
             with contextlib.suppress(OSError):  # the thread has ended
                 bell.send(b"!")
@@ -242,25 +255,57 @@ class Listener:
 
     def _listen_once(self, bell: socket.socket) -> None:
         try:
-            with _autocommit(self._database, self._url) as driver, selectors.DefaultSelector() as either:
+            with _autocommit(self._database, self._url) as driver:
                 driver.execute(f"LISTEN {channel(self._database)}{self._suffix}")
                 self._lost.over()
-                either.register(driver.fileno(), selectors.EVENT_READ)
-                either.register(bell, selectors.EVENT_READ)
-                self._wake()  # what was committed before the LISTEN
-                while not self._stop.is_set():
-                    for note in driver.notifies(timeout=0):
-                        self._on_notify(note.payload)
-                    either.select()
+                self._call(self._wake)  # what was committed before the LISTEN
+                if self._loop is None:
+                    self._hear(driver, bell)
+                else:
+                    self._hear_in_loop(driver, bell, self._loop)
         except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
+            if self._loop is not None and self._loop.is_closed():
+                self._stop.set()
+                return
             self._lost.because(error)
             self._stop.wait(spread_upwards(RETRY, self._roll()))
+
+    def _hear(self, driver: Any, bell: socket.socket) -> None:
+        with selectors.DefaultSelector() as either:
+            either.register(driver.fileno(), selectors.EVENT_READ)
+            either.register(bell, selectors.EVENT_READ)
+            while not self._stop.is_set():
+                self._take(driver)
+                either.select()
+
+    def _hear_in_loop(self, driver: Any, bell: socket.socket, loop: AbstractEventLoop) -> None:
+        """Let the loop hear, until it hears that the connection is lost (raises that), or the end."""
+        self._take(driver)  # what came with the answer to LISTEN
+        reader = _LoopReader(driver.pgconn, loop, self._on_notify, self._ring)
+        loop.call_soon_threadsafe(reader.open)
+        bell.recv(1)
+        loop.call_soon_threadsafe(reader.close)
+        while not reader.closed.wait(_LOOK_AT_LOOP) and not loop.is_closed():
+            pass  # the loop looks at the socket, which must not be closed, and its number given to another
+        if reader.error is not None:
+            raise reader.error
+
+    def _take(self, driver: Any) -> None:
+        for note in driver.notifies(timeout=0):
+            self._call(self._on_notify, note.payload)
 
     def _on_notify(self, payload: str) -> None:
         if not payload:
             self._wake()
         elif self._changed is not None:
             self._changed(payload.split())
+
+    def _call(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call it where it is to be called, from the thread."""
+        if self._loop is None:
+            fn(*args)
+        else:
+            self._loop.call_soon_threadsafe(fn, *args)
 
     def _watch_sqlite(self) -> None:
         path = self._database.url.database
@@ -274,7 +319,44 @@ class Listener:
                     (version,) = connection.execute("PRAGMA data_version").fetchone()
                     if version != last:
                         last = version
-                        self._wake()
+                        try:
+                            self._call(self._wake)
+                        except RuntimeError:  # the loop is closed
+                            return
+
+
+class _LoopReader:
+    """Hears a connection's NOTIFYs in an event loop; ``on_loss`` is called when there is an ``error``."""
+
+    def __init__(
+        self, libpq: Any, loop: AbstractEventLoop, on_notify: Callable[[str], None], on_loss: Callable[[], None]
+    ) -> None:
+        self._libpq, self._loop, self._number = libpq, loop, libpq.socket
+        self._on_notify, self._on_loss = on_notify, on_loss
+        self.closed = threading.Event()
+        self.error: Exception | None = None
+
+    def open(self) -> None:
+        """Begin to hear, and hear what has come."""
+        self._loop.add_reader(self._number, self._read)
+        self._read()
+
+    def close(self) -> None:
+        """Look at the socket no more."""
+        if not self.closed.is_set():
+            with contextlib.suppress(OSError):  # libpq has closed it, and the kernel knows it no more
+                self._loop.remove_reader(self._number)
+            self.closed.set()
+
+    def _read(self) -> None:
+        try:
+            self._libpq.consume_input()
+            while (note := self._libpq.notifies()) is not None:
+                self._on_notify(note.extra.decode())
+        except Exception as error:  # noqa: BLE001 - raised in the listener's thread
+            self.error = error
+            self.close()
+            self._on_loss()
 
 
 @contextlib.contextmanager

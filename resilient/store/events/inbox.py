@@ -85,20 +85,14 @@ def fitting(text: str) -> str:
 def prune(c: Connection, d: Dialect, before: datetime, limit: int) -> tuple[int, bool]:
     """Forget up to ``limit`` messages, and as many keys, taken before a time; (how many messages, whether more may)."""
     params = {"before": before, "limit": limit}
-    gone = d.run(c, f"DELETE FROM {{inbox}} WHERE {_old(d, 'inbox', 'message_id', 'seen_at')}", params).rowcount
-    keys = d.run(
-        c, f"DELETE FROM {{inbox_key}} WHERE {_old(d, 'inbox_key', 'ordering_key', 'updated_at')}", params
-    ).rowcount
+    gone = d.run(c, f"DELETE FROM {{inbox}} WHERE {_old(d, '{inbox}', 'seen_at')}", params).rowcount
+    keys = d.run(c, f"DELETE FROM {{inbox_key}} WHERE {_old(d, '{inbox_key}', 'updated_at')}", params).rowcount
     return int(gone), max(gone, keys) >= limit
 
 
-def _old(d: Dialect, table: str, id_: str, at: str) -> str:
+def _old(d: Dialect, table: str, at: str) -> str:
     """A condition for the oldest rows by time that are not locked."""
-    lock = "FOR UPDATE SKIP LOCKED" if d.is_postgresql else ""
-    return (
-        f"(consumer, {id_}) IN (SELECT consumer, {id_} FROM {{{table}}} WHERE {at} < :before"
-        f" ORDER BY {at} LIMIT :limit {lock})"
-    )
+    return d.chosen_rows(table, f"{at} < :before ORDER BY {at} LIMIT :limit")
 
 
 def count(c: Connection, d: Dialect, before: datetime, limit: int) -> int:

@@ -21,10 +21,14 @@ first of them due at once (`hasten`). Neither waits for a locked job row.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+
+from resilient.core.base.resource_key import FAR, depth, each_depth
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -88,7 +92,8 @@ class Selection:
     """Which turns to take: up to ``limit``, the best priority first, or the oldest.
 
     With ``priority`` only turns of exactly that priority with an id of at least ``low`` are looked at (a direct seek).
-    Turns of keys in ``skip`` are passed over.
+    Turns of keys in ``skip`` are passed over. With ``resources`` (patterns) only those of keys that fit them, or lie
+    below such keys, are taken.
     """
 
     limit: int
@@ -96,6 +101,7 @@ class Selection:
     low: int = 0
     oldest_first: bool = False
     skip: Sequence[str] = ()
+    resources: Sequence[str] = ()
 
 
 def take(c: Connection, d: Dialect, selection: Selection) -> list[Turn]:
@@ -121,6 +127,12 @@ def taking(d: Dialect, w: Selection) -> tuple[str, dict[str, object]]:
         where += f" AND resource_key NOT IN (SELECT value FROM {d.array('skip', 'text')})"
         params["skip"] = d.pack_keys(w.skip)
     order = "id" if w.oldest_first or w.priority is not None else "priority DESC, id"
+    if w.resources:
+        served, words = _served(d, w.resources)
+        where += f" AND {served}"
+        params |= words
+        if not w.low:  # by the index of keys: in that of the order all turns of others would stand in front
+            order = "id + 0" if order == "id" else "priority + 0 DESC, id"
     picked = f"SELECT id, resource_key FROM {{turn}} WHERE {where} ORDER BY {order} LIMIT :limit {{skip_locked}}"
     if not d.is_postgresql:
         return (
@@ -135,6 +147,45 @@ def taking(d: Dialect, w: Selection) -> tuple[str, dict[str, object]]:
         " taken AS (DELETE FROM {turn} t WHERE t.id = ANY(ARRAY(SELECT id FROM gone))"
         " RETURNING t.resource_key, t.priority, t.id)"
     ), params
+
+
+def _served(d: Dialect, patterns: Sequence[str]) -> tuple[str, dict[str, object]]:
+    """The condition for keys that `resource_key.serves` is true of: a match, and ranges for the index."""
+    params: dict[str, object] = {}
+    if d.is_postgresql:
+        served = "resource_key ~ :resources"
+        params["resources"] = _regex(tuple(patterns))
+    else:
+        served = (
+            "EXISTS (SELECT 1 FROM json_each(:resources) AS p WHERE resource_key GLOB p.value ->> '$[0]'"
+            " AND resource_key NOT GLOB p.value ->> '$[1]')"
+        )
+        params["resources"] = _globs(tuple(patterns))
+    begins = [re.split(r"[*?]", pattern)[0] for pattern in patterns]
+    if not all(begins):
+        return served, params
+    for number, begin in enumerate(begins):
+        params |= {f"from_{number}": begin, f"to_{number}": begin + FAR}
+    ranges = (f"resource_key >= :from_{number} AND resource_key < :to_{number}" for number in range(len(begins)))
+    return f"({' OR '.join(ranges)}) AND {served}", params
+
+
+@lru_cache(maxsize=16)
+def _regex(patterns: tuple[str, ...]) -> str:
+    one_segment = {"*": "[^/]*", "?": "[^/]"}
+    words = (
+        "".join(one_segment.get(sign, re.escape(sign)) for sign in pattern.removesuffix("/**"))
+        + ("/" if pattern.endswith("/**") else "(/|$)")
+        for pattern in patterns
+    )
+    return f"^({'|'.join(words)})"
+
+
+@lru_cache(maxsize=16)
+def _globs(patterns: tuple[str, ...]) -> str:
+    """Each with one that has more slashes: a star of GLOB crosses them."""
+    globs = (glob for pattern in patterns for glob in each_depth(pattern))
+    return json.dumps([[glob, "*/" * depth(glob) + "*"] for glob in globs])
 
 
 def best_of_each(rows: Iterable[Sequence[Any]], w: Selection) -> list[Turn]:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from resilient.core.base.errors import DatabaseUnreachable
+from resilient.core.jobs.views import SEALED_KEY
 from resilient.store.db.address import connect_args, reason
 from resilient.store.db.dialect import TIME, Dialect
 from resilient.store.gates import turns
@@ -86,6 +87,7 @@ class WorkerSeen:
     code_version: str
     silent: float  # seconds
     stopping: bool
+    resources: tuple[str, ...] = ()  # patterns of what it serves; none: everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,9 @@ class Contents:
     unvacuumed: list[str]  # tables whose autovacuum somebody turned off
     beside_alembic: bool  # an application's own version table stands beside ours
     workers: list[WorkerSeen]
-    waiting: frozenset[str]  # kinds in a sample of the ready jobs
+    waiting: frozenset[tuple[str, str]]  # kinds and resource keys in a sample of the ready jobs
     stranded: int  # keys with a ready job and no turn
+    keyless: int = 0  # jobs that wait for the key of their payload, in a sample of those that are due next
 
 
 def server(c: Connection, d: Dialect, long: float = 60.0) -> Server:
@@ -167,17 +170,25 @@ def contents(c: Connection, d: Dialect) -> Contents:
     now = d.now(c)
     rows = workers.alive(c, d, now, _REMEMBERED)
     tables = sa.inspect(c).get_table_names(schema=d.schema)
-    waiting = f"SELECT DISTINCT kind FROM (SELECT kind FROM {{job}} WHERE state = 'ready' LIMIT {_SAMPLE}) AS j"
+    waiting = (
+        "SELECT DISTINCT kind, resource_key FROM"
+        f" (SELECT kind, resource_key FROM {{job}} WHERE state = 'ready' LIMIT {_SAMPLE}) AS j"
+    )
     return Contents(
         _estimates(c, d) if d.is_postgresql else {},
         _names(c, d, _UNVACUUMED) if d.is_postgresql else [],
         "alembic_version" in tables,
         [_seen(row, now) for row in rows],
-        frozenset(_names(c, d, waiting)),
+        frozenset((kind, key) for kind, key in d.run(c, waiting)),
         len(turns.stranded(c, d)),
+        int(d.run(c, _KEYLESS, {"code": SEALED_KEY}).scalar_one()),
     )
 
 
+_KEYLESS: Final = (
+    "SELECT count(*) FROM (SELECT last_error_code FROM {job} WHERE state = 'scheduled'"
+    f" ORDER BY run_at, id LIMIT {_SAMPLE}) AS j WHERE last_error_code = :code"
+)
 _BUSY: Final = "('{job}'::regclass, '{turn}'::regclass, '{resource}'::regclass, '{rate_limit}'::regclass)"
 _UNVACUUMED: Final = (
     f"SELECT oid::regclass FROM pg_class WHERE oid IN {_BUSY}"
@@ -203,6 +214,7 @@ def _seen(row: Any, now: datetime) -> WorkerSeen:
         row.code_version,
         (now - row.seen_at).total_seconds(),
         bool(row.stopping),
+        tuple(row.resources or ()),
     )
 
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from resilient.core.base import resource_key
 from resilient.core.inspect.audit import AuditInfo
 from resilient.core.jobs.records import Count
 from resilient.store import alerts
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 ACCOUNTS: Final = 1_000_000  # counted up to
 DEAD_SAMPLE: Final = 10_000
+SUCCESS_SAMPLE: Final = 5_000
 _KINDS_SAMPLE: Final = 1_000
 _COUNTED_KEYS: Final = 200  # resources of one cause whose jobs are counted
 _TURNS: Final = 50
@@ -220,6 +222,41 @@ def resource_page(
     return [(one, statuses.get(one.key)) for one in resource_queries.of_keys(c, d, chosen)]
 
 
+@dataclass(frozen=True, slots=True)
+class Successes:
+    """When jobs of resources succeeded last. ``since``: what is not among them was before that, None: it is not kept.
+
+    Successes are written to no resource (that would be a write for every job), so they are those of the latest jobs.
+    """
+
+    at: dict[str, datetime]
+    since: datetime | None
+
+    def of(self, key: str, noted: datetime | None) -> datetime | None:
+        """The last one of a resource; ``noted``: one that its row has, from a time when its breaker counted."""
+        latest = self.at.get(key)
+        return max((one for one in (latest, noted) if one is not None), default=None)
+
+
+def successes(c: Connection, d: Dialect, keys: Sequence[str]) -> Successes:
+    """The last success at or below each key, among the latest 5,000 jobs that succeeded."""
+    rows = d.run(
+        c,
+        "SELECT resource_key, max(finished_at) AS at, min(finished_at) AS first_at, count(*) AS number FROM (SELECT"
+        " resource_key, finished_at FROM {job} WHERE state = 'succeeded' AND finished_at IS NOT NULL ORDER BY"
+        " finished_at DESC LIMIT :limit) AS latest GROUP BY resource_key",
+        {"limit": SUCCESS_SAMPLE},
+        resource_key=None, at=TIME, first_at=TIME, number=None,
+    ).all()  # fmt: skip
+    latest: dict[str, datetime] = {}
+    for r in rows:
+        for key in (r.resource_key, *resource_key.ancestors(r.resource_key)):
+            latest[key] = max(latest.get(key, r.at), r.at)
+    more = sum(r.number for r in rows) == SUCCESS_SAMPLE
+    since = min(r.first_at for r in rows) if more else None
+    return Successes({key: latest[key] for key in keys if key in latest}, since)
+
+
 def _grant_statuses(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, GrantStatus]:
     rows = d.run(
         c,
@@ -358,12 +395,16 @@ def streams(
 
 @dataclass(frozen=True, slots=True)
 class DestinationRow:
-    """Where events are published to: how many wait, since when the oldest of them does, and how many are dead."""
+    """Where events are published to: how many wait, since when the oldest of them does, and how many are dead.
+
+    ``blocked_keys``: ordering keys whose events wait behind a dead one.
+    """
 
     name: str
     waiting: Count
     oldest: datetime | None
     dead: Count
+    blocked_keys: Count
 
 
 def destinations(c: Connection, d: Dialect, declared: Iterable[str]) -> list[DestinationRow]:
@@ -374,8 +415,22 @@ def destinations(c: Connection, d: Dialect, declared: Iterable[str]) -> list[Des
         counts = [_jobs_of(c, d, key, state) for state in ("ready", "scheduled", "blocked")]
         waiting = Count(sum(number for number, _ in counts), more=any(number.more for number, _ in counts))
         oldest = min((at for _, at in counts if at is not None), default=None)
-        rows.append(DestinationRow(key.partition("/")[2], waiting, oldest, _jobs_of(c, d, key, "dead")[0]))
+        dead = _jobs_of(c, d, key, "dead")[0]
+        blocked_keys = _blocked_keys(c, d, key) if dead else Count(0)
+        rows.append(DestinationRow(key.partition("/")[2], waiting, oldest, dead, blocked_keys))
     return rows
+
+
+def _blocked_keys(c: Connection, d: Dialect, key: str) -> Count:
+    """How many ordering keys of a resource a dead job holds up."""
+    number: int = d.run(
+        c,
+        "SELECT count(*) FROM (SELECT 1 FROM {job} j JOIN {order} o ON o.head_id = j.id AND o.resource_key ="
+        " j.resource_key AND o.ordering_key = j.ordering_key WHERE j.state = 'dead' AND j.resource_key = :key"
+        " LIMIT :limit) AS held",
+        {"key": key, "limit": DEAD_SAMPLE + 1},
+    ).scalar_one()
+    return Count(min(number, DEAD_SAMPLE), more=number > DEAD_SAMPLE)
 
 
 def _jobs_of(c: Connection, d: Dialect, key: str, state: str) -> tuple[Count, datetime | None]:
@@ -403,6 +458,7 @@ class WorkerRow:
     host: str
     pid: int
     kinds: list[str]
+    resources: list[str]  # patterns of what it serves; none: everything
     concurrency: int
     running: int
     code_version: str
@@ -417,16 +473,17 @@ def workers(c: Connection, d: Dialect, *, limit: int = 200) -> list[WorkerRow]:
     now = d.now(c)
     rows = d.run(
         c,
-        "SELECT id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at, stopping FROM {worker}"
+        "SELECT id, host, pid, kinds, resources, concurrency, running, code_version, started_at, seen_at, stopping"
+        " FROM {worker}"
         " ORDER BY seen_at DESC, id LIMIT :limit",
         {"limit": limit},
-        id=None, host=None, pid=None, kinds=JSON, concurrency=None, running=None, code_version=None, started_at=TIME,
-        seen_at=TIME, stopping=sa.Boolean(),
+        id=None, host=None, pid=None, kinds=JSON, resources=JSON, concurrency=None, running=None, code_version=None,
+        started_at=TIME, seen_at=TIME, stopping=sa.Boolean(),
     ).all()  # fmt: skip
     return [
         WorkerRow(
-            r.id, r.host, r.pid, list(r.kinds or ()), r.concurrency, r.running, r.code_version, r.started_at, r.seen_at,
-            r.stopping, now - r.seen_at <= heartbeats.LATELY,
+            r.id, r.host, r.pid, list(r.kinds or ()), list(r.resources or ()), r.concurrency, r.running, r.code_version,
+            r.started_at, r.seen_at, r.stopping, now - r.seen_at <= heartbeats.LATELY,
         )
         for r in rows
     ]  # fmt: skip

@@ -6,7 +6,7 @@ than some thousand rows of an index.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from resilient.core.alerts.overview import Overview, Trouble
 from resilient.core.base import resource_key
+from resilient.core.base.resource_key import account, serves
 from resilient.core.gates.admission import Level, ResourceFacts, in_force, needs_count, paced
 from resilient.core.gates.rate_limit import stated_limit
 from resilient.core.inspect.why import MOST_NAMED, JobSeen, LastError, Path, TurnSeen, Waits, WorkerSeen
@@ -127,7 +128,15 @@ def stuck_jobs(c: Connection, d: Dialect, key: str) -> dict[str, int]:
 def seen_workers(c: Connection, d: Dialect, now: datetime) -> list[WorkerSeen]:
     """Workers with a recent heartbeat, the oldest first."""
     return [
-        WorkerSeen(row.id, frozenset(row.kinds or ()), row.concurrency, row.running, bool(row.stopping), row.seen_at)
+        WorkerSeen(
+            row.id,
+            frozenset(row.kinds or ()),
+            row.concurrency,
+            row.running,
+            bool(row.stopping),
+            row.seen_at,
+            tuple(row.resources or ()),
+        )
         for row in workers.alive(c, d, now)
     ]
 
@@ -213,6 +222,7 @@ def overview(c: Connection, d: Dialect) -> Overview:
 def glance(c: Connection, d: Dialect) -> Overview:
     """Everything but what is stopped, and what is learnt."""
     now, workers = d.now(c), seen_workers(c, d, d.now(c))
+    unserved, unserved_accounts = _unserved(c, d, [one for one in workers if not one.stopping])
     lately = {s: _count(c, d, state=(s,), finished_after=now - LATELY) for s in ("succeeded", "dead", "cancelled")}
     return Overview(
         at=now,
@@ -225,16 +235,28 @@ def glance(c: Connection, d: Dialect) -> Overview:
         died=_troubles(_died(c, d, now), dead=True),
         alerts=alerts.page(c, d, resolved=False, limit=MOST_ALERTS),
         stranded=len(turns.stranded(c, d)),
-        unserved=_unserved(c, d, {kind for one in workers if not one.stopping for kind in one.kinds}),
+        unserved=unserved,
+        unserved_accounts=unserved_accounts,
     )
 
 
-def _unserved(c: Connection, d: Dialect, kinds: set[str]) -> dict[str, Count]:
-    """Kinds of ready jobs that no running worker has, in a sample of them."""
-    sample = sa.select(JOB.c.kind).where(in_state("ready")).limit(SAMPLE).subquery()
-    rows = d.execute(c, sa.select(sample.c.kind, sa.func.count()).group_by(sample.c.kind)).all()
-    full = sum(number for _, number in rows) >= SAMPLE
-    return {kind: Count(number, more=full) for kind, number in sorted(map(tuple, rows)) if kind not in kinds}
+def _unserved(c: Connection, d: Dialect, workers: Sequence[WorkerSeen]) -> tuple[dict[str, Count], dict[str, Count]]:
+    """Kinds of ready jobs that none of the workers has, and accounts that none of those serves, in a sample of them."""
+    sample = sa.select(JOB.c.kind, JOB.c.resource_key).where(in_state("ready")).limit(SAMPLE).subquery()
+    columns = (sample.c.kind, sample.c.resource_key)
+    rows = d.execute(c, sa.select(*columns, sa.func.count()).group_by(*columns)).all()
+    full = sum(number for _, _, number in rows) >= SAMPLE
+    kinds, accounts = Counter[str](), Counter[str]()
+    for kind, key, number in rows:
+        able = [one for one in workers if kind in one.kinds]
+        if not able:
+            kinds[kind] += number
+        elif not any(serves(key, one.resources) for one in able):
+            accounts[account(key)] += number
+    by_kind, by_account = (
+        {name: Count(number, more=full) for name, number in sorted(counts.items())} for counts in (kinds, accounts)
+    )
+    return by_kind, by_account
 
 
 def _count(c: Connection, d: Dialect, **criteria: Any) -> Count:

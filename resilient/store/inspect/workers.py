@@ -1,9 +1,12 @@
-"""Worker rows: heartbeats, so that people and `why` can tell who is alive. Nothing is decided by them."""
+"""Worker rows: heartbeats, so that people and `why` can tell who is alive.
+
+Nothing is decided by them but how often idle workers look.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 LATELY: Final = timedelta(seconds=30)
 KEPT: Final = timedelta(days=1)
+AWAKE: Final = timedelta(seconds=12)  # two beats and a little: that a worker is gone must soon be known
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +36,17 @@ class Beat:
     running: int
     code_version: str
     stopping: bool
+    resources: list[str] = field(default_factory=list)  # patterns of what it serves; none: everything
 
 
 def beat(c: Connection, d: Dialect, row: Beat, now: datetime) -> None:
     """Insert or refresh a worker's row."""
-    kinds = "CAST(:kinds AS json)" if d.is_postgresql else ":kinds"
+    kinds, resources = (f"CAST(:{name} AS json)" if d.is_postgresql else f":{name}" for name in ("kinds", "resources"))
     d.run(
         c,
-        "INSERT INTO {worker} (id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at, stopping)"
-        f" VALUES (:id, :host, :pid, {kinds}, :concurrency, :running, :code_version, :now, :now, :stopping)"
+        "INSERT INTO {worker} (id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at, stopping,"
+        f" resources) VALUES (:id, :host, :pid, {kinds}, :concurrency, :running, :code_version, :now, :now, :stopping,"
+        f" {resources})"
         " ON CONFLICT (id) DO UPDATE SET running = excluded.running, seen_at = excluded.seen_at,"
         " stopping = excluded.stopping",
         {
@@ -48,12 +54,25 @@ def beat(c: Connection, d: Dialect, row: Beat, now: datetime) -> None:
             "host": row.host,
             "pid": row.pid,
             "kinds": json.dumps(row.kinds),
+            "resources": json.dumps(row.resources) if row.resources else None,
             "concurrency": row.concurrency,
             "running": row.running,
             "code_version": row.code_version,
             "stopping": row.stopping,
             "now": now,
         },
+    )
+
+
+def count_alike(c: Connection, d: Dialect, worker_id: str, now: datetime) -> int:
+    """How many workers that live and do not stop run the same kinds as this one, itself included."""
+    return int(
+        d.run(
+            c,
+            "SELECT count(*) FROM {worker} WHERE seen_at >= :since AND stopping = :no AND CAST(kinds AS text) ="
+            " (SELECT CAST(kinds AS text) FROM {worker} WHERE id = :id)",
+            {"since": now - AWAKE, "no": False, "id": worker_id},
+        ).scalar_one()
     )
 
 
@@ -71,8 +90,8 @@ def alive(c: Connection, d: Dialect, now: datetime, within: timedelta = LATELY) 
     """Workers with a heartbeat lately, oldest first."""
     return d.run(
         c,
-        "SELECT id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at, stopping FROM {worker}"
-        " WHERE seen_at >= :since ORDER BY started_at, id",
+        "SELECT id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at, stopping, resources"
+        " FROM {worker} WHERE seen_at >= :since ORDER BY started_at, id",
         {"since": now - within},
         id=None,
         host=None,
@@ -84,4 +103,5 @@ def alive(c: Connection, d: Dialect, now: datetime, within: timedelta = LATELY) 
         started_at=TIME,
         seen_at=TIME,
         stopping=sa.Boolean(),
+        resources=JSON,
     ).all()

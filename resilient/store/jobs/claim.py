@@ -72,6 +72,7 @@ class Ask:
     low: int = 0
     oldest_first: bool = False
     skip: Sequence[str] = ()
+    resources: Sequence[str] = ()  # patterns of what it serves; none: everything
     batches: Mapping[str, int] = field(default_factory=dict)  # kinds whose jobs share a slot, and how many of them
     rooms: Callable[[set[str]], dict[str, int]] | None = None  # accounts to the slots each may have; None: all
     stated: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)  # what answers say of keys; see `Level`
@@ -105,7 +106,7 @@ class Claimed:
 @direct
 def claim(c: Connection, d: Dialect, ask: Ask) -> Claimed:
     """Take turns and claim what their resources admit; see the top of this file."""
-    selection = turns.Selection(ask.take, ask.priority, ask.low, ask.oldest_first, ask.skip)
+    selection = turns.Selection(ask.take, ask.priority, ask.low, ask.oldest_first, ask.skip, ask.resources)
     snapshot = take_snapshot(c, d, selection, ask.per_key + 1, limited=ask.limited)
     if snapshot is None:
         return Claimed(now=d.now(c) if d.clock else datetime.min)  # noqa: DTZ901 - nobody reads it without jobs

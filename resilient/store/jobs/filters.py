@@ -37,7 +37,6 @@ WordsOrNone: TypeAlias = "str | Iterable[str | None]"
 Moment: TypeAlias = "datetime | timedelta"
 JOB: Final[sa.Table] = tables.metadata.tables["resilient_job"]
 GOING: Final = tuple(state for state in JobState if state not in TERMINAL)
-_FAR: Final = "~"  # sorts after every character a key may have
 
 
 class Criteria(TypedDict, total=False):
@@ -273,5 +272,5 @@ def _glob(column: ColumnElement[str], pattern: str, d: Dialect) -> ColumnElement
         deeper = column.op("NOT GLOB")("*/" * (pattern.count("/") + 1) + "*")
     parts: list[ColumnElement[bool]] = [fits, deeper]
     if prefix:
-        parts += [column >= prefix, column < prefix + _FAR]
+        parts += [column >= prefix, column < prefix + resource_key.FAR]
     return sa.and_(*parts)

@@ -258,11 +258,8 @@ def prune(c: Connection, d: Dialect, before: datetime, limit: int = PRUNE_LIMIT)
 
     Ordering keys of events stay: consumers noted their numbers, and would take a second 1 for an old event.
     """
+    idle = "head_id IS NULL AND updated_at < :before AND resource_key NOT LIKE 'outbox/%' LIMIT :limit"
     gone = d.run(
-        c,
-        "DELETE FROM {order} WHERE (resource_key, ordering_key) IN (SELECT resource_key, ordering_key FROM {order}"
-        " WHERE head_id IS NULL AND updated_at < :before AND resource_key NOT LIKE 'outbox/%'"
-        " LIMIT :limit {leaf_lock})",
-        {"before": before, "limit": limit},
+        c, f"DELETE FROM {{order}} WHERE {d.chosen_rows('{order}', idle)}", {"before": before, "limit": limit}
     ).rowcount
     return int(gone)

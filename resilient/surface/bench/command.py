@@ -74,7 +74,7 @@ def drain(
 @app.command()
 def overhead(
     database: Database = None,
-    jobs: Jobs = 20_000,
+    jobs: Jobs = 50_000,
     resources: Resources = 1_000,
     concurrency: Concurrency = 100,
     rounds: Annotated[int, typer.Option(min=1, help="How often each.")] = 3,
@@ -177,6 +177,44 @@ def throttle(
             _run("throttle", bench, as_json=as_json)
     if markdown:
         Console().print(table(rows), soft_wrap=True, markup=False, highlight=False)
+
+
+@app.command(name="all")
+def everything(
+    database: Annotated[str, typer.Option(help="postgresql://...; SQLite's figures come from temporary files.")],
+    scale: Annotated[float, typer.Option(min=0.001, help="Makes every bench smaller by this.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often all of it is run.")] = 2,
+    peers: Annotated[str, typer.Option(help="A command that measures other queues.", hidden=True)] = "",
+) -> None:
+    """Every figure beside its target, after some minutes.
+
+    Prints a Markdown table.
+    """
+    from resilient.surface.bench.table import table  # noqa: PLC0415 - as above
+
+    console = Console()
+    try:
+        for line in table(database, scale=scale, rounds=rounds, peers=peers):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+    except ResilientError as error:
+        Console(stderr=True).print(f"error: {error}", soft_wrap=True, markup=False, highlight=False)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def growth(
+    database: Annotated[str, typer.Option(help="postgresql://... of a server that nobody else uses.")],
+    scale: Annotated[float, typer.Option(min=0.0001, help="Makes every number smaller by this.")] = 1.0,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """How cost grows with workers, accounts and old rows.
+
+    Each cost is a ratio to that of the smallest.
+    """
+    from resilient.surface.bench.growth import growth as run_growth  # noqa: PLC0415 - as above
+
+    _run("growth", lambda: run_growth(database, scale=scale), as_json=as_json)
 
 
 def _measured(name: str, bench: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -12,15 +12,12 @@ import math
 import multiprocessing
 import os
 import resource
+import subprocess
 import sys
-import threading
 import time
 import traceback
-import urllib.error
-import urllib.request
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
-from itertools import chain, repeat
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -67,8 +64,13 @@ async def get(job: Job[str]) -> None:
     response.raise_for_status()
 
 
-def build(place: Scratch, *, limits: bool = False, deps: Any = None, sampled: float = 0.0) -> Resilient:
-    """The application in ``place``; with ``limits`` two job limits on every account. ``sampled``: see `Load`."""
+def build(
+    place: Scratch, *, limits: bool = False, deps: Any = None, sampled: float = 0.0, share: float = 1.0
+) -> Resilient:
+    """The application in ``place``; with ``limits`` two job limits on every account.
+
+    ``sampled``: of so many root spans the SDK keeps; ``share``: of so many runs it is told.
+    """
     two = [Limit(_ROOMY, per=60, counts="jobs"), Limit(_ROOMY, per=3600, counts="jobs")]
     return Resilient(
         place.url,
@@ -78,7 +80,7 @@ def build(place: Scratch, *, limits: bool = False, deps: Any = None, sampled: fl
         limits={f"{ROOT}/*": two} if limits else None,
         breakers={DOWN: BreakerPolicy(streak=1, first_open=600)},  # one probe a run, however long it takes
         deps=deps,
-        tracing=tracing_of(sampled),
+        tracing=tracing_of(sampled, share),
     )
 
 
@@ -228,7 +230,7 @@ def work(start: Start, number: int, done: MutableSequence[int], load: Load) -> d
 
 
 async def _work(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
-    async with build(load.place, limits=load.limits, sampled=load.sampled) as app:
+    async with build(load.place, limits=load.limits, sampled=bool(load.sampled), share=load.sampled or 1.0) as app:
         worker = app.worker(concurrency=load.concurrency)
         with ExitStack() as stack:
             asking = None
@@ -237,7 +239,7 @@ async def _work(start: Start, number: int, done: MutableSequence[int], load: Loa
                 asking = stack.enter_context(_asked(app, worker))
             start()
             if asking is not None:
-                asking.start()
+                asking()
             watching = asyncio.create_task(_watch(worker, number, done, load.jobs))
             await worker.run()
         return {"finished_at": await watching, "executions": worker.executions}
@@ -253,8 +255,8 @@ def _logged() -> Iterator[None]:
         yield
 
 
-def tracing_of(sampled: float) -> Tracing:
-    """Spans of this share of the traces, as OpenTelemetry's SDK makes them, thrown away by their exporter; 0: none.
+def tracing_of(sampled: float, share: float = 1.0) -> Tracing:
+    """Spans as OpenTelemetry's SDK makes them, thrown away by their exporter; see `build`. None if ``sampled`` is 0.
 
     Raises `MissingExtra` without the SDK.
     """
@@ -276,34 +278,29 @@ def tracing_of(sampled: float) -> Tracing:
 
     provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(sampled)))
     provider.add_span_processor(BatchSpanProcessor(Nowhere()))
-    return Tracing(provider)
+    return Tracing(provider, share=share)
 
 
 @contextmanager
-def _asked(app: Resilient, worker: Worker) -> Iterator[threading.Thread]:
-    """Serve metrics and probes; a thread, once started, asks for all of them every second.
-
-    Prometheus does so four times a minute.
-    """
+def _asked(app: Resilient, worker: Worker) -> Iterator[Callable[[], None]]:
+    """Serve metrics and probes; once its value is called, another process asks for all of them every second."""
     from resilient.surface.probes import Probes  # noqa: PLC0415 - for one bench
 
-    probes, over = Probes(app, worker), threading.Event()
-    delays = chain([0.1], repeat(1.0))
+    probes = Probes(app, worker)
     (server,) = probes.open(metrics="127.0.0.1:0", health="127.0.0.1:0")
-
-    def ask() -> None:
-        while not over.wait(next(delays)):
-            for path in ("/metrics", "/livez", "/readyz"):
-                with suppress(urllib.error.HTTPError):  # not ready yet
-                    urllib.request.urlopen(f"http://127.0.0.1:{server.address[1]}{path}", timeout=10).read()
-
-    asking = threading.Thread(target=ask, name="bench-scrapes")
+    command = [sys.executable, "-m", "resilient.surface.bench.asker", f"http://127.0.0.1:{server.address[1]}"]
     try:
-        yield asking
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as asker:  # noqa: S603 - ours
+            pipes: Any = asker
+            pipes.stdout.readline()  # it is loaded
+
+            def begin() -> None:
+                pipes.stdin.write(b"\n")
+                pipes.stdin.flush()
+
+            yield begin
+            pipes.stdin.close()
     finally:
-        over.set()
-        if asking.ident is not None:
-            asking.join()
         probes.close()
 
 

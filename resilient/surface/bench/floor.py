@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.surface.bench import floor_sqlite
-from resilient.surface.bench.crew import BenchFailed, Server, milliseconds, percentile, rate, run_crew
+from resilient.surface.bench.crew import BenchFailed, Server, milliseconds, own_cpu, percentile, rate, run_crew
 from resilient.surface.scratch import Scratch, scratch
 
 if TYPE_CHECKING:
@@ -56,12 +56,20 @@ def drain_floor(place: Scratch, *, jobs: int, resources: int, workers: int) -> R
     return _drain(place, code, jobs, workers)
 
 
-def enqueue_floor(place: Scratch, *, jobs: int, resources: int) -> tuple[float, list[float], list[float]]:
-    """Jobs per second of one bulk insert, and the seconds of each of up to 1,000 single ones, sync and async."""
+def enqueue_floor(place: Scratch, *, jobs: int, resources: int) -> tuple[float, list[float], list[float], float]:
+    """Jobs per second of one bulk insert, and the seconds of each of up to 1,000 single ones, sync and async.
+
+    The last: the CPU seconds of the asynchronous ones, or of the others where there are none.
+    """
     code, singles = _code(place), min(jobs, _SINGLES)
     code.create(place)
     many = jobs / code.fill(place, jobs, resources)
-    return many, code.single(place, singles), [] if place.is_sqlite else code.single_async(place, singles)
+    own = own_cpu()
+    plain = code.single(place, singles)
+    if place.is_sqlite:
+        return many, plain, [], own_cpu() - own
+    own = own_cpu()
+    return many, plain, code.single_async(place, singles), own_cpu() - own
 
 
 def pickup_floor(place: Scratch, *, jobs: int) -> list[float]:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 10_000
 _TRACED: Final = 100  # jobs enqueued within one span: each such span is sampled for itself
-_PROBE_IN: Final = timedelta(milliseconds=100)  # the open circuit's probe comes due during the run
+_PROBE_IN: Final = timedelta(seconds=2)  # the probe of the open circuit comes due while the workers run
 
 
 def drain(
@@ -276,11 +276,12 @@ def enqueue(url: str | None, *, jobs: int, resources: int, with_floor: bool) -> 
         app = build(place)
         figures, single = asyncio.run(_inserted(place, app, jobs, resources))
     with scratch(url, "bench") as place:
-        blocking = _single_sync(build(place), min(jobs, _SINGLES), resources)
-    figures |= milliseconds(blocking, "single_sync_")
+        blocking, cpu = _single_sync(build(place), min(jobs, _SINGLES), resources)
+    figures |= milliseconds(blocking, "single_sync_") | {"single_sync_cpu_us": _each(cpu, blocking)}
     if with_floor:
         with scratch(url, "bench") as place:
-            many, bare, bare_async = enqueue_floor(place, jobs=jobs, resources=resources)
+            many, bare, bare_async, cpu = enqueue_floor(place, jobs=jobs, resources=resources)
+        figures["single_floor_cpu_us"] = _each(cpu, bare_async or bare)
         figures["floor_per_second"] = round(many, 1)
         figures["share_of_floor"] = round(figures["jobs_per_second"] / many, 3)
         figures["single_floor_p50_ms"] = _p50(bare)
@@ -290,6 +291,11 @@ def enqueue(url: str | None, *, jobs: int, resources: int, with_floor: bool) -> 
             figures["single_floor_async_p50_ms"] = _p50(bare_async)
             figures["single_times_floor_async"] = round(_p50(single) / _p50(bare_async), 2)
     return figures
+
+
+def _each(cpu: float, singles: list[float]) -> float:
+    """Microseconds of CPU of the program for each, its threads included."""
+    return round(cpu * 1e6 / len(singles), 1)
 
 
 def _p50(seconds: list[float]) -> float:
@@ -303,13 +309,16 @@ async def _inserted(place: Scratch, app: Resilient, jobs: int, resources: int) -
         before, own = server.cpu(), own_cpu()
         seconds = await _many(app, jobs, resources)
         cpu = server.total(own_cpu() - own, before)
+        own = own_cpu()
         single = await _single(app, min(jobs, _SINGLES), resources)
+        single_cpu = own_cpu() - own
     figures: dict[str, Any] = {
         "jobs_per_second": rate(jobs, seconds),
         "cpu_seconds": cpu,
         "useless_executions": 0,
     }
     figures |= {"single_per_second": rate(len(single), sum(single)), **milliseconds(single, "single_")}
+    figures["single_cpu_us"] = _each(single_cpu, single)
     return figures, single
 
 
@@ -330,14 +339,17 @@ async def _single(app: Resilient, jobs: int, resources: int) -> list[float]:
     return took
 
 
-def _single_sync(app: Resilient, jobs: int, resources: int) -> list[float]:
+def _single_sync(app: Resilient, jobs: int, resources: int) -> tuple[list[float], float]:
+    """The seconds of each, and the CPU seconds of all."""
     took = []
     try:
-        for n in range(jobs + 1):
+        app.sync.enqueue(noop, 0, resource_key=account(0, resources))  # it opens the connection
+        own = own_cpu()
+        for n in range(jobs):
             began = time.perf_counter()
             app.sync.enqueue(noop, n, resource_key=account(n, resources))
             took.append(time.perf_counter() - began)
+        return took, own_cpu() - own
     finally:
         app.sync.close()
         app.database.close_sync()
-    return took[1:]  # the first one opened the connection

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from resilient.surface.cli.exits import INTERRUPTED, OK, USAGE, line_of, status_of
+from resilient.engine.ground.garbage import own_process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,10 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    if arguments is None:
+        own_process()
     from resilient.surface.cli import root  # noqa: PLC0415 - typer and rich: only for this
+    from resilient.surface.cli.exits import INTERRUPTED, OK, USAGE, line_of, status_of  # noqa: PLC0415 - SQLAlchemy's errors
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words

@@ -271,7 +271,8 @@ def rotate_secrets(ctx: typer.Context) -> None:
     if run.out.as_json:
         run.out.json({"rotated": done})
     else:
-        run.out.say(f"Encrypted {counted(done, 'grant')} with the first key.")
+        what = counted(done, "grant or sealed payload", "grants and sealed payloads")
+        run.out.say(f"Encrypted {what} with the first key.")
 
 
 sync = typer.Typer(help="Sync streams: where they stand.", no_args_is_help=True)

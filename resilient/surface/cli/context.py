@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from resilient.core.base.errors import SetupError
 from resilient.surface.cli.output import Output
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from resilient.engine.app.app import Resilient
+    from resilient.surface.shards import Shards
 
 VIA: Final = "command line"
 NEITHER = (
@@ -44,6 +45,7 @@ class Context:
     person: str = ""
     because: str | None = None
     acts: bool = True  # what its app's methods change is this person's
+    shard: str | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _app: Resilient | None = None
 
@@ -52,7 +54,7 @@ class Context:
         """The program's app; with only a database, one without handlers."""
         if self._app is None:
             if self.app_name is not None:
-                self._app = load(self.app_name)
+                self._app = load(self.app_name, self.shard)
             elif self.database is not None:
                 from resilient.engine.app.app import Resilient  # noqa: PLC0415 - a second of imports, only where needed
 
@@ -73,6 +75,15 @@ class Context:
         """The program's app, for commands that need its code."""
         self.program_name(what)
         return self.app
+
+    def shards(self, what: str) -> Shards | None:
+        """The program's shards, if it has several and none was chosen."""
+        if self.shard is None and self._app is None:
+            value = load_whole(self.program_name(what))
+            if isinstance(value, _shards()):
+                return value
+            self._app = value
+        return None
 
     def program_name(self, what: str) -> str:
         """Its name, as module:app, for commands that start processes with it."""
@@ -118,11 +129,29 @@ def person() -> str:
         return f"{os.getuid() if hasattr(os, 'getuid') else 'somebody'}@{socket.gethostname()}"
 
 
-def load(name: str) -> Resilient:
-    """The app that ``module:attribute`` names; the attribute may be a function that makes it.
+def load(name: str, shard: str | None = None) -> Resilient:
+    """The app that ``module:attribute`` names, or that shard of it; the attribute may be a function that makes it.
 
     Raises `SetupError` with what was tried.
     """
+    value = load_whole(name)
+    if isinstance(value, _shards()):
+        if shard is None:
+            raise SetupError(f"{name} has the shards {', '.join(value)}: say which, --shard {next(iter(value))}")
+        return value[shard]
+    if shard is not None:
+        raise SetupError(f"--shard {shard}: {name} has no shards")
+    return cast("Resilient", value)
+
+
+def _shards() -> type[Shards]:
+    from resilient.surface.shards import Shards  # noqa: PLC0415 - as above
+
+    return Shards
+
+
+def load_whole(name: str) -> Any:
+    """The app, or the `Shards`, that ``module:attribute`` names. Raises `SetupError`."""
     from resilient.engine.app.app import Resilient  # noqa: PLC0415 - as above
 
     module_name, _, attribute = name.partition(":")
@@ -130,7 +159,7 @@ def load(name: str) -> Resilient:
     value = _attribute(module, attribute, name) if attribute else _only_app(module, name)
     if inspect.isroutine(value):
         value = _made(value, name)
-    if not isinstance(value, Resilient):
+    if not isinstance(value, (Resilient, _shards())):
         raise SetupError(f"{name} is not a Resilient app but of type {type(value).__name__}")
     return value
 
@@ -185,4 +214,4 @@ def _only_app(module: ModuleType, name: str) -> Any:
 def _apps(module: ModuleType) -> list[str]:
     from resilient.engine.app.app import Resilient  # noqa: PLC0415 - as above
 
-    return sorted(key for key, value in vars(module).items() if isinstance(value, Resilient))
+    return sorted(key for key, value in vars(module).items() if isinstance(value, (Resilient, _shards())))

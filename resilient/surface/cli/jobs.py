@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
@@ -26,7 +26,7 @@ from resilient.surface.cli.exits import FAILED
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resilient.core.jobs.records import Edited
+    from resilient.core.jobs.records import Edited, JobInfo
     from resilient.store.jobs.filters import Criteria as Criteria  # noqa: PLC0414 - mypy: exported
     from resilient.surface.cli.context import Context
     from resilient.surface.cli.output import Output
@@ -133,7 +133,6 @@ def _with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]],
 
 _DEFAULTS: Final = {"dry_run": False, "struggling": False}
 _NONE: Final = "none"
-_ESCAPED: Final = re.compile(r"\\+none")
 _SPELT: Final = {"created_after": "--created-after/--since"}
 
 
@@ -158,12 +157,16 @@ def criteria_of(options: dict[str, Any], spelt: Callable[[str], str] = _spelt) -
 
 def word_or_none(text: str) -> str | None:
     r"""The word that a text stands for: ``none`` is None, and ``\none`` the word itself."""
-    return None if text == _NONE else text[1:] if _ESCAPED.fullmatch(text) else text
+    return None if text == _NONE else text[1:] if _is_escaped(text) else text
+
+
+def _is_escaped(text: str) -> bool:
+    return text != _NONE and text.lstrip("\\") == _NONE
 
 
 def text_of(word: str | None) -> str:
     """The opposite of `word_or_none`."""
-    return _NONE if word is None else f"\\{word}" if word == _NONE or _ESCAPED.fullmatch(word) else word
+    return _NONE if word is None else f"\\{word}" if word.lstrip("\\") == _NONE else word
 
 
 def tags_of(pairs: list[str], option: str = "--tag") -> dict[str, str]:
@@ -260,7 +263,7 @@ def _list(run: Context, criteria: Criteria, limit: int, after: str | None, order
     infos = run.app.sync.jobs.list(limit=limit, after=after, order=order, payloads=run.out.as_json, **criteria)
     more = infos[-1].id if len(infos) == limit else None
     if run.out.as_json:
-        run.out.json({"jobs": [job.to_json() for job in infos], "next": more})
+        run.out.json({"jobs": [_shown(run, job).to_json() for job in infos], "next": more})
         return
     if not infos:
         only_dead = criteria.keys() == {"state"} and criteria["state"] == "dead"
@@ -270,6 +273,11 @@ def _list(run: Context, criteria: Criteria, limit: int, after: str | None, order
     run.out.table(output.JOB_HEADERS, [output.job_row(job, now) for job in infos], folds=output.JOB_FOLDS)
     if more is not None:
         run.out.say(f"There may be more: --after {more}", style="dim")
+
+
+def _shown(run: Context, job: JobInfo) -> JobInfo:
+    """The job without what its kind hides of its payload."""
+    return replace(job, payload=run.app.ground.encoder.view(job.kind, job.payload))
 
 
 @jobs.command("count")
@@ -293,7 +301,7 @@ def show(ctx: typer.Context, job_id: Id) -> None:
     """
     run: Context = ctx.obj
     api = run.app.sync.jobs
-    job, attempts, why = api.get(job_id), api.attempts(job_id), api.why(job_id)
+    job, attempts, why = _shown(run, api.get(job_id)), api.attempts(job_id), api.why(job_id)
     if run.out.as_json:
         run.out.json({"job": job.to_json(), "attempts": [a.to_json() for a in attempts], "why": why.to_json()})
     else:

@@ -211,6 +211,16 @@ def _show_stopped(run: Context, view: Overview) -> None:
             " their handlers",
             style="bold red",
         )
+    if view.unserved_accounts:
+        few = list(view.unserved_accounts.items())[:_MOST_UNSERVED]
+        accounts = ", ".join(f"{number:,}{'+' if number.more else ''} of {name}" for name, number in few)
+        others = len(view.unserved_accounts) - len(few)
+        more = f" and {others:,} more accounts" if others else ""
+        run.out.paragraph(
+            f"No worker: ready jobs of resources that no running worker serves: {accounts}"
+            f"{more}. Start one without --resource, or with one that fits",
+            style="bold red",
+        )
     if not view.stopped:
         run.out.say("Stopped:    nothing", style="green")
         return
@@ -265,6 +275,7 @@ def _show_alerts(run: Context, view: Overview) -> None:
 
 
 _MOST_LEARNT: Final = 10  # lines
+_MOST_UNSERVED: Final = 5  # accounts in one line
 _SHOWN: Final = ("dead", "new_error", "circuit_open", "needs_reauth")  # stand above, as what is stopped or fails
 
 # -- housekeeping --------------------------------------------------------------------------------------------
@@ -400,12 +411,13 @@ def db_upgrade(ctx: typer.Context) -> None:
     if applied:  # afterwards: before the first one there is no audit
         with run.audited("db upgrade", schema.head()) as outcome:
             outcome["applied"] = len(applied)
+    present = schema.current_sync(run.app.database)
     if run.out.as_json:
-        run.out.json({"applied": applied, "revision": schema.head()})
+        run.out.json({"applied": applied, "revision": present, "needs": schema.head()})
     elif applied:
-        run.out.say(f"Applied {', '.join(applied)}: the tables are at revision {schema.head()}.")
+        run.out.say(f"Applied {', '.join(applied)}: the tables are at revision {present}.")
     else:
-        run.out.say(f"Nothing to do: the tables are at revision {schema.head()}.")
+        run.out.say(f"Nothing to do: the tables are at revision {present}{_newer(present)}.")
 
 
 @database.command("check")
@@ -415,10 +427,18 @@ def db_check(ctx: typer.Context) -> None:
 
     run: Context = ctx.obj
     schema.check_sync(run.app.database)
+    present = schema.current_sync(run.app.database)
     if run.out.as_json:
-        run.out.json({"revision": schema.head()})
+        run.out.json({"revision": present, "needs": schema.head()})
     else:
-        run.out.say(f"The tables fit: revision {schema.head()}.")
+        run.out.say(f"The tables fit: revision {present}{_newer(present)}.")
+
+
+def _newer(present: str | None) -> str:
+    """What is to be said of tables that newer code has made, and that fit."""
+    from resilient.store.db import schema  # noqa: PLC0415 - as above
+
+    return "" if present == schema.head() else f", made by a newer version; this one needs {schema.head()}"
 
 
 __all__ = ["database", "doctor", "enqueue", "prune", "status"]

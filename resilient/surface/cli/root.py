@@ -40,7 +40,7 @@ cli = typer.Typer(
 SHARED: Final = "Also --app, --database, --schema, --as, --because, --json and --debug: see `resilient --help`."
 VALUED: Final = {
     "--app": "shop.jobs:app", "-A": "shop.jobs:app", "--schema": "jobs", "--as": "ann", "--because": "'they asked'",
-    "--database": "sqlite:///app.db or postgresql://user:password@host/name",
+    "--shard": "eu", "--database": "sqlite:///app.db or postgresql://user:password@host/name",
 }  # fmt: skip
 _NUMBERS: Final = (
     "limit",
@@ -64,8 +64,9 @@ SHAPES: Final = {  # what an option takes, by its name, for the help
     **dict.fromkeys(("delay", "expires_in", "duration"), "SPAN"),
     **dict.fromkeys(("run_at", "expires_at", "end"), "TIME"),
     **dict.fromkeys(("tag", "detail", "breaker"), "NAME=VALUE"),
-    **dict.fromkeys(("schema", "name", "user"), "NAME"),
+    **dict.fromkeys(("schema", "name", "user", "shard"), "NAME"),
     **dict.fromkeys(("kind", "kinds", "except_kinds"), "KIND"),
+    "patterns": "PATTERN",
     **dict.fromkeys(("key_file", "csv"), "FILE"),
     "app": "MODULE:APP", "database": "ADDRESS", "gate": "GATE", "rate": "RATE", "payload": "JSON",
     "log_level": "LEVEL", "into": "FOLDER", "person": "NAME", "because": "WHY",
@@ -96,6 +97,9 @@ def shared(
     schema: Annotated[
         str | None, typer.Option(envvar="RESILIENT_SCHEMA", help="PostgreSQL schema of the tables, with --database.")
     ] = None,
+    shard: Annotated[
+        str | None, typer.Option(envvar="RESILIENT_SHARD", help="Which shard, of an app that has several.")
+    ] = None,
     person: Annotated[
         str | None, typer.Option("--as", envvar="RESILIENT_AS", help="Who changes something, for the audit.")
     ] = None,
@@ -108,15 +112,18 @@ def shared(
     ] = False,
 ) -> None:
     """These options may also stand after the command."""
-    sources = {name: ctx.get_parameter_source(name) for name in ("app", "database")}
+    sources = {name: ctx.get_parameter_source(name) for name in ("app", "database", "shard")}
     names = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if names == {"app", "database"}:
+    if {"app", "database"} <= names:
         raise SetupError("give --app or --database, not both")
+    if {"shard", "database"} <= names:
+        raise SetupError("a --shard is one of an app's: give --app, or the shard's own address as --database")
     if database is not None and (app is None or "database" in names):
         app = None  # what was typed wins over the environment
     else:
         database = None
     made = Context(app, database, schema, debug, Output(as_json=as_json))
+    made.shard = shard
     made.typed_database = database if "database" in names else None
     made.person, made.because, made.acts = person or "", because, ctx.invoked_subcommand not in _OTHERS
     ctx.obj = made

@@ -71,10 +71,12 @@ class Place:
         self.renewed = asyncio.Event()  # its program has changed
         self._writer: asyncio.StreamWriter | None = None
         self._word = b""  # for a process that is being started
+        self._runs, self._began = 0, 0.0
 
     async def run(self, command: Callable[[int, int], Sequence[str]]) -> int:
         """Run one process to its end; its exit status, negative if a signal ended it. Raises `OSError`."""
         self._word = b""
+        self._runs, self._began = self._runs + 1, time.monotonic()
         near, far = socket.socketpair()
         with far:
             reader, self._writer = await asyncio.open_connection(sock=near)
@@ -102,10 +104,21 @@ class Place:
                     self.has_been_ready |= not self.report.ready
 
     def tell(self, word: bytes) -> None:
-        """Send the process a word; one that is being started reads it when it runs."""
+        """Send the process a word; one that is being started reads it when it runs.
+
+        It has `PATIENCE` for that: one that has never reported has run nothing, and is ended if it hangs.
+        """
         self._word = word
         if self._writer is not None:
             self._writer.write(word)
+            if self.report is None:
+                asyncio.get_running_loop().call_later(PATIENCE, self._end_unheard, self._runs)
+
+    def _end_unheard(self, run: int) -> None:
+        if run == self._runs and self.report is None and self.process is not None:
+            seconds = time.monotonic() - self._began
+            log.error("process %d has said nothing for the %.0f s since its start: it is killed", self.number, seconds)
+            self.kill()
 
     def kill(self) -> None:
         """End the process without asking it."""
@@ -115,11 +128,15 @@ class Place:
 
     @property
     def liveness_trouble(self) -> str:
-        """Whether its event loop, or all of it, stands still; empty if it moves, or if nothing runs here."""
-        if self.report is None:
+        """Whether its event loop, or all of it, stands still; empty if it moves, or if nothing runs here.
+
+        One that is being started counts from there.
+        """
+        if self.process is None:
             return ""
-        silent = time.monotonic() - self.report.at
-        return self.report.live or (f"has said nothing for {silent:.0f} s" if silent > STILL else "")
+        silent = time.monotonic() - (self._began if self.report is None else self.report.at)
+        trouble = "" if self.report is None else self.report.live
+        return trouble or (f"has said nothing for {silent:.0f} s" if silent > STILL else "")
 
     @property
     def readiness_trouble(self) -> str:

@@ -12,18 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from resilient.core.base.errors import SetupError
 from resilient.surface.cli import logs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resilient.surface.cli.context import Context
+    from resilient.surface.shards import Shards
 
 Concurrency = Annotated[
     int, typer.Option("--concurrency", "-c", envvar="RESILIENT_CONCURRENCY", min=1, help="Jobs at once.")
 ]
 Kinds = Annotated[list[str] | None, typer.Option("--kind", "-k", help="Only this kind; may be repeated.")]
 ExceptKinds = Annotated[list[str] | None, typer.Option("--except-kind", help="Every kind but this; may be repeated.")]
+Patterns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--resource",
+        envvar="RESILIENT_RESOURCE",
+        help="Only this key, or what fits this pattern ('github/*'), with all below it; may be repeated.",
+        show_default=False,
+    ),
+]
 Lease = Annotated[
     float,
     typer.Option(envvar="RESILIENT_LEASE", min=1, help="Seconds until a vanished worker's jobs run elsewhere."),
@@ -66,6 +77,7 @@ MaxMemory = Annotated[
     typer.Option(envvar="RESILIENT_MAX_MEMORY", min=1, help="End at so many megabytes of memory.", show_default=False),
 ]
 Supervised = Annotated[int | None, typer.Option(hidden=True)]
+_REPEATED = {"kinds": "--kind", "except_kinds": "--except-kind", "resources": "--resource"}
 
 
 def worker(
@@ -74,6 +86,7 @@ def worker(
     concurrency: Concurrency = 50,
     kinds: Kinds = None,
     except_kinds: ExceptKinds = None,
+    patterns: Patterns = None,
     lease: Lease = 60,
     grace: Grace = 30,
     processes: Processes = None,
@@ -93,17 +106,37 @@ def worker(
     run: Context = ctx.obj
     logs.set_up(log, log_level)
     options = {
-        "concurrency": concurrency, "kinds": kinds or None, "except_kinds": except_kinds or (), "lease": lease,
-        "grace": grace,
+        "concurrency": concurrency, "kinds": kinds or None, "except_kinds": except_kinds or (),
+        "resources": patterns or (), "lease": lease, "grace": grace,
     }  # fmt: skip
     ends = {"max_jobs": max_jobs, "max_memory": max_memory}
     with logs.last_words(log):
         if (processes is not None or reload) and supervised is None:
             line = _line(run, {**options, **ends, "log": log, "log_level": log_level})
             raise typer.Exit(_supervise(line, processes or 1, reload=reload, metrics=metrics, health=health))
+        if (shards := run.shards("a worker")) is not None:
+            if health or metrics or any(ends.values()) or supervised is not None:
+                raise SetupError(
+                    "--processes, --reload, --metrics, --health, --max-jobs and --max-memory are one shard's: say"
+                    f" which, --shard {next(iter(shards))}"
+                )
+            asyncio.run(_work_all(shards, options))
+            return
         app = run.program("a worker")
         health = health if supervised is None else None  # the environment is the supervisor's, too
         asyncio.run(_work(app, options, ends, metrics=metrics, health=health, supervised=supervised))
+
+
+async def _work_all(shards: Shards, options: dict[str, Any]) -> None:
+    from resilient.engine.run.worker import exit_if_stuck  # noqa: PLC0415 - half a second of imports, only where needed
+
+    workers = shards.worker(**options)
+    try:
+        await workers.run()  # each waits for a database that is away
+    finally:
+        await shards.close()
+    for worker in workers.workers.values():
+        exit_if_stuck(worker)
 
 
 async def _work(
@@ -152,9 +185,10 @@ def _line(run: Context, options: Mapping[str, Any]) -> list[str]:
     """The command of one process, without what differs between them."""
     words = [sys.executable, "-m", "resilient.surface.cli", "--app", run.program_name("a worker")]
     words += ["--debug"] if run.debug else []
+    words += [] if run.shard is None else ["--shard", run.shard]
     words.append("worker")
     for name, value in options.items():
-        option = {"kinds": "--kind", "except_kinds": "--except-kind"}.get(name, "--" + name.replace("_", "-"))
+        option = _REPEATED.get(name, "--" + name.replace("_", "-"))
         values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
         for one in values:
             words += [option, str(one)]

@@ -40,6 +40,7 @@ from resilient import (
     handler,
 )
 from resilient.core.sync.paginators import NextCursor
+from resilient.engine.ground.garbage import own_process
 from resilient.surface.demo import accounts
 from resilient.surface.demo.accounts import Contact  # noqa: TC001 - a handler's annotation is read
 
@@ -241,6 +242,7 @@ def _until_closed(loop: asyncio.AbstractEventLoop, stop: Any) -> None:
 
 def main() -> None:
     """One worker process."""
+    own_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     asyncio.run(_work(json.loads(sys.argv[1])))
 

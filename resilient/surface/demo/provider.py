@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from resilient import Provider
+from resilient.engine.ground.garbage import own_process
 from resilient.surface.demo import accounts
 from resilient.surface.demo.accounts import Plan
 from resilient.surface.demo.app import PEOPLE, facts
@@ -399,6 +400,8 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the command line and serve."""
+    if arguments is None:
+        own_process()
     parser = argparse.ArgumentParser(description="The demo's provider")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--plan", type=json.loads, default={})

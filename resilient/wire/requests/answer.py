@@ -297,6 +297,15 @@ class Answer(httpx.Response):
         )
 
 
+class Cookies(httpx.Cookies):
+    """Httpx's, which look for cookies only in an answer that sets some: what they do otherwise costs as much as h11."""
+
+    def extract_cookies(self, response: httpx.Response) -> None:
+        """Keep the cookies that an answer sets."""
+        if "set-cookie" in response.headers:
+            super().extract_cookies(response)
+
+
 # -- bodies -----------------------------------------------------------------------------------------------------------
 #
 # Bodies of answers, decoded piece by piece and counted while they come, so that no server fills our memory.
@@ -306,7 +315,7 @@ class Answer(httpx.Response):
 # the wire and what was made of it, and looks at the clock with each part, because a compressed body may also say
 # nothing for ever.
 
-__all__ = ["ASKED_FOR", "PIECE", "Decoder", "DecodingError", "Intake", "cut"]
+__all__ = ["ASKED_FOR", "PIECE", "Cookies", "Decoder", "DecodingError", "Intake", "cut"]
 PIECE: Final = 64 * 1024  # bytes that are decoded at once
 ASKED_FOR: Final = "gzip, deflate"
 _CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})

@@ -23,7 +23,7 @@ from resilient.core.base.numbers import json_text
 from resilient.core.base.phrases import one_line, plain
 from resilient.core.provider.classify import classify
 from resilient.core.provider.facts import Part, PartAnswer
-from resilient.wire.requests.answer import ASKED_FOR, KEY, failed_answer
+from resilient.wire.requests.answer import ASKED_FOR, KEY, Cookies, failed_answer
 from resilient.wire.requests.flow import CallState, is_concluded
 from resilient.wire.requests.redact import without_secrets_in_code
 from resilient.wire.requests.request_log import Target
@@ -53,6 +53,7 @@ class AsyncClient(httpx.AsyncClient):
             transport=AsyncTransport(request_log, pool), base_url=base_url, timeout=pool.timeout, trust_env=False,
             headers=_HEADERS,
         )  # fmt: skip
+        self._cookies = Cookies()
         self._request_log = request_log
         self.secret_params = request_log.provider.secret_params  # parameters of URLs that no row may keep
 
@@ -101,6 +102,7 @@ class Client(httpx.Client):
             transport=SyncTransport(request_log, pool, bridge), base_url=base_url, timeout=pool.timeout,
             trust_env=False, headers=_HEADERS,
         )  # fmt: skip
+        self._cookies = Cookies()
         self._request_log, self._bridge = request_log, bridge
         self.secret_params = request_log.provider.secret_params
 

@@ -119,9 +119,15 @@ def _share(end: float | None, untried: int) -> float | None:
 class PublicNetwork(httpcore.AsyncNetworkBackend):
     """For coroutines. ``allow``: hosts and addresses that are connected to all the same; ``refusal``: the error."""
 
-    def __init__(self, allow: Iterable[str] = (), refusal: Callable[[str, str], Exception] = AddressDenied) -> None:
+    def __init__(
+        self,
+        allow: Iterable[str] = (),
+        refusal: Callable[[str, str], Exception] = AddressDenied,
+        network: httpcore.AsyncNetworkBackend | None = None,
+    ) -> None:
+        """``network``: by what it connects."""
         self._allow, self._refusal = frozenset(name.lower() for name in allow), refusal
-        self._network = httpcore.AnyIOBackend()
+        self._network = network or httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,

@@ -8,13 +8,12 @@ because a request sent into a closing connection has no known outcome.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import httpcore
 import httpx
@@ -23,10 +22,13 @@ from resilient.core.base import bounds
 from resilient.core.base.loggers import apart
 from resilient.wire.requests import redact
 from resilient.wire.requests.guard import GUARDED, PublicNetwork, PublicNetworkSync
+from resilient.wire.requests.http11 import Connection, Network, decrypts
 from resilient.wire.requests.sockets import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable
+
+    from resilient.wire.requests.http11 import Look
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
@@ -75,7 +77,12 @@ class PoolSettings:
 # errors httpx's. A coroutine that has to wait for one waits in line; `httpx.PoolTimeout` ends that.
 
 Origin = tuple[bytes, bytes, int | None, bool]  # the last: whether its host was chosen by an account
-Connection = httpcore.AsyncHTTPConnection
+
+
+_LAST_PORT: Final = 65_535
+_NETWORK: Final = Network()
+_HTTPCORES: Final = httpcore.AsyncHTTPConnection.handle_async_request
+_GUARDED_NETWORK: Final = PublicNetwork(network=_NETWORK)
 
 
 class Connections(httpx.AsyncBaseTransport):
@@ -88,38 +95,44 @@ class Connections(httpx.AsyncBaseTransport):
         self._open = 0  # resting and in use
         self._line: deque[asyncio.Future[None]] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
-        self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request. Raises httpx's errors; after any of them the connection is gone."""
+        return await self.send(request)
+
+    async def send(self, request: httpx.Request, look: Look | None = None) -> httpx.Response:
+        """The same; ``look`` is called in the moment before the first byte."""
         url = request.url
         origin = (url.raw_scheme, url.raw_host, url.port, GUARDED in request.extensions)
-        target = httpcore.URL(scheme=origin[0], host=origin[1], port=origin[2], target=url.raw_path)
         if origin[0] not in (b"http", b"https"):
             raise httpx.UnsupportedProtocol(f"{url.scheme!r} is not HTTP: write a URL that begins with https://")
-        sent = httpcore.Request(
-            request.method, target, headers=request.headers.raw, content=request.stream, extensions=request.extensions
-        )
-        seconds = request.extensions.get("timeout", {}).get("pool")
-        while True:
-            connection = self._take(origin, target) or await self._wait(origin, target, seconds)
-            try:
-                answer = await connection.handle_async_request(sent)
-            except httpcore.ConnectionNotAvailable:  # it was closed while it rested: nothing was sent
-                self._give_back(origin, connection)
-            except BaseException as error:
-                self._give_back(origin, connection)
-                _raise_as_httpx(error)
-                raise
-            else:
-                break
-        body = _Body(self, origin, connection, answer)
-        return httpx.Response(answer.status, headers=answer.headers, stream=body, extensions=answer.extensions)
+        if (url.port or 0) > _LAST_PORT:  # sockets take such a number for another, or raise what is no error of httpx's
+            raise httpx.UnsupportedProtocol(f"there is no port {url.port}: the last is {_LAST_PORT}")
+        if httpcore.AsyncHTTPConnection.handle_async_request is not _HTTPCORES:  # by respx, say, in a program's tests
+            return await self._send_by_httpcore(request, look)
+        connection = self._take(origin)
+        if connection is None:
+            connection = await self._wait(origin, request.extensions.get("timeout", {}).get("pool"))
+        try:
+            return await connection.send(request, _Body(self, origin, connection, request), look)
+        except BaseException as error:
+            self._give_back(origin, connection)
+            _raise_as_httpx(error)
+            raise
+
+    async def _send_by_httpcore(self, request: httpx.Request, look: Look | None) -> httpx.Response:
+        """Send it over the connection that somebody has put in the place of httpcore's."""
+        if look is not None and (wait := look()) is not None:
+            await wait
+        transport = httpx.AsyncHTTPTransport(verify=self._context, trust_env=False)
+        if GUARDED in request.extensions:
+            transport._pool._network_backend = PublicNetwork()  # noqa: SLF001 - httpx has no argument for it
+        return await transport.handle_async_request(request)
 
     # -- taking and giving back ------------------------------------------------------------------------------
 
-    def _take(self, origin: Origin, url: httpcore.URL) -> Connection | None:
+    def _take(self, origin: Origin) -> Connection | None:
         """A connection for one request, resting or new; None if all are in use."""
         stack = self._stacks.get(origin)
         while stack:
@@ -133,12 +146,10 @@ class Connections(httpx.AsyncBaseTransport):
         if self._open >= self._settings.connections:
             return None
         self._open += 1
-        return Connection(
-            url.origin, ssl_context=self._context, keepalive_expiry=self._settings.idle_for,
-            network_backend=PublicNetwork() if origin[3] else None,
-        )  # fmt: skip
+        network = _GUARDED_NETWORK if origin[3] else _NETWORK
+        return Connection(origin[:3], self._context, network, self._settings.idle_for)
 
-    async def _wait(self, origin: Origin, url: httpcore.URL, seconds: float | None) -> Connection:
+    async def _wait(self, origin: Origin, seconds: float | None) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(seconds):
@@ -153,7 +164,7 @@ class Connections(httpx.AsyncBaseTransport):
                         elif turn.done() and not turn.cancelled():
                             self._next()  # woken and interrupted at once: the turn is somebody else's
                         raise
-                    if (connection := self._take(origin, url)) is not None:
+                    if (connection := self._take(origin)) is not None:
                         return connection
         except TimeoutError:
             raise httpx.PoolTimeout(
@@ -169,7 +180,7 @@ class Connections(httpx.AsyncBaseTransport):
 
     def _give_back(self, origin: Origin, connection: Connection) -> None:
         """The request is over: keep the connection if it can serve another."""
-        usable = connection.is_idle() and not connection.is_closed() and not surplus(connection)
+        usable = connection.is_idle() and not connection.has_surplus()
         if not usable or self._closed or len(self._resting) >= self._settings.idle:
             self._drop(connection)
         else:
@@ -189,10 +200,7 @@ class Connections(httpx.AsyncBaseTransport):
 
     def _drop(self, connection: Connection) -> None:
         self._open -= 1
-        if not connection.is_closed():
-            task = asyncio.get_running_loop().create_task(_close(connection), context=apart())
-            self._closing.add(task)  # the loop keeps no strong reference
-            task.add_done_callback(self._closing.discard)
+        connection.close()
 
     def _sweep(self) -> None:
         """Close what has rested too long; the timer runs only while something rests."""
@@ -214,48 +222,35 @@ class Connections(httpx.AsyncBaseTransport):
             self._sweeper = None
         while self._resting:
             self._drop_oldest()
-        if self._closing:
-            await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.sleep(0)  # sockets are closed in the loop's next round
 
 
 class _Body(httpx.AsyncByteStream):
     """An answer's body; its end gives the connection back."""
 
-    __slots__ = ("_answer", "_connection", "_origin", "_owner")
+    __slots__ = ("_connection", "_origin", "_owner", "_request")
 
-    def __init__(self, owner: Connections, origin: Origin, connection: Connection, answer: httpcore.Response) -> None:
+    def __init__(self, owner: Connections, origin: Origin, connection: Connection, request: httpx.Request) -> None:
         self._owner: Connections | None = owner
-        self._origin, self._connection, self._answer = origin, connection, answer
+        self._origin, self._connection, self._request = origin, connection, request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for part in cast("AsyncIterable[bytes]", self._answer.stream):
+            async for part in self._connection.body(self._request):
                 yield part
         except BaseException as error:
-            self._release()  # httpcore has closed the connection
+            self._release()
             _raise_as_httpx(error)
             raise
 
     async def aclose(self) -> None:
-        if self._owner is None:
-            return
-        try:
-            await cast("Any", self._answer.stream).aclose()
-        except Exception as error:
-            _raise_as_httpx(error)
-            raise
-        finally:
-            self._release()
+        self._release()
 
     def _release(self) -> None:
         owner, self._owner = self._owner, None
         if owner is not None:
+            self._connection.end()
             owner._give_back(self._origin, self._connection)  # noqa: SLF001 - one mechanism in two classes
-
-
-async def _close(connection: Connection) -> None:
-    with contextlib.suppress(Exception):  # it is gone either way
-        await connection.aclose()
 
 
 _HTTPX: Final = {
@@ -299,7 +294,7 @@ def surplus(connection: Any) -> bool:
 def _unread(stream: Any) -> bool:
     """Bytes that have left the socket and were not read by httpcore yet."""
     tls = stream.get_extra_info("ssl_object")
-    if isinstance(tls, ssl.SSLObject) and _decrypts(tls):
+    if isinstance(tls, ssl.SSLObject) and decrypts(tls):
         return True
     layer = getattr(stream, "_stream", None)  # anyio's: TLS over a socket, or the socket
     for _ in range(_MOST_LAYERS):
@@ -309,14 +304,6 @@ def _unread(stream: Any) -> bool:
             return True
         layer = getattr(layer, "transport_stream", None)
     return False
-
-
-def _decrypts(tls: ssl.SSLObject) -> bool:
-    """Whether bytes that TLS has already been given hold a part of an answer."""
-    try:
-        return bool(tls.read(1))  # it is dropped with its connection
-    except ssl.SSLError:  # nothing is there, or it was closed
-        return False
 
 
 def keep_apart(transport: Any) -> None:

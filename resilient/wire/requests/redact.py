@@ -130,6 +130,19 @@ def install() -> None:
         logging.getLogger(name).addFilter(_hide_headers)
 
 
+def logs_httpcore() -> bool:
+    """Whether somebody wants httpcore's records."""
+    return _HTTP11.isEnabledFor(logging.DEBUG)
+
+
+def log_as_httpcore(room: str, line: str) -> None:
+    """A record such as httpcore's, of our own connections: its filter hides what is secret."""
+    logging.getLogger(f"httpcore.{room}").debug(line)
+
+
+_HTTP11: Final = logging.getLogger("httpcore.http11")
+
+
 # -- echoes -----------------------------------------------------------------------------------------------------------
 #
 # The forms in which an answer may echo what a request carried.

@@ -117,6 +117,7 @@ class RequestLog:
     __slots__ = (
         "_account",
         "_guarded",
+        "_kept",
         "base_url",
         "headers",
         "hooks",
@@ -151,11 +152,16 @@ class RequestLog:
         self.last_failure: Failure | None = None  # of the last answer, if no success followed
         self.last_key = hooks.resource_key  # the resource it concerned
         self._account = at_account(hooks.resource_key)
+        self._kept = Hidden()  # what the last request carried
         self.secrets = Hidden()  # what the account's requests carry, in every form an answer may echo
 
     def keep_secret(self, permit: Permit) -> None:
         """Remember the secrets a request carries, so that nothing which is shown contains one."""
-        secrets = notations((*permit.headers.values(), *permit.params.values()))
+        values = (*permit.headers.values(), *permit.params.values())
+        if not values or values == self._kept:  # as nearly all requests of an execution
+            return
+        self._kept = Hidden(values)
+        secrets = notations(values)
         if not secrets <= set(self.secrets):
             newest_first = dict.fromkeys((*sorted(secrets), *self.secrets))
             self.secrets = Hidden(list(newest_first)[:_MOST_SECRETS])

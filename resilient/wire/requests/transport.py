@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
     from resilient.wire.requests.answer import Answer
+    from resilient.wire.requests.hooks import Permit, RequestHooks
     from resilient.wire.requests.pool import Pool
     from resilient.wire.requests.request_log import RequestLog
 
@@ -80,8 +82,7 @@ async def drive(flow: Flow, pool: Pool | None = None) -> Any:
 async def _step(step: Any, pool: Pool | None) -> Any:
     kind = type(step)
     if kind is Send and pool is not None:
-        with _with_trace(step, _trace(step)):
-            return await pool.for_coroutines.handle_async_request(step.request)
+        return await _send(step, pool.for_coroutines)
     if kind is Read:
         return await step.answer.aread()
     if kind is ReadError:
@@ -96,6 +97,20 @@ async def _step(step: Any, pool: Pool | None) -> Any:
 # -- the last look before the first byte -------------------------------------------------------------------------
 
 _FIRST_BYTE: Final = ("http11.send_request_headers.started", "http2.send_request_headers.started")
+
+
+async def _send(step: Send, transport: Any) -> httpx.Response:
+    send = getattr(transport, "send", None)
+    if send is None:  # httpx's: there is a proxy
+        with _with_trace(step, _trace(step)):
+            response: httpx.Response = await transport.handle_async_request(step.request)
+    else:
+        response = await send(step.request, partial(_look, step.hooks, step.permit))
+    return response
+
+
+def _look(hooks: RequestHooks, permit: Permit) -> Coroutine[Any, Any, None] | None:
+    return hooks.again(permit) if hooks.is_late(permit) else None
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from resilient.surface.cli import jobs as options_of
 from resilient.surface.cli.jobs import word_or_none
 from resilient.surface.web.dashboard import bulk
 from resilient.surface.web.dashboard.charts import figure, recent
+from resilient.surface.web.dashboard.words import quoted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ _PAST: Final = {
     "reset": "reset: circuit closed, wait and pause ended", "limit": "limited",
 }  # fmt: skip
 _ONLY: Final = {"resume": "pause", "close": "breaker"}  # verbs that are for one gate
-_PLAIN: Final = re.compile(r"[A-Za-z0-9._:@+/-]+")
+_SAID: Final = (("limits", "limits"), ("concurrency", "at once"), ("rate", "at"))  # before a change is confirmed
 
 
 async def accounts(visit: Visit) -> Response:
@@ -65,6 +65,7 @@ async def accounts(visit: Visit) -> Response:
     following = rows[PAGE - 1][0].key if len(rows) > PAGE else None
     return visit.render(
         "accounts.html", causes=causes, rows=rows[:PAGE], following=following, folded=folded, gate=gate,
+        successes=await visit.read(pages.successes, [info.key for info, _ in rows[:PAGE]]),
         code=code or "", shown_code=word_or_none(code) if code else None, q=query.get("q", ""),
         command=_listed(patterns, gate), verbs=VERBS,
     )  # fmt: skip
@@ -88,11 +89,6 @@ def _listed(patterns: Sequence[str], gate: str | None) -> str:
     return "; ".join(f"resilient resources list{one}{stop}" for one in [f" {quoted(one)}" for one in patterns] or [""])
 
 
-def quoted(word: str) -> str:
-    """A word, in quotes where a POSIX shell needs them."""
-    return word if _PLAIN.fullmatch(word) else "'" + word.replace("'", "'\\''") + "'"
-
-
 async def account(visit: Visit) -> Response:
     """One resource, and its ancestors."""
     key = resource_key.check_stored(visit.name("key"))
@@ -110,16 +106,18 @@ async def account(visit: Visit) -> Response:
         within=key, state="scheduled", run_after=_EVER, limit=10, payloads=False, order="oldest"
     )
     past = await visit.read(pages.past, key, list({one.id for one in (*latest, *struggling)}))
+    kinds, rows = await visit.read(pages.jobs_by_kind, key), await visit.read(pages.streams, within_key=key, limit=20)
     title = f"Executions through {key} within 48 hours"
     is_provider = resource_key.depth(key) == 1  # an account's own executions are not kept
     return visit.render(
         "account.html", key=key, why=why,
         throughput=figure(await recent(visit), visit.now, title, provider=key) if is_provider else None,
         levels=list(reversed(path.levels)), infos=infos, moment=moment,
-        uses=await visit.read(pages.limit_uses, keys), kinds=await visit.read(pages.jobs_by_kind, key),
+        uses=await visit.read(pages.limit_uses, keys), kinds=kinds,
         latest=latest, struggling=struggling, history=history(past, visit.now), attempts=past.attempts,
         reconnect=reconnect_of(visit, connection),
-        streams=await visit.read(pages.streams, within_key=key, limit=20), connection=connection,
+        streams=rows, successes=await visit.read(pages.successes, keys), connection=connection,
+        is_unknown=infos[key].created_at is None and not (kinds or latest or struggling or rows or connection),
         knows_policies=bool(app.kinds or app.providers), whoami=_whoami(visit, key),
         command=f"resilient resources show {key}",
     )  # fmt: skip
@@ -206,6 +204,8 @@ async def change_many(visit: Visit) -> Response:
     if gate is not None and gate != (only := _ONLY.get(verb, gate)):
         raise InvalidInput(f"{verb} is for accounts that “{only}” stops: leave out the gate")
     options, spacing = _options(verb, form), bulk.spacing_from(form.get("rate", ""))
+    if verb == "limit" and not options:
+        raise InvalidInput("which limits? Write some, such as 100/min, or how many jobs may run at once")
     most = _number("at most", form.get("limit", ""), MOST) or MOST
     if form.get("sure") != "yes":
         would = await _change(visit, verb, patterns, gate, most, {**options, "dry_run": True})
@@ -214,7 +214,7 @@ async def change_many(visit: Visit) -> Response:
             action="/do/resources", fields={**form, "sure": "yes"}, examples=would[:10],
             back=visit.url("/accounts", q=form.get("q")),
             detail=f"of {' and '.join(patterns)}" + ("" if gate is None else f" that “{gate}” stops")
-            + (f", at {form['rate'].strip()}" if form.get("rate", "").strip() else ""),
+            + "".join(f", {word} {form[name].strip()}" for name, word in _SAID if form.get(name, "").strip()),
             capped=len(would) == most,
         )  # fmt: skip
     meaning = text if gate is None else f"{text}, stopped by {gate}"

@@ -32,6 +32,7 @@ _HIGH: Final = 100  # units of a drawing; the page gives it its height
 _WIDE: Final = 10  # units of a bar, and of the gap that belongs to it
 _GAP: Final = 2
 FRESH: Final = 10.0
+WAIT = 0.25  # seconds for which a page waits for sums that are being read; the next look at it has them
 KINDS: Final = 10  # of which each has a line of its own
 # What a chart tells apart, in the order in which bars are stacked, with the class of its colour and its word.
 GROUPS: Final = (("well", "succeeded"), ("again", "to go on later"), ("dead", "dead"))
@@ -130,9 +131,11 @@ class Figure:
 
 
 def figure(
-    recent: Sums, now: datetime, title: str, *, provider: str | None = None, kind: str | None = None
+    recent: Sums | None, now: datetime, title: str, *, provider: str | None = None, kind: str | None = None
 ) -> Figure | None:
     """The chart of two days; None if nothing ended in them. Kinds are told apart where there are several."""
+    if recent is None:
+        return None
     key = (title, provider, kind)
     if key not in recent.drawn:  # drawing takes longer than reading what is new
         recent.drawn[key] = _draw(recent, now, title, provider, kind)
@@ -159,13 +162,17 @@ class Recent:
         self._rows: list[Throughput] = []
         self._task: asyncio.Task[Sums] | None = None
 
-    async def fresh(self, visit: Visit) -> Sums:
-        """The sums, at most `FRESH` seconds old: one reading for all pages that want them."""
+    async def fresh(self, visit: Visit) -> Sums | None:
+        """The sums, at most `FRESH` seconds old: one reading for all pages that want them.
+
+        If that takes longer than `WAIT`, those that are there; None if there are none yet.
+        """
         if self.sums is None or time.monotonic() - self.read_at >= FRESH:
             task = self._task
             if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
                 task = self._task = asyncio.create_task(self._read(visit), name="dashboard-throughput")
-            return await asyncio.shield(task)  # it goes on for the others
+            if (await asyncio.wait([task], timeout=WAIT))[0]:  # it goes on, for the others and the next page
+                return task.result()
         return self.sums
 
     async def _read(self, visit: Visit) -> Sums:
@@ -182,8 +189,8 @@ class Recent:
 RECENT: Final[WeakKeyDictionary[Database, Recent]] = WeakKeyDictionary()
 
 
-async def recent(visit: Visit) -> Sums:
-    """What ended in two days. Workers write every ten seconds."""
+async def recent(visit: Visit) -> Sums | None:
+    """What ended in two days; None while it is read for the first time. Workers write every ten seconds."""
     return await RECENT.setdefault(visit.app.database, Recent()).fresh(visit)
 
 

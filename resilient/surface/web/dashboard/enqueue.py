@@ -52,7 +52,7 @@ async def enqueue(visit: Visit) -> Response:
     if query.get("from"):
         info = await visit.app.jobs.get(query["from"])
         name, key = info.kind, info.resource_key
-        payload = info.payload if visit.operator.may("payloads") else None
+        payload = info.payload if _may_see(visit, info) else None
     form, options = _form(visit, name, raw=query.get("raw") == "1"), _options(is_new=True)
     if payload is not None:
         form = form if form.fits(payload) else _form(visit, name, raw=True)
@@ -160,6 +160,11 @@ def _tags(text: str, options: PayloadForm) -> dict[str, str]:
     return tags
 
 
+def _may_see(visit: Visit, info: JobInfo) -> bool:
+    """Whether a form begins with the stored payload: one that is partly hidden would be written back with gaps."""
+    return visit.operator.may("payloads") and not visit.app.ground.encoder.is_hidden(info.kind, info.payload)
+
+
 # -- other values ----------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +175,7 @@ async def edit(visit: Visit) -> Response:
         reason = "it is over" if info.state in TERMINAL else "it runs"
         return visit.back(visit.url(f"/jobs/{info.id}"), f"It cannot be edited: {reason}.", bad=True)
     form, options = _form(visit, info.kind, raw=visit.query.get("raw") == "1"), _options(is_new=False)
-    if visit.operator.may("payloads"):
+    if _may_see(visit, info):
         form = form if info.payload is None or form.fits(info.payload) else _form(visit, info.kind, raw=True)
         form.fill_payload(info.payload)
     return _edit_page(visit, info, form, options)

@@ -12,9 +12,8 @@ from resilient.core.jobs.states import TERMINAL, JobState
 from resilient.store.jobs.filters import JobFilter
 from resilient.surface.cli.jobs import criteria_of, text_of
 from resilient.surface.web.dashboard import bulk
-from resilient.surface.web.dashboard.accounts import quoted
 from resilient.surface.web.dashboard.charts import figure, lifeline, recent
-from resilient.surface.web.dashboard.words import words_of
+from resilient.surface.web.dashboard.words import quoted, words_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -87,9 +86,9 @@ async def job(visit: Visit) -> Response:
     info = await visit.app.jobs.get(job_id)
     attempts = await visit.app.jobs.attempts(job_id)
     why = await visit.app.jobs.why(job_id)
-    payloads = visit.operator.may("payloads")
+    payloads, shown = visit.operator.may("payloads"), visit.app.ground.encoder.view(info.kind, info.payload)
     return visit.render(
-        "job.html", job=info, attempts=attempts, why=why, life=life(info, attempts),
+        "job.html", job=replace(info, payload=shown), attempts=attempts, why=why, life=life(info, attempts),
         line=lifeline(info, attempts, visit.now), commands=_commands(info),
         in_doubt=info.last_error_kind == _DOUBT and info.state == JobState.DEAD,
         over=info.state in TERMINAL, waiting=info.state in (JobState.BLOCKED, JobState.SCHEDULED, JobState.READY),

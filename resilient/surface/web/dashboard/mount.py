@@ -55,7 +55,7 @@ _REFUSALS: dict[type[Exception], tuple[int, str]] = {  # the first class of whic
     WorkflowNotFound: (404, "There is no such workflow"),
     ConnectionNotFound: (404, "There is no such connection"),
     DatabaseUnreachable: (503, "The database does not answer"),
-    InvalidInput: (400, "That cannot be meant"),
+    InvalidInput: (400, "This was not understood"),
     ResilientError: (500, "This does not work"),
 }
 
@@ -144,7 +144,9 @@ def plain_page(
 ) -> Response:
     """A page that says what is wrong; it reads nothing of the database."""
     base = request.scope.get("root_path", "").rstrip("/")
-    body = ENVIRONMENT.get_template("plain.html").render(base=base, title=title, text=text, version=VERSION)
+    body = ENVIRONMENT.get_template("plain.html").render(
+        url=lambda path: base + path, title=title, text=text, version=VERSION, known=status != HTTPStatus.UNAUTHORIZED
+    )
     return Response(body, status, {**(headers or {}), "Cache-Control": "no-store"}, media_type="text/html")
 
 

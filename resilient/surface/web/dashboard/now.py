@@ -33,6 +33,7 @@ async def now(visit: Visit) -> Response:
     return visit.render(
         "now.html", sentence=sentence(causes, totals, overview), causes=causes[:MOST], more=len(causes) - MOST,
         overview=overview, totals=totals, alerts=[one.text for one in alerts[:MOST]],
+        is_read=throughput is not None,
         throughput=figure(throughput, visit.now, "Executions that ended within 48 hours"),
         healthy=not causes and overview.workers and not overview.stranded,
     )  # fmt: skip

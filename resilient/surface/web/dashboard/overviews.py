@@ -8,6 +8,7 @@ from resilient.core.accounts.tokens import GrantState
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.phrases import counted
+from resilient.core.jobs.states import JobState
 from resilient.core.jobs.workflow import OVER, WorkflowState
 from resilient.engine.inspect.doctor import examine
 from resilient.store.inspect import pages
@@ -82,11 +83,15 @@ async def streams(visit: Visit) -> Response:
 async def outbox(visit: Visit) -> Response:
     """The destinations of events (how many wait, since when, how many are dead), and a page of events."""
     destinations = await visit.read(pages.destinations, visit.app.outbox.destinations)
-    state = visit.query.get("state") or ()
+    filters = {name: visit.query.get(name, "").strip() for name in ("state", "destination", "key")}
     after = visit.query.get("after") or None
-    rows = await visit.app.outbox.list(state=state, limit=PAGE + 1, after=after) if destinations else []
+    rows = await visit.app.outbox.list(
+        state=filters["state"] or (), destination=filters["destination"] or None, key=filters["key"] or None,
+        limit=PAGE + 1, after=after,
+    ) if destinations else []  # fmt: skip
     return visit.render(
-        "outbox.html", destinations=destinations, rows=rows[:PAGE], state=visit.query.get("state", ""),
+        "outbox.html", destinations=destinations, rows=rows[:PAGE], filters=filters,
+        states=[one.value for one in JobState],
         following=rows[PAGE - 1].job_id if len(rows) > PAGE else None,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from resilient.surface.web.dashboard import words
 from resilient.surface.web.dashboard.charts import GROUPS
 
 try:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
     from starlette.responses import RedirectResponse, Response
 except ImportError as error:  # pragma: no cover - a test without the extra runs in a process of its own
     raise MissingExtra("the dashboard needs jinja2 and Starlette: pip install 'resilient-engine[dashboard]'") from error
@@ -44,7 +44,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=words.printable,
     )  # fmt: skip
-    environment.filters |= words.FILTERS
+    environment.filters |= words.FILTERS | {"prose": pass_context(words.prose)}
     environment.globals |= words.FUNCTIONS | {"chart_groups": GROUPS}
     return environment
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
+from resilient.core.accounts.tokens import REFRESHING
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.phrases import brief, counted, error_line, in_json, plain, rough, span
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 
 _WORDS: Final = re.compile(r"(?:\\.|[^,\\]|\\$)+")  # between commas; a backslash takes away a comma's meaning
 _MINUTE: Final = 60  # seconds
+_ONE: Final = {"keys": "key", "grants": "grant", "events": "event", "jobs": "job", "accounts": "account"}
 _LONGEST: Final = 20_000  # characters of a document
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._:@+/-]+")
 _COMMAND: Final = re.compile(r"`([^`]*)`")
+_TIME: Final = re.compile(
+    r"(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d) UTC(?= \((?:in )?[^()]*\)|;|$)"
+)  # of `phrases.moment`
 _JOB: Final = re.compile(r"\b(workflow |)([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 
 # What stands beside a state's colour: a sign and a word.
@@ -36,6 +42,16 @@ SIGNS: Final[Mapping[str, str]] = {
 GATES: Final[Mapping[str, str]] = {
     "breaker": "circuit open", "cooldown": "told to wait", "pause": "paused", "auth": "no valid credentials",
 }  # fmt: skip
+# Commands for which a page has a button (or is the answer): the right it takes, its name, the page.
+GIVE_UP_IN_DOUBT: Final = "It did happen: give the job up"
+_BUTTONS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "jobs retry": ("jobs", "Run again", "/jobs/"), "dead discard": ("jobs", "Give up", "/jobs/"),
+    "resources resume": ("resources", "Resume", "/account/"),
+    "resources close": ("resources", "Close the circuit", "/account/"),
+    "resources show": ("read", "its page", "/account/"), "workflows show": ("read", "its page", "/workflows/"),
+    "connections release": ("read", "somebody who knows, under Connections", "/connections"),
+}  # fmt: skip
+_HERE: Final = ("jobs", "resources")  # rights whose buttons stand under "Do"
 
 
 def printable(value: object) -> object:
@@ -86,6 +102,7 @@ def brought(outcome: Mapping[str, Any]) -> str:
         if value is True:
             words.append(word)
         elif isinstance(value, (int, float)) and value:
+            word = _ONE.get(word, word) if value == 1 else word
             words.append(f"version {value}" if name == "version" else f"{value:,} {word}")
         elif value:
             words.append(f"{word}: {' '.join(map(str, value)) if isinstance(value, list) else value}")
@@ -112,8 +129,14 @@ def gate(name: str | None, code: str | None = None) -> Markup:
     """The gate that stops a resource, with its code; ``free`` if none does."""
     if name is None:
         return badge("well", "free")
+    if code == REFRESHING:
+        return badge(name, "refreshing its token")
     text = GATES.get(name, name)
-    extra = Markup(' <code class="code">{0}</code>').format(plain(code)) if code and name != "pause" else Markup("")
+    extra = (
+        Markup(' <code class="code">{0}</code>').format(plain(code))
+        if code and name != "pause" and code != "open"
+        else Markup("")
+    )
     return badge(name, text) + extra
 
 
@@ -133,21 +156,67 @@ def wrapped(key: object) -> Markup:
     return Markup("<wbr>").join(escape(part) for part in _parts(plain(str(key))))
 
 
-def prose(text: str | None, url: Callable[[str], str]) -> Markup:
-    """A sentence of the engine: its commands as code, the jobs and workflows that it names as links."""
-    parts = _COMMAND.split(plain(text or ""))
+def prose(context: Mapping[str, Any], text: str | None, url: Callable[[str], str], key: str | None = None) -> Markup:
+    """A sentence of the engine as a page says it.
+
+    Where a page has a button for a command, the button's name stands there and leads to it. Other commands are code.
+    Jobs, workflows and ``key`` are links, times are the reader's.
+    """
+    parts = _COMMAND.split(_pressed(plain(text or ""), context))
     return Markup("").join(
-        Markup("<code>{0}</code>").format(part) if n % 2 else _linked(part, url) for n, part in enumerate(parts)
-    )
+        (button_of(part, context, url) or Markup("<code>{0}</code>").format(part)) if n % 2
+        else _linked(part, url, key, context.get("now"))
+        for n, part in enumerate(parts)
+    )  # fmt: skip
 
 
-def _linked(text: str, url: Callable[[str], str]) -> Markup:
+def _pressed(text: str, context: Mapping[str, Any]) -> str:
+    """The sentence with the verb and the number of commands that buttons have."""
+    if _may(context, "resources"):
+        text = text.replace("until somebody runs `", "until somebody presses `")
+    return text.replace("`resilient connections release` or `confirm`", "`resilient connections release`")
+
+
+def _may(context: Mapping[str, Any], right: str) -> bool:
+    operator = context.get("operator")
+    return operator is not None and operator.may(right)
+
+
+def button_of(command: str, context: Mapping[str, Any], url: Callable[[str], str]) -> Markup | None:
+    """The link to the button that does the same; None if this operator has no such button."""
+    words = command.split()
+    verb, what = " ".join(words[1:3]), "".join(words[3:4])
+    right, name, page = _BUTTONS.get(verb, ("", "", ""))
+    is_one = is_key(what) if page == "/account/" else not what if page == "/connections" else _JOB.fullmatch(what)
+    if not right or not is_one or not _may(context, right):
+        return None
+    if verb == "dead discard" and context.get("in_doubt") and what == str(context["job"].id):
+        name = GIVE_UP_IN_DOUBT
+    return Markup('<a href="{0}">{1}</a>').format(url(page + what) + ("#do" if right in _HERE else ""), name)
+
+
+def _linked(text: str, url: Callable[[str], str], key: str | None, now: datetime | None) -> Markup:
+    place = None if key is None else re.search(rf"(?<![\w/.:@+-]){re.escape(key)}(?![\w/@+-]|[.:]\w)", text)
+    if place is not None:
+        link = Markup('<a href="{0}">{1}</a>').format(url(f"/account/{key}"), wrapped(key))
+        before = _linked(text[: place.start()], url, None, now)
+        return before + link + _linked(text[place.end() :], url, None, now)
     made, end = [Markup("")], 0
     for one in _JOB.finditer(text):
         what, name = one.groups()
         address = url(f"/{'workflows' if what else 'jobs'}/{name}")
-        made += [escape(text[end : one.start()] + what), Markup('<a href="{0}">{1}</a>').format(address, name)]
+        made += [_timed(text[end : one.start()] + what, now), Markup('<a href="{0}">{1}</a>').format(address, name)]
         end = one.end()
+    return Markup("").join([*made, _timed(text[end:], now)])
+
+
+def _timed(text: str, now: datetime | None) -> Markup:
+    """A text whose times a script rewrites to the reader's zone; those without a date are today's."""
+    made, end = [Markup("")], 0
+    for one in _TIME.finditer(text) if now is not None else ():
+        day, clock = one[1] or f"{now:%Y-%m-%d}", one[2]
+        tag = Markup('<time datetime="{0}T{1}Z" title="{0} {1} UTC">{2}</time>').format(day, clock, one[0])
+        made, end = [*made, escape(text[end : one.start()]), tag], one.end()
     return Markup("").join([*made, escape(text[end:])])
 
 
@@ -164,7 +233,7 @@ def limit(value: Limit) -> str:
 def _parts(text: str) -> list[str]:
     parts, start = list[str](), 0
     for n, c in enumerate(text, 1):
-        if c in "/.@_-:" and n < len(text):
+        if c in "/.@_-:=&" and n < len(text):
             parts.append(text[start:n])
             start = n
     return [*parts, text[start:]]
@@ -181,9 +250,25 @@ def as_word(value: str | None) -> str:
     return re.sub(r"([,\\])", r"\\\1", text_of(value))
 
 
+def quoted(word: str) -> str:
+    """A word, in quotes where a POSIX shell needs them."""
+    return word if _PLAIN.fullmatch(word) else "'" + word.replace("'", "'\\''") + "'"
+
+
+def same(verb: str, *words: str | None, **options: str | None) -> str:
+    """The command line that lists the same; words and options that are empty are left out."""
+    pairs = [(f"--{name}", quoted(value)) for name, value in options.items() if value]
+    return " ".join(
+        ["resilient", verb, *(quoted(one) for one in words if one), *(part for pair in pairs for part in pair)]
+    )
+
+
 FILTERS: Final[dict[str, Any]] = {
     "number": number, "at": at, "ago": ago, "badge": badge, "gate": gate, "document": document, "error": error,
-    "brief": brief, "wrapped": wrapped, "took": took, "brought": brought, "is_key": is_key, "prose": prose,
+    "brief": brief, "wrapped": wrapped, "took": took, "brought": brought, "is_key": is_key,
     "limit": limit,
 }  # fmt: skip
-FUNCTIONS: Final[dict[str, Any]] = {"as_word": as_word, "text_of": text_of, "counted": counted}
+FUNCTIONS: Final[dict[str, Any]] = {
+    "as_word": as_word, "text_of": text_of, "counted": counted, "give_up_in_doubt": GIVE_UP_IN_DOUBT,
+    "same": same,
+}  # fmt: skip

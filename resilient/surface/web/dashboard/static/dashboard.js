@@ -7,7 +7,7 @@
   const $ = (id) => document.getElementById(id);
 
   // Times in the reader's zone; the title keeps UTC.
-  const clock = new Intl.DateTimeFormat(undefined, { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const clock = new Intl.DateTimeFormat(undefined, { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" });
   const localise = (root) => {
     for (const one of root.querySelectorAll("time:not([data-far])")) one.textContent = clock.format(new Date(one.dateTime));
   };
