@@ -43,6 +43,22 @@ def read(c: Connection, d: Dialect, place: Place) -> tuple[Cursor, datetime]:
     return Cursor() if row is None else _cursor(row), now
 
 
+def decisions_since(c: Connection, d: Dialect, place: Place, job: UUID) -> list[str]:
+    """How the executions of a job ended since it wrote this cursor.
+
+    Empty if another wrote it, or if somebody retried the job, which clears its progress.
+    """
+    rows = d.run(
+        c,
+        "SELECT {attempt}.decision FROM {cursor} JOIN {job} ON {job}.id = {cursor}.job_id"
+        " JOIN {attempt} ON {attempt}.job_id = {job}.id AND {attempt}.finished_at >= {cursor}.updated_at"
+        " WHERE {cursor}.resource_key = :resource_key AND {cursor}.stream = :stream AND {cursor}.part = :part"
+        " AND {job}.id = :job AND {job}.progress IS NOT NULL",
+        {**_at(place), "job": d.id(job)},
+    )
+    return [row.decision for row in rows]
+
+
 def write_if_unmoved(c: Connection, d: Dialect, place: Place, cursor: Cursor, job: UUID | None, now: datetime) -> bool:
     """Save a cursor over the version it was made from; False if another writer was faster."""
     values = {

@@ -1,7 +1,7 @@
-"""A worker process that syncs and may kill itself: ``sync_child.py URL SHOP KILL_AT WHERE``.
+"""A worker process that syncs and may kill itself: ``sync_child.py URL SHOP KILL_AT WHERE [full]``.
 
 KILL_AT: the page of this process at which it dies (0: never); WHERE: ``inside`` the checkpoint, with its rows
-written and not committed, or ``after`` it.
+written and not committed, or ``after`` it; full: each pass of the stream is a full one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import sqlalchemy as sa
 from resilient import Incremental, Job, NextCursor, PageRequest, Provider, Resilient, Stream, handler
 
 URL, SHOP, KILL_AT, WHERE = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+CHANGES = Incremental(style="token", query="since", cursor="sync", source="last_page")
 STREAM = Stream(
     "items",
     request=lambda: PageRequest("/items"),
     paginator=NextCursor(items="items", cursor="next", query="after"),
-    incremental=Incremental(style="token", query="since", cursor="sync", source="last_page"),
+    incremental=None if "full" in sys.argv else CHANGES,
 )
 
 

@@ -19,12 +19,15 @@ from resilient import (
     Job,
     NextCursor,
     PageRequest,
+    Permanent,
     Provider,
     Resilient,
     Retry,
     Rule,
+    Snooze,
     Stream,
     SyncJob,
+    Transient,
     handler,
 )
 from resilient.engine.run.execution import Pausable
@@ -298,6 +301,99 @@ async def test_killed_five_times_a_sync_of_2000_records_ends_complete(app, shop,
     found = app.database.transaction_sync(lambda c, _d: list(c.execute(sa.text("SELECT item FROM copy")).scalars()))
     assert sorted(found) == list(range(1, 2001))
     assert (await app.jobs.get(done.id)).state == "succeeded"
+
+
+# -- a job that comes back after its pass ended ------------------------------------------------------------------------
+
+EVERYTHING = Stream("everything", request=lambda: PageRequest("/items"), paginator=STREAM.paginator)
+
+
+async def test_killed_after_its_last_page_a_sync_reads_nothing_again(app, shop, database_url):
+    for n in range(1, 8):
+        shop.put(n)
+    app.database.transaction_sync(lambda c, _d: c.execute(sa.text("CREATE TABLE copy (item integer)")))
+    done = await app.enqueue("items", {}, resource_key="p/1")
+    for at, code in (("3", -signal.SIGKILL), ("0", 0)):
+        child = nursery.start(CHILD, database_url, shop.url, at, "after", "full")
+        assert await asyncio.to_thread(child.wait, LIMIT) == code
+        await bury(app)
+    copied = app.database.transaction_sync(lambda c, _d: list(c.execute(sa.text("SELECT item FROM copy")).scalars()))
+    assert sorted(copied) == list(range(1, 8))
+    assert (await app.jobs.get(done.id)).state == "succeeded"
+
+
+def returning(end):
+    """A job that reads two streams to their ends, and whose first execution ends with ``end``."""
+
+    @handler("returning", retry=Retry(max_attempts=2, delay=0))
+    async def read(job: Job[dict]) -> None:
+        for stream in (EVERYTHING, STREAM):
+            async for page in job.pages(stream):
+                SEEN.append((job.execution, page.stream, page.full))
+                async with job.checkpoint(page):
+                    pass
+        if job.execution == 1:
+            await end(job)
+
+    return read
+
+
+async def fail(_job):
+    raise Transient("the mail after it did not go out")
+
+
+async def snooze(_job):
+    raise Snooze(0)
+
+
+async def once_more(job):
+    await job.app.enqueue(**ONE, while_running="once_more")
+
+
+async def die(_job):
+    raise Permanent("the mail after it is refused")
+
+
+ONE = {"kind": "returning", "payload": {}, "resource_key": "p/1", "unique_key": "one", "unique_until": "finish"}
+FIRST = [(1, "everything", True), (1, "items", True)]
+
+
+@pytest.mark.parametrize(
+    ("end", "then"),
+    [
+        (fail, []),
+        (snooze, [(2, "everything", True), (2, "items", False)]),
+        (once_more, [(2, "everything", True), (2, "items", False)]),
+        (die, [(2, "everything", True), (2, "items", False)]),
+    ],
+)
+async def test_what_follows_a_pass_goes_on_or_begins_anew(slow_app, shop, end, then):
+    shop.size = 20
+    app = slow_app(returning(end))
+    job = await app.enqueue(**ONE)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    if end is die:
+        assert (await app.jobs.get(job.id)).state == "dead"
+        await app.jobs.retry(job.id)
+        await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert (await app.jobs.get(job.id)).state == "succeeded"
+    assert FIRST + then == SEEN
+
+
+async def test_a_second_pass_of_one_execution_is_read(slow_app, shop):
+    @handler("returning")
+    async def twice(job: Job[dict]) -> None:
+        for _ in range(2):
+            async for page in job.pages(EVERYTHING):
+                SEEN.append((job.execution, page.stream, page.full))
+                async with job.checkpoint(page):
+                    pass
+
+    shop.size = 20
+    app = slow_app(twice)
+    await app.enqueue("returning", {}, resource_key="p/1")
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert [FIRST[0], FIRST[0]] == SEEN
 
 
 # -- the handler's time ------------------------------------------------------------------------------------------------

@@ -20,6 +20,11 @@ Decision = Literal[
     "handed_back", "rescued", "dead", "expired", "cancelled",
 ]  # fmt: skip
 
+# After these the next execution goes on with the work of the one before; after any other it is new work.
+CONTINUATIONS: Final[frozenset[str]] = frozenset(
+    {"retry", "reconcile", "reconciled", "defer", "slice", "reset_cursor", "handed_back", "rescued"}
+)
+
 
 class JobFacts(NamedTuple):
     """What `decide` knows of a running job. The counters do not yet include the execution that just ended."""

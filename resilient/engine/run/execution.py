@@ -198,6 +198,7 @@ class Execution(Pausable):
     lost = False  # the fence is gone: nothing this execution writes counts
     over = False  # its end was decided; a thread that goes on sends nothing more
     checkpointed = False  # saved progress of a sync since the claim
+    passes: frozenset[tuple[str, str, str]] = frozenset()  # streams whose pass it asked for
     transaction_open = False  # of the handler's: nothing may be sent
     is_answered = False  # some request of this execution was answered; written by `count_answer`
     elected: Probes = ()  # circuits off its path that its requests probe

@@ -30,6 +30,7 @@ from resilient.core.base.errors import (
 from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.hosts import without_params
 from resilient.core.base.phrases import one_line
+from resilient.core.jobs.outcomes import CONTINUATIONS
 from resilient.core.sync.paginators import GraphQLPages
 from resilient.core.sync.paging import PagingError
 from resilient.core.sync.stream import RESETS, begin, refuse, restart, take, unchanged
@@ -91,6 +92,8 @@ class Reader(Generic[T]):
         place = stream.place(self._execution.resource_key, checked_params(stream, self._params))
         while True:
             cursor, now = await self._query(cursors.read, place)
+            if await self._has_read(place, cursor):
+                return
             cursor = begin(cursor, now, stream.rules)
             try:
                 async for page in self._pass(place, cursor):
@@ -105,6 +108,15 @@ class Reader(Generic[T]):
                     ) from refusal.__cause__
                 continue
             return
+
+    async def _has_read(self, place: Place, cursor: Cursor) -> bool:
+        """Whether an execution that this one goes on for ended the pass: its job was cut off later."""
+        execution = self._execution
+        is_first, execution.passes = place not in execution.passes, execution.passes | {place}
+        if not is_first or execution.row.executions < 1 or cursor.completed_at is None or cursor.next is not None:
+            return False
+        decisions = await self._query(cursors.decisions_since, place, execution.id)
+        return bool(decisions) and CONTINUATIONS.issuperset(decisions)
 
     async def _query(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Run a store function in a transaction of its own."""
