@@ -355,7 +355,10 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: a second of imports that `resilient --help` need not wait for."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    from resilient.engine.ground.garbage import no_collections  # noqa: PLC0415 - needs nothing but Python
+
+    with no_collections():  # what is imported stays: the collector looked for garbage among it for a sixth of the time
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

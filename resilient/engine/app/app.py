@@ -31,6 +31,7 @@ from resilient.engine.gates.api import Resources, Tests
 from resilient.engine.ground import audited
 from resilient.engine.ground.counts import Counts
 from resilient.engine.ground.encoder import Encoder, Enqueued, Foresight, checked_name
+from resilient.engine.ground.garbage import no_collections
 from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE, STUCK_PATIENCE, Ground, Tables
 from resilient.engine.ground.kinds import Handler, Kind, by_kind
 from resilient.engine.ground.providers import caps_of, limits_of, registry, tenancies_of
@@ -422,8 +423,9 @@ class Resilient:
         stops; ``patience`` for how many seconds after its timeout a handler that does not end keeps its job, before the
         job goes on without it. Raises `SetupError`.
         """
-        from resilient.engine.run.execution import Features  # noqa: PLC0415 - as the worker
-        from resilient.engine.run.worker import Worker  # noqa: PLC0415 - half of the engine: a program that only enqueues has none
+        with no_collections():  # half of the engine: a program that only enqueues has none
+            from resilient.engine.run.execution import Features  # noqa: PLC0415
+            from resilient.engine.run.worker import Worker  # noqa: PLC0415
 
         features = Features(
             ground=self.ground, alerts=self.alerts, grants=self.grants, sessions=self.session_engines,
