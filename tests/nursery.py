@@ -32,17 +32,28 @@ WARM = (
     "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite",
     "starlette.applications", "uvicorn", "uvicorn.protocols.http.auto", "resilient.wire.oauth.endpoints",
     "anyio._backends._asyncio", "anyio.streams.tls", "cryptography.hazmat.primitives.ciphers.aead",
+    "resilient.surface.cli.root", "resilient.surface.cli.exits", "resilient.surface.probes", "rich.table", "runpy",
+    "resilient.engine.run.worker", "resilient.engine.gates.gate", "resilient.wire.requests.transport", "aiosqlite",
+    "alembic.command", "alembic.config", "fastapi",
 )  # fmt: skip
 DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # who ends a whole run ends the test process: that is enough
 
 
-def start(script, *arguments, stdin=None, stdout=None, stderr=None):
-    """A child that runs a file (a `Path`) or a source; ``stdin`` and ``stdout`` may be PIPE, ``stderr`` a file."""
+def start(script, *arguments, stdin=None, stdout=None, stderr=None, cwd=None, env=None):
+    """A child that runs a file (a `Path`) or a source; its three files may each be PIPE, a file or its number."""
     arguments = [str(one) for one in arguments]
+    files = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
     if sys.platform == "linux":
-        return Child(script, arguments, stdin=stdin, stdout=stdout, stderr=stderr)
+        return Child(script, arguments, cwd=cwd, env=env, **files)
     command = [sys.executable, script] if isinstance(script, Path) else [sys.executable, "-c", script]
-    return subprocess.Popen([*command, *arguments], stdin=stdin, stdout=stdout, stderr=stderr, text=True)
+    return subprocess.Popen([*command, *arguments], cwd=cwd, env=env, **files, text=True)
+
+
+def module(name, *arguments, **options):
+    """A child that is ``python -m name arguments``."""
+    run = "import os, runpy, sys; sys.path.insert(0, os.getcwd()); "
+    run += f"runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    return start(run, *arguments, **options)
 
 
 # -- in the test ---------------------------------------------------------------------------------------------
@@ -72,8 +83,8 @@ def _line():
 class Child:
     """As much of `subprocess.Popen` as the tests use."""
 
-    def __init__(self, script, arguments, *, stdin, stdout, stderr):
-        self.returncode, self.stdin, self.stdout = None, None, None
+    def __init__(self, script, arguments, *, stdin, stdout, stderr, cwd, env):
+        self.returncode, self.stdin, self.stdout, self.stderr = None, None, None, None
         self._lock = threading.Lock()
         self._line, theirs = _line()
         weakref.finalize(self, self._line.close)  # a test that failed waits for nobody
@@ -84,19 +95,22 @@ class Child:
                 files[0], end = os.pipe()
                 given.callback(os.close, files[0])
                 self.stdin = os.fdopen(end, "w")
-            if stdout == PIPE:
-                end, files[1] = os.pipe()
-                given.callback(os.close, files[1])
-                self.stdout = os.fdopen(end)
-            if stderr is not None:
-                files[2] = stderr.fileno()
+            elif stdin is not None:
+                files[0] = _number(stdin)
+            for number, (name, target) in enumerate((("stdout", stdout), ("stderr", stderr)), 1):
+                if target == PIPE:
+                    end, files[number] = os.pipe()
+                    given.callback(os.close, files[number])
+                    setattr(self, name, os.fdopen(end))
+                elif target is not None:
+                    files[number] = _number(target)
             control, lock = _nursery()
             with lock:
                 socket.send_fds(control, [b"!"], [theirs.fileno(), *files])
         is_file = isinstance(script, Path)
         order = {
             "file": str(script) if is_file else "", "source": "" if is_file else script, "arguments": arguments,
-            "environ": dict(os.environ), "folder": str(Path.cwd()),
+            "environ": dict(os.environ if env is None else env), "folder": str(cwd or Path.cwd()),
         }  # fmt: skip
         self._line.send(json.dumps(order).encode())
         self.pid = int(self._line.recv(64))
@@ -133,16 +147,23 @@ class Child:
         self.send_signal(signal.SIGTERM)
 
     def communicate(self, timeout=None):
-        """What is left to read."""
+        """What is left to read of both its outputs. What is longer than a pipe on the second is read to its end only
+        when the first one has ended.
+        """
         if self.stdin is not None:
             with contextlib.suppress(OSError):
                 self.stdin.close()
-        said = None
-        if self.stdout is not None and not self.stdout.closed:
-            said = self.stdout.read()
-            self.stdout.close()
+        said = [None, None]
+        for number, pipe in enumerate((self.stdout, self.stderr)):
+            if pipe is not None and not pipe.closed:
+                said[number] = pipe.read()
+                pipe.close()
         self.wait(timeout)
-        return said, None
+        return tuple(said)
+
+
+def _number(file):
+    return file if isinstance(file, int) else file.fileno()
 
 
 # -- the process they come from ------------------------------------------------------------------------------
@@ -205,6 +226,8 @@ def become(line, *files):
     os.environ.clear()
     os.environ.update(order["environ"])
     os.chdir(order["folder"])
+    for stream in (sys.stdout, sys.stderr):  # as the interpreter opens them
+        stream.reconfigure(line_buffering=stream is sys.stderr or stream.isatty())
     file, source = order["file"] or "-c", order["source"]
     sys.argv = [file, *order["arguments"]]
     main = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,6 +1,7 @@
 """The benches measure what they say, on both databases, and leave nothing behind."""
 
 import json
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -19,6 +20,32 @@ from resilient.surface.bench.metered import METERS
 from resilient.surface.bench.throttle import markdown
 from resilient.surface.scratch import scratch
 from tests.benchmarks.bench_throttle import TARGETS, misses
+
+_get_context = multiprocessing.get_context
+_IMPORTED = (
+    "resilient.surface.bench.command", "resilient.surface.bench.floor_postgresql", "resilient.surface.bench.growth",
+    "resilient.surface.bench.floor_sqlite", "resilient.surface.bench.http", "resilient.surface.bench.jobs",
+    "resilient.surface.bench.throttle", "resilient.engine.run.worker", "resilient.engine.gates.gate",
+    "resilient.wire.requests.transport", "sqlalchemy.dialects.postgresql.psycopg", "alembic.command",
+    "opentelemetry.sdk.trace", "tests.surface.test_bench",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _crews_of_one_import(monkeypatch):
+    """Processes of a bench are forked from one that has imported the engine: each would need a second of CPU for it."""
+    server = _get_context("forkserver")
+    server.set_forkserver_preload([*_IMPORTED])
+    monkeypatch.setattr(
+        multiprocessing, "get_context", lambda method=None: server if method == "spawn" else _get_context(method)
+    )
+
+
+@pytest.fixture
+def spawned(_crews_of_one_import, monkeypatch):
+    """As they are elsewhere."""
+    monkeypatch.setattr(multiprocessing, "get_context", _get_context)
+
 
 # -- figures -------------------------------------------------------------------------------------------------
 
@@ -100,7 +127,7 @@ def dying(start):
     os._exit(3)
 
 
-def test_a_crew_starts_together_and_answers_with_its_cpu():
+def test_a_crew_starts_together_and_answers_with_its_cpu(spawned):
     fed = []
     crew = run_crew(counting, 2, 10, numbered=True, meanwhile=lambda: fed.append(time.perf_counter()))
     assert [a["value"] for a in crew.answers] == [10, 11]

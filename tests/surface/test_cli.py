@@ -26,6 +26,7 @@ from resilient.store.gates import resources
 from resilient.store.inspect import workers
 from resilient.store.jobs.filters import JOB
 from resilient.surface.cli import main
+from tests import nursery
 from tests.helpers import LIMIT
 
 PROGRAM = """
@@ -682,8 +683,8 @@ def test_a_kind_that_is_almost_one_of_the_programs(run):
 
 def test_a_worker_runs_jobs_until_it_is_told_to_stop(enqueue, read, program, tmp_path):
     job = enqueue()
-    command = [sys.executable, "-m", "resilient.surface.cli", "worker", "--concurrency", "2", "--log-level", "warning"]
-    worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    words = ["worker", "--concurrency", "2", "--log-level", "warning"]
+    worker = nursery.module("resilient.surface.cli", *words, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 120
         while read("jobs", "show", job)["job"]["state"] != "succeeded":
@@ -707,8 +708,8 @@ def test_a_worker_runs_jobs_until_it_is_told_to_stop(enqueue, read, program, tmp
 def test_a_worker_ends_by_itself_and_drained(enqueue, read, program, tmp_path, option, words):
     for _ in range(3):
         enqueue()
-    command = [sys.executable, "-m", "resilient.surface.cli", "worker", "--concurrency", "1", option, "1"]
-    worker = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    command = ["worker", "--concurrency", "1", option, "1"]
+    worker = nursery.module("resilient.surface.cli", *command, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         _, err = worker.communicate(timeout=LIMIT)
     finally:

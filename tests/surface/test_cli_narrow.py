@@ -15,8 +15,8 @@ from resilient.core.sync.stream import Cursor
 from resilient.store import sync as cursors
 from resilient.store.inspect import workers
 from resilient.surface.cli.exits import shortened
-
-COMMAND = [sys.executable, "-m", "resilient.surface.cli"]
+from tests import nursery
+from tests.helpers import LIMIT
 
 
 @pytest.fixture
@@ -27,19 +27,19 @@ def terminal(database_url):
         near, far = pty.openpty()
         environ = {**os.environ, "RESILIENT_DATABASE": database_url, "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}
         environ.pop("RESILIENT_APP", None)
-        with subprocess.Popen([*COMMAND, *arguments], stdout=far, stderr=far, env=environ) as process:
-            os.close(far)
-            text = b""
-            while True:
-                try:
-                    piece = os.read(near, 65536)
-                except OSError:  # Linux says the end so
-                    break
-                if not piece:
-                    break
-                text += piece
-            os.close(near)
-        assert process.returncode == 0, text
+        process = nursery.module("resilient.surface.cli", *arguments, stdout=far, stderr=far, env=environ)
+        os.close(far)
+        text = b""
+        while True:
+            try:
+                piece = os.read(near, 65536)
+            except OSError:  # Linux says the end so
+                break
+            if not piece:
+                break
+            text += piece
+        os.close(near)
+        assert process.wait(LIMIT) == 0, text
         return text.decode().replace("\r\n", "\n").replace("\x1b[0m", "").replace("\x1b[1m", "").replace("\x1b[2m", "")
 
     return read

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import nursery
+from tests.helpers import LIMIT
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "fastapi_app.py": "201, 422; mails sent to ada@example.com; the job succeeded",
@@ -37,11 +40,14 @@ def test_every_example_is_run_here():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_example(name):
-    ran = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0, ran.stderr
+def test_example(name, tmp_path):
+    with (tmp_path / "errors").open("w+") as errors:
+        ran = nursery.start(EXAMPLES / name, stdout=subprocess.PIPE, stderr=errors)
+        out, _ = ran.communicate(LIMIT)
+        errors.seek(0)
+        assert ran.returncode == 0, errors.read()
     for line in (SAYS[name],) if isinstance(SAYS[name], str) else SAYS[name]:
-        assert line in ran.stdout
+        assert line in out
 
 
 @pytest.mark.slow
