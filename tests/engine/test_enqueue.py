@@ -22,6 +22,7 @@ from resilient.core.base.errors import (
     PayloadTooLarge,
     Permanent,
     SchemaOutdated,
+    Snooze,
     Transient,
     UnknownKind,
 )
@@ -307,6 +308,37 @@ class TestUnique:
         await app.worker().drain(timeout=LIMIT)
         assert keys[0] == str(done.id)
         assert len(set(keys)) == len(keys) == 2
+        assert (await app.jobs.get(done.id)).state == "succeeded"
+        await app.close()
+
+    @pytest.mark.parametrize("what", ["is tried again", "snoozes", "loses its worker"])
+    async def test_once_more_is_not_the_next_try(self, database, clock, what):
+        """Under the keys of the operation that goes on, a provider would answer with what it did before the change."""
+        keys = []
+        options = {"resource_key": "p/1", "unique_key": "u", "unique_until": "finish", "while_running": "once_more"}
+
+        @handler("again")
+        async def again(job: Job[None]) -> None:
+            keys.append(job.idempotency_key)
+            if len(keys) > 1:
+                return
+            await app.enqueue(again, **options)
+            if what == "is tried again":
+                raise Transient("later")
+            if what == "snoozes":
+                raise Snooze(10)
+            await app.database.transaction(lambda c, d: d.run(c, "UPDATE {job} SET version = version + 1") and None)
+
+        app = Resilient(database, handlers=[again])
+        done = await app.enqueue(again, **options)
+        await app.worker().drain(timeout=LIMIT)
+        clock.advance(minutes=10)
+        worker = app.worker()
+        await worker.sweeper.rescue()
+        await worker.drain(timeout=LIMIT)
+        assert keys[:2] == [str(done.id)] * 2
+        assert len(keys) == 3
+        assert keys[2] != keys[0]
         assert (await app.jobs.get(done.id)).state == "succeeded"
         await app.close()
 

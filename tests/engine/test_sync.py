@@ -322,10 +322,10 @@ async def test_killed_after_its_last_page_a_sync_reads_nothing_again(app, shop, 
     assert (await app.jobs.get(done.id)).state == "succeeded"
 
 
-def returning(end):
+def returning(end, delay=0):
     """A job that reads two streams to their ends, and whose first execution ends with ``end``."""
 
-    @handler("returning", retry=Retry(max_attempts=2, delay=0))
+    @handler("returning", retry=Retry(max_attempts=2, delay=delay))
     async def read(job: Job[dict]) -> None:
         for stream in (EVERYTHING, STREAM):
             async for page in job.pages(stream):
@@ -350,6 +350,11 @@ async def once_more(job):
     await job.app.enqueue(**ONE, while_running="once_more")
 
 
+async def once_more_and_fail(job):
+    await once_more(job)
+    await fail(job)
+
+
 async def die(_job):
     raise Permanent("the mail after it is refused")
 
@@ -364,6 +369,7 @@ FIRST = [(1, "everything", True), (1, "items", True)]
         (fail, []),
         (snooze, [(2, "everything", True), (2, "items", False)]),
         (once_more, [(2, "everything", True), (2, "items", False)]),
+        (once_more_and_fail, [(3, "everything", True), (3, "items", False)]),
         (die, [(2, "everything", True), (2, "items", False)]),
     ],
 )
@@ -378,6 +384,16 @@ async def test_what_follows_a_pass_goes_on_or_begins_anew(slow_app, shop, end, t
         await app.worker(concurrency=1).drain(timeout=LIMIT)
     assert (await app.jobs.get(job.id)).state == "succeeded"
     assert FIRST + then == SEEN
+
+
+async def test_a_job_that_was_replaced_begins_anew(slow_app, shop):
+    shop.size = 20
+    app = slow_app(returning(fail, delay=3600))
+    await app.enqueue(**ONE)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert not (await app.enqueue(**ONE, on_conflict="replace")).created
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert [*FIRST, (2, "everything", True), (2, "items", False)] == SEEN
 
 
 async def test_a_second_pass_of_one_execution_is_read(slow_app, shop):

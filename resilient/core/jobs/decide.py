@@ -108,6 +108,8 @@ def _once_more(job: JobFacts, step: Transition, now: datetime) -> Transition | N
 
     The job goes to the back of the line, with a fresh budget of attempts. So does a dead one, because the caller was
     promised one more execution; but not if a request of it may have been received, because that is never repeated.
+    Where the operation goes on (another try, a wait, a rescue), that is not the one more: its keys are the same, and a
+    provider that has seen them does nothing. The row keeps the wish until the operation ends.
     """
     unanswered = not step.clear_sent and (step.set_mark or job.sent or job.safe_until is not None)
     if step.state == JobState.SUCCEEDED:

@@ -99,7 +99,8 @@ def _updates(of: Callable[[str], str]) -> str:
         "unique_lock": _when(of("over"), _NULL, "{job}.unique_lock"),
         "version": "{job}.version + 1",
         "updated_at": ":now",
-        **dict.fromkeys(("once_more", "cancel_requested"), _FALSE),
+        "once_more": _when(of("over"), _FALSE, _when(of("fresh_key"), _FALSE, "{job}.once_more")),
+        "cancel_requested": _FALSE,
         **dict.fromkeys(("locked_by", "lease_until"), _NULL),
     }
     return ", ".join(f"{name} = {value}" for name, value in values.items() if value != f"{{job}}.{name}")

@@ -212,6 +212,7 @@ def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, n
     sets = (
         "payload = {json_payload}, payload_version = :version, priority = :priority, run_at = :run_at,"
         " expires_at = :expires_at, tags = {json_tags}, trace = {json_trace}, attempts = 0, sent = NULL,"
+        " once_more = false, progress = NULL,"
         " idempotency_key = coalesce(:key, CASE WHEN {job}.executions > 0 THEN {next_key}"
         " ELSE {job}.idempotency_key END), version = {job}.version + 1, updated_at = :now,"
         " state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '{state}' END"
