@@ -44,18 +44,23 @@ def read(c: Connection, d: Dialect, place: Place) -> tuple[Cursor, datetime]:
 
 
 def decisions_since(c: Connection, d: Dialect, place: Place, job: UUID) -> list[str]:
-    """How the executions of a job ended since it wrote this cursor.
+    """How the executions of a running job ended since it wrote this cursor.
 
-    Empty if another wrote it, or if somebody retried the job, which clears its progress.
+    Empty if another job wrote it, or if somebody retried or replaced the job, which clears its progress; or if one of
+    them is not in the history, because it succeeded: what runs now is another operation.
     """
     rows = d.run(
         c,
-        "SELECT {attempt}.decision FROM {cursor} JOIN {job} ON {job}.id = {cursor}.job_id"
+        "SELECT {attempt}.decision, {attempt}.execution, {job}.executions"
+        " FROM {cursor} JOIN {job} ON {job}.id = {cursor}.job_id"
         " JOIN {attempt} ON {attempt}.job_id = {job}.id AND {attempt}.finished_at >= {cursor}.updated_at"
         " WHERE {cursor}.resource_key = :resource_key AND {cursor}.stream = :stream AND {cursor}.part = :part"
         " AND {job}.id = :job AND {job}.progress IS NOT NULL",
         {**_at(place), "job": d.id(job)},
-    )
+    ).all()
+    numbers = {row.execution for row in rows}
+    if not rows or not numbers.issuperset(range(min(numbers), rows[0].executions)):
+        return []
     return [row.decision for row in rows]
 
 

@@ -178,6 +178,7 @@ class KeyHolder(NamedTuple):
     state: str
     version: int
     sent: Any
+    executions: int
 
 
 def holder(c: Connection, d: Dialect, kind: str, unique_key: str) -> KeyHolder | None:
@@ -226,7 +227,12 @@ def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, n
     ):
         sets = sets.replace("{" + name + "}", text)
     where = "id = :id AND version = :held AND state IN ('scheduled', 'ready', 'blocked')"
-    return bool(ready.update(c, d, sets, " WHERE " + where, params))
+    if not ready.update(c, d, sets, " WHERE " + where, params):
+        return False
+    if old.executions:  # what follows is no further try of that execution
+        which = {"id": d.id(old.id), "execution": old.executions}
+        d.run(c, "UPDATE {attempt} SET decision = 'replaced' WHERE job_id = :id AND execution = :execution", which)
+    return True
 
 
 def mark_once_more(c: Connection, d: Dialect, id_: UUID, now: datetime) -> bool:
