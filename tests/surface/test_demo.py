@@ -21,6 +21,7 @@ from resilient.surface.demo import accounts, command
 from resilient.surface.demo import run as demo_run
 from resilient.surface.demo.accounts import Contact
 from resilient.surface.demo.run import Options, run
+from tests import nursery
 from tests.helpers import LIMIT
 
 pytestmark = pytest.mark.slow
@@ -55,12 +56,22 @@ def small(tmp_path):
     return path
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Its processes come from one that has imported the engine; `test_an_interrupted_demo_...` starts them as it is."""
+
+    def start(name, *arguments, **streams):
+        return nursery.module(f"resilient.surface.demo.{name}", *arguments, stdin=subprocess.PIPE, **streams)
+
+    monkeypatch.setattr(demo_run, "_start", start)
+
+
 def schemas(url):
     with psycopg.connect(url) as c:
         return {row[0] for row in c.execute("SELECT nspname FROM pg_namespace")}
 
 
-def test_everything_promised_is_true(small, database_url, backend):
+def test_everything_promised_is_true(small, database_url, backend, forked):
     before = schemas(database_url) if backend == "postgresql" else None
     text = io.StringIO()
     options = Options(csv=small, database=database_url, plain=True, limit=90, on_the_wire=2.0, trouble=TROUBLE)
@@ -110,7 +121,7 @@ def deliver_twice(log):
         file.write(json.dumps(stored | {"key": "another"}) + "\n")
 
 
-def test_a_false_claim_makes_the_exit_status_1(small, monkeypatch):
+def test_a_false_claim_makes_the_exit_status_1(small, monkeypatch, forked):
     monkeypatch.setattr(demo_run, "Options", partial(Options, trouble=TROUBLE, tamper=deliver_twice, limit=60))
     app = Typer()
     app.command()(command.demo)

@@ -12,13 +12,13 @@ import hmac
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from resilient import Resilient
+from tests import nursery
 from tests.helpers import until
 from tests.surface.dashboards import Page
 
@@ -38,12 +38,10 @@ async def served(tmp_path, *words, **environ):
     log = tmp_path / "log"
     environ = {**os.environ, "SHOP_GITHUB_SECRET": SECRET, "SHOP_STAFF_TOKEN": TOKEN, **environ}
     with log.open("w") as file:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *words, cwd=EXAMPLES, env=environ, stderr=file
-        )
+        process = nursery.module(*words, cwd=EXAMPLES, env=environ, stderr=file)
 
     def address():
-        assert process.returncode is None, log.read_text()
+        assert process.poll() is None, log.read_text()
         return re.search(r"[Rr]unning on (http://127\.0\.0\.1:\d+)", log.read_text())
 
     try:
@@ -51,12 +49,10 @@ async def served(tmp_path, *words, **environ):
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as visitor:
             yield visitor
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(60):
-            await process.wait()
+        await asyncio.to_thread(process.wait, 60)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        process.wait(60)
     assert "Traceback" not in log.read_text(), log.read_text()
     assert words[0] != "uvicorn" or "Application shutdown complete" in log.read_text()
 
@@ -90,10 +86,8 @@ async def says(visitor, path, document):
 async def test_a_flask_application_under_its_server(tmp_path, database, database_url):
     url = database_url.replace("postgresql:", "postgresql+psycopg:")
     make = "import flask_app as shop; shop.SQLModel.metadata.create_all(shop.engine)"
-    made = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", make, cwd=EXAMPLES, env={**os.environ, "SHOP_DATABASE": url}
-    )
-    assert await made.wait() == 0
+    make = f"import sys; sys.path.insert(0, ''); {make}"
+    assert nursery.start(make, cwd=EXAMPLES, env={**os.environ, "SHOP_DATABASE": url}).wait(60) == 0
     async with served(tmp_path, "flask", "--app", "flask_app", "run", "--port", "0", SHOP_DATABASE=url) as visitor:
         items = ("chair", "nothing", "table")
         answers = await asyncio.gather(*(visitor.post("/orders", data={"item": item}) for item in items))
