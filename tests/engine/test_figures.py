@@ -2,29 +2,30 @@
 
 import asyncio
 import json
-import sys
+import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import sqlalchemy as sa
 
 from resilient import Job, Resilient, handler
+from tests import nursery
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 async def figures(script, *arguments, patience=200):
     """What a benchmark prints."""
-    command = [sys.executable, BENCHMARKS / script, *map(str, arguments)]
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-    try:
-        out, err = await asyncio.wait_for(child.communicate(), patience)
-    finally:
-        if child.returncode is None:
+    with tempfile.TemporaryFile("w+") as errors:
+        child = nursery.start(BENCHMARKS / script, *arguments, stdout=PIPE, stderr=errors)
+        try:
+            out, _ = await asyncio.wait_for(asyncio.to_thread(child.communicate), patience)
+        finally:
             child.kill()
-    assert child.returncode == 0, err.decode()[-2000:]
+        errors.seek(0)
+        assert child.returncode == 0, errors.read()[-2000:]
     return json.loads(out)
 
 
