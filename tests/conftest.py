@@ -271,7 +271,8 @@ def pytest_xdist_auto_num_workers():
 
 _LONG = {"test_simulation", "test_failover", "test_bench", "test_demo", "test_outbox", "test_random", "test_examples"}
 _LONG |= {"test_pairs", "test_evil_tenant", "test_budget", "test_connections_processes", "test_brokers", "test_kill"}
-_LONG |= {"test_processes", "test_cli", "test_tutorial"}
+_LONG |= {"test_processes", "test_cli", "test_tutorial", "test_schedules_for_each", "test_two_phase", "test_dashboard"}
+_LONG |= {"test_figures", "test_fuse", "test_stuck", "test_sync", "test_unconnected"}
 _MIXED = {"chaos", "engine", "store", "surface"}
 
 
