@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.table import BY_PAIRS
+from tests.simulation.test_simulation import USUAL
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["faults.md", "security.md"]
@@ -44,6 +45,12 @@ def test_every_broken_engine_is_in_the_table():
     begun = lines("faults.md").index("## Broken on purpose")
     table = [line.strip("| ").split(" | ")[0] for line in lines("faults.md")[begun:] if line.startswith("| ")]
     assert set(table[1:]) == broken_engines()
+
+
+def test_the_suite_runs_the_seeds_that_find_them_twice_over():
+    """A change moves what a seed meets: as many more as the rarest fault needs are room for that."""
+    latest = max(int(seed) for line in lines("faults.md") for seed in re.findall(r"\| seed (\d+) \|", line))
+    assert latest * 2 < int(USUAL.partition(":")[2])
 
 
 @pytest.mark.parametrize("page", PAGES)
