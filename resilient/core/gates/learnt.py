@@ -60,7 +60,7 @@ WIDEST_DRAIN: Final = 1.2  # the same for a bucket: what it gives while it fills
 CALM: Final = 20.0  # seconds
 SLOWEST: Final = 30.0  # seconds between two steps at most
 ANSWERS: Final = 6  # between two steps, at the present rate
-USED: Final = 0.75  # of a rate, or no probe begins
+USED: Final = 0.85
 LONGEST_CALM: Final = 600.0
 CALM_AFTER_DROP: Final = 15.0  # seconds, or `CALM_SHARE` of the time since the limit dropped
 CALM_SHARE: Final = 0.25
@@ -79,6 +79,8 @@ STARTED: Final = 32  # answers after which a slow start is over
 RAMP: Final = 30.0  # seconds after which it is over in any case
 _DOUBLING: Final = RAMP / 10
 _SAME: Final = (0.87, 1.15)  # two drains of one bucket
+_JUST_THE_SAME: Final = (0.96, 1.04)  # the same where most of the time between two refusals was no rest: chance can be so
+_QUICK: Final = 0.66  # of that time
 _DRAINS: Final = 2  # alike, that make a bucket
 _DRAIN: Final = 120.0  # seconds over which a drain means something
 _SOON: Final = 3.0  # seconds after a rest in which a refusal ends a burst
@@ -351,13 +353,16 @@ def _rate(s: Learnt, event: _Event) -> Learnt:
     if event.wait is not None and event.elapsed < min(_SOON, event.wait):  # a burst emptied it, its wait ends a window
         s = replace(s, window=_window(event.elapsed, event.wait))
         window = event.accepted / s.window
-    elif event.wait is not None and event.elapsed < _SOON * s.window <= _SOON * WINDOWS[1]:
+    elif event.wait is not None and event.elapsed < 1.2 * s.window <= 1.2 * WINDOWS[1]:
         window = event.accepted / max(event.elapsed, s.window)
-    same = bool(event.drain and s.drain and _SAME[0] < event.drain / s.drain < _SAME[1])
-    before, s = s.matched, replace(s, matched=same)
+    ratio = event.drain / s.drain if event.drain and s.drain else 0.0
+    quick = event.elapsed < _QUICK * (event.now - s.changed_at)
+    least, most = _SAME if quick else _JUST_THE_SAME
+    before, matched = s.matched, least < ratio < most
+    s = replace(s, matched=matched)
     if s.kind != "rate":
         return _first_rate(s, event, window)
-    same = same and (event.wait is not None or before or s.drains > 0)  # no wait was stated: three alike, not two
+    same = matched and (before or s.drains > 0)  # three alike: two may be chance
     if s.ceiling is None and s.plateau:
         return _failed_probe(s, same=same)
     return _refused_below(s, event, window, same=same)
@@ -417,7 +422,7 @@ def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool
         estimate = min(top, event.drain)
         drains, drain_rate = drains + 1, event.drain
     else:
-        least = (0.1 if event.elapsed < _SOON else 0.5) * top
+        least = top * (1 - 1 / (2 + event.accepted / 10))
         estimate = min(top, max(event.drain or 0.0, s.good or 0.0, least))
     rests = max(0, s.rests)
     after = (CLOSE if windowed else MARGIN) * estimate
@@ -495,7 +500,7 @@ def _grown(s: Learnt, now: float) -> Learnt | None:
         return s
     if s.uses / since < rate / 2 and now - s.changed_at > FORGOTTEN:
         return None
-    if s.uses / since < rate * (0.5 if s.ceiling is None else USED):  # that proves nothing about more
+    if s.uses / since < rate * USED:  # that proves nothing about more
         return replace(s, step_at=now, uses=0, step=PROBE)
     return _probed(s, rate, now)
 
