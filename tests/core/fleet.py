@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from resilient.core.gates import learnt
 from resilient.core.gates.learnt import Answers, Refusal
 
-SLOTS, REPORT, PROMPT, TOLD = 50, 1.0, 0.05, 0.02  # per process; seconds between reports; until others know
+SLOTS, REPORT, PROMPT, TOLD, LATE = (
+    50,
+    1.0,
+    0.05,
+    0.02,
+    0.3,
+)  # per process; seconds between reports; until others know; share of late steps
 
 
 @dataclass
@@ -37,6 +43,7 @@ class Fleet:
     slots: int = SLOTS
     latency: float = 0.05
     claim: float = 0.015
+    late: float = 0.0  # seconds, on average, by which three steps of ten are late, as on a busy machine
     state: learnt.Learnt | None = None
     log: list = field(default_factory=list)  # (time, accepted)
     executions: int = 0
@@ -49,6 +56,8 @@ class Fleet:
         self.woken = 0.0
 
     def push(self, at, what, *args):
+        if self.late and what in (self.starts, self.sends, self.reports, self.ends) and self.rng.random() < LATE:
+            at += self.rng.expovariate(1 / self.late)
         heapq.heappush(self.heap, (at, next(self.order), what, args))
 
     def run(self):

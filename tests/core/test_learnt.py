@@ -140,6 +140,22 @@ def test_a_probe_that_goes_well_after_a_drop_leads_back_to_the_former_rate():
     assert answered(s, Answers(s.generation, 60), at + 13).rate > rates[-2], "and the tries go on soon"
 
 
+@pytest.mark.parametrize(("accepted", "share"), [(1, 0.45), (10, 0.6), (100, 0.85)])
+def test_the_more_was_let_through_before_a_refusal_the_less_it_lowers_the_rate(accepted, share):
+    s = Learnt("rate", 1, rate=20.0, ceiling=21.0, throttles=2, resumes_at=NOW - 4, changed_at=NOW - 6)
+    lower = refused(s, told=None, accepted=accepted)
+    assert share * 20 < lower.rate < 0.95 * 20
+
+
+def test_three_alike_are_a_bucket_and_two_are_chance():
+    s = Learnt("rate", 1, rate=20.0, ceiling=21.0, throttles=2, resumes_at=NOW - 1, changed_at=NOW - 3, drain=2.0)
+    second = refused(s, told=None, accepted=6)
+    assert (second.matched, second.drains, second.rate > 8) == (True, 0, True)
+    s = replace(second, resumes_at=NOW + 2)
+    third = refused(s, told=None, accepted=6, at=NOW + 3)
+    assert (third.drains, third.rate) == (1, pytest.approx(2.0 * MARGIN))
+
+
 def test_a_rate_far_below_what_was_refused_comes_back_fast():
     """Two refusals in a row, on a machine that stood still, made it a tenth."""
     s = Learnt("rate", 1, rate=0.25, ceiling=2.66, throttles=5, resumes_at=NOW, changed_at=NOW, step_at=NOW)
@@ -366,6 +382,16 @@ def test_a_fleet_comes_near_a_limit_that_nobody_told(name):
     assert found["cold"] <= cold
     assert found["later"] <= later
     assert found["good"] >= good
+
+
+@pytest.mark.parametrize(
+    ("name", "good"), [("5 a second", 0.62), ("30 a second", 0.74), ("12 a second, nothing told", 0.68)]
+)
+def test_a_busy_machine_whose_requests_come_late_keeps_most_of_it(name, good):
+    """Three steps of ten come 0.1 s late on average; at the best constant rate it would be 0.72 of 5 a second."""
+    make, seconds, *_ = PROVIDERS[name]
+    figures = [Fleet(make(), seconds, seed=seed, late=0.1).run().figures() for seed in range(1, 10)]
+    assert sorted(one["good"] for one in figures)[4] >= good
 
 
 def test_requests_at_once_are_a_limit_too():

@@ -30,7 +30,7 @@ as few refusals as it can, and learns as much as it can from each:
   `CALM_AFTER_DROP`, and one that goes well leads back to the former rate in one step. If that is refused, the
   tries go on from the rate before that step.
 - An estimate made from fewer than `FEW` answers is none: it is tried to double at once.
-- A rate that is not used to three quarters does not grow, because that would prove nothing; one that is not used to
+- A rate that is not used to `USED` does not grow, because that would prove nothing; one that is not used to
   half is forgotten ten minutes after the last refusal.
 
 `botocore` measures one process's rate; here processes share the estimate and draw from one row, so a second worker
@@ -60,7 +60,7 @@ WIDEST_DRAIN: Final = 1.2  # the same for a bucket: what it gives while it fills
 CALM: Final = 20.0  # seconds
 SLOWEST: Final = 30.0  # seconds between two steps at most
 ANSWERS: Final = 6  # between two steps, at the present rate
-USED: Final = 0.85
+USED: Final = 0.85  # of a rate, or no probe begins or goes on
 LONGEST_CALM: Final = 600.0
 CALM_AFTER_DROP: Final = 15.0  # seconds, or `CALM_SHARE` of the time since the limit dropped
 CALM_SHARE: Final = 0.25
@@ -79,8 +79,8 @@ STARTED: Final = 32  # answers after which a slow start is over
 RAMP: Final = 30.0  # seconds after which it is over in any case
 _DOUBLING: Final = RAMP / 10
 _SAME: Final = (0.87, 1.15)  # two drains of one bucket
-_JUST_THE_SAME: Final = (0.96, 1.04)  # the same where most of the time between two refusals was no rest: chance can be so
-_QUICK: Final = 0.66  # of that time
+_JUST_THE_SAME: Final = (0.96, 1.04)  # where the rest was a small part of them, and any rate is refused so now and then
+_QUICK: Final = 0.66  # of the time between two refusals
 _DRAINS: Final = 2  # alike, that make a bucket
 _DRAIN: Final = 120.0  # seconds over which a drain means something
 _SOON: Final = 3.0  # seconds after a rest in which a refusal ends a burst
@@ -91,6 +91,8 @@ _BACK: Final = 0.85  # of the rate before the refused one
 _FAR_BACK: Final = 0.7
 _CHANGED: Final = 0.6  # of the ceiling: less is another limit than before
 _ALIKE: Final = 0.15  # by which two bursts of one window may differ
+_CHANCE: Final = 10  # answers
+_WELL_WITHIN: Final = 1.2  # windows: what was let through in a longer time says too little about one
 _STRIKES: Final = 3
 _BROKEN: Final = 1
 _UNFOUNDED: Final = -3  # `rests` of an estimate that was made from too few answers
@@ -353,7 +355,7 @@ def _rate(s: Learnt, event: _Event) -> Learnt:
     if event.wait is not None and event.elapsed < min(_SOON, event.wait):  # a burst emptied it, its wait ends a window
         s = replace(s, window=_window(event.elapsed, event.wait))
         window = event.accepted / s.window
-    elif event.wait is not None and event.elapsed < 1.2 * s.window <= 1.2 * WINDOWS[1]:
+    elif event.wait is not None and event.elapsed < _WELL_WITHIN * s.window and s.window <= WINDOWS[1]:
         window = event.accepted / max(event.elapsed, s.window)
     ratio = event.drain / s.drain if event.drain and s.drain else 0.0
     quick = event.elapsed < _QUICK * (event.now - s.changed_at)
@@ -422,7 +424,7 @@ def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool
         estimate = min(top, event.drain)
         drains, drain_rate = drains + 1, event.drain
     else:
-        least = top * (1 - 1 / (2 + event.accepted / 10))
+        least = top * (1 - 1 / (2 + event.accepted / _CHANCE))
         estimate = min(top, max(event.drain or 0.0, s.good or 0.0, least))
     rests = max(0, s.rests)
     after = (CLOSE if windowed else MARGIN) * estimate
