@@ -261,7 +261,7 @@ class Policies:
             if not isinstance(breaker, BreakerPolicy):
                 raise InvalidInput(f"the breaker of {pattern!r} is {breaker!r}: write BreakerPolicy(streak=5)")
         self._known: dict[str, Policy] = {}
-        self._shared: dict[Policy, Policy] = {}  # keys of one pattern share one object
+        self._shared: dict[tuple[Any, ...], Policy] = {}  # by its members: keys of one pattern share one object
 
     @property
     def roots(self) -> frozenset[str]:
@@ -288,18 +288,24 @@ class Policies:
 
     def _plain(self, key: str) -> Policy:
         taught_by = key.rpartition("/")[0] if is_budget(key) else key  # what throttles may teach is said of accounts
-        policy = Policy(
-            limits=_best(key, self._limits) or (),
-            concurrency=_best(key, self._caps),
-            breaker=_best(key, self._breakers) or BreakerPolicy(),
-            learn=_best(key, self._learn) or _best(taught_by, self._learn) or Learning(),
-            pace=_best(key, self._pace),
-            reserve=_best(key, self._reserve) or (),
+        members = (
+            _best(key, self._limits) or (),
+            _best(key, self._caps),
+            _best(key, self._breakers) or _BREAKER,
+            _best(key, self._learn) or _best(taught_by, self._learn) or _LEARNING,
+            _best(key, self._pace),
+            _best(key, self._reserve) or (),
         )
+        if (policy := self._shared.get(members)) is None:
+            policy = self._shared[members] = Policy(*members)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        policy = self._known[key] = self._shared.setdefault(policy, policy)
+        self._known[key] = policy
         return policy
+
+
+_BREAKER: Final = BreakerPolicy()
+_LEARNING: Final = Learning()
 
 
 def _possible(breaker: BreakerPolicy, override: Mapping[str, Any] | None) -> dict[str, Any]:

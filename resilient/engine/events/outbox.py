@@ -22,17 +22,16 @@ from pydantic_core import PydanticSerializationError
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
-from uuid_utils.compat import uuid7
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_calls
-from resilient.core.base.numbers import SIGNS, lost_number
+from resilient.core.base.numbers import lost_number, may_have_lost
 from resilient.core.base.tracing import current
 from resilient.core.events.message import RESOURCE, Envelope, EventInfo, Replayed, numbered
 from resilient.core.events.message import destination as destination_of
 from resilient.engine.ground import sessions
 from resilient.engine.ground.audited import audited
-from resilient.engine.ground.encoder import JobRequest, checked_name, with_trace
+from resilient.engine.ground.encoder import JobRequest, checked_name, new_id, with_trace
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
 from resilient.engine.jobs.queue import write, write_back
@@ -91,8 +90,7 @@ def data_of(event: Event) -> str:
         text = event.model_dump_json(by_alias=True, warnings="error")
     except (PydanticSerializationError, ValueError) as error:
         raise BadPayload(f"event {type(event).event_type!r} is not what its fields say: {error}") from None
-    may_have_lost = any(sign in text for sign in SIGNS)
-    if may_have_lost and (problem := lost_number(event.model_dump(by_alias=True), text)) is not None:
+    if may_have_lost(text) and (problem := lost_number(event.model_dump(by_alias=True), text)) is not None:
         raise BadPayload(f"event {type(event).event_type!r} is not JSON: {problem}")
     return text
 
@@ -146,9 +144,9 @@ class EventEncoder:
             kind, plain, in_order = self._templates.get(name) or self._template(name)
             self._encoder.text(kind, text)  # raises for its size
             if key is None:
-                row = plain._replace(id=uuid7(), payload=text, tags=tags)
+                row = plain._replace(id=new_id(), payload=text, tags=tags)
             else:
-                row = in_order._replace(id=uuid7(), payload=text, ordering_key=key, tags=tags)
+                row = in_order._replace(id=new_id(), payload=text, ordering_key=key, tags=tags)
             jobs.append(JobRequest(row))
         return jobs
 
@@ -234,7 +232,7 @@ class Outbox:
         """
         class_ = self._encoder.class_of(event)
         names, tracing = self._names(event, class_.route, to), self._ground.tracing
-        id_, data = str(uuid7()), data_of(event)
+        id_, data = str(new_id()), data_of(event)
         with tracing.create(event.event_type) as span:
             if span is not None:
                 span.note(messaging__message__id=id_)

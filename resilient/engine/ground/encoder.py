@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, get_args
-from uuid import UUID
+from uuid import UUID, SafeUUID
 
 from pydantic import TypeAdapter
-from uuid_utils.compat import uuid7
+from uuid_utils import uuid7
 
 from resilient.core.base import resource_key as keys
 from resilient.core.base.errors import BadPayload, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
@@ -216,7 +216,7 @@ class Encoder:
         blockers = _blockers(after)
         text = self.text(kind, payload)
         row = NewJob(
-            id=uuid7(),
+            id=new_id(),
             kind=kind.kind,
             resource_key=resource_key,
             payload=text,
@@ -281,6 +281,7 @@ class Encoder:
         self, kind: Kind[Any], payloads: Sequence[Any], resource_key: str | None, options: Mapping[str, Any]
     ) -> list[JobRequest]:
         model: JobRequest | None = None
+        rest: tuple[Any, ...] = ()
         ordered: list[JobRequest] = []
         for payload in payloads:
             value, key = payload, resource_key
@@ -293,10 +294,22 @@ class Encoder:
             if model is None:
                 model = self.encode(kind, value, key or "", **options)
                 ordered.append(model)
+                rest = model[1:]
                 continue
-            row = model.row.like(uuid7(), keys.check(key or ""), self.text(kind, value))
-            ordered.append(JobRequest(row, *model[1:]))
+            row = model.row.like(new_id(), keys.check(key or ""), self.text(kind, value))
+            ordered.append(JobRequest(row, *rest))
         return ordered
+
+
+def new_id() -> UUID:
+    """An id of a job: later ones are greater. Half the time of `uuid_utils.compat`, a third of `UUID(int=...)`."""
+    id_ = object.__new__(UUID)
+    object.__setattr__(id_, "int", uuid7().int)
+    object.__setattr__(id_, "is_safe", _UNKNOWN)
+    return id_
+
+
+_UNKNOWN: Final = SafeUUID.unknown
 
 
 def with_trace(ordered: list[JobRequest], tracing: Tracing) -> list[JobRequest]:

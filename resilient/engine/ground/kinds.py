@@ -24,7 +24,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import SIGNS, lost_number
+from resilient.core.base.numbers import lost_number, may_have_lost
 from resilient.core.jobs.backoff import Retry
 from resilient.core.jobs.views import Redaction, check_redaction, is_sealed, redacted
 from resilient.engine.ground.sealing import UNSAID, unseen
@@ -73,7 +73,7 @@ def lost_in(text: str, plain: Callable[[], Any]) -> str | None:
 
     ``plain`` gives what was serialized, as dicts, lists and plain values.
     """
-    return lost_number(plain(), text) if any(sign in text for sign in SIGNS) else None
+    return lost_number(plain(), text) if may_have_lost(text) else None
 
 
 @explained_class

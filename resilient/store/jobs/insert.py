@@ -325,11 +325,14 @@ def _copy_chunks(jobs: Sequence[NewJob], now: datetime, best: dict[str, int]) ->
 def _copy_lines(jobs: Sequence[NewJob], now: datetime, best: dict[str, int]) -> Iterator[str]:
     """One line a job; what many have in common is written once. Notes the best priority of each key with ready ones."""
     common: dict[tuple[Any, ...], tuple[str, str]] = {}
+    before, once = None, ("", "")
     for j in jobs:
-        shared = _shared_values(j)
-        once = common.get(shared)
-        if once is None:
-            once = common[shared] = ("scheduled" if j.is_later else "ready", "\t".join(_copy_shared(j, now).values()))
+        if (shared := _shared_values(j)) != before:  # quicker than to look it up
+            before = shared
+            if shared not in common:
+                words = "\t".join(_copy_shared(j, now).values())
+                common[shared] = ("scheduled" if j.is_later else "ready", words)
+            once = common[shared]
         state, rest = once
         if j.waits > 0:
             state = "blocked"
