@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REMEDY: Final = "JSON has no infinity and no NaN: leave it out, or send null or a text"
+SIGNS: Final = ("null", "NaN", "Infinity", '"None"')  # what serializers write for such a number; None: as a key
 
 
 def json_text(value: Any) -> str:
@@ -33,11 +34,6 @@ def json_text(value: Any) -> str:
 def json_value(text: str | bytes) -> Any:
     """The value of JSON text. Raises `ValueError` for what is no JSON, ``NaN`` and ``1e999`` too."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def may_have_lost(text: str) -> bool:
-    """Whether JSON text has a word that serializers write for such a number (``"None"``: as a key)."""
-    return "null" in text or "NaN" in text or "Infinity" in text or '"None"' in text
 
 
 def lost_number(value: Any, text: str) -> str | None:

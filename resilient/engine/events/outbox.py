@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_calls
-from resilient.core.base.numbers import lost_number, may_have_lost
+from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.base.tracing import current
 from resilient.core.events.message import RESOURCE, Envelope, EventInfo, Replayed, numbered
 from resilient.core.events.message import destination as destination_of
@@ -90,7 +90,8 @@ def data_of(event: Event) -> str:
         text = event.model_dump_json(by_alias=True, warnings="error")
     except (PydanticSerializationError, ValueError) as error:
         raise BadPayload(f"event {type(event).event_type!r} is not what its fields say: {error}") from None
-    if may_have_lost(text) and (problem := lost_number(event.model_dump(by_alias=True), text)) is not None:
+    may_have_lost = any(sign in text for sign in SIGNS)
+    if may_have_lost and (problem := lost_number(event.model_dump(by_alias=True), text)) is not None:
         raise BadPayload(f"event {type(event).event_type!r} is not JSON: {problem}")
     return text
 

@@ -24,7 +24,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import lost_number, may_have_lost
+from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.jobs.backoff import Retry
 from resilient.core.jobs.views import Redaction, check_redaction, is_sealed, redacted
 from resilient.engine.ground.sealing import UNSAID, unseen
@@ -73,7 +73,11 @@ def lost_in(text: str, plain: Callable[[], Any]) -> str | None:
 
     ``plain`` gives what was serialized, as dicts, lists and plain values.
     """
-    return lost_number(plain(), text) if may_have_lost(text) else None
+    is_suspect = _NULL in text or _NAN in text or _INFINITY in text or _NONE in text  # a third of the time of `any`
+    return lost_number(plain(), text) if is_suspect else None
+
+
+_NULL, _NAN, _INFINITY, _NONE = SIGNS
 
 
 @explained_class
