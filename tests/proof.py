@@ -84,7 +84,10 @@ CHAOS = (  # name, file, seeds, seconds
 
 
 def chaos(scale):
-    """Harm at random: the tests of `make test`, for longer."""
+    """Harm at every commit, and at random: the tests of `make test`, in full and for longer."""
+    for name in ("sqlite", "postgresql"):
+        command = [*PYTEST, "tests/chaos/test_every_cut.py", "-k", name]
+        yield Piece(f"chaos: every cut, {name}", command, {"RESILIENT_CUTS": "all"})
     for name, file, seeds, seconds in CHAOS:
         for seed in seeds:
             more = {"RESILIENT_CHAOS_SEED": str(seed), "RESILIENT_CHAOS_SECONDS": f"{max(10, seconds * scale):g}"}
