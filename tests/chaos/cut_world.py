@@ -33,7 +33,7 @@ class World:
     def __init__(self, knife, clock):
         self.knife, self.clock, self.is_second = knife, clock, False
         self.requests, self.notes, self.hooks, self.published = [], [], [], []
-        self.feeds, self.state = {}, {}
+        self.feeds, self.state, self.worker = {}, {}, None
         self.idp = Idp()
 
     @property
@@ -149,6 +149,9 @@ async def _cut(shape, world, app, knife):
         dying = asyncio.create_task(death.wait())
         await asyncio.wait([task, dying], return_when=asyncio.FIRST_COMPLETED)
         dying.cancel()
+        if death.is_set() and world.worker is not None:
+            for execution in list(world.worker.executor.running.values()):
+                execution.lost = True  # its thread, which nothing can end, waits for the database no more
         while orphans := death.is_set() and asyncio.all_tasks() - others:
             for one in orphans:
                 one.cancel()
@@ -160,7 +163,8 @@ async def _cut(shape, world, app, knife):
 
 async def _work(shape, world, app):
     await shape.act(app, world)
-    await app.worker(concurrency=4, lease=LEASE, grace=0).drain()
+    world.worker = app.worker(concurrency=4, lease=LEASE, grace=0)
+    await world.worker.drain()
 
 
 async def _go_on(shape, app, world):
