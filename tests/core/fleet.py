@@ -199,7 +199,7 @@ class Fleet:
                 p.accepted = p.peak = 0
                 p.generation, p.cap, p.since = new, 1.0, self.now
             self.tat = 0.0 if self.state.kind == "quota" else max(self.tat, self.now)
-            if self.state.kind == "slots" and before is not None and before.accepted > 3 * before.slots:
+            if self.state.kind == "slots" and before and not before.strikes and before.accepted > 3 * before.slots:
                 until = self.now + 0.25 * (1 + self.rng.random())
                 self.state = learnt.replace(self.state, resumes_at=until)
         self.until = until

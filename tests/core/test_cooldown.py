@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from resilient.core.gates.admission import ResourceFacts
+from resilient.core.gates.learnt import Learnt
 from resilient.core.gates.retry_after import cooled
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -40,3 +41,10 @@ def test_a_told_time_is_waited_out_and_a_little_longer():
 )
 def test_one_signal(facts, told, sent_at, expected):
     assert cooled(facts, told, NOW, 0.0, sent_at) == expected
+
+
+@pytest.mark.parametrize(("strikes", "seconds"), [(0, 0.25), (1, 1)])
+def test_one_too_many_at_once_rests_briefly_where_it_is_sure_to_be_that(strikes, seconds):
+    """A rate that is taken for a limit of requests at once needs its whole window to pass."""
+    facts = ResourceFacts("a", learnt=Learnt("slots", slots=1, strikes=strikes, accepted=4))
+    assert cooled(facts, None, NOW, 0.0) == at(seconds)

@@ -254,10 +254,12 @@ def test_more_than_the_last_window_held_is_tried_faster_and_faster():
     assert allowed == [25, 26, 28, 32, 40, 56]
 
 
-def test_slots_that_are_refused_again_and_again_were_a_rate():
+@pytest.mark.parametrize("late", [0, 1])
+def test_slots_that_are_refused_again_and_again_were_a_rate(late):
+    """Also if an answer was reported after the refusal that it belongs before."""
     s = refused(told=None, accepted=5)
-    for _ in range(3):
-        s = refused(s, told=None, accepted=5, at=s.resumes_at + 0.3)
+    for n in range(3):
+        s = refused(s, told=None, accepted=5 - late * (n == 1), at=s.resumes_at + 0.3)
     assert s.kind == "rate"
     assert s.rate == pytest.approx(5 * CLOSE), "each burst was as large as the one before: a window, and a short one"
 

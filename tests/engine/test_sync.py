@@ -386,6 +386,26 @@ async def test_what_follows_a_pass_goes_on_or_begins_anew(slow_app, shop, end, t
     assert FIRST + then == SEEN
 
 
+async def test_retried_and_cut_off_between_two_streams_it_reads_the_second_one_anew(slow_app, shop):
+    @handler("returning", retry=Retry(max_attempts=2, delay=0))
+    async def read(job: Job[dict]) -> None:
+        for stream in (EVERYTHING, STREAM):
+            async for page in job.pages(stream):
+                SEEN.append((job.execution, page.stream, page.full))
+                async with job.checkpoint(page):
+                    pass
+            if job.execution == 2:
+                raise Transient("its worker died")
+
+    shop.size = 20
+    app = slow_app(read)
+    job = await app.enqueue(**ONE)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    await app.jobs.retry(job.id)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert [*FIRST, (2, "everything", True), (3, "items", False)] == SEEN
+
+
 async def test_a_job_that_was_replaced_begins_anew(slow_app, shop):
     shop.size = 20
     app = slow_app(returning(fail, delay=3600))

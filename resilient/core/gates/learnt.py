@@ -374,10 +374,10 @@ def _first_rate(s: Learnt, event: _Event, window: float | None) -> Learnt:
     if (
         event.wait is None
         and s.burst
-        and abs(event.accepted - s.burst) <= _ALIKE * s.burst
+        and abs(event.accepted - s.burst) <= max(1.0, _ALIKE * s.burst)
         and event.elapsed < WINDOWS[0]
     ):
-        window = event.accepted / WINDOWS[0]  # one burst like the other: a window, and short, for it was full again
+        window = max(event.accepted, s.burst) / WINDOWS[0]  # alike: a window, and short, as it was full again
         s = replace(s, window=WINDOWS[0])
     estimate = window or (event.drain if event.wait is None else None) or max(event.mean, LOWEST)
     ceiling = window or (max(event.mean, LOWEST) if event.wait is not None else 4 * estimate)

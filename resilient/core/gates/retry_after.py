@@ -185,7 +185,7 @@ def cooled(
     if until is not None and since is not None and now - until < SOON and not _accepted(facts, refusal):
         rest = min(LONGEST, max(FIRST, 2 * (until - since)))
     s = facts.learnt
-    if s is not None and s.kind == "slots" and s.accepted > PROVEN * s.slots:
+    if s is not None and s.kind == "slots" and not s.strikes and s.accepted > PROVEN * s.slots:
         rest = BRIEF  # one too many at once: the others go on
     return now + rest / 2 * (1 + roll)
 

@@ -33,6 +33,7 @@ from resilient.store.gates import turns
 from resilient.store.jobs import order, ready, workflows
 from resilient.store.jobs.dependencies import Ends, release_followers
 from resilient.store.jobs.filters import JOB, JobFilter
+from resilient.store.jobs.finishing import note_decision
 from resilient.store.jobs.queries import ATTEMPT, picked, readable_columns
 
 if TYPE_CHECKING:
@@ -374,6 +375,8 @@ class Retry:
         fresh: dict[str, Any] = {"idempotency_key": next_key()} if self.new_operation else {}
         if self.repeat_ambiguous or self.new_operation:  # else keys go on being counted from their first sending
             fresh["sent"] = None
+        if succeeded := [row.id for row in rows if row.state == JobState.SUCCEEDED]:
+            note_decision(c, d, succeeded, "retried", now)
         kept = sa.case((JOB.c.expires_at > now, JOB.c.expires_at))  # a passed expiry would end it again at once
         write_all(c, d, rows, waiting_for=None, progress=None, result=None, expires_at=kept, **fresh)
         write_all(c, d, [row for row in rows if _was_published(row)], idempotency_key=next_key())

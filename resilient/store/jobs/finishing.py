@@ -168,18 +168,18 @@ def succeed_if_held(
             result = ", result = p.result" if with_result else ", result = NULL"  # not that of an earlier run
             rows += ready.update(c, d, _SUCCEED + result, source + _UNDER_FENCE, {**params, "now": now})
     if again := [job.id for job in rows if job.state == "ready"]:
-        _note_once_more(c, d, again, now)
+        note_decision(c, d, again, "once_more", now)
     _follow(c, d, rows, now, ends)
     return {job.id for job in rows}
 
 
-def _note_once_more(c: Connection, d: Dialect, ids: Sequence[UUID], now: datetime) -> None:
-    """Keep in the history where one operation of a job ended and the next began."""
+def note_decision(c: Connection, d: Dialect, ids: Sequence[UUID], decision: str, now: datetime) -> None:
+    """Keep in the history where one operation of a job ended and the next began: successes leave nothing there."""
     d.run(
         c,
         "INSERT INTO {attempt} (job_id, execution, decision, charged, finished_at)"
-        f" SELECT id, executions, 'once_more', false, :now FROM {{job}} WHERE id {d.among('ids', 'uuid')}",
-        {"ids": d.pack_ids(ids), "now": now},
+        f" SELECT id, executions, :decision, false, :now FROM {{job}} WHERE id {d.among('ids', 'uuid')}",
+        {"ids": d.pack_ids(ids), "decision": decision, "now": now},
     )
 
 
