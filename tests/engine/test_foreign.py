@@ -122,6 +122,14 @@ async def app(database_url):
     await app.close()
 
 
+@pytest.fixture
+async def still(database, clock):
+    """An app whose time stands still: what waits for its next try waits on, however slow the machine is."""
+    app = Resilient(database, handlers=HANDLERS, upgrade=False)
+    yield app
+    await app.close()
+
+
 async def run(app, *jobs):
     """With two slots, so that two that are lost are seen: each of the jobs, and one more of another kind at the end."""
     ids = [(await app.enqueue(*job, resource_key="p/1")).id for job in jobs]
@@ -140,7 +148,8 @@ async def test_whatever_a_handler_raises_ends_its_job_as_a_bug(app, kind, what):
 
 
 @every
-async def test_whatever_a_reconcile_hook_raises_does(app, what):
+async def test_whatever_a_reconcile_hook_raises_does(still, what):
+    app = still
     job = await app.enqueue(looked_up, what, resource_key="p/1")
     mark = '{"POST /": {"at": "2030-01-01T00:00:00+00:00", "hash": "x"}}'
     await app.database.transaction(lambda c, d: d.run(c, "UPDATE {job} SET sent = :mark", {"mark": mark}))
@@ -150,9 +159,9 @@ async def test_whatever_a_reconcile_hook_raises_does(app, what):
 
 
 @every
-async def test_whatever_a_delay_function_raises_is_replaced_by_the_default(app, what):
+async def test_whatever_a_delay_function_raises_is_replaced_by_the_default(still, what):
     WAITS[0] = what
-    found = await run(app, (waits, "x"), (waits, "x"), (waits, "x"))
+    found = await run(still, (waits, "x"), (waits, "x"), (waits, "x"))
     assert [(job.state, job.attempts) for job in found] == [("scheduled", 1)] * 3
     assert "its delay function failed" in found[0].last_error
 
