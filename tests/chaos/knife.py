@@ -21,7 +21,7 @@ import sqlite3.dbapi2 as dbapi
 import struct
 import threading
 
-from tests.helpers import LIMIT
+from proxy import Listener
 
 DEATHS = ("die before", "die after")
 CUTS = ("cut before", "cut after", "cut begin")
@@ -71,38 +71,12 @@ class Knife:
 # -- PostgreSQL --------------------------------------------------------------------------------------------------------
 
 
-class KnifeProxy:
-    """Listens on 127.0.0.1 and talks to the server's Unix socket, through the knife of the moment."""
+class KnifeProxy(Listener):
+    """Passes everything through the knife of the moment."""
 
     def __init__(self, socket_path):
-        self.path, self.knife, self.lines = str(socket_path), Knife(), set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        self._server = self._ask(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    def __exit__(self, *_):
-        self._ask(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(LIMIT)
-        self._loop.close()
-
-    def url(self, name):
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{name}?sslmode=disable&gssencmode=disable"
-
-    def _ask(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LIMIT)
-
-    async def _close(self):
-        self._server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        super().__init__(socket_path)
+        self.knife, self.lines = Knife(), set()
 
     async def _serve(self, reader, writer):
         if self.knife.is_dead:

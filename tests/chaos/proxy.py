@@ -18,16 +18,11 @@ COMMIT = b"COMMIT\x00"  # the whole statement: BEGIN may name READ COMMITTED
 COMMITTED = b"COMMIT\x00"  # the server's tag of a completed commit
 
 
-class Proxy:
-    """Listens on 127.0.0.1 and talks to the server's Unix socket."""
+class Listener:
+    """Listens on 127.0.0.1, in a thread of its own, for what talks to a server's Unix socket (`_serve`)."""
 
     def __init__(self, socket_path):
         self.path = str(socket_path)
-        self.lost = self.cuts = self.refused = 0
-        self.away = self.hole = False
-        self._needle, self._times = b"", 0
-        self._cut, self._cuts, self._then_away = b"", 0, False
-        self._lines = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -42,6 +37,31 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LIMIT)
         self._loop.close()
+
+    def url(self, name):
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{name}?sslmode=disable&gssencmode=disable"
+
+    def _ask(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LIMIT)
+
+    async def _close(self):
+        self._server.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Proxy(Listener):
+    """Passes everything on, but for what it is told to lose or to cut."""
+
+    def __init__(self, socket_path):
+        super().__init__(socket_path)
+        self.lost = self.cuts = self.refused = 0
+        self.away = self.hole = False
+        self._needle, self._times = b"", 0
+        self._cut, self._cuts, self._then_away = b"", 0, False
+        self._lines = set()
 
     def lose(self, needle, times=1):
         """The answers to the next commits of transactions with this SQL in them."""
@@ -59,16 +79,6 @@ class Proxy:
     def _break(self):
         for line in list(self._lines):
             line.abort()
-
-    def _ask(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
-
-    async def _close(self):
-        self._server.close()
-        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader, writer):
         if self.away:

@@ -322,16 +322,20 @@ async def test_killed_after_its_last_page_a_sync_reads_nothing_again(app, shop, 
     assert (await app.jobs.get(done.id)).state == "succeeded"
 
 
+async def read_all(job, stream):
+    async for page in job.pages(stream):
+        SEEN.append((job.execution, page.stream, page.full))
+        async with job.checkpoint(page):
+            pass
+
+
 def returning(end, delay=0):
     """A job that reads two streams to their ends, and whose first execution ends with ``end``."""
 
     @handler("returning", retry=Retry(max_attempts=2, delay=delay))
     async def read(job: Job[dict]) -> None:
         for stream in (EVERYTHING, STREAM):
-            async for page in job.pages(stream):
-                SEEN.append((job.execution, page.stream, page.full))
-                async with job.checkpoint(page):
-                    pass
+            await read_all(job, stream)
         if job.execution == 1:
             await end(job)
 
@@ -390,10 +394,7 @@ async def test_retried_and_cut_off_between_two_streams_it_reads_the_second_one_a
     @handler("returning", retry=Retry(max_attempts=2, delay=0))
     async def read(job: Job[dict]) -> None:
         for stream in (EVERYTHING, STREAM):
-            async for page in job.pages(stream):
-                SEEN.append((job.execution, page.stream, page.full))
-                async with job.checkpoint(page):
-                    pass
+            await read_all(job, stream)
             if job.execution == 2:
                 raise Transient("its worker died")
 
@@ -420,10 +421,7 @@ async def test_a_second_pass_of_one_execution_is_read(slow_app, shop):
     @handler("returning")
     async def twice(job: Job[dict]) -> None:
         for _ in range(2):
-            async for page in job.pages(EVERYTHING):
-                SEEN.append((job.execution, page.stream, page.full))
-                async with job.checkpoint(page):
-                    pass
+            await read_all(job, EVERYTHING)
 
     shop.size = 20
     app = slow_app(twice)
