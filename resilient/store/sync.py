@@ -44,10 +44,10 @@ def read(c: Connection, d: Dialect, place: Place) -> tuple[Cursor, datetime]:
 
 
 def decisions_since(c: Connection, d: Dialect, place: Place, job: UUID) -> list[str]:
-    """How the executions of a running job ended since it wrote this cursor.
+    """The decisions about a running job's executions since it last wrote this cursor.
 
-    Empty if another job wrote it, or if somebody retried or replaced the job, which clears its progress; or if one of
-    them is not in the history, because it succeeded: what runs now is another operation.
+    Empty if another job wrote the cursor, if the job's progress was cleared (a retry or a replacement clears it), or if
+    an execution has no row in the history: then nobody knows whether the operation is the same.
     """
     rows = d.run(
         c,
@@ -64,8 +64,13 @@ def decisions_since(c: Connection, d: Dialect, place: Place, job: UUID) -> list[
     return [row.decision for row in rows]
 
 
-def write_if_unmoved(c: Connection, d: Dialect, place: Place, cursor: Cursor, job: UUID | None, now: datetime) -> bool:
-    """Save a cursor over the version it was made from; False if another writer was faster."""
+def write_if_unmoved(
+    c: Connection, d: Dialect, place: Place, cursor: Cursor, job: UUID | None, now: datetime, *, keep_job: bool = False
+) -> bool:
+    """Save a cursor over the version it was made from; False if another writer was faster.
+
+    ``keep_job``: the row goes on to name the job that read the latest page.
+    """
     values = {
         **_at(place), "version": cursor.version, "pass_id": cursor.pass_id, "is_full": cursor.full,
         "full_pass": cursor.full_pass, "swept_pass": cursor.swept_pass, "position": json.dumps(cursor.to_json()),
@@ -77,6 +82,8 @@ def write_if_unmoved(c: Connection, d: Dialect, place: Place, cursor: Cursor, jo
         json_param(d, "position", "json"),
         "CAST(:job_id AS uuid)" if d.is_postgresql else ":job_id",
     )
+    if keep_job:
+        job_id = "job_id"
     if cursor.version:
         done = d.run(
             c,

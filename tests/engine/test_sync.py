@@ -407,6 +407,45 @@ async def test_retried_and_cut_off_between_two_streams_it_reads_the_second_one_a
     assert [*FIRST, (2, "everything", True), (3, "items", False)] == SEEN
 
 
+async def test_a_sweep_is_no_pass(slow_app, shop):
+    """A job that sweeps after another job's pass, and comes back before it has read anything, reads its own."""
+
+    @handler("first")
+    async def first(job: Job[dict]) -> None:
+        await read_all(job, EVERYTHING)
+
+    @handler("returning", retry=Retry(max_attempts=2, delay=0))
+    async def sweeps(job: Job[dict]) -> None:
+        async with job.sweep(EVERYTHING) as sweep:
+            SEEN.append((job.execution, sweep is not None))
+        if job.execution == 1:
+            raise Transient("the first request failed")
+        await read_all(job, EVERYTHING)
+
+    shop.size = 20
+    app = slow_app(first, sweeps)
+    for one in ("first", "returning"):
+        await app.enqueue(one, {}, resource_key="p/1")
+        await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert [FIRST[0], (1, True), (2, False), (2, "everything", True)] == SEEN
+
+
+async def test_cut_off_after_its_sweep_it_reads_nothing_again(slow_app, shop):
+    @handler("returning", retry=Retry(max_attempts=2, delay=0))
+    async def sweeps(job: Job[dict]) -> None:
+        await read_all(job, EVERYTHING)
+        async with job.sweep(EVERYTHING) as sweep:
+            SEEN.append((job.execution, sweep is not None))
+        if job.execution == 1:
+            raise Transient("the mail after it did not go out")
+
+    shop.size = 20
+    app = slow_app(sweeps)
+    await app.enqueue("returning", {}, resource_key="p/1")
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert [FIRST[0], (1, True), (2, False)] == SEEN
+
+
 async def test_a_job_that_was_replaced_begins_anew(slow_app, shop):
     shop.size = 20
     app = slow_app(returning(fail, delay=3600))

@@ -87,12 +87,15 @@ class Reader(Generic[T]):
         self._execution, self._client, self._stream, self._params = execution, client, stream, params
 
     async def pages(self) -> AsyncGenerator[Page[T], None]:
-        """The pages of one pass; if the provider refuses the cursor, those of a full pass after it."""
+        """The pages of one pass. If the provider refuses the cursor, a full pass begins, and its pages follow.
+
+        None if an earlier execution of this job read the pass to its end.
+        """
         stream = self._stream
         place = stream.place(self._execution.resource_key, checked_params(stream, self._params))
         while True:
             cursor, now = await self._query(cursors.read, place)
-            if await self._has_read(place, cursor):
+            if await self._is_pass_over(place, cursor):
                 return
             cursor = begin(cursor, now, stream.rules)
             try:
@@ -109,8 +112,11 @@ class Reader(Generic[T]):
                 continue
             return
 
-    async def _has_read(self, place: Place, cursor: Cursor) -> bool:
-        """Whether an execution that this one goes on for ended the pass: its job was cut off later."""
+    async def _is_pass_over(self, place: Place, cursor: Cursor) -> bool:
+        """Whether an earlier execution of this job read the pass to its end, and this one continues the same operation.
+
+        Only the first `pages` of an execution asks: a second one reads a new pass.
+        """
         execution = self._execution
         is_first, execution.passes = place not in execution.passes, execution.passes | {place}
         if not is_first or execution.row.executions < 1 or cursor.completed_at is None or cursor.next is not None:
@@ -268,12 +274,12 @@ def _words(request: PageRequest) -> dict[str, Any]:
 # -- checkpoints ---------------------------------------------------------------------------------------------
 
 
-def _save(session: Session, execution: Execution, move: Move) -> None:
-    """The last statements before the commit: the cursor, then the fence."""
+def _save(session: Session, execution: Execution, move: Move, *, swept: bool = False) -> None:
+    """The last statements before the commit: the cursor, then the fence. ``swept``: nothing was read."""
     session.flush()
     c, d = session.connection(), execution.context.ground.database.dialect
     now, cursor = d.now(c), move.cursor
-    if not cursors.write_if_unmoved(c, d, move.place, cursor, execution.id, now):
+    if not cursors.write_if_unmoved(c, d, move.place, cursor, None if swept else execution.id, now, keep_job=swept):
         raise _moved(move.place)
     progress = {"stream": move.place[1], "pass": cursor.pass_id, "pages": cursor.pages, "records": cursor.records}
     is_held = leases.checkpoint_if_held(
@@ -321,6 +327,6 @@ async def sweep(
         yield None
         return
     move = Move(place, replace(cursor, swept_pass=cursor.full_pass))
-    async with committed_session(execution, lambda s: _save(s, execution, move)) as session:
+    async with committed_session(execution, lambda s: _save(s, execution, move, swept=True)) as session:
         yield Sweep(session, cursor.full_pass)
     _saved(execution, move, loop)

@@ -375,8 +375,8 @@ class Retry:
         fresh: dict[str, Any] = {"idempotency_key": next_key()} if self.new_operation else {}
         if self.repeat_ambiguous or self.new_operation:  # else keys go on being counted from their first sending
             fresh["sent"] = None
-        if succeeded := [row.id for row in rows if row.state == JobState.SUCCEEDED]:
-            note_decision(c, d, succeeded, "retried", now)
+        if ended := [row.id for row in rows if row.executions and row.state != JobState.DEAD]:  # death is noted
+            note_decision(c, d, ended, "retried", now)
         kept = sa.case((JOB.c.expires_at > now, JOB.c.expires_at))  # a passed expiry would end it again at once
         write_all(c, d, rows, waiting_for=None, progress=None, result=None, expires_at=kept, **fresh)
         write_all(c, d, [row for row in rows if _was_published(row)], idempotency_key=next_key())

@@ -174,7 +174,10 @@ def succeed_if_held(
 
 
 def note_decision(c: Connection, d: Dialect, ids: Sequence[UUID], decision: str, now: datetime) -> None:
-    """Keep in the history where one operation of a job ended and the next began: successes leave nothing there."""
+    """Add a history row for jobs that begin a new operation; ``decision`` says why. It reads what their rows say now.
+
+    A success adds none by itself, and without one `sync.decisions_since` takes the next execution for a continuation.
+    """
     d.run(
         c,
         "INSERT INTO {attempt} (job_id, execution, decision, charged, finished_at)"
