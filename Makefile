@@ -2,6 +2,7 @@
 # make test   runs everything that must pass: linters, types, floors, tests (TESTS="tests/core -x" for some of them)
 # make proof  runs what takes hours: simulation, fuzz, chaos, soak, every two transactions side by side; one table at the end
 # make bench  measures every figure twice, beside what is asked of it (PEERS=1: other queues too; ARGS="--scale 0.1")
+# make lowest runs the tests of the engine with the oldest versions of its libraries that pyproject.toml allows
 # make docs   builds the documentation site into build/site; a warning is an error
 # All need only Python 3.11 or newer and make: the rest goes into .venv, again only when pyproject.toml changes.
 
@@ -13,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
 
-.PHONY: demo test bench compiled screenshots simulate proof docs lint types mypy pyright revision clean
+.PHONY: demo test lowest bench compiled screenshots simulate proof docs lint types mypy pyright revision clean
 
 demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
@@ -22,9 +23,22 @@ test: .venv/dev-installed
 	@$(MAKE) --no-print-directory --jobs 3 lint mypy pyright compiled
 	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile --no-loadscope-reorder)
 
-# The workers of a run find the tests' files compiled, instead of compiling them all at once.
+# The workers of a run find the tests' files compiled, and hypothesis' table of characters, instead of making them all at once.
 compiled: .venv/dev-installed
+	@$(BIN)/python -c 'from hypothesis.strategies import text; text().validate()'
 	@$(BIN)/pytest --collect-only -q $(TESTS) >/dev/null 2>&1 || true # what is wrong with them is said by the run
+
+# In an environment of its own; what asks for a browser, a linter or the newest of somebody else's program is left out.
+LOWEST := core wire providers store engine adapters django testing
+lowest: build/lowest/installed
+	PATH="$(CURDIR)/build/lowest/bin:$$PATH" build/lowest/bin/python -m pytest -q $(or $(TESTS),--numprocesses logical \
+	  --dist loadfile --no-loadscope-reorder $(LOWEST:%=tests/%))
+
+build/lowest/installed: pyproject.toml
+	@"$(PYTHON)" -m venv build/lowest
+	@build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	@touch $@
 
 # The pictures of docs/images, of the demo in its worst moment; needs chromium.
 screenshots: .venv/dev-installed
@@ -86,7 +100,7 @@ clean:
 
 .venv/dev-installed: pyproject.toml | .venv/bin/python
 	@echo "Installing into .venv, with the tools that check it ..."
-	@$(PIP) --editable '.[dev]'
+	@{ $(PIP) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'; } || $(PIP) --editable '.[dev]'
 	@touch $@ .venv/demo-installed
 
 .venv/docs-installed: pyproject.toml | .venv/bin/python

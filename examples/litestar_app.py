@@ -16,17 +16,14 @@ import secrets
 import tempfile
 from collections.abc import AsyncIterator  # noqa: TC003 - Litestar reads annotations
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote
 
 import httpx
 from litestar import Litestar, asgi, get, post
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
-from litestar.handlers import ASGIRouteHandler  # noqa: TC002 - Litestar reads annotations
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlmodel import Field, SQLModel
-from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: TC002 - Litestar reads annotations
 
 from providers import github
 from resilient import Inbound, Job, Resilient, WebhookEvent, handler, web
@@ -122,23 +119,14 @@ def operator(request: Request) -> web.Operator | None:
     return web.Operator("staff", ["read", "jobs", "resources"]) if known else None
 
 
-def mounted(path: str, pages: ASGIApp) -> ASGIRouteHandler:
-    """The engine's routes below a path; they are told which, in the way of ASGI's ``root_path``."""
-
-    @asgi(path, is_mount=True, copy_scope=True)
-    async def mount(scope: Scope, receive: Receive, send: Send) -> None:
-        whole = unquote(scope["raw_path"].decode("ascii"))
-        await pages({**scope, "root_path": scope.get("root_path", "") + path, "path": whole}, receive, send)
-
-    return mount
-
-
 api = Litestar(
     [
         sign_up,
         look,
-        mounted("/ops", web.dashboard(jobs, operator=operator)),
-        mounted("/webhooks", web.webhook_routes(jobs, base_url="https://shop.example/webhooks")),
+        asgi("/ops", is_mount=True, copy_scope=True)(web.dashboard(jobs, operator=operator)),
+        asgi("/webhooks", is_mount=True, copy_scope=True)(
+            web.webhook_routes(jobs, base_url="https://shop.example/webhooks")
+        ),
     ],
     lifespan=[lifespan],
     dependencies={"db": Provide(session)},

@@ -58,7 +58,6 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
     from resilient.core.gates.policy import BreakerPolicy
     from resilient.core.gates.rate_limit import Limit
     from resilient.core.gates.retry_after import WaitDialect
-    from resilient.core.inspect.audit import AuditInfo
     from resilient.core.inspect.retention import Pruned, Retention
     from resilient.core.inspect.why import Reason, Why
     from resilient.core.jobs.backoff import (
@@ -73,6 +72,7 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
     )
     from resilient.core.jobs.records import (
         AttemptInfo,
+        AuditInfo,
         Cancelled,
         Changed,
         Count,
@@ -127,6 +127,7 @@ if TYPE_CHECKING:  # for type checkers; at run time each name is imported when i
     from resilient.wire.publishers.rabbitmq import RabbitMQ
     from resilient.wire.publishers.redis import RedisStream
     from resilient.wire.publishers.webhook import StandardWebhook
+    from resilient.wire.requests.pool import PoolSettings
 
 __all__ = [
     "Access",
@@ -222,6 +223,7 @@ __all__ = [
     "PayloadTooLarge",
     "Permanent",
     "PlusMinus",
+    "PoolSettings",
     "Provider",
     "Pruned",
     "RabbitMQ",
@@ -287,13 +289,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "core.inspect.audit": "AuditInfo",
     "core.alerts.rules": "AlertInfo Alerting Notice",
     "core.provider.auth": "ApiKey Auth Basic Bearer OAuth2 Rotation",
     "core.jobs.backoff": "Decorrelated EqualJitter Exponential Fixed FullJitter Linear PlusMinus Retry",
     "core.base.budgets": "BudgetFields",
     "core.jobs.records": (
-        "AttemptInfo Cancelled Changed Count Deleted Discarded Edited JobInfo ResourceInfo Retried StoppedGroup"
+        "AttemptInfo AuditInfo Cancelled Changed Count Deleted Discarded Edited JobInfo ResourceInfo Retried "
+        "StoppedGroup"
     ),
     "core.base.errors": (
         "Ambiguous BadCron BadPayload BadResourceKey Cancel ConnectionNotFound ConsentRefused DatabaseBusy "
@@ -347,6 +349,7 @@ _HOMES = {
     "wire.publishers.rabbitmq": "RabbitMQ",
     "wire.publishers.redis": "RedisStream",
     "wire.publishers.webhook": "StandardWebhook",
+    "wire.requests.pool": "PoolSettings",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 

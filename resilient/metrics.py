@@ -1,6 +1,7 @@
 """Prometheus metrics for servers of your own (extra ``metrics``); a worker has ``resilient worker --metrics :9100``.
 
-`collector` goes into a registry that you have. `asgi` is an application to mount at ``/metrics``.
+`collector` goes into a registry that you have: ``REGISTRY.register(resilient.metrics.collector(app))``.
+`asgi` is an application to mount at ``/metrics``. Both take an app, or `Shards`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("metrics need prometheus-client: pip install 'resilient-engine[metrics]'") from error
 
-from resilient.surface.metrics import AppCollector, registry
+from resilient.surface.metrics import AppCollector, ShardsCollector, collector, registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from resilient.engine.app.app import Resilient
+    from resilient.surface.shards import Shards
 
-__all__ = ["AppCollector", "asgi", "collector"]
+__all__ = ["AppCollector", "ShardsCollector", "asgi", "collector"]
 
 
 class _Collected(Collector):
@@ -36,12 +38,7 @@ class _Collected(Collector):
         return self._metrics
 
 
-def collector(app: Resilient) -> AppCollector:
-    """What reads an app's metrics: ``REGISTRY.register(resilient.metrics.collector(app))``."""
-    return AppCollector(app)
-
-
-def asgi(app: Resilient) -> Any:
+def asgi(app: Resilient | Shards) -> Any:
     """An ASGI application that answers with an app's metrics: mount it at ``/metrics``."""
     source = registry(app)
 

@@ -42,6 +42,7 @@ class Settings(BaseSettings):
     processes: int | None = _named("RESILIENT_PROCESSES", ge=1)
     max_jobs: int | None = _named("RESILIENT_MAX_JOBS", ge=1)
     max_memory: int | None = _named("RESILIENT_MAX_MEMORY", ge=1)
+    loop: Literal["auto", "asyncio", "uvloop"] = _named("RESILIENT_LOOP", "auto")
     metrics: str | None = _named("RESILIENT_METRICS")
     health: str | None = _named("RESILIENT_HEALTH")
     log: Literal["text", "json"] = _named("RESILIENT_LOG", "text")

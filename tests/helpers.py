@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import inspect
 import random
+from functools import cache
 
 LIMIT = 150.0  # seconds: bounds a test that hangs, and promises nothing
 
@@ -60,3 +62,12 @@ async def hear(app):
         await app.alerts._flushing
     await app.alerts.flush()
     await app.alerts._sinks.delivered()
+
+
+@cache
+def bomb(mib, codings):
+    """A body of so many MiB, packed as often as that: by the test that wants it, not by whoever collects the tests."""
+    body = bytes(mib * 1024 * 1024)
+    for _ in range(codings):
+        body = gzip.compress(body)
+    return body

@@ -9,12 +9,26 @@ import itertools
 import json
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlencode
 
 import pytest
 from joserfc import jwt
 
-from resilient import Basic, Bearer, Errors, FailureKind, OAuth2, Provider, Rotation, Rule, Scope
+from resilient import (
+    Basic,
+    Bearer,
+    Errors,
+    FailureKind,
+    Job,
+    OAuth2,
+    Provider,
+    Rotation,
+    Rule,
+    Scope,
+    SyncJob,
+    handler,
+)
 from tests.serving import Server
 
 
@@ -180,3 +194,24 @@ def idp():
         found.url = url
         yield found
         found.hold.set()
+
+
+async def connect(app, idp, key="idp/acct-1", *, expired=False, lasts=3600.0, now=None):
+    """Connect an account with tokens of its own; those ``expired`` are refreshed before their first use."""
+    access, refresh = idp.issue()
+    at = (now or datetime.now(UTC)) + timedelta(seconds=-5 if expired else lasts)
+    return await app.connections.import_(key, access_token=access, refresh_token=refresh, expires_at=at)
+
+
+@handler("me")
+async def me(job: Job[None]) -> int:
+    response = await job.client.get("/me")
+    response.raise_for_status()
+    return response.status_code
+
+
+@handler("plain")
+def plain(job: SyncJob[None]) -> int:
+    response = job.client.get("/me")
+    response.raise_for_status()
+    return response.status_code

@@ -7,8 +7,9 @@ sentence. `keep_house` does what staging and housekeeping do, and says what they
 
 from __future__ import annotations
 
+from resilient import JobState
 from resilient.core.gates.policy import Policy
-from resilient.core.jobs.states import TERMINAL, JobState, permitted
+from resilient.core.jobs.states import TERMINAL, permitted
 from resilient.engine.jobs import workflows as attending
 from resilient.engine.run import sweeper
 from resilient.store.db.database import Database

@@ -42,16 +42,19 @@ def pieces(scale=1.0):
     import tests.store.acts  # noqa: F401 - it registers them
     from tests.benchmarks.bench_throttle import TARGETS
     from tests.fuzz.parsers import PARSERS
-    from tests.mutation import ROOMS
+    from tests.mutation_rooms import ROOMS
     from tests.store.pairs import PLANS
     from tests.store.registry import ACTS, LONGEST
 
     yield Piece("docs: the site, without a warning", ["make", "docs"], {"STATE_OF_DOCS": state_of_the_docs()})
+    yield Piece("lowest: the oldest libraries that are allowed", ["make", "lowest"])
+    floors = [f"tests/{name}" for name in ("wire", "engine", "adapters", "testing")]
+    yield Piece("uvloop: the engine on another event loop", [*PYTEST, *floors], {"RESILIENT_LOOP": "uvloop"})
     yield Piece("table: broken engines are found", [*MODULE, "tests.simulation.table"])
     for name in PARSERS:
         yield Piece(f"fuzz: {name}", [*MODULE, "tests.fuzz.run", name, "--seconds", f"{600 * scale:g}"])
     for room in ROOMS:
-        yield Piece(f"mutation: core/{room}", [*MODULE, "tests.mutation", room])
+        yield Piece(f"mutation: {room}", [*MODULE, "tests.mutation", room])
     yield from chaos(scale)
     for first in range(0, 100_000, 5_000):
         last = first + max(1, int(5_000 * scale))

@@ -15,13 +15,13 @@ from enum import Enum
 from pathlib import Path
 
 import resilient
+from resilient import Paginator
 from resilient.core.base import budgets
 from resilient.core.events import webhook
 from resilient.core.gates import rate_limit, retry_after
 from resilient.core.provider import auth, rules
 from resilient.core.provider import facts as provider
 from resilient.core.sync import incremental, paging
-from resilient.core.sync.paging import Paginator
 
 WHERE = Path(__file__).parent.parent / "docs" / "reference-providers.md"
 CLASSES = (

@@ -57,6 +57,27 @@ async def production(app, **options):
         await task
 
 
+class Latch:
+    """An `asyncio.Event` for a server in a thread: set from any thread."""
+
+    def __init__(self):
+        self._event, self._loops, self._lock = asyncio.Event(), set(), threading.Lock()
+        self._is_open = False
+
+    async def wait(self):
+        with self._lock:
+            if self._is_open:
+                return
+            self._loops.add(asyncio.get_running_loop())
+        await self._event.wait()
+
+    def set(self):
+        with self._lock:
+            self._is_open = True
+            for loop in self._loops:
+                loop.call_soon_threadsafe(self._event.set)
+
+
 class Server:
     """The same in a thread: ``with Server(app) as url``, or `start` and `stop`."""
 

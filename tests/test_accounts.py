@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 
-from resilient.core.accounts.tokens import GrantState
+from resilient import GrantState
 from tests.serving import production
 
 DOCS = Path(__file__).parent.parent / "docs"

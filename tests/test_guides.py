@@ -76,7 +76,7 @@ class Mail(BaseModel):
 
 
 async def test_handlers(tmp_path, sessions):
-    one, many, through, call, enqueueing, sealed = blocks("docs/handlers.md")
+    one, many, through, call, enqueueing, served, sealed = blocks("docs/handlers.md")
     names = await run(one, {**public(), "Mail": Mail})
     send = names["send"]
     assert await send(testing.job(Mail(), client=answering(messages={"id": "7"}))) == "7"
@@ -119,6 +119,10 @@ async def test_handlers(tmp_path, sessions):
         await session.commit()
         assert await app.jobs.count(resource="smtp/acct-1") == 3
         assert await app.jobs.count() == 4
+        visitors = httpx.ASGITransport((await run(served, named))["api"])
+        async with httpx.AsyncClient(transport=visitors, base_url="http://shop") as visitor:
+            answer = await visitor.post("/mails", json={"to": "bob@example.com"})
+        assert (await app.jobs.get(answer.json()["job"])).payload == {"to": "bob@example.com"}
     assert (await run(sealed, {**public(), "Card": Mail}))["charge"].sealed
 
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 import providers
 import resilient
+from resilient import Provider, Word
 from resilient.core.base.bounds import SEARCHED_CODE
 from resilient.core.base.budgets import budgets, parse_dictionary, parse_list
 from resilient.core.base.hosts import without_secrets
-from resilient.core.base.instants import Word, http_date, read
+from resilient.core.base.instants import http_date, read
 from resilient.core.base.loggers import masked, urls
 from resilient.core.base.phrases import in_json, one_line, plain
 from resilient.core.gates.retry_after import in_text, when
-from resilient.core.provider.facts import Provider
 from resilient.core.sync.paginators import links
 from resilient.wire.requests import redact
 

@@ -2,12 +2,15 @@
 
 import json
 import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
-from resilient.core.alerts.rules import NAMES, Alerting, Finding, Notice
+import certifi
+
+from resilient import Alerting, Notice, Schedule
+from resilient.core.alerts.rules import NAMES, Finding
 from resilient.core.inspect.retention import SPANS
-from resilient.engine.schedules.declaration import Schedule
 
 TEXT = (Path(__file__).parent.parent / "docs" / "operating.md").read_text()
 
@@ -22,6 +25,7 @@ def blocks(language):
 
 def test_its_programs_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    shutil.copy(certifi.where(), "ours.pem")
     program = {"__name__": "operating"}
     for block in blocks("python"):
         exec(compile(block, "docs/operating.md", "exec"), program)  # noqa: S102 - our own text

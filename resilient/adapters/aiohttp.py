@@ -28,6 +28,7 @@ from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.base.errors import Failure, FailureKind, Permanent
 from resilient.engine.run.job import Requests
 from resilient.wire.requests.flow import BARE
+from resilient.wire.requests.http11 import is_readable
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
@@ -130,10 +131,11 @@ class Middleware:
 
 
 def _drop_spoilt(connector: aiohttp.BaseConnector | None) -> None:
-    """Close idle connections that hold unread bytes: aiohttp would read them as the next answer."""
+    """Close idle connections with unread bytes, here or in sockets: aiohttp would read them as the next answer."""
     for idle in getattr(connector, "_conns", {}).values():
         for protocol, _ in idle:
-            if protocol.should_close:
+            transport = protocol.transport
+            if protocol.should_close or (transport and is_readable(transport.get_extra_info("socket"))):
                 protocol.close()
 
 

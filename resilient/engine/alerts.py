@@ -277,7 +277,7 @@ class Alerts:
         if not r.spec.for_each:
             return alerts.of_schedule(r.name, r.spec.ticks, r.since, r.succeeded_at, now, periods)
         before = schedule.silent_before(r.spec.ticks, now, periods)
-        silent = None if before is None else schedule_accounts.silent(c, d, r.name, before)
+        silent = schedule_accounts.silent(c, d, r.name, before)
         if silent is None:
             return None
         return alerts.of_accounts(

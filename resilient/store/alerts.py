@@ -278,11 +278,12 @@ def executions(c: Connection, d: Dialect, since: datetime, volume: int) -> tuple
 
 
 def _latest_history(c: Connection, d: Dialect) -> Sequence[Any]:
-    """The latest executions that did not simply succeed, newest first."""
+    """The latest executions that did not simply succeed, newest first; not the notes of new operations."""
     return d.run(
         c,
         "SELECT j.kind, j.resource_key, a.charged, a.finished_at FROM"
-        " (SELECT id, job_id, charged, finished_at FROM {attempt} ORDER BY id DESC LIMIT :limit) AS a"
+        " (SELECT id, job_id, charged, finished_at FROM {attempt}"
+        " WHERE charged OR decision NOT IN ('retried', 'once_more') ORDER BY id DESC LIMIT :limit) AS a"
         " JOIN {job} j ON j.id = a.job_id ORDER BY a.id DESC",
         {"limit": EXECUTIONS},
         kind=None,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from resilient.engine.app.app import Resilient
     from resilient.engine.run.worker import Worker
+    from resilient.surface.shards import Shards
 
 log = logger("worker")
 BEAT: Final = 0.5  # seconds
@@ -144,10 +145,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Probes:
-    """What a worker's servers answer. Its beat runs on the worker's loop, before the database is reached too."""
+    """What a worker's servers answer; ``parts``: the worker of each shard, under "" where there are none.
 
-    def __init__(self, app: Resilient, worker: Worker) -> None:
-        self._app, self._worker = app, worker
+    Its beat runs on the worker's loop, before the database is reached too.
+    """
+
+    def __init__(self, app: Resilient | Shards, parts: Mapping[str, tuple[Resilient, Worker]]) -> None:
+        self._app, self._parts = app, parts
         self._beat_at = time.monotonic()
         self._servers: list[Server] = []
         self._beating: asyncio.Task[None] | None = None
@@ -199,15 +203,27 @@ class Probes:
         return verdict({})
 
     def readyz(self) -> Answer:
-        """Whether it takes jobs: the database answers, its schema fits, and the worker is not being stopped."""
-        worker, troubles = self._worker, dict[str, str]()
-        if worker.stopping:
-            troubles["worker"] = "is draining"
-        if not self._app.ground.tables.are_ready:
-            troubles["schema"] = "is not checked yet"
-        if not worker.link.is_signed_on or not worker.heartbeat.is_answered:
-            troubles["database"] = "does not answer"
-        return verdict(troubles)
+        """Whether it takes jobs: the database answers, its schema fits, and the worker is not being stopped.
+
+        Of several shards one is enough: a database that is away stops its accounts alone.
+        """
+        troubles = {name: _troubles(app, worker) for name, (app, worker) in self._parts.items()}
+        if not all(troubles.values()):
+            return verdict({})
+        return verdict({
+            f"{name} {what}".lstrip(): text for name, each in troubles.items() for what, text in each.items()
+        })  # fmt: skip
+
+
+def _troubles(app: Resilient, worker: Worker) -> dict[str, str]:
+    troubles = dict[str, str]()
+    if worker.stopping:
+        troubles["worker"] = "is draining"
+    if not app.ground.tables.are_ready:
+        troubles["schema"] = "is not checked yet"
+    if not worker.link.is_signed_on or not worker.heartbeat.is_answered:
+        troubles["database"] = "does not answer"
+    return troubles
 
 
 def verdict(troubles: Mapping[str, str]) -> Answer:

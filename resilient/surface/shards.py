@@ -3,7 +3,7 @@
 A shard is a database of its own, or a PostgreSQL schema. An account lives in one, with its jobs, credentials and gates;
 ``of`` says in which. Nothing is shared between two: no transaction spans them, breakers, fuses and what throttles teach
 are each one's own, and so are workflows, schedules, the outbox and the audit. What a provider allows all accounts
-together is divided by declared shares (`core/gates/division.py`).
+together is divided by declared shares (`core/gates/rate_limit.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import asyncio
 import contextlib
 import inspect
 import signal
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -23,14 +25,15 @@ from resilient.core.base.errors import DatabaseUnreachable, InvalidInput, Resili
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained, explained_class
 from resilient.core.base.resource_key import account, check
-from resilient.core.gates.division import bounded, check_shares, divided, divided_caps, divided_learning, is_shared
+from resilient.core.gates.rate_limit import bounded, check_shares, divided, divided_caps, divided_learning, is_shared
 from resilient.engine.app.app import Resilient
 from resilient.engine.ground.encoder import Item
 from resilient.engine.ground.garbage import rare_collections
 from resilient.engine.ground.providers import caps_of, limits_of
+from resilient.engine.ground.signals import SignalCount
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from typing import Self, Unpack
 
     from sqlalchemy import URL
@@ -93,7 +96,7 @@ class Shards:
         shares = check_shares({name: one.share for name, one in declared.items()}, shared)
         self._of, self._names = of, tuple(declared)
         ticking = _by_shard(declared, schedules, self.name_of)
-        every: dict[str, Any] = {name: list(v) if inspect.isgenerator(v) else v for name, v in options.items()}
+        every: dict[str, Any] = {name: list(v) if isinstance(v, Iterator) else v for name, v in options.items()}
         self.apps: Mapping[str, Resilient] = {
             name: Resilient(
                 one.database, schema=one.schema, listen_url=one.listen_url, providers=providers,
@@ -104,6 +107,8 @@ class Shards:
             for name, one in declared.items()
         }  # fmt: skip
         _check_places(declared, self.apps)
+        for name, app in self.apps.items():
+            app.ground.foresight.place = partial(self._require, name)
 
     def __getitem__(self, name: str) -> Resilient:
         """The app of a shard. Raises `InvalidInput` if there is none of that name."""
@@ -133,6 +138,14 @@ class Shards:
     def app(self, resource_key: str) -> Resilient:
         """The app of the shard in which a resource lives: its ``jobs``, ``connections``, ``resources`` and the rest."""
         return self.apps[self.name_of(resource_key)]
+
+    def _require(self, shard: str, resource_key: str) -> None:
+        """Raise `InvalidInput` for a resource of another shard: its limits, circuit and credentials are there."""
+        if (home := self.name_of(resource_key)) != shard:
+            raise InvalidInput(
+                f"{resource_key} lives in shard {home!r}, as of= says, and this is the app of {shard!r}: use"
+                f" shards.app({resource_key!r}), or the shards' own enqueue, which go there"
+            )
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -285,7 +298,7 @@ class ShardWorkers:
 
     def __init__(self, workers: Mapping[str, Worker]) -> None:
         self.workers = workers
-        self._was_signalled = False
+        self._signals = SignalCount()
 
     async def run(self, *, signals: bool = True) -> None:
         """Work until `stop` (or SIGTERM, SIGINT); a second signal hands back what runs. See `Worker.run`."""
@@ -304,19 +317,30 @@ class ShardWorkers:
         for name, worker in self.workers.items():
             log.info("shard %s is served by worker %s", name, worker.id)
         tasks = {asyncio.create_task(worker.run(signals=False)): name for name, worker in self.workers.items()}
+        errors, running = list[BaseException](), set(tasks)
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            errors = {tasks[task]: error for task in done if not task.cancelled() and (error := task.exception())}
-            for name, error in errors.items():
-                log.error("shard %s: its worker failed, so those of all shards stop: %s", name, error)
-                self.stop()
-            await asyncio.wait(tasks)
-            for error in errors.values():
+            while running:
+                _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                ended = [task for task in tasks if task not in running]
+                for task in ended:
+                    if (error := self._failure(tasks.pop(task), task)) is not None:
+                        errors.append(error)
+                        self.stop()
+            for error in errors:
                 raise error
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    @staticmethod
+    def _failure(name: str, task: asyncio.Task[None]) -> BaseException | None:
+        """The error that a worker's task ended with, which is logged; None if it ended well."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        how = "was cancelled" if task.cancelled() else "failed"
+        if error is not None:
+            log.error("shard %s: its worker %s, so those of all shards stop: %s", name, how, error)
+        return error
 
     async def drain(self) -> int:
         """Run what is due in every shard, for tests; returns how many executions ended."""
@@ -328,9 +352,11 @@ class ShardWorkers:
             worker.stop()
 
     def _signalled(self) -> None:
+        number = self._signals.next()
+        if number == 0:
+            return
         for worker in self.workers.values():
-            (worker.hand_back if self._was_signalled else worker.stop)()
-        self._was_signalled = True
+            (worker.stop if number == 1 else worker.hand_back)()
 
 
 def _check(declared: Mapping[str, Shard], of: Any) -> None:

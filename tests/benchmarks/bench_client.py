@@ -24,7 +24,7 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from resilient.core.provider.facts import Idempotency, Provider
+from resilient import Idempotency, Provider
 from resilient.wire.requests.client import build_async_client
 from resilient.wire.requests.hooks import Permit
 from resilient.wire.requests.pool import Pool

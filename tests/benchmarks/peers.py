@@ -32,7 +32,8 @@ async def database(url):
     server = await asyncpg.connect(url)
     await server.execute(f"CREATE DATABASE {name}")
     try:
-        yield f"{url.partition('?')[0].rpartition('/')[0]}/{name}"
+        address, question, options = url.partition("?")  # a socket's folder stands in the options
+        yield f"{address.rpartition('/')[0]}/{name}{question}{options}"
     finally:
         await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
         await server.close()

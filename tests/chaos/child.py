@@ -28,6 +28,7 @@ from evil import log
 
 from resilient import (
     BreakerPolicy,
+    Fixed,
     Idempotency,
     Job,
     Limit,
@@ -39,7 +40,6 @@ from resilient import (
     SyncJob,
     handler,
 )
-from resilient.core.jobs.backoff import Fixed
 from resilient.engine.run import sweeper
 from resilient.engine.run.worker import exit_if_stuck
 from resilient.store.db.database import Database
@@ -54,6 +54,7 @@ parser.add_argument("--lease", type=float, default=1.0)
 parser.add_argument("--grace", type=float, default=5.0)
 parser.add_argument("--patience", type=float, default=1.0)
 parser.add_argument("--concurrency", type=int, default=4)
+parser.add_argument("--listen", help="the address of the server itself, behind a pooler")
 parser.add_argument("--pool-size", type=int, default=10)
 parser.add_argument("--until-idle", action="store_true")
 parser.add_argument("--slow", type=float, default=0.0)
@@ -203,6 +204,7 @@ def app(url):
     breaker = BreakerPolicy(first_open=first, longest_open=4 * first, probe_lease=2 * first, ramp=2 * first)
     return Resilient(
         Database(url, connections=options.pool_size),
+        listen_url=options.listen,
         handlers=[work, ordered, thread, fails, step, undo, *evil.HANDLERS],
         providers=[provider, *(refreshing.providers(options.provider) if options.secret else ())],
         secrets=[options.secret] if options.secret else None,

@@ -11,8 +11,7 @@ import time
 
 import history
 
-from resilient import Job, Retry, SyncJob, handler
-from resilient.core.jobs.backoff import Fixed
+from resilient import Fixed, Job, Retry, SyncJob, handler
 
 RETRY = Retry(max_attempts=1, delay=Fixed(0.05), max_rescues=3)
 LEAK = []

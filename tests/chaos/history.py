@@ -21,7 +21,8 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from resilient.core.jobs.states import TERMINAL, JobState, permitted
+from resilient import JobState
+from resilient.core.jobs.states import TERMINAL, permitted
 from resilient.store.gates import turns
 from tests import invariants
 

@@ -10,9 +10,9 @@ import functools
 import sys
 import time
 
+from resilient import JobState
 from resilient.core.gates import admission
 from resilient.core.gates.admission import Level
-from resilient.core.jobs.states import JobState
 from resilient.engine.gates import gate
 from resilient.engine.run.executor import Executor
 from resilient.store.accounts import grants

@@ -13,8 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import outbox_world
 
-from resilient import Destination, Retry
-from resilient.core.jobs.backoff import Fixed
+from resilient import Destination, Fixed, Retry
 from resilient.wire.publishers.base import lost, refused
 
 URL, PORT, LEASE = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])

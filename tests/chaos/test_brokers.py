@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import Session
 
-from resilient import BreakerPolicy, Event, Nats, RabbitMQ, Resilient, Retry
-from resilient.core.jobs.backoff import Fixed
+from resilient import BreakerPolicy, Event, Fixed, Nats, RabbitMQ, Resilient, Retry
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers

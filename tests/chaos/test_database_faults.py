@@ -17,8 +17,7 @@ from harness import Eye, address, new, put, states, unfinished, wait
 from proxy import Proxy
 from sqlalchemy.exc import SQLAlchemyError
 
-from resilient import Job, Resilient, handler
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import DatabaseUnreachable, Job, Resilient, handler
 from resilient.engine.run import dispatcher
 from resilient.store.db import schema
 from resilient.store.db.database import Database

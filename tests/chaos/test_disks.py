@@ -11,8 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import event
 
-from resilient import Job, Resilient, handler
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import DatabaseUnreachable, Job, Resilient, handler
 from resilient.store.db import schema
 from resilient.store.db.database import Database
 from tests.helpers import LIMIT
@@ -81,7 +80,7 @@ async def main():
     done = await app.worker().drain(timeout=LIMIT)
     states = [(await app.jobs.get(id_)).state for id_ in taken]
     await app.close()
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as c:
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as c, c:
         sound = c.execute("PRAGMA integrity_check").fetchone()[0]
         rows = c.execute("SELECT count(*) FROM resilient_job").fetchone()[0]
     print(json.dumps([len(taken), rows, done, sorted(set(states)), sound, str(error), type(error).__name__]))

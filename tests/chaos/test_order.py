@@ -23,9 +23,7 @@ from harness import address, wait
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from resilient import Kind
-from resilient.core.base.errors import DatabaseUnreachable
-from resilient.engine.app.app import Resilient
+from resilient import DatabaseUnreachable, Kind, Resilient
 from resilient.store.db.database import Database
 from resilient.store.jobs import insert, order
 

@@ -16,7 +16,7 @@ from resilient import Job, Resilient, handler
 from resilient.engine import alerts
 from resilient.engine.run import heartbeat
 from resilient.store.db import pool
-from tests.helpers import LIMIT
+from tests.helpers import until
 from tests.serving import serving
 
 
@@ -40,12 +40,6 @@ def address(postgres_server, postgres_url):
     name = postgres_url.partition("?")[0].rpartition("/")[2]
     with Proxy(next(postgres_server.data.glob(".s.PGSQL.*[0-9]"))) as proxy:
         yield proxy, f"postgresql://postgres@127.0.0.1:{proxy.port}/{name}?sslmode=disable&gssencmode=disable"
-
-
-async def until(condition):
-    async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110 - others' threads and sockets
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("fail", [go_silent, Proxy.go_away], ids=["silent", "refusing"])

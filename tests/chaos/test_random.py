@@ -19,8 +19,7 @@ from harness import Eye, address, new, states, unfinished, wait
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from resilient import Kind, Resilient
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import DatabaseUnreachable, Kind, Resilient
 from resilient.store.db.database import Database
 from resilient.store.jobs import insert as jobs
 

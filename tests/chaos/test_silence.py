@@ -12,8 +12,7 @@ import psutil
 import pytest
 from proxy import Proxy
 
-from resilient import Job, Kind, Resilient, handler
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import DatabaseUnreachable, Job, Kind, Resilient, handler
 from resilient.store.db import pool
 from resilient.store.db.address import connect_args
 from resilient.store.db.database import Database

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from harness import new, put, states, wait
+from pooler import Pooler
 from sqlalchemy.orm import Session
 
-from resilient import Callback, Event, Job, Resilient, handler
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import Callback, DatabaseUnreachable, Event, Job, Resilient, handler
 from resilient.store.db import schema
 from resilient.store.db.database import Database
 from tests.conftest import PostgresServer
@@ -112,6 +112,12 @@ def port(server):
     return int((server.data / "postmaster.pid").read_text().splitlines()[3])
 
 
+def of_all(name, folders, number):
+    """The address that names all servers there will be; the one that takes writes is used."""
+    hosts, ports = ",".join(map(str, folders)), ",".join([str(number)] * len(folders))
+    return f"postgresql://postgres@/{name}?host={hosts}&port={ports}&target_session_attrs=read-write"
+
+
 def synchronous(primary):
     """From here on a commit is one only when a standby has it, too."""
     with primary.connect() as c:
@@ -184,19 +190,47 @@ async def test_a_synchronous_standby_takes_over_with_all_of_it(primary, standby)
     await app.close()
 
 
-def test_three_failovers_in_a_row_under_load(primary, crew, provider):
-    """Each time the primary is killed and its standby promoted: no process is started anew, nothing is charged or dead.
+@pytest.fixture
+def pooler(primary):
+    pooler = Pooler(primary)
+    yield pooler
+    pooler.close()
 
-    The address names all servers that there will be.
-    """
-    name, primaries = primary.create(), [primary]
-    upgraded(primary.url(name))
-    homes = [Path(tempfile.mkdtemp(prefix="resilient-pg-")) for _ in range(FAILOVERS)]
-    hosts = ",".join(str(one) for one in (primary.data, *(home / "data" for home in homes)))
-    ports = ",".join([str(port(primary))] * (FAILOVERS + 1))
-    url = f"postgresql://postgres@/{name}?host={hosts}&port={ports}&target_session_attrs=read-write"
+
+def test_three_failovers_in_a_row_under_load(primary, crew, provider):
+    """The address of the workers names all servers that there will be."""
+    name, homes = prepared(primary), places()
+    url = of_all(name, [primary.data, *(home / "data" for home in homes)], port(primary))
     workers = [crew.start(url, "--provider", provider.url, "--slow", "0.02", "--lease", "20") for _ in range(2)]
-    ids = []
+    fail_over(primary, name, homes, crew, provider, workers)
+
+
+@pytest.mark.parametrize("wakes", ["by LISTEN at the servers", "by polling"])
+def test_three_failovers_in_a_row_behind_a_pooler(primary, crew, provider, pooler, wakes):
+    """PgBouncer in transaction mode is pointed to each promoted server by an operator (its settings, then a reload)."""
+    name, homes = prepared(primary), places()
+    options = ["--provider", provider.url, "--slow", "0.02", "--lease", "20"]
+    if wakes == "by LISTEN at the servers":
+        options += ["--listen", of_all(name, [primary.data, *(home / "data" for home in homes)], port(primary))]
+    workers = [crew.start(pooler.url(name), *options) for _ in range(2)]
+    fail_over(primary, name, homes, crew, provider, workers, pooler.point)
+
+
+def prepared(primary):
+    """The name of a database with the tables."""
+    name = primary.create()
+    upgraded(primary.url(name))
+    return name
+
+
+def places():
+    """Where the standbys will be."""
+    return [Path(tempfile.mkdtemp(prefix="resilient-pg-")) for _ in range(FAILOVERS)]
+
+
+def fail_over(primary, name, homes, crew, provider, workers, point=None):
+    """Each time the primary is killed and its standby promoted: nothing is started anew, charged or dead."""
+    primaries, ids = [primary], []
     try:
         for home in homes:
             primaries.append(Standby(primaries[-1], home))
@@ -211,6 +245,8 @@ def test_three_failovers_in_a_row_under_load(primary, crew, provider):
             assert len(provider.arrivals()) < len(ids), "it fails under load"
             primaries[-1].promote()
             alone(primaries[-1])
+            if point is not None:
+                point(primaries[-1])
         with opened_at(primaries[-1].url(name)) as database:
             wait(lambda: all(row.finished_at for row in states(database, ids)), LIMIT, about=crew.said)
             assert [worker.poll() for worker in workers] == [None, None]

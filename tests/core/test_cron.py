@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from resilient.core.base.errors import BadCron, InvalidInput, NaiveDatetime
 from resilient.core.schedules.cron import Ticks, back, missed, next_after, ticks
+from resilient.core.schedules.schedule import stamp
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)  # a Sunday
 
@@ -85,7 +86,7 @@ SPRING, AUTUMN = (
     [
         # fixed minute and hour: once on every day
         ("30 2 * * *", SPRING, ["29 03:00+0200", "30 02:30+0200"]),  # skipped: right after the gap
-        ("15,45 2 * * *", SPRING, ["29 03:00+0200", "30 02:15+0200"]),  # both skipped: one tick, not two
+        ("15,45 2 * * *", "2026-03-28T01:20Z", ["28 02:45+0100", "29 03:00+0200", "30 02:15+0200"]),  # one, not two
         ("0 3 * * *", SPRING, ["29 03:00+0200", "30 03:00+0200"]),
         ("30 2 * * *", AUTUMN, ["25 02:30+0200", "26 02:30+0100"]),  # comes twice: the first
         ("30 2,3 * * *", AUTUMN, ["25 02:30+0200", "25 03:30+0100"]),
@@ -96,10 +97,83 @@ SPRING, AUTUMN = (
         ("*/30 2 * * *", SPRING, ["30 02:00+0200", "30 02:30+0200"]),
         ("*/30 2 * * *", AUTUMN, ["25 02:00+0200", "25 02:30+0200", "25 02:00+0100", "25 02:30+0100"]),
         ("0 30 2 * * *", AUTUMN, ["25 02:30+0200", "25 02:30+0100", "26 02:30+0100"]),  # with seconds: both
+        ("*/20 2 * * *", "2026-10-25T00:30Z", ["25 02:40+0200", "25 02:00+0100", "25 02:20+0100", "25 02:40+0100"]),
     ],
 )
 def test_daylight_saving(cron, after, expected):
-    assert local(ticks(cron=cron, zone="Europe/Berlin"), after, len(expected)) == expected
+    spec = ticks(cron=cron, zone="Europe/Berlin")
+    assert local(spec, after, len(expected)) == expected
+    is_whole(spec, series(spec, at(after), len(expected)))
+
+
+def is_whole(spec, moments):
+    """Whoever starts at any of these, or between two, in either direction, finds the same ones, each once, in UTC."""
+    for index, moment in enumerate(moments, 1):
+        for now in (moment, moment + timedelta(microseconds=1)):
+            assert back(spec, now, index) == moments[:index]
+            assert series(spec, now, len(moments) - index) == moments[index:]
+    assert all(tick.tzinfo is UTC for tick in back(spec, moments[-1], len(moments)) + series(spec, moments[0], 2))
+
+
+@pytest.mark.parametrize(
+    ("zone", "cron", "after", "expected"),
+    [
+        (
+            "Europe/London",
+            "*/30 1 * * *",
+            "2026-10-24T12:00Z",
+            ["01:00+0100", "01:30+0100", "01:00+0000", "01:30+0000"],
+        ),
+        (
+            "Atlantic/Azores",
+            "*/30 0 * * *",
+            "2026-10-24T12:00Z",
+            ["00:00+0000", "00:30+0000", "00:00-0100", "00:30-0100"],
+        ),
+        ("America/New_York", "30 2 * * *", "2026-03-07T12:00Z", ["03:00-0400", "02:30-0400"]),
+        (
+            "America/New_York",
+            "*/30 1 * * *",
+            "2026-10-31T12:00Z",
+            ["01:00-0400", "01:30-0400", "01:00-0500", "01:30-0500"],
+        ),
+    ],
+)
+def test_daylight_saving_west_of_greenwich(zone, cron, after, expected):
+    spec = ticks(cron=cron, zone=zone)
+    assert [text[3:] for text in local(spec, after, len(expected))] == expected
+    is_whole(spec, series(spec, at(after), len(expected)))
+
+
+@pytest.mark.parametrize("minute", range(60))
+def test_every_skipped_minute_ticks_right_after_the_gap(minute):
+    spec = ticks(cron=f"{minute} 2 * * *", zone="Europe/Berlin")
+    tick = next_after(spec, at(SPRING))
+    assert tick == at("2026-03-29T01:00Z")
+    assert tick.tzinfo is UTC
+
+
+def test_the_zone_of_the_machine_plays_no_part(elsewhere):
+    for zone, cron, after, expected in (
+        ("Europe/Berlin", "30 2 * * *", SPRING, "2026-03-29T01:00Z"),
+        ("America/New_York", "30 2 * * *", "2026-03-08T00:00Z", "2026-03-08T07:00Z"),
+        ("Europe/Berlin", "*/30 2 * * *", "2026-10-25T00:45Z", "2026-10-25T01:00Z"),
+    ):
+        assert next_after(ticks(cron=cron, zone=zone), at(after)) == at(expected)
+    every = ticks(every="1h", anchor=datetime.fromisoformat("2030-01-01T00:20:00+05:30"))
+    assert every.to_json() == {"every": 3600.0, "anchor": "2029-12-31T18:50:00+00:00"}
+    assert stamp(next_after(every, NOW)) == "2026-03-01T12:50:00Z"
+    assert stamp(datetime.fromisoformat("2030-01-01T00:20:00+05:30")) == "2029-12-31T18:50:00Z"
+
+
+@pytest.fixture(params=["Asia/Tokyo", "America/Los_Angeles"])
+def elsewhere(request, monkeypatch):
+    """A machine with another time zone."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
 
 
 def test_a_shift_of_half_an_hour():
@@ -246,6 +320,21 @@ def test_missed(spec, policy, now, expected):
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [("11:59", [11, 12]), ("11:00", [10, 11, 12]), ("10:30", [10, 11, 12]), (None, [9, 10, 11, 12])],
+)
+@pytest.mark.parametrize("spec", HOURLY, ids=str)
+def test_back_ends_with_the_last_tick_before_since(spec, since, expected):
+    since = since and at(f"2026-03-01T{since}Z")
+    assert [tick.hour for tick in back(spec, NOW, 4, since)] == expected
+
+
+@pytest.mark.parametrize("policy", ["skip", "latest"])
+def test_of_several_within_the_grace_one_runs(policy):
+    assert missed(ticks(every=10), NOW - timedelta(seconds=60), NOW, policy) == [NOW]
+
+
 def test_missed_by_default_runs_once():
     assert missed(HOURLY[0], NOW - timedelta(days=30), NOW + timedelta(minutes=1)) == [NOW]
 
@@ -315,6 +404,46 @@ def test_bad_cron_is_named_with_the_remedy(cron):
         ticks(cron=cron)
     assert repr(cron)[:30] in str(caught.value)
     assert isinstance(caught.value, InvalidInput)
+
+
+FIELDS = "Write minute, hour, day of month, month and day of week, such as '0 3 * * *' or '*/15 8-18 * * mon-fri'"
+INTERVALS = "write seconds, a timedelta, or text such as '1h', '15m' or '1h30m', from 1 second to 10 years"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "a schedule needs either cron=..., such as '0 3 * * *', or every=..., such as '1h'"),
+        ({"cron": "60 * * * *"}, f"cron '60 * * * *': bad minute. {FIELDS}"),
+        ({"cron": "0 0 */31 * 0#5"}, "cron '0 0 */31 * 0#5' never ticks: no day fits all of its fields"),
+        ({"cron": "1" * 201}, f"cron '{'1' * 40}' is no cron expression: write five fields, such as '0 3 * * *'"),
+        ({"cron": "0 3 * * *", "anchor": NOW}, "cron '0 3 * * *' takes no anchor: that is for every=..."),
+        (
+            {"cron": "0 3 * * *", "zone": "Europe/Atlantis"},
+            "time zone 'Europe/Atlantis' is not known: use an IANA name, such as 'Europe/Berlin'",
+        ),
+        (
+            {"every": "1h", "zone": "Europe/Berlin"},
+            "every='1h' takes no time zone ('Europe/Berlin'): use cron for times of day, or an anchor",
+        ),
+        (
+            {"every": timedelta(days=3653, seconds=1)},
+            f"every={timedelta(days=3653, seconds=1)!r} is no interval: {INTERVALS}",
+        ),
+        ({"every": "0s"}, f"every='0s' is no interval: {INTERVALS}"),
+    ],
+)
+def test_what_is_wrong_is_said(given, text):
+    with pytest.raises(BadCron) as caught:
+        ticks(**given)
+    assert str(caught.value) == text
+
+
+def test_the_longest_that_are_taken():
+    expression = "0," * 95 + "00 3 * * *"
+    assert len(expression) == 200
+    assert ticks(cron=expression).cron == expression
+    assert ticks(every=timedelta(days=3653)).every == timedelta(days=3653)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,12 @@ def test_counting_no_further_than_enough_changes_nothing(dead):
         assert fuse.blows(dead, min(well, fuse.enough(dead))) is fuse.blows(dead, well)
 
 
+@pytest.mark.parametrize(("probed", "doubt"), [(False, timedelta(minutes=15)), (True, timedelta(hours=6))])
+def test_a_doubt_ends_by_itself(probed, doubt):
+    assert not fuse.is_over(doubt - timedelta(microseconds=1), probed=probed)
+    assert fuse.is_over(doubt, probed=probed)
+
+
 def test_probes_become_rarer():
     spans = [timedelta(seconds=s) for s in (0, 60, 90, 300, 599, 3600)]
     assert [fuse.probe_every(s).total_seconds() for s in spans] == [60, 60, 90, 300, 599, 600]

@@ -86,7 +86,7 @@ def test_a_rate_grows_to_just_below_what_was_refused_and_stays_there():
 
 
 def test_a_failed_probe_goes_back_to_the_plateau_and_the_next_one_comes_later():
-    s = replace(refused(), resumes_at=NOW)
+    s = replace(refused(), resumes_at=NOW, rests=0)
     at = NOW
     for _ in range(60):
         at += 1
@@ -115,6 +115,21 @@ def until_probe(s):
     return s, at
 
 
+def test_what_was_counted_in_a_round_window_is_tried_later_unless_it_was_wrong():
+    s, at = until_probe(refused(accepted=30))
+    assert at - s.resumes_at == pytest.approx(2 * learnt.CALM, abs=2)
+    wrong = refused(refused(accepted=30), accepted=200, at=NOW + 10)
+    s, at = until_probe(wrong)
+    assert (s.rate < 30, at - s.resumes_at) == (True, pytest.approx(learnt.CALM, abs=3))
+
+
+def test_a_limit_that_drops_before_the_first_probe_may_rise_to_where_it_was():
+    s = refused(accepted=20)
+    kept, later = s.rate, NOW + learnt.CALM + 3
+    assert refused(refused(s, accepted=400, at=later), accepted=5, at=later + 2.3).former == kept
+    assert refused(refused(s, accepted=40, at=NOW + 5), accepted=5, at=NOW + 7.3).former == 0.0, "it was not kept"
+
+
 def test_after_a_drop_the_tries_come_sooner_and_then_ever_later():
     s = dropped()
     assert (s.former, s.rate < 6) == (19.0, True)
@@ -135,6 +150,7 @@ def test_a_probe_that_goes_well_after_a_drop_leads_back_to_the_former_rate():
     assert s.rate == 19.0
     assert rates[-2] < 8, "in one step"
     assert s.ceiling == pytest.approx(20.0), "and no further"
+    assert refused(s, accepted=90, at=at + 5).rate > 15, "so late it says nothing about the step"
     s = refused(s, accepted=3, at=at + 1)
     assert s.rate == rates[-2], "it did not rise so far: what went well still does"
     assert answered(s, Answers(s.generation, 60), at + 13).rate > rates[-2], "and the tries go on soon"

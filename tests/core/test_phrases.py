@@ -24,6 +24,8 @@ SEEN = {ord("\t"), ord("\n")}
         ("transient", "circuit_open", "circuit open", "transient: circuit open"),
         ("timeout", None, "took longer", "timeout: took longer"),
         ("bug", "KeyError", "", "bug KeyError"),
+        ("throttled", None, "throttled", "throttled"),
+        ("throttled", "http_429", "throttled", "throttled http_429"),
         (None, None, "a remark\nand more", "a remark"),
     ],
 )

@@ -17,6 +17,18 @@ def test_spans_in_every_notation():
     assert kept.age("resources") == timedelta(days=30)
 
 
+def test_published_events_are_kept_as_long_as_other_succeeded_jobs_unless_said():
+    assert Retention(succeeded="2d").age("events") == timedelta(days=2)
+    assert Retention(succeeded=None).age("events") is None
+    assert not Retention(succeeded="2d").events_apart
+    assert Retention(events="1d").events_apart
+
+
+@pytest.mark.parametrize("batch", [1, 10_000])
+def test_the_smallest_and_the_largest_batch(batch):
+    assert Retention(batch=batch).batch == batch
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -25,6 +37,7 @@ def test_spans_in_every_notation():
         ({"cancelled": -5}, "cancelled=-5 is not a span of time"),
         ({"attempts": "9" * 30 + "d"}, "attempts=.* is not a span of time"),
         ({"batch": 0}, r"Retention\(batch=0\): delete 1 to 10,000 rows"),
+        ({"batch": 10_001}, r"Retention\(batch=10001\)"),
         ({"batch": 1.5}, r"Retention\(batch=1.5\)"),
     ],
 )

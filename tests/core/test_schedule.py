@@ -6,7 +6,17 @@ import pytest
 
 from resilient.core.base.errors import InvalidInput
 from resilient.core.schedules.cron import ticks
-from resilient.core.schedules.schedule import Spec, Template, check_name, serve, stamp, tags, unique_key
+from resilient.core.schedules.schedule import (
+    ScheduledAccount,
+    Spec,
+    Template,
+    check_name,
+    info,
+    serve,
+    stamp,
+    tags,
+    unique_key,
+)
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -31,6 +41,17 @@ class TestSpec:
     )
     def test_survives_its_row(self, spec):
         assert Spec.from_json(spec.to_json()) == spec
+
+    def test_the_row_of_one_resource_says_nothing_of_accounts(self):
+        job = {
+            "resource_key": "a/1", "payload": "null", "payload_version": 1, "priority": 0, "max_attempts": None,
+            "expires_in": None, "tags": None,
+        }  # fmt: skip
+        rest = {"catch_up": "latest", "overlap": "skip", "jitter": 0.0}
+        timing = {"every": 3600.0, "anchor": "1970-01-01T00:00:00+00:00"}
+        assert hourly().to_json() == {"ticks": timing, "job": job, **rest}
+        spread = hourly(for_each="a/*", spread=HOUR).to_json()
+        assert spread == {"ticks": timing, "job": job, **rest, "for_each": "a/*", "spread": 3600.0}
 
     def test_what_a_newer_version_added_is_left_out(self):
         doc = hourly().to_json()
@@ -74,6 +95,11 @@ class TestJob:
         assert unique_key("s", hourly(overlap="allow"), NOON) == "schedule:s:2030-01-01T12:00:00Z"
         assert unique_key("s", hourly(overlap="allow"), None) is None
 
+    def test_a_long_unique_key_is_hashed_and_stays_what_it_is(self):
+        """Keys are in rows: another one for the same schedule would let a second job in."""
+        assert unique_key("n" * 211, hourly(), None) == "schedule:" + "n" * 211
+        assert unique_key("n" * 212, hourly(), None) == "schedule:32760ed3cbd8acb377d29d2d06e3fc0d"
+
     def test_tags_name_schedule_and_tick_beside_those_declared(self):
         spec = Spec(ticks(every=60), Template("a", "null", tags={"user": "7"}))
         assert tags("s", spec, NOON) == {"user": "7", "schedule": "s", "tick": "2030-01-01T12:00:00Z"}
@@ -82,6 +108,30 @@ class TestJob:
     def test_a_tick_is_written_in_utc(self):
         elsewhere = NOON.astimezone(datetime.strptime("+0530", "%z").tzinfo)
         assert stamp(elsewhere) == "2030-01-01T12:00:00Z"
+
+
+class TestForPeople:
+    def test_a_schedule_of_one_resource(self):
+        row = info("s", "sync", hourly(catch_up="all", overlap="allow"), NOON, last_state="dead", paused=True)
+        assert row.to_json() == {
+            "name": "s", "kind": "sync", "timing": "every 1 h", "resource_key": "a/1", "catch_up": "all",
+            "overlap": "allow", "next_at": "2030-01-01T12:00:00.000Z", "last_at": None, "last_job": None,
+            "last_state": "dead", "succeeded_at": None, "paused": True, "removed": False, "for_each": "",
+            "accounts": None,
+        }  # fmt: skip
+
+    def test_a_schedule_of_many_accounts_counts_them_later(self):
+        row = info("s", "sync", hourly(for_each="a/*"), NOON)
+        assert (row.for_each, row.accounts) == ("a/*", 0)
+
+    def test_one_account_of_it(self):
+        account = ScheduledAccount(
+            resource_key="a/1", next_at=NOON, last_at=None, last_job=None, last_state=None, succeeded_at=NOON - HOUR
+        )
+        assert account.to_json() == {
+            "resource_key": "a/1", "next_at": "2030-01-01T12:00:00.000Z", "last_at": None, "last_job": None,
+            "last_state": None, "succeeded_at": "2030-01-01T11:00:00.000Z",
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["", "a b", "engine:x", "ä", "x" * 201, 'a"b', "a\\b"])

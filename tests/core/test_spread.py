@@ -62,6 +62,42 @@ def test_ticks_nobody_was_there_for(place, catch_up, count):
     assert served.next_at == first + 9 * HOUR
 
 
+@pytest.mark.parametrize(
+    ("catch_up", "since", "starts"),
+    [
+        ("all", NOON - 3 * HOUR / 2, [-2, -1, 0, 1]),
+        ("all", NOON - 900 * HOUR, [*range(-100, 1), 1]),
+        ("latest", NOON - 900 * HOUR, [-1, 0, 1]),
+        ("skip", NOON - HOUR / 2, [-1, 0, 1]),
+    ],
+)
+def test_a_window_holds_no_more_ticks_than_any_place_needs(catch_up, since, starts):
+    """However long nobody was there: it is made for each batch of accounts."""
+    made = schedule.window(spec(catch_up=catch_up), since, NOON)
+    assert made.ticks == tuple((NOON + n * HOUR, HOUR) for n in starts)
+
+
+@pytest.mark.parametrize(
+    ("now", "place", "expected"),
+    [
+        (NOON, 0.0, [NOON]),  # at its very moment
+        (NOON + timedelta(seconds=10), 0.5, [NOON + timedelta(seconds=10)]),
+        (NOON + timedelta(seconds=9), 0.5, [NOON - timedelta(seconds=10)]),
+    ],
+)
+@pytest.mark.parametrize("catch_up", ["latest", "skip"])
+def test_of_several_missed_ones_the_last_runs(catch_up, now, place, expected):
+    served = serve(spec(every=20, catch_up=catch_up), NOON - HOUR, now, place)
+    assert served.ticks == expected
+    assert served.next_at == expected[0] + timedelta(seconds=20)
+
+
+def test_a_minute_late_is_not_missed():
+    made = spec(catch_up="skip")
+    assert serve(made, NOON, NOON + timedelta(seconds=60), 0.0).ticks == [NOON]
+    assert serve(made, NOON, NOON + timedelta(seconds=61), 0.0).ticks == []
+
+
 def test_all_means_at_most_a_hundred():
     assert len(serve(spec(every=1, catch_up="all"), NOON, NOON + HOUR, 0.5).ticks) == 100
 

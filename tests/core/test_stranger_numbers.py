@@ -20,7 +20,7 @@ from resilient.core.gates.retry_after import cooled
 from resilient.core.provider.classify import classify, cost_of
 from resilient.core.provider.facts import Provider
 from resilient.core.provider.rules import Errors, Rule, Wait
-from resilient.engine.gates.drawing import Reach, observation_of, spent
+from resilient.engine.gates.budgets import Reach, observation_of, spent
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = float(TOLD_WAIT.value)

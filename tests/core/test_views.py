@@ -3,7 +3,7 @@
 import pytest
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.jobs.views import check_redaction, redacted, without_sealed
+from resilient.core.jobs.records import check_redaction, redacted, without_sealed
 
 PAYLOAD = {"token": "t", "card": {"number": 42, "owner": "Ada"}, "items": [{"price": 1, "token": "u"}, {"price": 2}]}
 

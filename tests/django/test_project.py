@@ -37,12 +37,13 @@ def test_its_tests_pass(backend, request, tmp_path):
 
 
 @pytest.mark.slow
-async def test_an_order_gets_its_invoice_from_a_worker(tmp_path):
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["alone", "two processes"])
+async def test_an_order_gets_its_invoice_from_a_worker(options, tmp_path):
     environ = environ_of("sqlite", None, tmp_path)
     manage(environ, "migrate", "--verbosity=0", check=True)
     order = "from django.test import Client; print(Client().post('/orders', {'item': 'chair'}).json()['job'])"
     placed = manage(environ, "shell", "-v0", "-c", order, capture_output=True, text=True, check=True)
-    worker = manage(environ, "resilient", "worker", start=subprocess.Popen)
+    worker = manage(environ, "resilient", "worker", *options, start=subprocess.Popen)
     try:
         async with Resilient(f"sqlite:///{tmp_path}/shop.db") as app:
             job = placed.stdout.split()[-1]

@@ -140,6 +140,7 @@ def test_what_fails_is_told_with_its_error(shop_tasks):
     (error,) = result.errors
     assert error.exception_class is ValueError
     assert "never" in error.traceback
+    assert "resilient" not in error.traceback.replace(__file__, ""), "the frames of the task alone"
     assert result.is_finished
 
 

@@ -26,3 +26,11 @@ def serve():
     """``serve(asgi_app)``: its address on this machine."""
     with contextlib.ExitStack() as servers:
         yield lambda app, **options: servers.enter_context(Server(app, **options))
+
+
+@pytest.fixture
+def api(request, serve):
+    """The `Api` of the test's module, served at its ``url``."""
+    api = request.module.Api()
+    api.url = serve(api)
+    return api

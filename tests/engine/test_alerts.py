@@ -12,16 +12,24 @@ from uuid import uuid4
 
 import pytest
 
+from resilient import (
+    AlertInfo,
+    Alerting,
+    Failure,
+    FailureKind,
+    InvalidInput,
+    Notice,
+    Permanent,
+    Resilient,
+    Schedule,
+    Transient,
+    handler,
+)
 from resilient.core.alerts import rules
-from resilient.core.alerts.rules import AlertInfo, Alerting, Notice
-from resilient.core.base.errors import Failure, FailureKind, InvalidInput, Permanent, Transient
 from resilient.core.gates.admission import ResourceFacts
 from resilient.core.gates.breaker import BreakerFacts
 from resilient.core.sync.stream import Cursor
 from resilient.engine import alerts
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.schedules.declaration import Schedule
 from resilient.store import alerts as store
 from resilient.store import sync as cursors
 from resilient.store.gates import controls as gates

@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from resilient import Batch, Idempotency, Job, Provider, Resilient, Retry, Snooze, SyncJob, Transient, handler
-from resilient.core.jobs.backoff import Fixed
+from resilient import Batch, Fixed, Idempotency, Job, Provider, Resilient, Retry, Snooze, SyncJob, Transient, handler
 from resilient.engine.run import heartbeat
 from tests.helpers import LIMIT, brisk, until, use_up
 
@@ -38,13 +37,6 @@ class Api:
 def _quick_beats(monkeypatch):
     """A running job learns of its cancel with the next beat."""
     monkeypatch.setattr(heartbeat, "LONGEST_BEAT", 0.3)
-
-
-@pytest.fixture
-def api(serve):
-    found = Api()
-    found.url = serve(found)
-    return found
 
 
 @pytest.fixture

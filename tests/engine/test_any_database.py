@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from resilient import Item, Job, Limit, Provider, Resilient, Retry, Schedule, SyncJob, handler
-from resilient.core.jobs.backoff import Fixed
+from resilient import Fixed, Item, Job, Limit, Provider, Resilient, Retry, Schedule, SyncJob, handler
 from resilient.store.db import schema as schemas
 from resilient.store.db.database import Database
 from resilient.surface.cli import main

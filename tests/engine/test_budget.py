@@ -247,7 +247,7 @@ async def test_the_host_that_is_there_is_found(postgres_server, postgres_url, fo
         url = f"postgresql://postgres@/{name}?{hosts}&sslmode=disable&gssencmode=disable"
         database = Database(url)
         assert [await database.transaction(one), database.transaction_sync(plain)] == [1, 1]
-        assert await asyncio.to_thread(health.notifies, for_listening(url))
+        assert await asyncio.to_thread(health.hearers, for_listening(url)) is not None
         await database.close()
 
 

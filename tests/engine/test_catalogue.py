@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient import Provider, providers_by_name
-from resilient.core.base.errors import SetupError
+from resilient import Provider, SetupError, providers_by_name
 from resilient.engine.ground import providers
 from resilient.engine.ground.providers import also_installed_by, provider_named
 from resilient.engine.inspect.doctor import check_names

@@ -21,6 +21,7 @@ from resilient import (
     Credentials,
     GrantState,
     InvalidInput,
+    Job,
     Resilient,
     ResourceStopped,
     Rotation,
@@ -29,32 +30,18 @@ from resilient import (
 )
 from resilient.engine.accounts import access
 from resilient.engine.accounts import grants as engine_grants
-from resilient.engine.run.job import Job, SyncJob
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import LIMIT, until
+from tests.idp import connect, me, plain
 
 KEY = new_key()
 A = "idp/acct-1"
 
 
-@handler("me")
-async def me(job: Job[None]) -> int:
-    response = await job.client.get("/me")
-    response.raise_for_status()
-    return response.status_code
-
-
 @handler("post")
 async def post(job: Job[None]) -> int:
     response = await job.client.post("/things", json={})
-    response.raise_for_status()
-    return response.status_code
-
-
-@handler("plain")
-def plain(job: SyncJob[None]) -> int:
-    response = job.client.get("/me")
     response.raise_for_status()
     return response.status_code
 
@@ -86,12 +73,6 @@ async def make(database_url, idp):
 @pytest.fixture
 def app(make):
     return make()
-
-
-async def connect(app, idp, key=A, *, expired=False, lasts=3600.0):
-    access, refresh = idp.issue()
-    at = datetime.now(UTC) + timedelta(seconds=-5 if expired else lasts)
-    return await app.connections.import_(key, access_token=access, refresh_token=refresh, expires_at=at)
 
 
 def in_daemon(fn):
@@ -239,7 +220,7 @@ async def overtaken(app, idp):
     held = await app.grants.accounts.load_usable(A)
     begun = await app.database.transaction(grants.begin, held.bound.grant.id, 1, 60, refused=True)
     assert begun.may_send
-    answer = await app.grants.client.refresh(held.oauth, held.credentials.refresh_token, begun.now)
+    answer = await app.grants.client_of("crm").refresh(held.oauth, held.credentials.refresh_token, begun.now)
     assert answer.failure is None
     over = "UPDATE {grant} SET lease_until = :until"
     await app.database.transaction(lambda c, d: d.run(c, over, {"until": begun.now}))

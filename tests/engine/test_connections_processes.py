@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -14,6 +13,7 @@ from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
 from tests import nursery
 from tests.helpers import LIMIT
+from tests.idp import connect
 
 KEY, A = new_key(), "idp/acct-1"
 PROCESSES, WORKERS, JOBS = 5, 10, 1000  # ten workers in each process: fifty, of twenty slots each
@@ -82,12 +82,6 @@ def say(children):
     for one in children:
         one.stdin.write("\n")
         one.stdin.flush()
-
-
-async def connect(app, idp, *, expired=False):
-    access, refresh = idp.issue()
-    ends = datetime.now(UTC) + timedelta(seconds=-5 if expired else 3600)
-    await app.connections.import_(A, access_token=access, refresh_token=refresh, expires_at=ends)
 
 
 async def test_a_thousand_refusals_at_once_in_fifty_workers_are_one_refresh(database_url, idp, child):

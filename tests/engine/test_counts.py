@@ -2,11 +2,9 @@
 
 import pytest
 
-from resilient import Limit, Permanent, Resilient, Transient, handler
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import DatabaseUnreachable, Job, Limit, Permanent, Resilient, Transient, handler
 from resilient.engine.ground.counts import OTHER, Counts
 from resilient.engine.run import heartbeat
-from resilient.engine.run.job import Job
 from resilient.store.inspect.throughput import Series, throughput
 from tests.helpers import drain
 
@@ -55,7 +53,7 @@ async def test_ends_are_counted_and_added_up(app):
 
 async def test_what_could_not_be_added_up_is_added_with_the_next_beat(app, monkeypatch):
     counts = app.ground.counts
-    counts.executions["push", "crm", "succeeded", ""] += 1
+    counts.successes["push"]["crm"] += 1
     worker = app.worker()
 
     def away(*_):
@@ -66,7 +64,7 @@ async def test_what_could_not_be_added_up_is_added_with_the_next_beat(app, monke
         with pytest.raises(DatabaseUnreachable):
             worker.heartbeat._beat()
     assert await sums(app) == {}
-    counts.executions["push", "crm", "succeeded", ""] += 1
+    counts.successes["push"]["crm"] += 1
     worker.heartbeat._beat()
     assert await sums(app) == {("push", "crm", "succeeded"): 2}
     assert counts.take_sums() == {}

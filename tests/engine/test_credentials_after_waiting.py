@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilient import Bearer, Job, Provider, Resilient, Retry, handler
-from resilient.core.jobs.backoff import Fixed
+from resilient import Bearer, Fixed, Job, Provider, Resilient, Retry, handler
 from resilient.engine.gates.gate import Gate
 from resilient.testing import new_key
 from tests.helpers import until

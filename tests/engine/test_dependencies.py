@@ -8,11 +8,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from resilient.core.base.errors import InvalidInput, Permanent
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.ground.encoder import Item
-from resilient.engine.run.job import Job
+from resilient import InvalidInput, Item, Job, Permanent, Resilient, handler
 from resilient.store.jobs import dependencies, finishing
 from tests.helpers import LIMIT, settle
 from tests.interleaving import until_somebody_waits

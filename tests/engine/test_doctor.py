@@ -1,5 +1,6 @@
 """What the doctor finds: real faults on real databases, and the judgement of facts."""
 
+import asyncio
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -8,12 +9,15 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from resilient.core.provider.facts import Provider
+from resilient import Provider, Resilient
 from resilient.engine.inspect import doctor
 from resilient.store.db import schema
 from resilient.store.db.address import for_listening
+from resilient.store.db.wake import listener_name
 from resilient.store.inspect import health, workers
 from resilient.store.inspect.health import Contents, Server, Session, WorkerSeen
+from tests.helpers import until
+from tests.idp import me
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SERVER = Server((17, 2), NOW, {"autovacuum": "on", "fsync": "on", "synchronous_commit": "on", "max_connections": "100"})
@@ -31,6 +35,12 @@ def judged(contents=CONTENTS, *, server=SERVER, skew=(0.0, 0.0)):
     return {finding.name: finding for finding in found if finding.level != "ok"}
 
 
+def test_a_loop_that_stood_still():
+    still = replace(ALIVE, loop_lag=4.2)
+    assert judged(replace(CONTENTS, workers=[ALIVE, replace(ALIVE, loop_lag=0.9)])) == {}
+    assert "loop of worker w1 stood still for 4" in judged(replace(CONTENTS, workers=[still]))["loop"].message
+
+
 # -- real databases ----------------------------------------------------------------------------------------
 
 
@@ -38,7 +48,8 @@ async def test_a_healthy_database(database):
     await database.transaction(lambda c, d: workers.beat(c, d, BEAT, d.now(c)))
     found = await findings(database)
     bad = {name for name, finding in found.items() if finding.level != "ok"}
-    assert bad == (set() if database.is_sqlite else {"durability"})  # the tests' server does not fsync
+    # the tests' server does not fsync, and nothing but a heartbeat is there of the worker
+    assert bad == (set() if database.is_sqlite else {"durability", "listeners"})
     assert all(bool(finding.remedy) is (finding.level != "ok") for finding in found.values())
     assert set(found) >= {"database", "schema", "workers", "queue", "durability"}
     assert set(found) >= ({"wal", "disk"} if database.is_sqlite else {"clock", "autovacuum", "notify"})
@@ -168,8 +179,31 @@ async def test_notifications(postgres_database, monkeypatch):
     found = await findings(postgres_database, listen_url=for_listening("postgres://u:canary@127.0.0.1:1/db"))
     assert "could not be tried" in found["notify"].message
     assert "canary" not in repr(found)
-    monkeypatch.setattr(health, "notifies", lambda _url: False)
+    monkeypatch.setattr(health, "hearers", lambda _url: None)
     assert (await findings(postgres_database))["notify"].remedy.startswith("give listen_url= the address of")
+
+
+async def test_workers_that_listen_elsewhere(postgres_url, postgres_server):
+    """As on two nodes of a cluster: what is notified in one place is not heard in the other."""
+    there = postgres_server.create()
+    address, elsewhere = for_listening(postgres_url), for_listening(postgres_server.url(there))
+    async with Resilient(postgres_url, handlers=[me], listen_url=postgres_server.url(there)) as app:
+        worker = app.worker()
+        running = asyncio.create_task(worker.run(signals=False))
+        try:
+
+            async def hears():
+                sessions = await asyncio.to_thread(health.hearers, elsewhere)
+                return listener_name(worker.id) in sessions and "workers" in await findings(app.database)
+
+            await until(hears)
+            found = await findings(app.database, listen_url=address)
+            assert f"comes from {worker.id}, 1 of 1 living worker:" in found["listeners"].message
+            assert "listeners" not in await findings(app.database, listen_url=elsewhere)
+        finally:
+            worker.stop()
+            await running
+    postgres_server.drop(there)
 
 
 async def test_an_engine_that_is_not_set_up_for_a_queue(tmp_path, open_database):

@@ -12,25 +12,27 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from resilient.core.base.bounds import RESULT
-from resilient.core.base.errors import (
+from resilient import (
     Cancel,
     Failure,
     FailureKind,
+    Fixed,
+    Job,
     Permanent,
+    Resilient,
     ResourceStopped,
+    Retry,
     Snooze,
+    SyncJob,
     Throttled,
     Transient,
+    handler,
 )
-from resilient.core.jobs.backoff import Fixed, Retry
+from resilient.core.base.bounds import RESULT
 from resilient.core.jobs.outcomes import Transition
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
 from resilient.engine.run import completer as completer_module
 from resilient.engine.run import executor
 from resilient.engine.run.completer import Completer
-from resilient.engine.run.job import Job, SyncJob
 from resilient.store.db.dialect import ID
 from resilient.store.gates import resources
 from resilient.store.jobs.finishing import Finish
@@ -540,7 +542,12 @@ async def test_a_result_no_database_takes_holds_up_no_other(app, caplog):
     )
     written = []
     completer = Completer(
-        app.database, lambda _: (), lambda ids, *_: written.extend(ids), lambda *_: None, app.poke, roll=lambda: 0.0
+        app.database,
+        lambda _: (),
+        lambda ids, *_: written.extend(i for i, _ in ids),
+        lambda *_: None,
+        app.poke,
+        roll=lambda: 0.0,
     )
     for n, row in enumerate(sorted(running)):
         if n == 7:

@@ -13,25 +13,28 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlmodel import Session as ModelSession
 
-from resilient.core.base.errors import (
+from resilient import (
     BadPayload,
     BadResourceKey,
+    BreakerPolicy,
     DuplicateJob,
     InvalidInput,
+    Item,
+    Job,
+    Kind,
+    Limit,
     NaiveDatetime,
     PayloadTooLarge,
     Permanent,
+    Provider,
+    Resilient,
     SchemaOutdated,
     Snooze,
     Transient,
     UnknownKind,
+    handler,
 )
-from resilient.core.provider.facts import Provider
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.ground.encoder import Encoder, Item, JobOptions, StepOptions
-from resilient.engine.ground.kinds import Kind
-from resilient.engine.run.job import Job
+from resilient.engine.ground.encoder import Encoder, JobOptions, StepOptions
 from tests.helpers import LIMIT
 
 
@@ -197,8 +200,8 @@ class TestCallersTransaction:
         assert count(app) == 1
 
     async def test_an_async_session(self, app):
-        url = app.database.url
-        engine = create_async_engine(url.set(drivername="sqlite+aiosqlite") if app.database.is_sqlite else url)
+        driver = "sqlite+aiosqlite" if app.database.is_sqlite else "postgresql+psycopg"
+        engine = create_async_engine(app.database.url.set(drivername=driver))
         async with AsyncSession(engine) as session:
             await app.enqueue(mail, Mail(to="a"), resource_key="p/1", session=session)
             await app.enqueue(mail, Mail(to="b"), resource_key="p/1", session=session, unique_key="u")
@@ -210,7 +213,8 @@ class TestCallersTransaction:
         assert count(app) == 2
 
     def test_autocommit_is_refused_loudly(self, app):
-        engine = create_engine(app.database.url, isolation_level="AUTOCOMMIT")
+        driver = "sqlite" if app.database.is_sqlite else "postgresql+psycopg"
+        engine = create_engine(app.database.url.set(drivername=driver), isolation_level="AUTOCOMMIT")
         with engine.connect() as c, pytest.raises(InvalidInput, match="autocommit"):
             app.sync.enqueue(mail, Mail(to="a"), resource_key="p/1", session=c)
         engine.dispose()
@@ -544,6 +548,29 @@ class TestForesight:
         assert said.endswith("; did you mean 'hubspot'?")
         await app.enqueue_many(mail, [Item(Mail(to="a"), resource_key=f"hubspt/{n}") for n in range(3)])
         assert len(self.warnings(caplog)) == 2
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            ("limits", [Limit(5, per=1)]), ("concurrency", 3), ("breakers", BreakerPolicy()), ("learn", False),
+            ("pace", "even"), ("reserve", {5: 0.2}),
+        ],
+    )  # fmt: skip
+    def test_a_pattern_of_almost_a_provider(self, make, caplog, option, value):
+        facts = [Provider(name="hubspot", base_url="https://api.hubapi.com")]
+        make(handlers=[mail], providers=facts, **{option: {"hubspot/*": value, "smtp/*": value, "*/*/search": value}})
+        assert self.warnings(caplog) == []
+        make(handlers=[mail], providers=facts, **{option: {"hubspott/*": value}})
+        said = "pattern 'hubspott/*': this app has no provider 'hubspott'; did you mean 'hubspot'?"
+        assert self.warnings(caplog) == [said]
+
+    async def test_a_worker_of_almost_a_provider(self, make, caplog):
+        app = make(handlers=[mail], providers=[Provider(name="hubspot", base_url="https://api.hubapi.com")])
+        app.worker(resources=["hubspot/*", "*/a1", "smtp"])
+        assert self.warnings(caplog) == []
+        app.worker(resources=["hubspot/*", "hubspt/a1"])
+        (said,) = self.warnings(caplog)
+        assert said == "pattern 'hubspt/a1': this app has no provider 'hubspt'; did you mean 'hubspot'?"
 
     @pytest.mark.parametrize(("name", "warned"), [("cmr", True), ("crn", True), ("mail", False), ("c", False)])
     async def test_how_near_is_near(self, make, caplog, name, warned):

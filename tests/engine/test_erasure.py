@@ -10,8 +10,7 @@ from uuid import UUID, uuid5
 import pytest
 import sqlalchemy as sa
 
-from resilient import Resilient, handler
-from resilient.core.base.errors import BadResourceKey, InvalidInput
+from resilient import BadResourceKey, InvalidInput, Resilient, handler
 from resilient.store.db import tables
 from resilient.store.inspect import erasure as store
 from tests.helpers import drain, until

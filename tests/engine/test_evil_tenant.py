@@ -21,32 +21,34 @@ import pytest
 from uuid_utils.compat import uuid7
 
 from resilient import (
+    AnswerFacts,
     Bearer,
     Errors,
+    Failure,
     FailureKind,
+    Job,
     Limit,
     OAuth2,
     Provider,
+    Pruned,
     Resilient,
+    ResourceStopped,
     Retention,
     Retry,
     Rule,
     Wait,
     handler,
 )
-from resilient.core.base.errors import Failure, ResourceStopped
-from resilient.core.base.exchange import AnswerFacts
 from resilient.core.gates.policy import Policies
 from resilient.core.gates.retry_after import FEW, LEAST
-from resilient.core.inspect.retention import Pruned
 from resilient.engine.gates.gate import Gate
 from resilient.engine.inspect.retention import Walk
-from resilient.engine.run.job import Job
 from resilient.store.accounts.secrets import new_key
 from resilient.store.gates import resources
 from resilient.store.jobs import insert
 from resilient.wire.requests.pool import Pool, PoolSettings
 from tests.helpers import LIMIT, until
+from tests.serving import Latch
 
 GOOD, EVIL, STEPS, STEP = 20, 8, 5, 30.0
 PACE = 0.9
@@ -64,7 +66,7 @@ class Host:
     def __init__(self):
         self.evil = (200, {}, b"{}")
         self.served = {"good": 0, "evil": 0}
-        self.hangs: asyncio.Event | None = None  # what the evil wait for
+        self.hangs: Latch | None = None  # what the evil wait for
 
     async def __call__(self, scope, receive, send):
         while (await receive()).get("more_body"):
@@ -286,7 +288,7 @@ class Slow(Host):
 
     def __init__(self):
         super().__init__()
-        self.open, self.hangs = asyncio.Event(), asyncio.Event()
+        self.open, self.hangs = Latch(), Latch()
         self.holds = {"good": 0, "evil": 0}
         self.most = {"good": 0, "evil": 0}
 
@@ -369,7 +371,7 @@ async def test_slots_and_connections(hosts, make):
     """All his accounts hang, and each has a cap: the others' jobs find slots and connections."""
     world = make(shared(hosts[0].url), concurrency={"api/*": 1})
     await world.connect("", "")
-    hosts[0].hangs = asyncio.Event()
+    hosts[0].hangs = Latch()
     for key in world.evil:
         await world.app.enqueue_many(ask, [None] * 50, resource_key=key)
     worker = patient(world.app.worker(concurrency=EVIL + 4))

@@ -6,8 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import Batch, Job, Resilient, SyncJob, handler
-from resilient.core.base.errors import Failure, FailureKind, JobFailure
+from resilient import Batch, Failure, FailureKind, Job, JobFailure, Resilient, SyncJob, handler
 
 RAN = []
 

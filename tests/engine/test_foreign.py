@@ -9,15 +9,10 @@ from datetime import UTC, datetime
 import pytest
 from sqlmodel import Session
 
-from resilient.core.alerts.rules import AlertInfo, Notice
-from resilient.core.base.errors import Transient
-from resilient.core.jobs.backoff import Custom, Retry
+from resilient import AlertInfo, Batch, Event, Job, Notice, Resilient, Retry, SyncBatch, SyncJob, Transient, handler
+from resilient.core.jobs.backoff import Custom
 from resilient.engine.alerts import Sinks
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.events.outbox import Event
 from resilient.engine.ground.foreign import Escaped, called
-from resilient.engine.run.job import Batch, Job, SyncBatch, SyncJob
 from resilient.engine.schedules import schedules
 from tests.helpers import LIMIT
 

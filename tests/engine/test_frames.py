@@ -11,13 +11,13 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from resilient import Bearer, Delivery, Inbound, Kind, Provider, Resilient, SetupError, Signature, Webhook
-from resilient.core.accounts.tokens import Credentials
+from resilient import Bearer, Credentials, Delivery, Inbound, Kind, Provider, Resilient, SetupError, Signature, Webhook
 from resilient.core.base.frames import frameless
 from resilient.engine.accounts import grants as engine_grants
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
 from resilient.wire.requests.explain import chain
+from tests.idp import connect
 
 A, B = "idp/acct-1", "idp/acct-2"
 CANARY = "canary"
@@ -83,12 +83,6 @@ async def make(database_url, idp):
         await app.close()
 
 
-async def connect(app, idp, key=A):
-    access, refresh = idp.issue()
-    ended = datetime.now(UTC) - timedelta(seconds=5)
-    await app.connections.import_(key, access_token=access, refresh_token=refresh, expires_at=ended)
-
-
 async def failing(asked, match=r"."):
     """What it raises."""
     with pytest.raises(Exception, match=match) as caught:
@@ -108,7 +102,7 @@ def check(tracker, *errors):
 @pytest.mark.parametrize("word", ["throttle", "html", "down", "lost", "refused"])
 async def test_a_token_endpoint_that_fails(make, idp, tracker, word):
     app = make()
-    await connect(app, idp)
+    await connect(app, idp, expired=True)
     if word == "refused":
         idp.refresh.clear()
     idp.script = [word] * 5
@@ -118,7 +112,7 @@ async def test_a_token_endpoint_that_fails(make, idp, tracker, word):
 async def test_credentials_that_cannot_be_sealed(make, idp, tracker, monkeypatch):
     """The key is gone when the new token is to be committed."""
     app = make()
-    await connect(app, idp)
+    await connect(app, idp, expired=True)
     ring, sealed = app.grants.accounts.ring, app.grants.accounts.encrypt
 
     def seal(id_, credentials):
@@ -134,7 +128,7 @@ async def test_credentials_that_cannot_be_sealed(make, idp, tracker, monkeypatch
 async def test_credentials_that_newer_code_wrote(make, idp, tracker, monkeypatch):
     """A field that this code does not know: the mistake is found by its note."""
     app = make()
-    await connect(app, idp)
+    await connect(app, idp, expired=True)
     held = await app.grants.accounts.load_usable(A)
     place = ("resilient_grant", held.bound.grant.id.hex, "secrets")
     text = app.grants.accounts.ring.seal('{"token": "canary-a", "of_newer_code": 1}', *place)
@@ -148,7 +142,7 @@ async def test_credentials_that_newer_code_wrote(make, idp, tracker, monkeypatch
 @pytest.mark.parametrize("when", ["begin", "renew_if_held"])
 async def test_a_database_that_fails_under_a_refresh(make, idp, tracker, monkeypatch, when):
     app = make()
-    await connect(app, idp)
+    await connect(app, idp, expired=True)
 
     def fails(c, d, *_args, **_options):
         return d.run(c, "SELECT nobody_knows_this FROM {grant}")
@@ -159,7 +153,7 @@ async def test_a_database_that_fails_under_a_refresh(make, idp, tracker, monkeyp
 
 async def test_a_database_that_is_away_at_the_commit(make, idp, tracker, monkeypatch):
     app = make()
-    await connect(app, idp)
+    await connect(app, idp, expired=True)
     monkeypatch.setattr(engine_grants, "COMMITTING", -1.0)
     real = app.database.transaction
 
@@ -190,7 +184,7 @@ async def test_an_apps_own_table_that_fails(make, idp, tracker, monkeypatch):
 
 async def test_a_question_that_is_cancelled(make, idp, tracker):
     app = make()
-    await connect(app, idp)
+    await connect(app, idp, expired=True)
     idp.hold.clear()
     asked = asyncio.create_task(app.credentials(A))
     while not idp.asked:  # noqa: ASYNC110 - the server is in another thread
@@ -208,7 +202,7 @@ async def test_a_question_that_is_cancelled(make, idp, tracker):
 @pytest.mark.parametrize("side", ["async", "sync"])
 async def test_calls_that_carry_credentials(make, idp, tracker, monkeypatch, side):
     app = make()
-    await connect(app, idp)
+    await connect(app, idp, expired=True)
 
     async def call(name, *args, **options):
         if side == "async":

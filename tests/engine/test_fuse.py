@@ -10,25 +10,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from uuid_utils.compat import uuid7
 
-from resilient import GrantState, NeedsReauth, Resilient, ResourceStopped, handler
+from resilient import GrantState, Job, NeedsReauth, Resilient, ResourceStopped, handler
 from resilient.engine import alerts
 from resilient.engine.jobs import queue
-from resilient.engine.run.job import Job
 from resilient.store.accounts import fuse, grants
 from resilient.store.accounts.secrets import new_key
 from resilient.store.gates import controls as gates
 from tests import nursery
 from tests.helpers import LIMIT, hear
+from tests.idp import me
 
 KEY = new_key()
 SIX = 6
-
-
-@handler("me")
-async def me(job: Job[None]) -> int:
-    response = await job.client.get("/me")
-    response.raise_for_status()
-    return response.status_code
 
 
 @handler("customers.tell")

@@ -7,13 +7,27 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlmodel import Session
 
-from resilient import Batch, Item, Job, Provider, Resilient, SyncJob, Throttled, handler
+from resilient import (
+    AnswerFacts,
+    Batch,
+    BreakerPolicy,
+    DatabaseUnreachable,
+    Failure,
+    FailureKind,
+    Item,
+    Job,
+    Limit,
+    Provider,
+    Resilient,
+    ResourceStopped,
+    Scope,
+    SyncJob,
+    Throttled,
+    handler,
+)
 from resilient.core.base.budgets import Budget
-from resilient.core.base.errors import DatabaseUnreachable, Failure, FailureKind, ResourceStopped, Scope
-from resilient.core.base.exchange import AnswerFacts
 from resilient.core.gates.admission import Level, admit
-from resilient.core.gates.policy import BreakerPolicy, Policies, Policy, Tenancy
-from resilient.core.gates.rate_limit import Limit
+from resilient.core.gates.policy import Policies, Policy, Tenancy
 from resilient.core.jobs.outcomes import SUCCEEDED, Deferred, Failed, HandedBack
 from resilient.engine.gates.gate import Gate
 from resilient.engine.run import execution
@@ -113,6 +127,15 @@ async def test_what_others_do_is_known_within_its_age(clock, database, gate):
     database.transaction_sync(gates.resume, "p")
     gate.forget(["p"])  # a notification came
     await gate.check("p/a")
+
+
+async def test_a_gate_that_closes_waits_for_no_task_that_has_ended(gate):
+    """Since Python 3.12 to gather such tasks lets the loop not turn, so they would never leave their set."""
+    ended = asyncio.create_task(asyncio.sleep(0))
+    await ended
+    gate._reporter._tasks.add(ended)
+    async with asyncio.timeout(5):
+        await gate.close()
 
 
 async def test_what_a_program_holds_keeps_nobody_else_waiting(postgres_url, open_database):

@@ -7,11 +7,9 @@ from datetime import timedelta
 
 import pytest
 
+from resilient import AnswerFacts, Limit, ResourceStopped
 from resilient.core.base.budgets import Budget
-from resilient.core.base.errors import ResourceStopped
-from resilient.core.base.exchange import AnswerFacts
 from resilient.core.gates.policy import Policies, Tenancy
-from resilient.core.gates.rate_limit import Limit
 from resilient.core.jobs.backoff import retry_pause
 from resilient.engine.gates import drawing
 from resilient.engine.gates.gate import Gate

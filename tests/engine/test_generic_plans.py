@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilient import Job, Resilient, handler
-from resilient.engine.schedules.declaration import Schedule
+from resilient import Job, Resilient, Schedule, handler
 from tests.helpers import LIMIT
 
 

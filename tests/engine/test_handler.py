@@ -7,9 +7,8 @@ from typing import Annotated, Any, Protocol, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from resilient.core.base.errors import SetupError
-from resilient.engine.app.handler import handler
-from resilient.engine.run.job import BaseJob, Batch, Job, SyncBatch, SyncJob
+from resilient import Batch, Job, SetupError, SyncBatch, SyncJob, handler
+from resilient.engine.run.job import BaseJob
 
 
 class Mail(BaseModel):

@@ -54,6 +54,49 @@ async def test_a_loop_that_is_blocked_for_too_long_keeps_no_job_from_other_worke
     await app.close()
 
 
+async def test_who_may_have_blocked_the_loop_is_named(database_url, caplog):
+    @handler("one")
+    async def one(job: Job[None]) -> None:
+        beat._warn(2.0)
+
+    app = Resilient(database_url, handlers=[one], upgrade=False)
+    worker = app.worker()
+    beat = worker.heartbeat
+    beat._warn(1.5)
+    await app.enqueue(one, resource_key="p/1")
+    await drain_with(worker)
+    first, second = [line.partition(". It is at")[0] for line in caplog.messages if "event loop" in line]
+    assert first.endswith(
+        "for 1.5 s while no job ran: by this program beside its handlers, or because the machine is busy"
+    )
+    assert second.endswith("for 2.0 s by job one: make the handler a plain def, or await its work")
+    await app.close()
+
+
+async def test_how_long_the_loop_stood_still_is_in_its_row(database_url):
+    lags = []
+
+    def beaten(c, d):
+        return d.run(c, "SELECT loop_lag FROM {worker}").scalar()
+
+    @handler("blocks")
+    async def blocks(job: Job[None]) -> None:
+        if job.payload is None and not lags:
+            lags.append(app.database.transaction_sync(beaten))
+            time.sleep(1.3)  # noqa: ASYNC251 - the point
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end and max(lag or 0 for lag in lags) < 1:
+            lags.append(await app.database.transaction(beaten))
+            await asyncio.sleep(0)
+
+    app = Resilient(database_url, handlers=[blocks], upgrade=False)
+    await app.enqueue(blocks, resource_key="p/1")
+    await drain_with(brisk(app.worker()))
+    assert lags[0] < 0.5, "before it stood still"
+    assert 1.0 < max(lags[1:]) < LIMIT
+    await app.close()
+
+
 async def drain_with(worker):
     await worker.drain(timeout=LIMIT + LIMIT)
 

@@ -202,3 +202,33 @@ def lease_over_alone(c, d, id_):
     job = sa.text("UPDATE resilient_job SET state = 'running', version = 2, locked_by = 'w', lease_until = :at"
                   " WHERE id = :id")  # fmt: skip
     c.execute(job, {"id": id_, "at": d.now(c) - timedelta(minutes=1)})
+
+
+async def test_a_result_that_lost_its_lease_takes_no_follow_up_of_a_later_execution(app):
+    """The job was let go, rescued and run here again while its first result waited for whoever held it."""
+    id_ = (await app.enqueue(work, 1, resource_key="p/a")).id
+    fence = app.database.transaction_sync(_take, id_)
+    follow_ups = [[app.ground.encoder.encode(work, number, "p/a")] for number in (-3, -4)]
+    results = completer.Completer(
+        app.database, lambda _: (), lambda *_: None, lambda *_: None, app.poke, roll=lambda: 0.0
+    )
+    await results.start()
+    with Session(app.database.sync_engine) as session:
+        _take(session.connection(), app.database.dialect, id_)  # somebody else
+        results.follow(id_, fence, follow_ups[0])
+        results.succeed(id_, fence, None, "p/a")
+        await until(lambda: results._held)
+        later = _take(session.connection(), app.database.dialect, id_)  # and this worker once more
+        results.follow(id_, later, follow_ups[1])
+        results.succeed(id_, later, None, "p/a")
+        session.commit()
+    await results.close()
+    assert (results.written, results.stale) == (1, 1)
+    assert [job.payload for job in await app.jobs.list(state="ready")] == [-4]
+    assert not results._follow_ups
+
+
+def _take(c, d, id_):
+    """A claim: the job runs, and its version is the fence."""
+    d.run(c, "UPDATE {job} SET state = 'running', version = version + 1 WHERE id = :id", {"id": id_})
+    return c.execute(sa.text("SELECT version FROM resilient_job WHERE id = :id"), {"id": id_}).scalar_one()

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import Session
 
 from resilient import Arrival, InvalidInput, Resilient, Retention
-from resilient.store.events import inbox
+from resilient.store import events
 from tests.helpers import LIMIT
 
 DAY = timedelta(days=1)
@@ -150,7 +150,7 @@ class TestArrived:
 
     def test_of_a_known_key_too(self, postgres_database, monkeypatch):
         """Its row is there: the second must not decide by what the first, which has just looked, is about to change."""
-        app, seen = Resilient(postgres_database), inbox.has_taken
+        app, seen = Resilient(postgres_database), events.has_taken
         waiting, found = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", []
         with Session(postgres_database.sync_engine) as one, Session(postgres_database.sync_engine) as two:
             assert self.take(app, one, 1) is Arrival.FIRST
@@ -166,7 +166,7 @@ class TestArrived:
                             break
                 return seen(*args)
 
-            monkeypatch.setattr(inbox, "has_taken", between)
+            monkeypatch.setattr(events, "has_taken", between)
             assert self.take(app, one, 3) is Arrival.FIRST
             one.commit()
             second.join(LIMIT)
@@ -182,11 +182,11 @@ class TestPruning:
     async def test_by_age(self, app, database, clock, read_all):
         def take(c, d):
             for n in range(5):
-                assert inbox.first_seen(c, d, "billing", f"old-{n}", clock.now() - 31 * DAY)
-            assert inbox.first_seen(c, d, "billing", "new", clock.now() - 29 * DAY)
+                assert events.first_seen(c, d, "billing", f"old-{n}", clock.now() - 31 * DAY)
+            assert events.first_seen(c, d, "billing", "new", clock.now() - 29 * DAY)
             for key, ago in (("old", 31), ("new", 29)):
                 at = clock.now() - ago * DAY
-                inbox.arrived(c, d, "billing", f"{key}-numbered", key, 3, at, gapless=False)
+                events.arrived(c, d, "billing", f"{key}-numbered", key, 3, at, gapless=False)
 
         database.transaction_sync(take)
         assert (await app.prune(dry_run=True)).inbox == 6

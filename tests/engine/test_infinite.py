@@ -7,9 +7,19 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.orm import Session
 
-from resilient import Event, InvalidInput, Item, Job, PageRequest, Resilient, Schedule, Stream, handler
-from resilient.core.base.errors import BadPayload
-from resilient.core.sync.paginators import OnePage
+from resilient import (
+    BadPayload,
+    Event,
+    InvalidInput,
+    Item,
+    Job,
+    OnePage,
+    PageRequest,
+    Resilient,
+    Schedule,
+    Stream,
+    handler,
+)
 from tests.helpers import drain
 
 INF, NAN = float("inf"), float("nan")

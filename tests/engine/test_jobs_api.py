@@ -13,23 +13,28 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlmodel import Session as SqlModelSession
 
-from resilient.core.base.errors import (
+from resilient import (
     BadPayload,
+    Cancelled,
+    Deleted,
+    Discarded,
+    Edited,
     InvalidInput,
+    Job,
+    JobFilter,
     JobNotFound,
+    JobState,
+    Kind,
     NaiveDatetime,
     PayloadTooLarge,
+    Resilient,
+    Retried,
     UnknownKind,
+    handler,
 )
-from resilient.core.jobs.records import Cancelled, Deleted, Discarded, Edited, Retried
-from resilient.core.jobs.states import JobState
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.ground.kinds import Kind
-from resilient.engine.run.job import Job
 from resilient.store.gates import turns
 from resilient.store.jobs.changes import BATCH
-from resilient.store.jobs.filters import JOB, JobFilter
+from resilient.store.jobs.filters import JOB
 
 
 class Mail(BaseModel):

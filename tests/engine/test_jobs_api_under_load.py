@@ -9,10 +9,7 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from resilient.core.jobs.records import Cancelled
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.run.job import Job
+from resilient import Cancelled, Job, Resilient, handler
 from resilient.store.gates import turns
 from resilient.store.jobs.filters import JOB
 from tests.helpers import LIMIT, until

@@ -9,9 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import Idempotency, Provider, Resilient, Retry, handler
-from resilient.core.jobs.backoff import Fixed
-from resilient.engine.run.job import Job, SyncJob
+from resilient import Fixed, Idempotency, Job, Provider, Resilient, Retry, SyncJob, handler
 from resilient.store.db.dialect import JSON
 from tests.helpers import LIMIT, drain
 

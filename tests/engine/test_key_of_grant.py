@@ -8,8 +8,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from resilient import Credentials, Idempotency, InvalidInput, Job, Resilient, Retry, SyncJob, handler
-from resilient.core.jobs.backoff import Fixed
+from resilient import Credentials, Fixed, Idempotency, InvalidInput, Job, Resilient, Retry, SyncJob, handler
 from resilient.store.db.dialect import JSON
 from resilient.testing import FakeProvider, new_key
 from tests.helpers import drain

@@ -8,10 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilient import Fixed, Resilient, Retry, handler
-from resilient.core.base.errors import DatabaseUnreachable
-from resilient.core.provider.facts import Provider
-from resilient.engine.run.job import Job
+from resilient import DatabaseUnreachable, Fixed, Job, Provider, Resilient, Retry, handler
 from tests.helpers import drain
 
 JOBS, SLOTS = 1_000, 10
@@ -30,13 +27,6 @@ class Api:
         headers = [(b"content-length", b"2"), *self.headers]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"{}"})
-
-
-@pytest.fixture
-def api(serve):
-    found = Api()
-    found.url = serve(found)
-    return found
 
 
 @handler("contact.push", retry=Retry(max_attempts=5, delay=Fixed(600)))

@@ -7,17 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient import Item, Provider, Resilient, Retry, handler
-from resilient.core.base.budgets import BudgetFields, counted_for
-from resilient.core.base.errors import Failure, FailureKind, ResourceStopped
-from resilient.core.base.exchange import AnswerFacts
+from resilient import (
+    AnswerFacts,
+    BudgetFields,
+    Failure,
+    FailureKind,
+    Item,
+    Job,
+    Provider,
+    Resilient,
+    ResourceStopped,
+    Retry,
+    WaitDialect,
+    handler,
+)
+from resilient.core.base.budgets import counted_for
 from resilient.core.base.resource_key import account, is_budget, of_budget
 from resilient.core.gates.learnt import CLOSE
 from resilient.core.gates.policy import Policies
-from resilient.core.gates.retry_after import WaitDialect
 from resilient.engine.gates.budgets import MOST, BudgetNames, shape
 from resilient.engine.gates.gate import Gate
-from resilient.engine.run.job import Job
 from resilient.store.gates import controls, resources
 from resilient.testing import FakeProvider
 from resilient.testing.fake.meter import Wait

@@ -11,12 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from resilient.core.base.errors import InvalidInput, Permanent, Snooze, Transient
-from resilient.core.inspect.retention import Retention
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.ground.encoder import Item
-from resilient.engine.run.job import Job, SyncJob
+from resilient import InvalidInput, Item, Job, Permanent, Resilient, Retention, Snooze, SyncJob, Transient, handler
 from resilient.store.jobs import finishing, order
 from tests.helpers import LIMIT, settle
 from tests.interleaving import until_somebody_waits

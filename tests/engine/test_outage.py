@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import Alerting, Job, Resilient, handler
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import Alerting, DatabaseUnreachable, Job, Resilient, handler
 from resilient.engine.alerts import AWAY, STEADY
 from resilient.engine.ground.counts import Counts
 from resilient.engine.run import heartbeat

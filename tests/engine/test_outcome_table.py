@@ -10,10 +10,8 @@ import threading
 
 import pytest
 
-from resilient import Bearer, Errors, Idempotency, Provider, Resilient, Retry, Rule, Wait, handler
+from resilient import Bearer, Errors, Fixed, Idempotency, Job, Provider, Resilient, Retry, Rule, SyncJob, Wait, handler
 from resilient.core.base.errors import FailureKind as K
-from resilient.core.jobs.backoff import Fixed
-from resilient.engine.run.job import Job, SyncJob
 from resilient.store.accounts.secrets import new_key
 from resilient.store.gates import circuits
 from resilient.wire.requests.pool import Pool, PoolSettings
@@ -57,13 +55,6 @@ class Api:
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": self.status, "headers": raw})
         await send({"type": "http.response.body", "body": self.body})
-
-
-@pytest.fixture
-def api(serve):
-    found = Api()
-    found.url = serve(found)
-    return found
 
 
 def sends(method, url="/x", **options):

@@ -15,8 +15,13 @@ from resilient import (
     ApiKey,
     Basic,
     Bearer,
+    BreakerPolicy,
+    Errors,
+    FailureKind,
+    Fixed,
     Idempotency,
     InvalidInput,
+    Job,
     Limit,
     NextUrl,
     OAuth2,
@@ -24,16 +29,13 @@ from resilient import (
     Provider,
     Resilient,
     Retry,
+    Rule,
     Scope,
     Stream,
+    SyncJob,
     Wait,
     handler,
 )
-from resilient.core.base.errors import FailureKind
-from resilient.core.gates.policy import BreakerPolicy
-from resilient.core.jobs.backoff import Fixed
-from resilient.core.provider.rules import Errors, Rule
-from resilient.engine.run.job import Job, SyncJob
 from resilient.store.accounts.secrets import new_key
 from resilient.wire.requests.request_log import derive
 from tests.helpers import LIMIT

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from uuid_utils.compat import uuid7
 
-from resilient import Batch, Resilient, ResourceStopped, SyncJob, handler
-from resilient.core.accounts.tokens import GrantState
+from resilient import Batch, GrantState, Job, Resilient, ResourceStopped, SyncJob, handler
 from resilient.engine.accounts import grants as engine_grants
 from resilient.engine.run import backend, execution, executor
-from resilient.engine.run.job import Job
 from resilient.store.accounts import connections, grants
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import until
+from tests.idp import connect
 
 KEY = new_key()
 A, B = "idp/acct-a", "idp/acct-b"
@@ -39,15 +38,12 @@ async def hasty(job: Job[None]) -> int:
 @pytest.fixture
 async def app(database_url, idp):
     async with Resilient(
-        database_url, handlers=[quick, hasty, hasty_thread, hasty_batch], providers=[idp.provider()], secrets=[KEY]
+        database_url,
+        handlers=[quick, hasty, careless, hasty_thread, hasty_batch],
+        providers=[idp.provider()],
+        secrets=[KEY],
     ) as app:
         yield app
-
-
-async def connect(app, idp, key, *, lasts=-5, now=None):
-    access, refresh = idp.issue()
-    at = (now or datetime.now(UTC)) + timedelta(seconds=lasts)
-    await app.connections.import_(key, access_token=access, refresh_token=refresh, expires_at=at)
 
 
 async def die_with_the_lease(app, key, lease):
@@ -63,7 +59,7 @@ async def test_its_jobs_park_uncharged_and_the_other_account_keeps_its_pace(data
     """The lease ends when the test says so: the other account's jobs end before, however slow the machine is."""
     monkeypatch.setattr(grants, "LAST_CALL", 0.5)
     app = Resilient(database, handlers=[quick], providers=[idp.provider()], secrets=[KEY])
-    await connect(app, idp, A, now=clock.now())
+    await connect(app, idp, A, expired=True, now=clock.now())
     await connect(app, idp, B, lasts=3600, now=clock.now())
     grant = await die_with_the_lease(app, A, 6.0)
     for _ in range(40):
@@ -110,7 +106,7 @@ async def test_a_slow_refresh_holds_no_slot_and_kills_no_hasty_job(app, idp, mon
     assert backend.patience_of(brief) == 0.25  # so that it is deferred long before its timeout
     monkeypatch.setattr(backend, "patience_of", lambda _: 0.25)
     monkeypatch.setattr(engine_grants, "LEASE", 600.0)
-    await connect(app, idp, A)
+    await connect(app, idp, A, expired=True)
     idp.hold.clear()
     ids = [(await app.enqueue(hasty, resource_key=A)).id for _ in range(3)]
     worker = app.worker(concurrency=2)
@@ -136,6 +132,38 @@ async def test_a_slow_refresh_holds_no_slot_and_kills_no_hasty_job(app, idp, mon
     assert len(idp.asked) == 1
 
 
+@handler("careless", timeout=600)
+async def careless(job: Job[None]) -> int:
+    return (await job.client.get("/me")).status_code
+
+
+async def test_a_refusal_is_no_answer_while_newer_credentials_are_under_way(app, idp, monkeypatch):
+    """The handler would take it for its result, and the job would be over before the refresh is."""
+    monkeypatch.setattr(backend, "patience_of", lambda _: 0.25)
+    monkeypatch.setattr(engine_grants, "LEASE", 600.0)
+    await connect(app, idp, A)
+    idp.expire()
+    idp.hold.clear()
+    id_ = (await app.enqueue(careless, resource_key=A)).id
+    worker = app.worker(concurrency=2)
+    running = asyncio.create_task(worker.run(signals=False))
+    try:
+
+        async def deferred():
+            job = await app.jobs.get(id_)
+            assert job.state in {"ready", "running"}
+            return job.deferrals and job.state == "ready"
+
+        await until(deferred)
+        idp.hold.set()
+        await until(lambda: succeeded(app, 1))
+    finally:
+        worker.stop()
+        await running
+    job = await app.jobs.get(id_)
+    assert (job.result, job.attempts, len(idp.asked)) == (200, 0, 1)
+
+
 @handler("hasty_thread", timeout=600)
 def hasty_thread(job: SyncJob[None]) -> int:
     response = job.client.get("/me")
@@ -153,7 +181,7 @@ async def hasty_batch(batch: Batch[None]) -> None:
 async def test_time_in_which_it_waits_for_a_refresh_is_not_the_handlers(app, idp, monkeypatch, kind):
     """The engine's own work takes longer than the timeout, as on a machine under load."""
     monkeypatch.setattr(backend, "patience_of", lambda _: 30.0)
-    await connect(app, idp, A)
+    await connect(app, idp, A, expired=True)
     idp.hold.clear()
     ids = [(await app.enqueue(kind, resource_key=A)).id for _ in range(2)]
     worker = app.worker(concurrency=2)
@@ -194,7 +222,7 @@ async def succeeded(app, count):
 
 async def test_a_timeout_ends_what_waits_inside_the_engine_without_end(app, idp, monkeypatch):
     monkeypatch.setattr(backend, "patience_of", lambda _: 30.0)
-    await connect(app, idp, A)
+    await connect(app, idp, A, expired=True)
     idp.hold.clear()
     id_ = (await app.enqueue(quick, resource_key=A)).id
     worker = app.worker(concurrency=1)
@@ -217,7 +245,7 @@ async def test_a_timeout_ends_what_waits_inside_the_engine_without_end(app, idp,
 
 async def test_a_lease_is_kept_up_as_long_as_its_request_takes(app, idp, monkeypatch):
     monkeypatch.setattr(engine_grants, "LEASE", 1.0)
-    await connect(app, idp, A)
+    await connect(app, idp, A, expired=True)
     idp.hold.clear()
     asking = asyncio.create_task(app.credentials(A))
 
@@ -289,7 +317,7 @@ def test_a_parked_account_goes_on_with_the_refresh_that_ends(database, clock, he
 
 
 async def test_a_program_without_a_job_hears_why_it_waits(app, idp):
-    await connect(app, idp, A)
+    await connect(app, idp, A, expired=True)
     idp.script = ["down"]
     with pytest.raises(ResourceStopped) as stopped:
         await app.credentials(A)

@@ -7,23 +7,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient import Errors, FailureKind, GrantState, Resilient, ResourceStopped, Rule, handler
+from resilient import Errors, FailureKind, GrantState, Resilient, ResourceStopped, Rule
 from resilient.core.accounts import tokens
 from resilient.engine.run import backend
-from resilient.engine.run.job import Job
 from resilient.store.accounts.secrets import new_key
+from tests.idp import me
 
 KEY = new_key()
 EVIL, GOOD = "idp/evil", "idp/good"
 INVALID = (401, {"error": "invalid_client"})
 BARE = (401, {})
-
-
-@handler("me")
-async def me(job: Job[None]) -> int:
-    response = await job.client.get("/me")
-    response.raise_for_status()
-    return response.status_code
 
 
 @pytest.fixture

@@ -10,14 +10,22 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from resilient.core.base.errors import BadResourceKey, Failure, FailureKind, InvalidInput, NaiveDatetime
+from resilient import (
+    BadResourceKey,
+    BreakerPolicy,
+    Changed,
+    Count,
+    Failure,
+    FailureKind,
+    InvalidInput,
+    Kind,
+    Limit,
+    NaiveDatetime,
+    Resilient,
+)
 from resilient.core.gates.admission import stop_of
 from resilient.core.gates.breaker import Report
-from resilient.core.gates.policy import BreakerPolicy, Policies
-from resilient.core.gates.rate_limit import Limit
-from resilient.core.jobs.records import Changed, Count
-from resilient.engine.app.app import Resilient
-from resilient.engine.ground.kinds import Kind
+from resilient.core.gates.policy import Policies
 from resilient.store.gates import circuits, resources, turns
 from resilient.store.gates import controls as gates
 from resilient.store.gates.turns import Parking

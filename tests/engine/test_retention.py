@@ -6,11 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.core.base.errors import InvalidInput
-from resilient.core.inspect.retention import Pruned, Retention
+from resilient import InvalidInput, Pruned, Resilient, Retention, handler
 from resilient.core.jobs.outcomes import Transition
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
 from resilient.engine.inspect import retention
 from resilient.engine.run import sweeper
 from resilient.store.gates import resources

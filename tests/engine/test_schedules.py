@@ -7,11 +7,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.core.base.errors import BadCron, BadPayload, BadResourceKey, InvalidInput, SetupError, UnknownKind
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.ground.kinds import Kind
-from resilient.engine.schedules.declaration import Schedule
+from resilient import (
+    BadCron,
+    BadPayload,
+    BadResourceKey,
+    InvalidInput,
+    Kind,
+    Resilient,
+    Schedule,
+    SetupError,
+    UnknownKind,
+    handler,
+)
 from tests.helpers import LIMIT, until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -182,6 +189,9 @@ class TestTick:
         assert caplog.text.count("schedule s cannot tick") == 1
         assert [one.timing for one in await app.schedules.list()] == ["not readable by this version", "every 1 h"]
         await app.alerts.keep_house()
+        for change in (app.schedules.pause, app.schedules.resume, app.schedules.run):
+            with pytest.raises(InvalidInput, match=r"'s' was declared by another version .* change it"):
+                await change("s")
 
     async def test_one_that_could_not_tick_is_tried_again_after_a_rest(self, make, clock, monkeypatch):
         app = make(hourly())

@@ -187,7 +187,7 @@ async def test_a_new_key_for_what_is_stored(make, card):
 
 
 async def test_rotation_leaves_what_no_key_opens_and_finds_what_is_behind_it(make, card, monkeypatch):
-    monkeypatch.setattr("resilient.store.jobs.sealed.WINDOW", 2)
+    monkeypatch.setattr("resilient.store.accounts.secrets.WINDOW", 2)
     stranger, old = make(new_key()), make(OLD)
     for app in (old, stranger, old, old, stranger):
         await app.enqueue(pay, Card(number=card), resource_key="bank/1")

@@ -7,10 +7,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from resilient import Bearer, ConsentRefused, InvalidInput, Provider, Resilient, handler
+from resilient import Bearer, ConsentRefused, InvalidInput, Job, Provider, Resilient, handler
 from resilient.core.base.errors import SecretsUnreadable
 from resilient.engine.accounts import seals
-from resilient.engine.run.job import Job
 from resilient.store.accounts import connections, grants
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import LIMIT, hear
@@ -36,13 +35,6 @@ class Api:
         self.callers.append(dict(scope["headers"]).get(b"authorization", b"").decode())
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"{}"})
-
-
-@pytest.fixture
-def api(serve):
-    found = Api()
-    found.url = serve(found)
-    return found
 
 
 @pytest.fixture

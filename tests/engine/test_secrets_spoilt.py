@@ -3,20 +3,14 @@
 import pytest
 from sqlalchemy import text
 
-from resilient import Job, Resilient, handler
+from resilient import Resilient
 from resilient.core.base.errors import SecretsUnreadable
 from resilient.store.accounts.secrets import KeyRing, key_id_of, new_key
 from tests.helpers import LIMIT
+from tests.idp import me
 
 KEY = new_key()
 A, B = "idp/acct-1", "idp/acct-2"
-
-
-@handler("me")
-async def me(job: Job[None]) -> int:
-    response = await job.client.get("/me")
-    response.raise_for_status()
-    return response.status_code
 
 
 def flipped(sealed):

@@ -11,13 +11,9 @@ from collections import Counter
 
 import pytest
 
+from resilient import Fixed, Job, Provider, Resilient, Retry, SyncBatch, SyncJob, handler
 from resilient.adapters import requests as adapter
-from resilient.core.jobs.backoff import Fixed, Retry
-from resilient.core.provider.facts import Provider
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
 from resilient.engine.run import executor
-from resilient.engine.run.job import Job, SyncBatch, SyncJob
 from resilient.store.db.dialect import ID, TIME
 from tests.helpers import LIMIT, brisk, until
 
@@ -438,8 +434,8 @@ async def test_what_waits_behind_a_suspect_that_does_not_end_is_run_by_the_slots
         assert STARTS[0] not in good
 
 
-@pytest.mark.parametrize("callback", ["_on_stuck", "_on_done"])
-async def test_timeouts_go_on_after_the_engine_failed_over_one(make, monkeypatch, caplog, callback):
+@pytest.mark.parametrize(("callback", "what"), [("_on_stuck", "the timeout"), ("_on_done", "the end")])
+async def test_timeouts_go_on_after_the_engine_failed_over_one(make, monkeypatch, caplog, callback, what):
     app = make()
     for n in range(2):
         await app.enqueue(hangs, resource_key=f"bad/{n}")
@@ -454,7 +450,7 @@ async def test_timeouts_go_on_after_the_engine_failed_over_one(make, monkeypatch
 
         monkeypatch.setattr(worker.executor, callback, fail_once)
         await until(lambda: len(worker.executor.stuck) == 2 and not worker.executor.aside)
-    assert f"the engine failed over the timeout of job {failed[0]} (hangs)" in caplog.text
+    assert f"the engine failed over {what} of job {failed[0]} (hangs)" in caplog.text
 
 
 async def test_a_slot_goes_on_after_the_engine_failed_over_the_end_of_a_job(make, monkeypatch, caplog):

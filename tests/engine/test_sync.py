@@ -16,8 +16,10 @@ from resilient import (
     Errors,
     FailureKind,
     Incremental,
+    InvalidInput,
     Job,
     NextCursor,
+    Page,
     PageRequest,
     Permanent,
     Provider,
@@ -467,6 +469,30 @@ async def test_a_second_pass_of_one_execution_is_read(slow_app, shop):
     await app.enqueue("returning", {}, resource_key="p/1")
     await app.worker(concurrency=1).drain(timeout=LIMIT)
     assert [FIRST[0], FIRST[0]] == SEEN
+
+
+async def test_a_page_has_one_checkpoint_and_comes_of_the_stream(slow_app):
+    refusals = []
+
+    @handler("saving", retry=Retry(max_attempts=1))
+    async def saving(job: Job[dict]) -> None:
+        async for page in job.pages(STREAM):
+            own = Page(page.full, page.pass_id, page.items, page.deleted, page.rejected, page.last, page.stream)
+            for each in (own, page, page):
+                try:
+                    async with job.checkpoint(each):
+                        pass
+                except InvalidInput as error:
+                    refusals.append(str(error))
+            return
+
+    app = slow_app(saving)
+    await app.enqueue("saving", {}, resource_key="p/1")
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert refusals == [
+        "a checkpoint saves a page that job.pages(...) gave: this one was made by the program",
+        "this page of stream 'items' was saved before: a page has one checkpoint",
+    ]
 
 
 # -- the handler's time ------------------------------------------------------------------------------------------------

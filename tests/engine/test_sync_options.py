@@ -17,17 +17,19 @@ from resilient import (
     FailureKind,
     Incremental,
     Job,
+    NextCursor,
+    NextUrl,
+    OnePage,
     PageRequest,
     Provider,
     Resilient,
     Retry,
     Rule,
+    SetupError,
     Stream,
     SyncJob,
     handler,
 )
-from resilient.core.base.errors import SetupError
-from resilient.core.sync.paginators import NextCursor, NextUrl, OnePage
 from resilient.store.db.database import Database
 from tests.helpers import LIMIT
 

@@ -8,9 +8,9 @@ from urllib.parse import parse_qs
 import pytest
 import sqlalchemy as sa
 
-from resilient import Job, PageRequest, Provider, Resilient, Retry, Stream, handler
-from resilient.core.sync.paginators import (
+from resilient import (
     GraphQLPages,
+    Job,
     LastKey,
     LinkHeader,
     NextCursor,
@@ -18,6 +18,12 @@ from resilient.core.sync.paginators import (
     Offset,
     OnePage,
     PageNumber,
+    PageRequest,
+    Provider,
+    Resilient,
+    Retry,
+    Stream,
+    handler,
 )
 from tests.helpers import LIMIT
 

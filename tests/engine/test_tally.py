@@ -2,7 +2,7 @@
 
 import pytest
 
-from resilient.core.base.errors import Failure, FailureKind
+from resilient import Failure, FailureKind
 from resilient.engine.gates.reporter import PROMPT, QUIET, SOON, Tally
 
 DOWN = Failure(FailureKind.TRANSIENT)

@@ -13,13 +13,14 @@ from resilient import (
     Bearer,
     ConsentRefused,
     InvalidInput,
+    Job,
     OAuth2,
     Provider,
     Resilient,
     ResourceStopped,
+    SyncJob,
     handler,
 )
-from resilient.engine.run.job import Job, SyncJob
 from resilient.store.accounts.secrets import new_key
 
 KEY = new_key()

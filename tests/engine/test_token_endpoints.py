@@ -7,20 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient import Resilient, ResourceStopped, SetupError, handler
-from resilient.engine.run.job import Job
+from resilient import Resilient, ResourceStopped, SetupError
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import LIMIT
+from tests.idp import me
 
 KEY = new_key()
 TOKEN = "idp:token"
-
-
-@handler("me")
-async def me(job: Job[None]) -> int:
-    response = await job.client.get("/me")
-    response.raise_for_status()
-    return response.status_code
 
 
 @pytest.fixture

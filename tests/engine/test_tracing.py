@@ -19,22 +19,25 @@ from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy.orm import Session
 
 from resilient import (
+    Batch,
     Event,
     Fixed,
+    InvalidInput,
+    Job,
     Permanent,
+    Provider,
     Resilient,
     ResourceStopped,
     Retry,
     Snooze,
+    SyncBatch,
+    SyncJob,
     Tracing,
     Transient,
     handler,
     log_fields,
 )
 from resilient.core.base import tracing
-from resilient.core.base.errors import InvalidInput
-from resilient.core.provider.facts import Provider
-from resilient.engine.run.job import Batch, Job, SyncBatch, SyncJob
 from resilient.store.accounts.secrets import new_key
 from resilient.testing import FakeProvider
 from tests.helpers import drain, until, use_up
@@ -57,13 +60,6 @@ class Api:
         extra = [(b"location", b"/there")] if status == 307 else []
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"2"), *extra]})
         await send({"type": "http.response.body", "body": b"{}"})
-
-
-@pytest.fixture
-def api(serve):
-    found = Api()
-    found.url = serve(found)
-    return found
 
 
 class Spans:
@@ -388,6 +384,7 @@ async def test_a_trace_that_nobody_can_read_is_no_reason_to_fail(make, spans, da
     assert links(spans.one("process contact.push")) == []
 
 
+@pytest.mark.of_asyncio
 async def test_the_engines_own_tasks_are_in_nobodys_trace(make, spans, monkeypatch):
     """What a job's first request begins (connections, readers of gates) goes on after the job, for others too."""
     app, contexts, create = make(push), [], asyncio.BaseEventLoop.create_task

@@ -480,6 +480,26 @@ async def test_a_commit_whose_answer_was_lost_is_recognised(make, clock, databas
         await engine.dispose()
 
 
+async def test_a_success_that_runs_once_more_is_recognised_too(make, database_url):
+    @handler("again")
+    def again(job: SyncJob[None]) -> None:
+        if job.execution == 1:
+            options = {"unique_key": "u", "unique_until": "finish", "while_running": "once_more"}
+            job.app.sync.enqueue(again, resource_key="p/1", **options)
+        with job.complete() as session:
+            session.add(Row(name=f"row {job.execution}"))
+            job.after_commit(lambda: SEEN.append(job.execution))
+
+    app = make(again)
+    _, synchronous = flaky_sessions(database_url, "after")
+    app.session_engines.factory = lambda: synchronous(app.database.sync_engine)
+    await app.enqueue(again, resource_key="p/1", unique_key="u", unique_until="finish")
+    worker = app.worker(concurrency=1)  # the next execution begins when this one has looked
+    await worker.drain()
+    assert (rows(app), SEEN) == (["row 1", "row 2"], [1, 2])
+    assert (worker.completer.stale, worker.outcomes) == (0, {"succeeded": 2})
+
+
 @pytest.mark.parametrize("when", ["in the commit", "after it"])
 async def test_a_commit_and_what_follows_it_are_not_interrupted(make, when):
     """Broken off in the middle, nobody would know whether it took place."""

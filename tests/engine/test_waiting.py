@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from resilient import JobNotFound, JobNotOver, Permanent, Resilient, handler
-from resilient.core.base.errors import InvalidInput
+from resilient import InvalidInput, JobNotFound, JobNotOver, Permanent, Resilient, handler
 from resilient.engine.jobs import waiting
 from resilient.store.db import wake
 from resilient.store.db.database import Database

@@ -17,6 +17,7 @@ from resilient import (
     Bearer,
     Delivery,
     Inbound,
+    Job,
     Provider,
     Resilient,
     SetupError,
@@ -26,8 +27,7 @@ from resilient import (
     handler,
     providers_by_name,
 )
-from resilient.engine.run.job import Job
-from resilient.store.events import inbox
+from resilient.store import events
 from resilient.testing.fake import answers
 from tests.helpers import LIMIT
 
@@ -511,12 +511,12 @@ def test_a_repeat_waits_for_one_that_is_being_stored(postgres_database):
     once = json.dumps(["body", "", "thing.made", "", hashlib.sha256(signed().body).hexdigest()])
 
     def first(c, d):
-        assert inbox.first_seen(c, d, "webhook:acme", once, d.now(c))
+        assert events.first_seen(c, d, "webhook:acme", once, d.now(c))
         inside.set()
         assert go.wait(LIMIT)
         raise RuntimeError("the database went away")
 
-    def store():
+    def deliver_first():
         with pytest.raises(RuntimeError):
             database.transaction_sync(first)
 
@@ -525,7 +525,7 @@ def test_a_repeat_waits_for_one_that_is_being_stored(postgres_database):
     )
     app.ready_sync()
     threads = [
-        threading.Thread(target=store),
+        threading.Thread(target=deliver_first),
         threading.Thread(target=lambda: found.append(app.sync.webhooks.receive("acme", signed()))),
     ]
     threads[0].start()

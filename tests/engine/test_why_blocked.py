@@ -6,10 +6,7 @@ import random
 
 import pytest
 
-from resilient.core.base.errors import Permanent
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.run.job import Job
+from resilient import Job, Permanent, Resilient, handler
 from tests.helpers import LIMIT
 
 

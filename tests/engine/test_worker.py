@@ -10,12 +10,22 @@ from datetime import timedelta
 
 import pytest
 
-from resilient.core.base.errors import Cancel, LostLease, Permanent, SetupError, Snooze, Transient, UnknownKind
-from resilient.core.jobs.backoff import Fixed, Retry
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
+from resilient import (
+    Cancel,
+    Fixed,
+    Job,
+    LostLease,
+    Permanent,
+    Resilient,
+    Retry,
+    SetupError,
+    Snooze,
+    SyncJob,
+    Transient,
+    UnknownKind,
+    handler,
+)
 from resilient.engine.run.execution import WorkerLoop
-from resilient.engine.run.job import Job, SyncJob
 from tests.helpers import LIMIT, brisk, drain
 
 SEEN: list = []
@@ -154,7 +164,9 @@ async def test_what_a_handler_raises_ends_its_job_only(app, kind, text):
     assert (job.state, job.last_error_kind) == ("dead", "bug")
     assert text in job.last_error
     (attempt,) = await app.jobs.attempts(done.id)
-    assert "Traceback" in attempt.traceback
+    first, place, *_ = attempt.traceback.splitlines()
+    assert first.startswith("Traceback")
+    assert f'File "{__file__}"' in place, "the engine's own frames say nothing to a handler's author"
     assert (await row(app, other.id)).state == "succeeded"
 
 

@@ -8,22 +8,24 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from resilient.core.base.errors import (
+from resilient import (
     Ambiguous,
     Cancel,
     InvalidInput,
+    Job,
+    JobState,
     NoResult,
     Permanent,
+    Resilient,
+    Retry,
+    SyncJob,
     Transient,
     WorkflowNotFound,
     WorkflowOver,
+    WorkflowState,
+    handler,
 )
-from resilient.core.jobs.backoff import Retry
-from resilient.core.jobs.states import JobState
-from resilient.core.jobs.workflow import StepFacts, WorkflowState, plan, stands_still
-from resilient.engine.app.app import Resilient
-from resilient.engine.app.handler import handler
-from resilient.engine.run.job import Job, SyncJob
+from resilient.core.jobs.workflow import StepFacts, plan, stands_still
 from tests.helpers import LIMIT, brisk, settle, until, use_up
 
 LOG: list[object] = []

@@ -12,18 +12,31 @@ import hmac
 import importlib
 import json
 import pkgutil
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 
 import providers
-from resilient.core.accounts.tokens import Credentials, classify_token, merge
+from resilient import (
+    AnswerFacts,
+    Credentials,
+    Delivery,
+    InvalidInput,
+    Limit,
+    OAuth2,
+    PageRequest,
+    PagingError,
+    Provider,
+    RequestFacts,
+    SetupError,
+    Word,
+)
+from resilient.core.accounts.tokens import classify_token, merge
 from resilient.core.base import resource_key
 from resilient.core.base.body import hidden, pick
 from resilient.core.base.budgets import Fields, budgets, parse_dictionary, parse_list
-from resilient.core.base.errors import InvalidInput, SetupError
-from resilient.core.base.exchange import AnswerFacts, RequestFacts
 from resilient.core.base.hosts import (
     address,
     denied,
@@ -33,26 +46,28 @@ from resilient.core.base.hosts import (
     without_params,
     without_secrets,
 )
-from resilient.core.base.instants import Word, duration, http_date, iso8601, read
+from resilient.core.base.instants import duration, http_date, iso8601, read
 from resilient.core.base.loggers import urls
 from resilient.core.base.phrases import fits_header, in_json, one_line, plain
+from resilient.core.base.tracing import _links as trace_links
 from resilient.core.events.message import decode
-from resilient.core.events.webhook import Delivery, challenge, event_name, identity, items_of, prove, repeat_key
+from resilient.core.events.webhook import challenge, event_name, identity, items_of, prove, repeat_key
 from resilient.core.gates.policy import Policy
-from resilient.core.gates.rate_limit import Limit
 from resilient.core.gates.retry_after import in_text, when
-from resilient.core.provider.auth import OAuth2
 from resilient.core.provider.classify import classify, cost_of, message_of
-from resilient.core.provider.facts import GENERIC, Provider
+from resilient.core.provider.facts import GENERIC
 from resilient.core.provider.placeholders import fill_url
 from resilient.core.schedules.cron import Ticks, back, next_after, ticks
 from resilient.core.sync import stream as sync
 from resilient.core.sync.incremental import instant, later, shifted
 from resilient.core.sync.paginators import links
-from resilient.core.sync.paging import PageRequest, PagingError
 from resilient.engine.events.webhooks import _decoded as delivered
+from resilient.store.accounts.secrets import KeyRing, SecretsUnreadable
 from resilient.store.db.address import checked as database_address
-from resilient.surface.cli.jobs import moment, span, tags_of
+from resilient.surface.cli.jobs import moment, span, tags_of, word_or_none
+from resilient.surface.probes import Address
+from resilient.surface.shards import _place_of as shard_place
+from resilient.surface.web.dashboard.words import as_word, prose, words_of
 from resilient.wire.oauth.endpoints import _decoded as token_body
 from resilient.wire.oauth.endpoints import callback_error
 from resilient.wire.requests import redact
@@ -301,6 +316,48 @@ def an_override(text):
         Policy().overridden(doc)
 
 
+def a_trace(text):
+    """The trace context of a job's row, and of an event."""
+    parent, _, state = text.partition("\n")
+    assert len(trace_links([{"traceparent": parent}, {"traceparent": parent, "tracestate": state}])) <= 1
+
+
+def a_shard(text):
+    """Where a shard's tables are, by its address."""
+    shard_place(database_address(text))
+
+
+TAG = re.compile("</?([a-zA-Z]*)")
+
+
+def a_sentence(text):
+    """What a page says, strangers' words in it."""
+    said = prose({"now": NOW}, text, str, key="p/a")
+    assert set(TAG.findall(said)) <= {"a", "code", "time", "wbr"}
+
+
+def a_filter(text):
+    """Words as a page writes them into an address are read as the same, with the blanks at their ends."""
+    words = words_of(text)
+    assert [word_or_none(one) for one in words_of(" , ".join(as_word(word) for word in words))] == words
+
+
+RING = KeyRing(["rsk1_" + "A" * 43])
+
+
+def a_ciphertext(text):
+    """What a row keeps of an account: without its key nobody writes one."""
+    for sealed in (text, f"{RING.current}:{text}"):
+        try:
+            RING.open(sealed, "grant", "1", "secrets")
+        except SecretsUnreadable:
+            pass
+        else:
+            raise AssertionError
+    assert not RING.is_signed(text)
+    assert not RING.is_mark(f"1.{RING.current}.{text}", "consent", text)
+
+
 DATES = ("Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 ", "Sun Nov  6 08:49:37 1994", "2026-11-01T12:00:00Z",
          "-", ":", "T", "Z", "+02:00", ".", " ", ",", "0", "9" * 30, "1e9", "GMT", "-0001", "é", "\x00",
          "1761998400")  # fmt: skip
@@ -443,4 +500,56 @@ PARSERS = {
         micros=10,
     ),
     "newest": Parser(a_change, DATES),
+    "traces": Parser(
+        a_trace,
+        ("00-", "0" * 31, "1", "0123456789abcdef", "-01", "-", "\n", "a=b", ",", "@", "=", "ff", "é", " ", "\t"),
+        micros=10,
+        memory=200,
+    ),
+    "shards": Parser(
+        a_shard,
+        (
+            "postgresql://",
+            "sqlite:///",
+            "u:p@",
+            "h",
+            ":5432",
+            "/db",
+            "?host=",
+            "&port=",
+            ",",
+            "%",
+            "\x00",
+            ":memory:",
+            "..",
+        ),
+        refuses=(SetupError,),
+        micros=30,
+        memory=300,
+    ),
+    "sentences": Parser(
+        a_sentence,
+        (
+            *WORDS,
+            "`",
+            "p/a",
+            "00:00:00 UTC",
+            "2026-01-01 ",
+            " (in ",
+            ")",
+            ";",
+            "workflow ",
+            "<b>",
+            "&",
+            "`resilient jobs retry ",
+            "01890a5d-ac96-774b-bcce-b302099a8057",
+        ),
+        micros=20,
+        memory=400,
+    ),
+    "filters": Parser(a_filter, ("a", ",", "\\", " ", "'", "\n", "é"), memory=300, micros=10),
+    "listening": Parser(
+        lambda t: Address.of("--health", t), ("9100", ":", "[::1]", "h", "99999", "٣", "\n"), refuses=(InvalidInput,)
+    ),
+    "ciphertexts": Parser(a_ciphertext, ("AAAA", "=", ":", ".", "1.", "é", "0123456789ab", "+/", "\n"), memory=200),
 }

@@ -4,9 +4,7 @@ import re
 from pathlib import Path
 
 import resilient
-from resilient.core.base.instants import Word
-from resilient.core.provider.auth import Rotation
-from resilient.core.sync.paging import Paginator
+from resilient import Paginator, Rotation, Word
 
 TEXT = (Path(__file__).parents[2] / "docs" / "providers.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

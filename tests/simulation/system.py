@@ -24,7 +24,7 @@ from functools import cache
 import aiosqlite.core
 import uuid_utils
 
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import DatabaseUnreachable
 from resilient.engine.accounts import grants
 from resilient.engine.inspect import retention
 from resilient.engine.run import heartbeat, services, worker

@@ -161,8 +161,9 @@ class World:
         app.ground.tables.are_ready = True
         worker = app.worker(concurrency=6, lease=LEASE, grace=2)
         worker.wire.pool._async = Remote(self)
-        app.grants.client._loop = asyncio.get_running_loop()
-        app.grants.client._client = httpx.AsyncClient(transport=Remote(self))
+        tokens = app.grants.client_of("p")  # one for all providers: none has settings of its own
+        tokens._loop = asyncio.get_running_loop()
+        tokens._client = httpx.AsyncClient(transport=Remote(self))
         PROCESS.get().worker = worker
         await worker.run(signals=False)
         await app.close()

@@ -13,15 +13,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from resilient.core.accounts.tokens import Credentials, GrantEvent
+from resilient import BreakerPolicy, Credentials, Failure, FailureKind, JobFilter, JobState, Limit
+from resilient.core.accounts.tokens import GrantEvent
 from resilient.core.alerts import rules as alert_words
-from resilient.core.base.errors import Failure, FailureKind
 from resilient.core.gates.breaker import Report
 from resilient.core.gates.learnt import Answers, Refusal
-from resilient.core.gates.policy import BreakerPolicy, Policies
-from resilient.core.gates.rate_limit import Limit
+from resilient.core.gates.policy import Policies
 from resilient.core.jobs.outcomes import Transition
-from resilient.core.jobs.states import JobState
 from resilient.engine.accounts import connections as engine_connections
 from resilient.engine.accounts import fuse as engine_fuse
 from resilient.engine.accounts import seals
@@ -33,17 +31,15 @@ from resilient.engine.jobs import workflows as attending
 from resilient.engine.run import completer, heartbeat, sweeper
 from resilient.engine.schedules import schedules as ticking
 from resilient.engine.schedules.declaration import job_of
-from resilient.store import alerts
+from resilient.store import alerts, events
 from resilient.store import sync as cursors
-from resilient.store.accounts import connections, fuse, grants
+from resilient.store.accounts import connections, fuse, grants, secrets
 from resilient.store.accounts.secrets import KeyRing, new_key
-from resilient.store.events import inbox
 from resilient.store.gates import circuits, limits, resources
 from resilient.store.gates import controls as gates
 from resilient.store.inspect import erasure, retention, workers
 from resilient.store.inspect.throughput import Series
-from resilient.store.jobs import changes, claim, dependencies, finishing, leases, ready, sealed
-from resilient.store.jobs.filters import JobFilter
+from resilient.store.jobs import changes, claim, dependencies, finishing, leases, ready
 from resilient.store.schedules import ticks as schedules
 from tests.store.registry import ACTS, Act, Refused, act, nothing
 from tests.store.world import AHEAD, HOURLY, NOW, fresh, id_of, new
@@ -265,7 +261,7 @@ def forgets_idle(c, d):
 @act("inspect.retention: w.step")
 def forgets_notes(c, d):
     retention.prune_attempts(c, d, NOW - timedelta(days=1), 10)
-    inbox.prune(c, d, NOW - timedelta(days=1), 10)
+    events.prune_inbox(c, d, NOW - timedelta(days=1), 10)
     return retention.forget_notes(c, d, NOW - timedelta(days=1))
 
 
@@ -585,8 +581,8 @@ def forgets_a_stream(c, d):
 
 @act("events.inbox: _arrived", "events.inbox: _first", "events.webhooks: _store")
 def takes_a_message(c, d):
-    first = inbox.first_seen(c, d, "me", "m1", NOW)
-    return first, inbox.arrived(c, d, "me", "m2", "k", 1, NOW, gapless=True)
+    first = events.first_seen(c, d, "me", "m1", NOW)
+    return first, events.arrived(c, d, "me", "m2", "k", 1, NOW, gapless=True)
 
 
 @act("engine.alerts: self._write")
@@ -642,11 +638,11 @@ def reseals(c, d):
         grants.reseal(c, d, grant.id, "s", "k9")
 
 
-@act("jobs.resealing: reseal")
+@act("accounts.seals: reseal")
 def reseals_a_payload(c, d):
     text = sealing.seal(RING, "k", "1")
     ready = d.run(c, "SELECT CAST(payload AS text) FROM {job} WHERE id = :id", {"id": d.id(id_of("ready1"))}).scalar()
-    return sealed.write(c, d, sealed.SealedRow(id_of("ready1"), None, "k", ready), text)
+    return secrets.write_sealed(c, d, secrets.SealedRow(id_of("ready1"), None, "k", ready), text)
 
 
 @act("accounts.consent: _expect", "accounts.consent: connections.arrived")

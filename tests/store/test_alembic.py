@@ -10,7 +10,7 @@ from alembic import command
 from alembic.config import Config
 
 import resilient.alembic
-from resilient.core.base.errors import SetupError
+from resilient import SetupError
 from resilient.store.db import schema
 from resilient.store.db.database import Database
 

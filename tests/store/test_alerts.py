@@ -209,6 +209,16 @@ class TestSymptoms:
         ended("dead", *["last/1"] * 4)
         assert self.executions(database, clock) == ([], [("sync", "last/1")] * 4)
 
+    def test_notes_of_new_operations_push_no_failure_out(self, database, clock, ended, monkeypatch):
+        monkeypatch.setattr(alerts, "EXECUTIONS", 4)
+        ended("succeeded", *["a/1"] * 4)
+        ended("dead", "a/2", "a/2")
+        ids = database.transaction_sync(lambda c, d: [UUID(str(i)) for (i,) in d.run(c, "SELECT id FROM {job}")])
+        clock.advance(1)
+        for decision in ("retried", "once_more"):
+            database.transaction_sync(finishing.note_decision, ids, decision, clock.now())
+        assert self.executions(database, clock) == ([("sync", "a/1")] * 4, [("sync", "a/2")] * 2)
+
     def test_deaths_nobody_saw(self, database, clock, ended):
         start = clock.now()
         ended("dead", "a/1", error_kind="expired")

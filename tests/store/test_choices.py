@@ -14,17 +14,16 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from resilient.core.base.errors import Failure, FailureKind
+from resilient import Failure, FailureKind, JobFilter, JobState, Retry
 from resilient.core.jobs import marks
-from resilient.core.jobs.backoff import Retry
 from resilient.core.jobs.decide import decide
 from resilient.core.jobs.outcomes import SUCCEEDED, Deferred, Failed, HandedBack, JobFacts, Reconciled, Snoozed
-from resilient.core.jobs.states import TERMINAL, JobState
+from resilient.core.jobs.states import TERMINAL
 from resilient.engine.run import completer
 from resilient.store.jobs import changes, finishing
 from resilient.store.jobs import insert as jobs
 from resilient.store.jobs.columns import NewJob
-from resilient.store.jobs.filters import JOB, JobFilter
+from resilient.store.jobs.filters import JOB
 from tests.interleaving import until_it_waits
 
 NOW = datetime(2031, 1, 1, 12, tzinfo=UTC)

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from resilient.core.base.errors import Failure, FailureKind
+from resilient import BreakerPolicy, Failure, FailureKind
 from resilient.core.gates.breaker import Report
-from resilient.core.gates.policy import BreakerPolicy, Policies
+from resilient.core.gates.policy import Policies
 from resilient.store.gates import circuits, resources, turns
 from resilient.store.gates import controls as gates
 from resilient.store.gates.circuits import Evidence

@@ -9,10 +9,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from resilient import JobFilter, Limit
 from resilient.core.base.resource_key import path, serves
 from resilient.core.gates.breaker import Report
 from resilient.core.gates.policy import Policies
-from resilient.core.gates.rate_limit import Limit
 from resilient.engine.run import completer
 from resilient.engine.run.completer import write
 from resilient.engine.run.heartbeat import beat
@@ -24,7 +24,6 @@ from resilient.store.inspect import workers
 from resilient.store.jobs import claim, claim_snapshot
 from resilient.store.jobs import insert as jobs
 from resilient.store.jobs.changes import Edit, Sweep
-from resilient.store.jobs.filters import JobFilter
 from tests.helpers import LIMIT
 from tests.interleaving import until_it_waits
 

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from resilient import Kind, Resilient
-from resilient.core.base.errors import DatabaseUnreachable, MissingExtra, SetupError
+from resilient import DatabaseUnreachable, Kind, MissingExtra, Resilient, SetupError
 from resilient.store.db import schema
 from resilient.store.db.address import for_listening
 from resilient.store.db.database import Database
@@ -52,6 +51,8 @@ def isolation(c, d):
     [
         ("app.db", "not a database address: write sqlite:///app.db or postgresql://"),
         ("", "not a database address"),
+        ("sqlite:///app\0.db", "not a database address"),
+        ("sqlite:///app\ud800.db", "not a database address"),
         (f"postgresql://u:{SECRET}@host:port/db", "not a database address"),
         (f"mysql://u:{SECRET}@host/db", "'mysql' databases are not supported: use sqlite"),
         (

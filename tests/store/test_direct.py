@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
-from resilient.core.base.errors import DatabaseBusy, DatabaseUnreachable
+from resilient import DatabaseBusy, DatabaseUnreachable
 from resilient.store.db.database import Database
 from resilient.store.db.dialect import TIME
 from resilient.store.db.direct import Direct, direct

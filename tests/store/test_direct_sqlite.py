@@ -1,6 +1,7 @@
 """What goes straight to sqlite3 is a transaction like every other: committed, rolled back, explained, cleaned up."""
 
 import asyncio
+import contextlib
 import sqlite3
 from datetime import UTC, datetime
 from uuid import UUID
@@ -9,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine, event
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import DatabaseUnreachable
 from resilient.store.db.database import Database
 from resilient.store.db.dialect import ID, JSON, TIME
 from resilient.store.db.direct import DirectSQLite, direct
@@ -36,7 +37,7 @@ def keys(c, d):
 async def test_it_commits_for_coroutines_and_for_threads(short):
     await short.transaction(put, "a")
     short.transaction_sync(put, "b")
-    with sqlite3.connect(short.file) as other:
+    with contextlib.closing(sqlite3.connect(short.file)) as other, other:
         assert other.execute("SELECT key FROM resilient_resource ORDER BY key").fetchall() == [("a",), ("b",)]
 
 
@@ -98,7 +99,7 @@ def test_whatever_a_function_raises_leaves_a_connection_that_works(short, error)
 
 def test_it_waits_for_a_writer_and_says_so_in_the_end(short, monkeypatch):
     monkeypatch.setattr("resilient.store.db.database.BUSY_TIMEOUT", 0.05)
-    with sqlite3.connect(short.file) as other:
+    with contextlib.closing(sqlite3.connect(short.file)) as other, other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(DatabaseUnreachable, match="locked"):
             short.transaction_sync(put, "a")
@@ -113,13 +114,13 @@ def test_a_deferred_constraint_fails_the_commit_and_nothing_is_left(short):
         d.run(c, "PRAGMA defer_foreign_keys = ON")
         d.run(c, "INSERT INTO child VALUES (1)")
 
-    with sqlite3.connect(short.file) as other:
+    with contextlib.closing(sqlite3.connect(short.file)) as other, other:
         other.execute("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
         other.execute("CREATE TABLE child (id INTEGER REFERENCES parent (id))")
     with pytest.raises(IntegrityError, match="FOREIGN KEY"):
         short.transaction_sync(orphan)
     short.transaction_sync(put, "a")
-    with sqlite3.connect(short.file) as other:
+    with contextlib.closing(sqlite3.connect(short.file)) as other, other:
         assert other.execute("SELECT count(*) FROM child").fetchone() == (0,)
 
 

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from resilient.core.jobs.records import JobInfo
+from resilient import JobInfo
 from resilient.store.jobs import changes, finishing, leases
 from resilient.store.jobs import insert as jobs
 from resilient.store.jobs.claim_snapshot import ClaimedJob

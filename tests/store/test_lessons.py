@@ -1,13 +1,17 @@
 """What throttles teach, in the rows: with the cooldown, under one lock, kept, grown by reports, forgotten."""
 
+import itertools
 from datetime import timedelta
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from resilient import Limit
 from resilient.core.gates.admission import Level, admit, in_force
-from resilient.core.gates.learnt import CLOSE, Answers, Refusal
+from resilient.core.gates.learnt import CLOSE, QUIET, Answers, Refusal, current
 from resilient.core.gates.policy import Learning, Policies
-from resilient.core.gates.rate_limit import LEARNT, Limit
+from resilient.core.gates.rate_limit import LEARNT
 from resilient.store.gates import controls as gates
 from resilient.store.gates import limits, resources
 from resilient.store.gates.controls import Report
@@ -196,3 +200,51 @@ def room(facts, policies, clock):
     """How many of a hundred jobs may start."""
     level = Level(facts, in_force(policies.for_key(facts.key), facts.learnt, clock.now()), {})
     return admit([level], 100, clock.now(), "w").count
+
+
+BUDGETS = [f"b{n}" for n in range(gates.MOST_BUDGETS + 4)]
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("throttled"), st.sampled_from(BUDGETS), st.sampled_from([1.0, 9.0, 60.0])),
+        st.tuples(st.just("answered"), st.sampled_from(BUDGETS), st.just(0.0)),
+        st.tuples(st.just("quiet"), st.just(""), st.sampled_from([5.0, 90.0, 2 * QUIET])),
+    ),
+    max_size=40,
+)
+ACCOUNTS = itertools.count()
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.permutations(BUDGETS), max_size=2), ACTS)
+def test_a_throttled_budget_slows_no_other_and_the_ninth_is_its_accounts(do, clock, floods, acts):
+    """``floods``: all are throttled, one after the other, and then nothing happens for long."""
+    flood = [[*(("throttled", name, 1.0) for name in names), ("quiet", "", 2 * QUIET)] for names in floods]
+    account = f"p/a{next(ACCOUNTS)}"
+    keys = [account, *(f"{account}/budget:{name}" for name in BUDGETS)]
+
+    def gates_of():
+        drawn = do(lambda c, d: list(d.run(c, "SELECT resource_key, name, tat FROM {rate_limit}")))
+        found = do(resources.read, keys)
+        facts = {key: found.get(key, resources.ResourceFacts(key)) for key in keys}
+        return {
+            key: (one.learnt, one.blocked_until, [row for row in drawn if row[0] == key]) for key, one in facts.items()
+        }
+
+    def taught(of):
+        return {key for key in keys[1:] if current(of[key][0], clock.now().timestamp()) is not None}
+
+    for act, name, seconds in [*itertools.chain(*flood), *acts]:
+        key, before = f"{account}/budget:{name}", gates_of()
+        if act == "quiet":
+            clock.advance(seconds)
+            continue
+        learnt, known, may_change = before[key][0], taught(before), key
+        generation = 0 if learnt is None else learnt.generation
+        if act == "answered":
+            do(gates.take_in, [Report(key, Answers(generation, 3, 1))], Policies())
+        else:
+            may_change = key if key in known or len(known) < gates.MOST_BUDGETS else account
+            assert throttle(do, clock, key, generation=generation, told=seconds)[0].key == may_change
+        after = gates_of()
+        assert [one for one in keys if after[one] != before[one]] in ([], [may_change])
+        assert len(taught(after)) <= gates.MOST_BUDGETS

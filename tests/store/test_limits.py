@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from resilient.core.gates.rate_limit import Limit
+from resilient import Limit
 from resilient.store.gates import limits
 from resilient.store.gates.limits import Ask, Observation
 

@@ -11,8 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 import resilient.alembic
-from resilient import Job, Resilient, handler
-from resilient.core.base.errors import DatabaseUnreachable, SchemaOutdated, SchemaTooNew, SetupError
+from resilient import DatabaseUnreachable, Job, Resilient, SchemaOutdated, SchemaTooNew, SetupError, handler
 from resilient.store.db import schema, tables
 
 ALL = [script.revision for script in schema._scripts().walk_revisions()][::-1]

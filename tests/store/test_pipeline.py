@@ -6,9 +6,8 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient import DatabaseUnreachable, Limit
 from resilient.core.gates.policy import Policies
-from resilient.core.gates.rate_limit import Limit
 from resilient.engine.run import completer
 from resilient.store.db import pipeline
 from resilient.store.db.dialect import ID, TIME

@@ -8,8 +8,8 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import event
 
+from resilient import Limit
 from resilient.core.gates.policy import Policies
-from resilient.core.gates.rate_limit import Limit
 from resilient.engine.ground.encoder import JobRequest
 from resilient.engine.jobs import queue
 from resilient.engine.run.completer import write

@@ -8,11 +8,9 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from resilient.core.base.errors import InvalidInput, JobNotFound
-from resilient.core.jobs.records import Count
-from resilient.core.jobs.states import JobState
+from resilient import Count, InvalidInput, JobFilter, JobNotFound, JobState
 from resilient.store.jobs import queries
-from resilient.store.jobs.filters import JOB, JobFilter
+from resilient.store.jobs.filters import JOB
 from resilient.store.jobs.queries import ATTEMPT
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)

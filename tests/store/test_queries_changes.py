@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy as sa
 import uuid_utils.compat as uuid
 
-from resilient.core.base.errors import InvalidInput
-from resilient.core.jobs.states import TERMINAL, JobState
+from resilient import InvalidInput, JobFilter, JobState
+from resilient.core.jobs.states import TERMINAL
 from resilient.store.gates import turns
 from resilient.store.jobs import changes, queries
 from resilient.store.jobs import insert as jobs
 from resilient.store.jobs.changes import Cancel, Delete, Discard, Edit, Retry, Sweep
-from resilient.store.jobs.filters import JOB, JobFilter
+from resilient.store.jobs.filters import JOB
 from tests.helpers import LIMIT
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilient import BadResourceKey, InvalidInput, JobFilter, NaiveDatetime
 from resilient.core.base import resource_key
-from resilient.core.base.errors import BadResourceKey, InvalidInput, NaiveDatetime
 from resilient.store.jobs import queries
-from resilient.store.jobs.filters import JOB, JobFilter
+from resilient.store.jobs.filters import JOB
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

@@ -8,11 +8,10 @@ from uuid import UUID
 import pytest
 from sqlalchemy import event
 
-from resilient.core.jobs.records import Count
+from resilient import Count, JobFilter
 from resilient.store.inspect import resources as resource_queries
 from resilient.store.inspect import why
 from resilient.store.jobs import queries
-from resilient.store.jobs.filters import JobFilter
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 JOBS = 30_000

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 import tests.store.acts
-from resilient.core.jobs.states import JobState
+from resilient import JobState
 from resilient.store.db import direct
 from resilient.store.db.dialect import Dialect
 from resilient.store.jobs import changes, ready

@@ -17,7 +17,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from resilient.core.gates.rate_limit import FRESH, Limit
+from resilient import Limit
+from resilient.core.gates.rate_limit import FRESH
 from resilient.core.jobs.outcomes import Transition
 from resilient.core.schedules import cron
 from resilient.core.schedules.schedule import Spec, Template

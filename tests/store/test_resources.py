@@ -5,10 +5,10 @@ from dataclasses import fields
 
 import pytest
 
+from resilient import Limit
 from resilient.core.gates.admission import Level, ResourceFacts, admit, stop_of
 from resilient.core.gates.breaker import BreakerFacts
 from resilient.core.gates.policy import Policies, Policy
-from resilient.core.gates.rate_limit import Limit
 from resilient.store.gates import controls as gates
 from resilient.store.gates import limits, resources
 from resilient.store.jobs import insert as jobs

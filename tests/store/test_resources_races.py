@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from resilient import Limit
 from resilient.core.gates.admission import Level, admit
 from resilient.core.gates.breaker import Report
 from resilient.core.gates.policy import Policies, Policy
-from resilient.core.gates.rate_limit import Limit
 from resilient.store.gates import circuits, limits, resources
 from resilient.store.gates import controls as gates
 from resilient.store.gates.circuits import Evidence

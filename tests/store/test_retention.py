@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from resilient.core.base.errors import InvalidInput
+from resilient import InvalidInput
 from resilient.core.gates.rate_limit import LimitState
 from resilient.core.jobs.outcomes import Transition
 from resilient.store.gates import limits, resources, turns

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
-from resilient.core.accounts.tokens import GrantState
+from resilient import GrantState
 from resilient.core.schedules import cron
 from resilient.core.schedules.schedule import Spec, Template
 from resilient.core.sync.stream import Cursor

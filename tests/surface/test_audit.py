@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import Permanent, Resilient, handler
-from resilient.engine.run.job import Job
+from resilient import Job, Permanent, Resilient, handler
 from resilient.store.inspect import audit as store
 from resilient.surface.cli import main
 from tests.surface.dashboards import browser

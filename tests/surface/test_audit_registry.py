@@ -16,9 +16,7 @@ import pytest
 import typer
 from sqlalchemy.orm import Session
 
-from resilient import Event, InvalidInput, Job, Permanent, Resilient, Schedule, handler
-from resilient.core.provider.auth import ApiKey
-from resilient.core.provider.facts import Provider
+from resilient import ApiKey, Event, InvalidInput, Job, Permanent, Provider, Resilient, Schedule, handler
 from resilient.engine.ground import audited
 from resilient.store.accounts.secrets import new_key
 from resilient.surface.cli import main
@@ -36,7 +34,7 @@ NO_CHANGE = {
     "outbox": "get list publish",
     "schedules": "accounts declare list step tick",
     "connections": "account_of authorize_url complete consent get granted list oauth_of restored",
-    "webhooks": "receive say",
+    "webhooks": "count receive say",
     "alerts": "add close flush keep_house list note_breaker noticed repaired soon",
     "audit": "begin change list settle",
 }

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from resilient.core.base.errors import DatabaseUnreachable, SetupError
+from resilient import DatabaseUnreachable, SetupError
 from resilient.surface.bench import table as table_of
 from resilient.surface.bench.command import app
 from resilient.surface.bench.crew import BenchFailed, milliseconds, percentile, postmaster, rate, run_crew, server_cpu

@@ -526,7 +526,9 @@ def test_doctor_of_a_program_that_makes_its_file(run, tmp_path, monkeypatch):
 def test_doctor_prints_what_is_believed_from_outside(ok):
     out = ok("doctor")
     for one in bounds():
-        assert f"{one.value:,} {one.unit}" in next(line for line in out.splitlines() if line.startswith(one.name))
+        unit = one.unit[:-1] if one.value == 1 else one.unit
+        words = next(line for line in out.splitlines() if line.startswith(one.name)).split()
+        assert words[1:3] == [f"{one.value:,}", unit]
 
 
 # -- status ----------------------------------------------------------------------------------------------------------
@@ -583,12 +585,13 @@ def test_status_answers_what_is_wrong(ok, read, enqueue, mark, database):
     def outage(c, d):
         now = d.now(c)
         gates.cool_down(c, d, "salesforce/a", now + timedelta(minutes=5), "TOO_MANY", 0.0, exact=True)
-        workers.beat(c, d, workers.Beat("w1", "h", 1, ["mail.send"], 50, 3, "1", stopping=False), now)
+        workers.beat(c, d, workers.Beat("w1", "h", 1, ["mail.send"], 50, 3, "1", stopping=False, loop_lag=4.0), now)
 
     database.transaction_sync(outage)
     out = ok("status")
     assert "1 scheduled job is overdue." in out
     assert "Workers:    1 running, 3 of 50 slots busy" in out
+    assert "1 event loop stood still, for up to 4 s" in out
     (line,) = [line for line in out.splitlines() if line.startswith("salesforce")]
     assert line.split()[:4] == ["salesforce", "cooldown", "1", "2"]
     assert f"such as salesforce/a, job {jobs[0]} (TOO_MANY)" in out
@@ -598,6 +601,7 @@ def test_status_answers_what_is_wrong(ok, read, enqueue, mark, database):
     assert document["stopped"][0]["waiting"] == 2
     assert document["died"][0]["example"] == jobs[2]
     assert document["workers"][0]["kinds"] == ["mail.send"]
+    assert document["workers"][0]["loop_lag"] == 4.0
 
 
 def test_jobs_that_struggle(ok, read, enqueue, mark):

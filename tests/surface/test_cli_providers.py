@@ -29,21 +29,10 @@ from resilient import (
     providers_by_name,
 )
 from resilient.engine.ground import providers
-from resilient.surface.cli import main
 from resilient.surface.cli import providers as command
 from resilient.surface.cli.providers import facts_of
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "providers").glob("[a-z]*.py"))
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        status = main([str(one) for one in arguments])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
 
 
 def test_list(run):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from resilient.core.sync.paging import PageRequest
+from resilient import PageRequest
 from resilient.core.sync.stream import Cursor
 from resilient.store import sync as cursors
 from resilient.store.db.database import Database

@@ -17,8 +17,7 @@ from rich.console import Console
 from sqlalchemy.exc import OperationalError
 from typer.main import get_command
 
-from resilient import Kind, Resilient
-from resilient.core.base.errors import InvalidInput, NaiveDatetime
+from resilient import InvalidInput, Kind, NaiveDatetime, Resilient
 from resilient.engine.run.heartbeat import code_version
 from resilient.surface.bench.command import app as benches
 from resilient.surface.cli import exits, main, root
@@ -35,16 +34,6 @@ def _clean(monkeypatch, tmp_path):
     yield
     for name in ("shop", "broken", "leaving", "needy", "two"):
         sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        status = main(list(arguments))
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
 
 
 # -- finding the app -------------------------------------------------------------------------------------------------

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from datetime import timedelta
 
 import httpx
 import pytest
+from sqlalchemy import insert
 from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount
 
-from resilient import InvalidInput, Permanent, Resilient, SetupError, Transient, handler, web
+from resilient import InvalidInput, Job, Permanent, Resilient, SetupError, Shards, Transient, handler, web
 from resilient.core.gates.learnt import Refusal
-from resilient.engine.run.job import Job
+from resilient.store.db.tables import Attempt
 from resilient.store.gates import controls as gates
+from resilient.store.inspect import workers
 from resilient.store.jobs.filters import as_id
 from resilient.surface.web.dashboard import mount
 from resilient.surface.web.dashboard.alone import Alone
@@ -119,13 +122,54 @@ async def test_rights_times_pages(app):
         assert "lacks the right" in (await one.get(address, 403)).text
 
 
+ALLOWS = {  # every address that changes something, with the right it takes
+    "/do/resource": "resources", "/do/resources": "resources", "/do/test": "resources", "/do/job": "jobs",
+    "/do/jobs": "jobs", "/do/edit": "jobs", "/do/enqueue": "jobs", "/do/schedule": "jobs", "/do/workflow": "jobs",
+    "/do/stream": "jobs", "/do/replay": "jobs", "/do/fuse": "connections",
+    "/do/bulk": "read",  # and what the change takes that it stops: `test_dashboard_bulk.py`
+}  # fmt: skip
+
+
+def changing(routes):
+    """The addresses among these that take anything but a look, those below mounts too."""
+    for route in routes:
+        below = getattr(route, "app", None)
+        below = getattr(getattr(below, "__self__", None), "app", below)  # the pages of a shard
+        if isinstance(route, Mount):
+            yield from changing(getattr(below, "routes", ()))
+        elif route.methods is None or not route.methods <= {"GET", "HEAD"}:
+            yield route.path
+
+
+async def test_every_address_that_changes_something_is_in_the_matrix(app, monkeypatch, tmp_path):
+    for wrapper in ("with_headers", "mounted"):
+        monkeypatch.setattr(mount, wrapper, lambda pages: pages)
+    assert sorted(changing(web.dashboard(app, operator=lambda _request: None).routes)) == sorted(ALLOWS)
+    urls = {name: f"sqlite:///{tmp_path}/{name}.db" for name in ("eu", "us")}
+    async with Shards(urls, of=lambda _: "eu", upgrade=True) as shards:
+        routes = web.dashboard(shards, operator=lambda _request: None).routes
+        assert sorted(changing(routes)) == sorted([*ALLOWS, *ALLOWS])
+
+
+async def test_who_may_only_look_changes_nothing(app):
+    job_id = await dead_job(app)
+    one = browser(app, rights=["read", "payloads"], secret=SECRET)
+    one.client.cookies.set("resilient-dashboard", "n" * 43)
+    token = Guard(SECRET, None).token("n" * 43, web.Operator("ann"))
+    for address in ALLOWS:
+        form = {"id": job_id, **FORMS.get(address, {}), "token": token, "sure": "yes"}
+        assert (await one.client.post(address, data=form, headers=OURS)).status_code in (403, 404), address
+    assert await app.audit.list() == []
+    assert [one.state.value for one in await app.jobs.list()] == ["dead"]
+
+
 async def test_rights_times_actions(app):
     job_id = await dead_job(app)
     for rights in [None, *(c for n in range(len(RIGHTS) + 1) for c in itertools.combinations(RIGHTS, n))]:
         one = browser(app, rights=rights, secret=SECRET)
         one.client.cookies.set("resilient-dashboard", "n" * 43)
         token = Guard(SECRET, None).token("n" * 43, web.Operator("ann"))
-        for address, (right, _) in mount.CHANGES.items():
+        for address, right in ALLOWS.items():
             form = {"id": job_id, **FORMS.get(address, {}), "token": token}
             answer = await one.client.post(address, data=form, headers=OURS)
             if rights is None:
@@ -311,6 +355,33 @@ async def test_a_database_that_is_away_is_a_page(backend, tmp_path):
     await app.close()
 
 
+async def test_no_button_is_loud_but_the_one_that_helps(app):
+    """What only waits, or is tried out by itself, asks nobody to press anything; nor does what destroys."""
+
+    async def loud(address):
+        text = (await ann.client.get(address)).text.partition("<footer")[0]
+        names = re.findall(r'<button(?: name="verb")?(?: value="\w+")?>([^<]+)', text)
+        return [name for name in names if name != "Set"]  # below what is folded
+
+    ann = browser(app)
+    job = await app.enqueue(push, {}, resource_key="github/acct-1")
+    assert await loud(f"/jobs/{job.id}") == await loud("/account/github/acct-1") == []
+    assert "✓ free Nothing stops github/acct-1." in (await ann.get("/account/github/acct-1")).text
+    await app.database.transaction(gates.cool_down, "github/acct-1", None, "http_429", 0.5)
+    assert await loud("/account/github/acct-1") == []
+    await app.resources.pause("github/acct-1")
+    assert await loud("/account/github/acct-1") == ["Resume"]
+    await app.resources.open("github/acct-2")
+    assert await loud("/account/github/acct-2") == ["Close the circuit"]
+    assert await loud(f"/jobs/{await dead_job(app, key='github/acct-3')}") == ["Run again"]
+
+
+async def test_an_account_shows_only_states_that_there_are(app):
+    await app.enqueue(push, {}, resource_key="github/acct-1")
+    await app.enqueue(push, {}, resource_key="github/acct-1", delay=60)
+    assert "Kind ready scheduled contact.push 1 1" in (await browser(app).get("/account/github/acct-1")).text
+
+
 # -- what stands still, and why ---------------------------------------------------------------------------------------
 
 
@@ -328,6 +399,37 @@ async def test_now_says_it_in_one_sentence(app):
     page = await ann.get("/")
     assert "3 of 5 accounts stopped; 4 jobs behind them; no worker runs." in page.text
     assert page.text.count("circuit open") == 1
+
+
+async def test_now_says_whose_event_loop_stood_still(app):
+    def beat(lag):
+        def write(c, d):
+            one = workers.Beat("w1", "h", 1, ["push"], 50, 3, "1", stopping=False, loop_lag=lag)
+            workers.beat(c, d, one, d.now(c))
+
+        return app.database.transaction(write)
+
+    await beat(0.4)
+    assert "stood still" not in (await browser(app).get("/")).text
+    await beat(25.0)
+    page = await browser(app).get("/")
+    said = "1 worker's event loop stood still, for up to 25.0 s: what else it ran waited."
+    assert f"{said} Its log names the handler and its line." in page.text
+    assert "/workers" in page.links
+
+
+async def test_what_ended_for_no_error_begins_with_its_words(app):
+    await app.resources.pause("github/acct-1")
+    job = await app.enqueue(push, {}, resource_key="github/acct-1")
+
+    def write(c, d):
+        row = {"job_id": job.id, "execution": 1, "finished_at": d.now(c), "decision": "defer", "charged": False}
+        c.execute(insert(Attempt).values(message="it is paused", **row))
+
+    await app.database.transaction(write)
+    page = await browser(app).get("/account/github/acct-1")
+    assert "it is paused" in page.text
+    assert ": it is paused" not in page.text
 
 
 async def test_equal_causes_are_one_row(app):
@@ -406,7 +508,7 @@ async def test_many_are_counted_first(app):
     ann = browser(app)
     page = await ann.get("/accounts?q=github&gate=pause")
     sure = await ann.submit(page.form("/do/resources"), None, verb="resume", gate="pause", limit="5")
-    assert "Resume 5 accounts?" in sure.text
+    assert "Resume 5 accounts? of github and github/**, stopped by: paused" in sure.text
     assert len(await app.resources.list(gate="pause")) == 7
     await ann.submit(sure.form("/do/resources"))
     assert len(await app.resources.list(gate="pause")) == 2

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilient import Permanent, Resilient, handler
-from resilient.engine.run.job import Job
+from resilient import Job, Permanent, Resilient, handler
 from resilient.surface.web.dashboard import bulk
 from tests.helpers import until
 from tests.surface.dashboards import OURS, Page, browser

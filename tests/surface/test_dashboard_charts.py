@@ -7,8 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
-from resilient import Permanent, Provider, Resilient, handler
-from resilient.engine.run.job import Job
+from resilient import Job, Permanent, Provider, Resilient, handler
 from resilient.store.inspect.throughput import Series, add
 from resilient.surface.web.dashboard import charts, graph, words
 from tests.surface.dashboards import browser
@@ -109,7 +108,7 @@ async def test_what_workers_did_is_on_the_page(database):
     app = Resilient(database, handlers=[push, sync], providers=[Provider(name="crm", base_url="https://crm.example")])
     await app.ready()
     ann = browser(app)
-    assert "No execution ended within 48 hours." in (await ann.get("/")).text
+    assert "Nothing that ended within 48 hours has been added up." in (await ann.get("/")).text
     for payload in ({}, {}, {"fails": True}):
         await app.enqueue(push, payload, resource_key="crm/acct-1")
     await app.enqueue(sync, {}, resource_key="crm/acct-1")
@@ -158,6 +157,18 @@ async def test_what_is_older_than_an_hour_is_read_once_and_counts_all_the_same(d
     charts.RECENT[app.database].read_at = -charts.FRESH
     assert "10 succeeded 0 to go on later 7 dead" in (await ann.get("/")).text, "what is two days old is gone"
     await app.close()
+
+
+def test_what_is_ahead_is_not_called_an_hour_less():
+    def ahead(**far):
+        return re.sub("<[^>]*>", "", words.ago(NOW + timedelta(**far), NOW))
+
+    assert ahead(hours=5, minutes=58) == "in 6 h"
+    assert ahead(hours=2, seconds=-1) == "in 2 h"
+    assert [ahead(minutes=n) for n in (1, 59, 60, 89, 90)] == ["in 1 min", "in 59 min", "in 1 h", "in 1 h", "in 2 h"]
+    assert [ahead(seconds=n) for n in (59, 89, 3_599)] == ["in 59 s", "in 1 min", "in 1 h"]
+    assert [ahead(hours=n) for n in (23, 35, 36)] == ["in 23 h", "in 1 d", "in 2 d"]
+    assert ahead(hours=-5, minutes=-58) == "5 h ago"
 
 
 def test_short_times_and_what_a_change_brought_in_words():

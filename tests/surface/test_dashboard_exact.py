@@ -8,9 +8,8 @@ import pytest
 from sqlalchemy import text
 from starlette.exceptions import HTTPException
 
-from resilient import Permanent, Resilient, handler, web
+from resilient import Job, Permanent, Resilient, handler, web
 from resilient.core.sync.stream import Cursor
-from resilient.engine.run.job import Job
 from resilient.store import sync as cursors
 from resilient.store.gates import controls
 from resilient.store.inspect import pages
@@ -47,9 +46,10 @@ def rows_of(page):
 # -- dead groups -----------------------------------------------------------------------------------------------------
 
 CODES = [None, "", "none", r"\none", "a", "b", "a,b", r"a\,b", "a\\", "no such, none"]
+ENDS = ["a ", " a", "a  ", "a\\ ", "a\\\\ ", " ", "a\n", "\n", " , "]  # with a blank at one
 
 
-@pytest.mark.parametrize("word", [*filter(None, CODES), None])
+@pytest.mark.parametrize("word", [*filter(None, CODES), None, *ENDS])
 def test_a_word_of_a_filter_comes_back(word):
     from resilient.surface.cli.jobs import word_or_none
 
@@ -83,6 +83,28 @@ async def test_a_tag_with_a_comma_leads_to_its_jobs(app):
     ann = browser(app)
     page = await ann.get(f"/jobs/{job.id}")
     assert f"/jobs/{job.id}" in (await ann.get(next(link for link in page.links if "tag=" in link))).links
+
+
+async def test_a_blank_at_an_end_belongs_to_the_word(app):
+    keys = {"unique_key": "once ", "ordering_key": " line"}
+    job = await app.enqueue(push, {"code": None}, resource_key="github/acct-1", tags={"name": "Jane "}, **keys)
+    ann = browser(app)
+    address = f"/jobs/{job.id}"
+    page = await ann.get(address)
+    for link in (one for one in page.links if "tag=" in one or "ordering_key=" in one):
+        page = await ann.get(link)
+        assert address in page.links, link
+        again = await ann.submit(page.forms[0])  # as it stands in the form
+        assert address in again.links
+    assert address in (await ann.get("/jobs?unique_key=once%20")).links
+    assert "--unique-key 'once '" in (await ann.get("/jobs?unique_key=once%20")).text
+    assert "No job fits. The unique key has a blank at an end." in (await ann.get("/jobs?unique_key=once%20%20")).text
+    assert "a blank at an end" not in (await ann.get("/jobs?unique_key=once")).text
+    assert address in (await ann.get("/jobs?kind=contact.push%20,%20other%20")).links, "none beside a comma does"
+    sure = await ann.submit((await ann.get("/jobs?unique_key=once%20")).form("/do/jobs"), verb="cancel")
+    assert "Cancel: 1 job?" in sure.text
+    await ann.submit(sure.form("/do/jobs"))
+    assert (await app.jobs.get(job.id)).state == "cancelled"
 
 
 # -- accounts --------------------------------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from enum import StrEnum
 import pytest
 from pydantic import BaseModel, Field
 
-from resilient import Kind, Resilient, handler
-from resilient.engine.run.job import Job
+from resilient import Job, Kind, Resilient, handler
 from resilient.store.accounts.secrets import new_key
-from resilient.surface.web.dashboard.forms import form_for
+from resilient.surface.web.dashboard.enqueue import form_for
 from tests.surface.dashboards import ALL, OURS, Page, browser
 
 

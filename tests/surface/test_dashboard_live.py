@@ -11,8 +11,7 @@ import httpx
 import psycopg
 import pytest
 
-from resilient import Resilient, handler, web
-from resilient.engine.run.job import Job
+from resilient import Job, Resilient, handler, web
 from resilient.surface.web.dashboard import live
 from tests.helpers import until
 from tests.serving import serving

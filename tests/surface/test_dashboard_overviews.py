@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from resilient import Bearer, Event, Provider, Resilient, Schedule, handler
-from resilient.engine.run.job import Job
+from resilient import Bearer, Event, Job, Provider, Resilient, Schedule, handler
 from resilient.store.accounts.secrets import new_key
 from resilient.store.inspect import pages
 from tests.surface.dashboards import browser
@@ -52,6 +53,9 @@ async def app(database):
     await app.close()
 
 
+OVERDUE = "UPDATE resilient_schedule SET next_at = '2026-01-01 00:00:00.000000'"
+
+
 async def test_a_schedule_is_paused_resumed_and_run(app):
     ann = browser(app)
     page = await ann.get("/schedules")
@@ -69,6 +73,26 @@ async def test_a_schedule_is_paused_resumed_and_run(app):
     assert spark["aria-label"] == "1 tick of nightly: 1 succeeded"
     assert len([1 for t, a in page.tags if t == "rect" and a["class"] == "c-well"]) == 1
     assert "There is no schedule 'none'" in (await ann.get("/schedules/none", 404)).text
+
+
+async def test_the_outbox_says_what_stops_a_destination(app):
+    ann = browser(app)
+    assert "Stopped by" not in (await ann.get("/outbox")).text
+    await app.resources.pause("outbox/shop")
+    assert "shop ‖ paused until somebody acts 0" in (await ann.get("/outbox")).text
+    await app.resources.resume("outbox/shop")
+    await app.resources.pause("outbox", until=timedelta(hours=2))
+    assert "shop ‖ paused in 2 h 0" in (await ann.get("/outbox")).text
+
+
+async def test_a_tick_that_nobody_made_was_due(app):
+    ann = browser(app)
+    assert "was due" not in (await ann.get("/schedules/nightly")).text
+    await app.database.transaction(lambda c, _: c.execute(text(OVERDUE)))
+    assert "nightly every 15 min ✓ active was due" in (await ann.get("/schedules")).text
+    assert "next tick was due" in (await ann.get("/schedules/nightly")).text
+    await app.schedules.pause("nightly")
+    assert "was due" not in (await ann.get("/schedules/nightly")).text
 
 
 async def test_a_workflow_shows_its_steps_and_turns_around(app):
@@ -168,6 +192,7 @@ async def test_an_account_shows_its_past_and_where_to_connect_again(app):
     await app.connections.revoke(key)
     page = await ann.get(f"/account/{key}")
     assert "https://shop.example/connect?account=crm/acct-1" in page.links
+    assert "Connect it again" in page.text[: page.text.index("Gates")], "beside why it stands"
     for address in ("javascript:alert(1)", "data:text/html,x", None):
         page = await browser(app, reconnect=lambda _key, address=address: address).get(f"/account/{key}")
         assert "Connect it again" not in page.text

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from standardwebhooks import Webhook
 
-from resilient.core.base.errors import SetupError
+from resilient import SetupError
 from resilient.surface.demo import accounts, run
 from resilient.surface.demo.accounts import Plan, plan
 from resilient.surface.demo.audit import MOST_INTO_OUTAGE, MOST_REFUSED, ON_THE_WIRE, Evidence, audit

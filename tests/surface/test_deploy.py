@@ -17,9 +17,8 @@ import httpx
 import pytest
 import yaml
 
-from resilient import Resilient, handler
+from resilient import Job, Resilient, handler
 from resilient.engine.ground.ground import GRACE
-from resilient.engine.run.job import Job
 from resilient.surface.cli import root, settings
 from resilient.surface.probes import Address
 from tests.brokers import free_port

@@ -12,9 +12,7 @@ import threading
 import httpx
 import pytest
 
-from resilient import Resilient, handler
-from resilient.core.base.errors import SetupError
-from resilient.engine.run.job import Job
+from resilient import Job, Resilient, SetupError, handler
 from resilient.surface import probes
 from resilient.surface.probes import Address, Probes, Server
 from tests.helpers import LIMIT, until
@@ -51,7 +49,7 @@ async def app(database):
 @contextlib.asynccontextmanager
 async def probed(app, **where):
     worker = app.worker()
-    served = Probes(app, worker)
+    served = Probes(app, {"": (app, worker)})
     servers = served.open(**{"metrics": None, "health": "0", **where})
     try:
         yield worker, served, servers[0].address

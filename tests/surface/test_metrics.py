@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import re
 import threading
+import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.event import listen
 
 import resilient.metrics
-from resilient import FullJitter, Limit, Permanent, Provider, Resilient, Retry, Transient, handler
-from resilient.core.base.errors import DatabaseUnreachable, InvalidInput
-from resilient.engine.inspect import exporter
-from resilient.engine.run.job import Job
+from resilient import (
+    Callback,
+    DatabaseUnreachable,
+    Delivery,
+    Event,
+    FullJitter,
+    Inbound,
+    InvalidInput,
+    Job,
+    Limit,
+    Permanent,
+    Provider,
+    Resilient,
+    Retry,
+    Throttled,
+    Transient,
+    WebhookEvent,
+    handler,
+    providers_by_name,
+)
+from resilient.store.db import database
+from resilient.store.gates import limits
+from resilient.surface import metrics
 from resilient.surface.metrics import MEANINGS, AppCollector, registry
 from resilient.surface.probes import Address
-from tests.helpers import drain
+from tests.helpers import LIMIT, drain
 from tests.serving import serving
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+SECRET = b"canary"
 
 
 @handler("push", retry=Retry(max_attempts=2, delay=FullJitter(base=0, cap=0)))
@@ -111,8 +137,197 @@ async def test_how_long_requests_waited_for_their_limits(make):
     assert seen["resilient_limit_wait_seconds_sum", "api"] > 0
 
 
+async def answer(send, status, headers=()):
+    headers = [(b"content-length", b"0"), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body"})
+
+
+async def test_a_throttle_counts_once_however_many_requests_it_refuses(make, clock):
+    """Three on their way at once are refused, then one alone; then a handler says so itself."""
+    arrived, together, later = [], asyncio.Event(), (b"retry-after", b"30")
+
+    @handler("get")
+    async def get(job: Job[str]) -> None:
+        if job.payload == "says so" and job.execution == 1:
+            raise Throttled(clock.now() + timedelta(seconds=30))
+        (await job.client.get("/")).raise_for_status()
+
+    async def server(_scope, _receive, send):
+        arrived.append(1)
+        if len(arrived) < 3:
+            await together.wait()
+        together.set()
+        await answer(send, 429 if len(arrived) <= 4 else 200, [later] if len(arrived) <= 4 else [])
+
+    async with serving(server) as url:
+        app = make(handlers=[get], providers=[Provider(name="api", base_url=url)], clock=clock.now, learn=None)
+        await app.ready()
+        await app.enqueue_many(get, ["", "", ""], resource_key="api/1")
+        throttles, rests = [], []
+        for _ in range(3):
+            await drain(app)
+            throttles.append(values(AppCollector(app))["resilient_throttles_total", "api"])
+            rests += [one.key for one in await app.resources.list(gate="cooldown")]
+            clock.advance(60)
+        await app.enqueue(get, "says so", resource_key="api/2")
+        await drain(app)
+        rests += [one.key for one in await app.resources.list(gate="cooldown")]
+        clock.advance(60)
+        await drain(app)
+    seen = values(AppCollector(app))
+    assert rests == ["api/1", "api/1", "api/2"]
+    assert throttles == [1, 2, 2]
+    assert seen["resilient_throttles_total", "api"] == 3
+    assert seen["resilient_throttles_total", "other"] == 0
+    assert seen["resilient_requests_total", "GET", "api", "throttled"] == 4
+    assert await app.jobs.count(state="succeeded") == 4
+
+
+class Told(Event, type="told"):
+    pass
+
+
+async def test_events_are_counted_as_destinations_take_them(make, clock):
+    taken = []
+
+    async def shop(message):
+        taken.append(message)
+        if message.key == "refused":
+            raise Permanent("no")
+        if message.key == "away" and sum(one.key == "away" for one in taken) == 1:
+            raise ConnectionError("gone")
+
+    async def never(message): ...
+
+    retry = Retry(max_attempts=3, delay=FullJitter(base=0, cap=0))
+    destinations = {"shop": Callback(shop, retry=retry), "idle": never}
+    app = make(destinations=destinations, routes={Told: ["shop"]}, clock=clock.now)
+    await app.ready()
+
+    def publish(c, _):
+        for key in ("well", "refused", "away"):
+            app.outbox.publish(c, Told(), key=key)
+
+    await app.database.transaction(publish)
+    clock.advance(40)
+    await drain(app)
+    clock.advance(20)
+    await drain(app)
+    seen = values(AppCollector(app))
+    told = {one.key: one for one in await app.outbox.list()}
+    assert [told[key].state for key in ("well", "refused", "away")] == ["succeeded", "dead", "succeeded"]
+    events = {labels[1:]: value for labels, value in seen.items() if labels[0] == "resilient_events_published_total"}
+    assert events.pop(("idle", "ok")) == 0
+    assert events.pop(("ok", "shop")) == 2
+    assert events.pop(("permanent", "shop")) == 1
+    assert sum(events.values()) == 1
+    assert sum(v for k, v in seen.items() if k[0] == "resilient_events_published_total") == len(taken)
+    waits = [(one.published_at - one.created_at).total_seconds() for one in told.values() if one.published_at]
+    assert seen["resilient_event_delay_seconds_count", "shop"] == 2
+    assert seen["resilient_event_delay_seconds_sum", "shop"] == pytest.approx(sum(waits)) == 80
+    assert seen["resilient_event_delay_seconds_count", "idle"] == 0
+    await app.outbox.replay(since=timedelta(hours=1), key="well")
+    clock.advance(300)
+    await drain(app)
+    again = values(AppCollector(app))
+    assert again["resilient_events_published_total", "ok", "shop"] == 3
+    assert again["resilient_event_delay_seconds_count", "shop"] == 2, "a replay is late on purpose"
+
+
+async def test_webhooks_are_counted_by_what_they_were_answered(make, monkeypatch):
+    @handler("hook")
+    async def hook(job: Job[WebhookEvent]) -> None: ...
+
+    def resource(event):
+        if event.event == "fails":
+            raise ValueError("our own mistake")
+        return "github/1"
+
+    inbound = Inbound(provider="github", secrets=[SECRET.decode()], jobs={"[!u]*": hook}, resource_key=resource)
+    app = make(handlers=[hook], providers=[providers_by_name()["github"]()], webhooks=[inbound])
+    await app.ready()
+
+    async def deliver(event="push", key=SECRET, body=b"{}", method="POST", to="github"):
+        sign = hmac.new(key, body, hashlib.sha256).hexdigest()
+        headers = {"X-Hub-Signature-256": f"sha256={sign}", "X-GitHub-Event": event, "X-GitHub-Delivery": "1"}
+        return (await app.webhooks.receive(to, Delivery(headers, body, "https://shop.example/", method))).status
+
+    said = [await deliver(), await deliver(), await deliver(body=b"[]"), await deliver(key=b"another")]
+    said += [await deliver(event="unknown"), await deliver(method="GET"), await deliver(to="a-tenants-word")]
+    said.append(await deliver(body=b'"' + b"a" * app.ground.encoder.max_payload + b'"'))
+    with pytest.raises(ValueError, match="our own mistake"):
+        await deliver(event="fails")
+    with monkeypatch.context() as patch:
+        patch.setattr(app.database, "transaction", raising(DatabaseUnreachable("gone")))
+        said.append(await deliver(body=b"[4]"))
+    assert said == [200, 200, 200, 401, 200, 405, 404, 413, 503]
+    seen = values(AppCollector(app))
+    answers = {labels[1:]: value for labels, value in seen.items() if labels[0] == "resilient_webhooks_received_total"}
+    assert answers.pop(("github", "stored")) == await app.jobs.count() == 2
+    assert answers == {
+        ("github", "repeated"): 1, ("github", "refused"): 1, ("github", "ignored"): 1, ("github", "wrong_method"): 1,
+        ("other", "unknown"): 1, ("github", "too_large"): 1, ("failed", "github"): 1, ("github", "not_stored"): 1,
+    }  # fmt: skip
+
+
+def raising(error):
+    async def raises(*_, **__):
+        raise error
+
+    return raises
+
+
+async def test_transactions_are_counted_by_what_they_are_for(make):
+    """Each is a COMMIT of the database, and one that failed is none."""
+    app, commits = make(), []
+    if app.database.is_sqlite:
+        listen(app.database.sync_engine, "connect", lambda c, _: c.set_trace_callback(commits.append))
+    await app.ready()
+    for n in range(3):
+        await app.enqueue(push, "ok", resource_key=f"crm/{n}")
+    await app.enqueue_many(push, ["ok"] * 5, resource_key="crm/1")
+    with pytest.raises(ZeroDivisionError):
+        await app.database.transaction(lambda _c, _d: 1 / 0)
+    await drain(app)
+    numbers = {operation: sum(one.buckets) for operation, one in app.ground.counts.transactions.items()}
+    assert numbers["enqueue"] == 4
+    assert all(numbers[operation] for operation in ("claim", "finish", "heartbeat", "stage"))
+    if app.database.is_sqlite:
+        assert sum(numbers.values()) == commits.count("COMMIT")
+    seen = values(AppCollector(app))
+    assert seen["resilient_transaction_duration_seconds_count", "enqueue"] == 4
+    assert seen["resilient_transaction_duration_seconds_count", "rescue"] == numbers["rescue"]
+    assert 0 < seen["resilient_transaction_duration_seconds_sum", "enqueue"] < LIMIT
+
+
+async def test_a_transaction_begins_with_the_wish_for_it(sqlite_url, monkeypatch):
+    """What waits for the one writer is slow, though the database is not."""
+    app, now = Resilient(sqlite_url, handlers=[push]), [0.0]
+    await app.ready()
+    taken, free = asyncio.Event(), threading.Event()
+    monkeypatch.setattr(database, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic))
+    loop = asyncio.get_running_loop()
+
+    def slow(_c, _d):
+        loop.call_soon_threadsafe(taken.set)
+        assert free.wait(LIMIT)
+
+    writing = asyncio.create_task(app.database.transaction(slow))
+    await taken.wait()
+    waiting = asyncio.create_task(app.database.transaction(limits.draw, [], []))
+    await asyncio.sleep(0)
+    now[0] = 7.0
+    free.set()
+    await asyncio.gather(writing, waiting)
+    assert app.ground.counts.transactions["limit"].sum == 7.0
+    await app.close()
+
+
 async def test_declared_series_begin_at_zero(app):
     seen = values(AppCollector(app))
+    assert seen["resilient_throttles_total", "crm"] == 0
+    assert seen["resilient_transaction_duration_seconds_count", "claim"] == 0
     assert seen["resilient_executions_total", "", "other", "push", "succeeded"] == 0
     assert seen["resilient_rescues_total", "push"] == 0
     assert seen["resilient_jobs_runnable", "crm", "push"] == 0
@@ -163,7 +378,7 @@ async def test_one_process_shows_the_database_and_another_takes_over(make, clock
     assert exporters() == [1, 0]
     clock.advance(30)
     assert exporters() == [1, 0], "its lease was prolonged"
-    clock.advance(exporter.LEASE.total_seconds() + 1)
+    clock.advance(metrics.LEASE.total_seconds() + 1)
     assert values(other)["resilient_exporter",] == 1, "the first was silent"
     assert exporters() == [0, 1]
 

@@ -13,9 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from resilient import Event, Limit, Permanent, Resilient, handler
-from resilient.core.base.errors import DatabaseUnreachable
-from resilient.engine.run.job import Job
+from resilient import DatabaseUnreachable, Event, Job, Limit, Permanent, Resilient, Shards, handler
 from resilient.store.inspect import workers
 from resilient.surface.metrics import MEANINGS, registry
 from tests.helpers import drain
@@ -25,6 +23,7 @@ RULES, GRAFANA = DOCS / "prometheus-rules.yml", DOCS / "grafana.json"
 OF_ILLNESS = {
     "ResilientNoWorkers", "ResilientWorkStandsStill", "ResilientAccountsStopped", "ResilientProviderDown",
     "ResilientJobsDie", "ResilientWorkersVanish", "ResilientLoopBlocked", "ResilientOutboxLags",
+    "ResilientWebhooksRefused", "ResilientDatabaseSlow",
 }  # fmt: skip
 
 
@@ -65,22 +64,24 @@ async def app(database):
 
 @pytest.fixture
 def check(promtool, tmp_path):
-    """``check(text, alerts)``: these fire, if a process is scraped like this for half an hour."""
+    """``check(text, alerts)``: see `fires`."""
+    return lambda text, alerts: fires(text, promtool, tmp_path, {(name, "") for name in alerts})
 
-    def check(text, alerts):
-        file = {
-            "rule_files": [str(RULES)],
-            "evaluation_interval": "1m",
-            "tests": [{"interval": "1m", "input_series": list(series_of(text)), "promql_expr_test": [{
-                "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
-                "eval_time": "30m",
-                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(alerts)],
-            }]}],
-        }  # fmt: skip
-        (tmp_path / "test.yml").write_text(json.dumps(file))
-        promtool("test", "rules", str(tmp_path / "test.yml"))
 
-    return check
+def fires(text, promtool, folder, alerts):
+    """These alerts fire, each with its shard ("": none), if a process is scraped like this for half an hour."""
+    labels = [f'{{alertname="{name}"' + (f', shard="{shard}"}}' if shard else "}") for name, shard in sorted(alerts)]
+    file = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": list(series_of(text)), "promql_expr_test": [{
+            "expr": 'group by (alertname, shard) (ALERTS{alertstate="firing"})',
+            "eval_time": "30m",
+            "exp_samples": [{"labels": one, "value": 1} for one in labels],
+        }]}],
+    }  # fmt: skip
+    (folder / "test.yml").write_text(json.dumps(file))
+    promtool("test", "rules", str(folder / "test.yml"))
 
 
 def series_of(text):
@@ -124,7 +125,10 @@ async def test_nothing_fires_where_all_is_well(app, check):
 
 
 async def test_what_is_ill_fires(app, check):
-    """Half of the jobs die, accounts stand still, a worker vanished, another's loop is blocked, nobody works."""
+    """Half of the jobs die, accounts stand still, a worker vanished, another's loop is blocked, nobody works ...
+
+    ... two of three webhooks are refused, and claims take two seconds.
+    """
     for n in range(20):
         await app.enqueue(push, "wrong" if n % 2 else "ok", resource_key=f"crm/{n % 5}")
     await drain(app)
@@ -133,11 +137,47 @@ async def test_what_is_ill_fires(app, check):
     await app.enqueue(push, "ok", resource_key="crm/2")
     await app.database.transaction(lambda c, _: app.outbox.publish(c, Told(), to=["shop"]))
     await app.database.transaction(grow_old)
-    app.ground.counts.rescued("push", "crm/1", "rescued", "lost_worker")
+    counts = app.ground.counts
+    counts.rescued("push", "crm/1", "rescued", "lost_worker")
+    for answer in ("stored", "refused", "refused"):
+        counts.webhook("crm", answer)
+    for _ in range(100):
+        counts.transaction("claim", 2.0)
     blocked = app.worker()
     blocked.heartbeat._alive_at = blocked.link.monotonic() - 20
     app.ground.workers.add(blocked)
     check(scraped(app), OF_ILLNESS)
+
+
+async def test_a_shard_that_is_ill_fires_beside_one_that_is_well(empty_urls, promtool, tmp_path):
+    """One shard's health hides nothing of the other's: no worker there, accounts stand still, half of jobs die."""
+    urls = {"eu": empty_urls(), "us": empty_urls()}
+    limits = {"crm/*": [Limit(1000, per=1)]}
+    async with Shards(urls, of=lambda _: "eu", handlers=[push], limits=limits, upgrade=True) as shards:
+        for n in range(20):
+            await shards["eu"].enqueue(push, "ok", resource_key=f"crm/{n % 5}")
+            await shards["us"].enqueue(push, "wrong" if n % 2 else "ok", resource_key=f"crm/{n % 5}")
+        for name in shards:
+            await drain(shards[name])
+        await shards["eu"].database.transaction(works)
+        await shards["us"].enqueue(push, "ok", resource_key="crm/1")
+        await shards["us"].resources.open("crm/2", reason="down")
+        await shards["us"].enqueue(push, "ok", resource_key="crm/2")
+        await shards["us"].database.transaction(grow_old)
+        text = scraped(shards)
+    fires(text, promtool, tmp_path, {
+        ("ResilientNoWorkers", "us"), ("ResilientWorkStandsStill", "us"), ("ResilientAccountsStopped", "us"),
+        ("ResilientProviderDown", "us"), ("ResilientJobsDie", "us"),
+    })  # fmt: skip
+
+
+async def test_one_shards_database_that_is_away_fires(tmp_path, promtool):
+    urls = {"eu": f"sqlite:///{tmp_path}/1.db", "us": f"sqlite:///{tmp_path}/nowhere/2.db"}
+    async with Shards(urls, of=lambda _: "eu", handlers=[push], upgrade=True) as shards:
+        await shards["eu"].ready()
+        await shards["eu"].database.transaction(works)
+        text = scraped(shards)
+    fires(text, promtool, tmp_path, {("ResilientDatabaseAway", "us")})
 
 
 async def test_a_database_that_is_away_fires(app, check, monkeypatch):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from resilient.core.base.errors import SetupError
+from resilient import SetupError
 from resilient.settings import Settings
 from resilient.store.accounts.secrets import new_key
-from resilient.surface.cli import main, root, settings
+from resilient.surface.cli import root, settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,16 +26,6 @@ def _bare(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(settings, "_from_file", set())
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        status = main(list(arguments))
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -15,19 +15,12 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.routing import Mount, Route
 
-from resilient import GrantState, InvalidInput, Resilient, SetupError, handler, web
-from resilient.engine.run.job import Job
+from resilient import GrantState, InvalidInput, Resilient, SetupError, web
 from resilient.store.accounts.secrets import new_key
+from tests.idp import me
 from tests.serving import serving
 
 KEY = new_key()
-
-
-@handler("me")
-async def me(job: Job[None]) -> int:
-    response = await job.client.get("/me")
-    response.raise_for_status()
-    return response.status_code
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from resilient import Inbound, InvalidInput, Resilient, WebhookEvent, handler, providers_by_name, web
-from resilient.engine.run.job import Job
+from resilient import Inbound, InvalidInput, Job, Resilient, WebhookEvent, handler, providers_by_name, web
 from resilient.testing.fake import answers
 from tests import nursery
 from tests.helpers import LIMIT
@@ -163,6 +162,16 @@ async def test_a_body_that_never_ends_is_given_up(app, monkeypatch):
         async with asyncio.timeout(LIMIT):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
         writer.close()
+    assert app.ground.counts.webhooks == {("github", "broken_off"): 1}
+
+
+async def test_what_the_routes_refuse_themselves_is_counted_too(app):
+    async with serving(app, max_body=2_000) as client:
+        for path, size in (("/a-tenants-word", 1), ("/github/a b", 1), ("/github", 2_001), ("/github", 2_000)):
+            await client.post(path, **github(b"x" * size))
+    assert app.ground.counts.webhooks == {
+        ("other", "unknown"): 1, ("github", "unknown"): 1, ("github", "too_large"): 1, ("github", "stored"): 1,
+    }  # fmt: skip
 
 
 def test_what_cannot_be_mounted(database):

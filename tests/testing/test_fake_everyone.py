@@ -5,11 +5,22 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import FailureKind, Job, PageRequest, Resilient, Retry, Stream, handler, providers_by_name
-from resilient.core.sync.paginators import GraphQLPages, Offset
+from resilient import (
+    FailureKind,
+    GraphQLPages,
+    Job,
+    Offset,
+    PageRequest,
+    Resilient,
+    Retry,
+    Stream,
+    handler,
+    providers_by_name,
+)
 from resilient.testing import FakeClock, FakeProvider, new_key
 
-NAMES = sorted(providers_by_name())
+MAKERS = providers_by_name()
+NAMES = sorted(MAKERS)
 ROWS = [{"id": str(n), "name": f"row {n}"} for n in range(1, 6)]
 
 
@@ -113,7 +124,7 @@ async def test_each_provider_through_a_jobs_client(world):
     assert (fake.over_admitted, fake.duplicates) == (0, 0)
 
 
-REFUSING = [n for n in NAMES if any(r.kind is FailureKind.RESET_CURSOR for r in providers_by_name()[n]().errors.rules)]
+REFUSING = [n for n in NAMES if any(r.kind is FailureKind.RESET_CURSOR for r in MAKERS[n]().errors.rules)]
 
 
 @pytest.mark.parametrize("world", REFUSING, indirect=True)
@@ -136,7 +147,7 @@ async def test_a_refused_cursor_starts_over(world):
     assert [one.kind for one in world.fake.log.api].count(FailureKind.RESET_CURSOR) == 1
 
 
-REVOKING = [n for n in NAMES if (oauth := providers_by_name()[n]().oauth) is not None and oauth.revoke_url]
+REVOKING = [n for n in NAMES if (oauth := MAKERS[n]().oauth) is not None and oauth.revoke_url]
 
 
 @pytest.mark.parametrize("world", REVOKING, indirect=True)

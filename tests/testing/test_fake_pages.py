@@ -3,9 +3,8 @@
 import httpx
 import pytest
 
-from resilient import Incremental, Job, OnePage, PageRequest, Provider, Resilient, Retry, Stream, handler
+from resilient import AnswerFacts, Incremental, Job, OnePage, PageRequest, Provider, Resilient, Retry, Stream, handler
 from resilient.core.base.budgets import Fields
-from resilient.core.base.exchange import AnswerFacts
 from resilient.testing import FakeClock, FakeProvider
 
 ROWS = [{"id": str(n), "updated_at": f"2030-01-0{n}T00:00:00Z"} for n in range(1, 6)]

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from resilient.core.base.errors import ResourceStopped
-from resilient.core.provider.facts import GENERIC, Provider
+from resilient import Provider, ResourceStopped
+from resilient.core.provider.facts import GENERIC
 from resilient.wire.requests.client import build_async_client
 from resilient.wire.requests.hooks import Permit
 from resilient.wire.requests.pool import Pool, PoolSettings
@@ -240,9 +240,10 @@ def rude():
 @contextlib.asynccontextmanager
 async def _rude(behave):
     """A server at the level of bytes; ``behave(reader, writer)`` is called once the request's head has come."""
-    received = []
+    received, tasks = [], set()
 
     async def serve(reader, writer):
+        tasks.add(asyncio.current_task())  # one that waits for ever is referred to by nobody else
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             received.append(await reader.readuntil(b"\r\n\r\n"))
             await behave(reader, writer)
@@ -253,6 +254,9 @@ async def _rude(behave):
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", received
     finally:
         listening.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.fixture

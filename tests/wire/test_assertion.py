@@ -62,6 +62,7 @@ def test_a_service_account_and_the_user_it_acts_for():
         pem(ed25519.Ed25519PrivateKey.generate()),
         pem(KEYS["ES256"][0]).replace("M", "A", 1),
     ],
+    ids=["a word", "nothing", "with a password", "another curve", "another kind", "spoilt"],
 )
 def test_what_is_no_key(key):
     with pytest.raises(SetupError, match="no private key") as raised:

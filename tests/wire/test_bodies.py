@@ -5,21 +5,22 @@ import gzip
 import tracemalloc
 import zlib
 from datetime import UTC, datetime
+from functools import partial
 
 import httpx
 import pytest
 
-from resilient.core.provider.auth import OAuth2
+from resilient import OAuth2
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests.answer import PIECE, AnswerTooLarge, Decoder, DecodingError, Intake
 from resilient.wire.requests.client import build_client
 from resilient.wire.requests.pool import Pool, PoolSettings
 from resilient.wire.requests.request_log import RequestLog
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, bomb
 
 MIB = 1024 * 1024
-NESTED = gzip.compress(gzip.compress(bytes(64 * MIB)))  # 64 MiB in less than a kilobyte
-SINGLE = gzip.compress(bytes(50 * MIB))
+nested = partial(bomb, 64, 2)  # in less than two kilobytes
+single = partial(bomb, 50, 1)
 
 
 def answering(body, coding, status=b"200 OK"):
@@ -46,14 +47,14 @@ class Peak:
 
 
 def test_the_bomb_is_small():
-    assert len(NESTED) < 2_000
+    assert len(nested()) < 2_000
 
 
 @pytest.mark.parametrize(
     "coding", [(b"gzip, gzip",), (b"gzip", b"gzip"), (b"x-gzip,deflate",), (b"br",), (b"zstd, gzip",)]
 )
 async def test_a_coding_within_a_coding_is_refused(client, rude, coding):
-    async with rude(answering(NESTED, coding)) as (url, _):
+    async with rude(answering(nested(), coding)) as (url, _):
         with Peak() as peak, pytest.raises(httpx.DecodingError):
             await client().get(url)
     assert peak.bytes < 2 * MIB
@@ -61,7 +62,7 @@ async def test_a_coding_within_a_coding_is_refused(client, rude, coding):
 
 @pytest.mark.parametrize("coding", [(b"gzip, gzip",), (b"gzip",)])
 async def test_the_bodies_of_errors_too(client, rude, coding):
-    async with rude(answering(NESTED if len(coding[0]) > 4 else SINGLE, coding, b"500 Oops")) as (url, _):
+    async with rude(answering(nested() if len(coding[0]) > 4 else single(), coding, b"500 Oops")) as (url, _):
         with Peak() as peak:
             answer = await client().get(url)
     assert answer.status_code == 500
@@ -70,7 +71,7 @@ async def test_the_bodies_of_errors_too(client, rude, coding):
 
 
 async def test_one_coding_is_decoded_no_further_than_the_bound(client, rude):
-    async with rude(answering(SINGLE, (b"gzip",))) as (url, _):
+    async with rude(answering(single(), (b"gzip",))) as (url, _):
         with Peak() as peak, pytest.raises(AnswerTooLarge):
             await client().get(url)
     assert peak.bytes < 4 * MIB  # the pool's bound is 1 MB
@@ -82,7 +83,7 @@ async def test_threads_are_kept_from_it_as_well(hooks, rude):
     over = build_client(
         RequestLog(hooks), pool, lambda c: asyncio.run_coroutine_threadsafe(c, loop).result(), "http://x"
     )
-    for body, coding, error in ((NESTED, (b"gzip, gzip",), DecodingError), (SINGLE, (b"gzip",), AnswerTooLarge)):
+    for body, coding, error in ((nested(), (b"gzip, gzip",), DecodingError), (single(), (b"gzip",), AnswerTooLarge)):
         async with rude(answering(body, coding)) as (url, _):
             with Peak() as peak, pytest.raises(error):
                 await asyncio.to_thread(over.get, url)
@@ -91,16 +92,20 @@ async def test_threads_are_kept_from_it_as_well(hooks, rude):
 
 
 async def test_a_stream_comes_in_small_pieces(client, rude):
-    async with rude(answering(SINGLE, (b"gzip",))) as (url, _), client().stream("GET", url) as response:
+    async with rude(answering(single(), (b"gzip",))) as (url, _), client().stream("GET", url) as response:
         sizes = [len(part) async for part in response.aiter_bytes()]
     assert sum(sizes) == 50 * MIB
     assert max(sizes) <= PIECE
 
 
-@pytest.mark.parametrize(("body", "coding"), [(NESTED, (b"gzip, gzip",)), (SINGLE, (b"gzip",)), (b"{}", (b"br",))])
+@pytest.mark.parametrize(
+    ("body", "coding"),
+    [(nested, (b"gzip, gzip",)), (single, (b"gzip",)), (lambda: b"{}", (b"br",))],
+    ids=["nested", "single", "unknown"],
+)
 async def test_token_endpoints(rude, body, coding):
     token = TokenClient()
-    async with rude(answering(body, coding)) as (url, _):
+    async with rude(answering(body(), coding)) as (url, _):
         oauth = OAuth2(token_url=url + "/token", client_id="c", client_secret="s")
         with Peak() as peak:
             answer = await token.refresh(oauth, "r", datetime.now(UTC))

@@ -7,10 +7,9 @@ import threading
 import httpx
 import pytest
 
+from resilient import Errors, Idempotency, InvalidInput, JobFailure, LostLease, Provider, ResourceStopped, Rule
 from resilient.core.base.errors import FailureKind as K
-from resilient.core.base.errors import InvalidInput, JobFailure, LostLease, ResourceStopped
-from resilient.core.provider.facts import GENERIC, Idempotency, Provider
-from resilient.core.provider.rules import Errors, Rule
+from resilient.core.provider.facts import GENERIC
 from resilient.wire.requests.call import AsyncCall, SyncCall
 from resilient.wire.requests.client import build_client
 from resilient.wire.requests.request_log import RequestLog, derive
@@ -244,7 +243,7 @@ async def test_a_dripping_error_in_a_thread(hooks, bridge, rude):
     async def behave(reader, writer):
         writer.write(b"HTTP/1.1 503 Oops\r\n\r\nbeginning")
         await writer.drain()
-        await asyncio.Event().wait()
+        await reader.read()  # until the client has enough of it
 
     pool = Pool(PoolSettings(error_whole=0.3, tries=1))
     async with rude(behave) as (url, _):

@@ -6,19 +6,20 @@ import json
 import httpx
 import pytest
 
-from resilient.core.base.errors import FailureKind as K
-from resilient.core.base.errors import (
+from resilient import (
+    AnswerFacts,
+    Errors,
+    Idempotency,
     InvalidInput,
     JobFailure,
     LostLease,
     Permanent,
     ResourceStopped,
+    Rule,
     Throttled,
     Transient,
 )
-from resilient.core.base.exchange import AnswerFacts
-from resilient.core.provider.facts import Idempotency
-from resilient.core.provider.rules import Errors, Rule
+from resilient.core.base.errors import FailureKind as K
 from resilient.wire.requests.answer import FailedAnswer
 from resilient.wire.requests.request_log import derive
 from tests.helpers import until

@@ -8,10 +8,9 @@ import httpx
 import pytest
 import respx
 
+from resilient import Errors, Provider, ResourceStopped, Rule
 from resilient.core.base.errors import FailureKind as K
-from resilient.core.base.errors import ResourceStopped
-from resilient.core.provider.facts import GENERIC, Provider
-from resilient.core.provider.rules import Errors, Rule
+from resilient.core.provider.facts import GENERIC
 from resilient.wire.requests.client import build_client
 from resilient.wire.requests.pool import Pool, PoolSettings
 from resilient.wire.requests.request_log import RequestLog
@@ -286,3 +285,41 @@ async def test_a_proxy_is_left_to_httpx(hooks):
     pool = Pool(PoolSettings(proxy="http://127.0.0.1:9"))
     assert isinstance(pool.for_coroutines, httpx.AsyncHTTPTransport)
     await pool.aclose()
+
+
+async def test_an_origin_is_forgotten_with_its_last_connection():
+    """Accounts may have hosts of their own: what is kept of each must end."""
+    async with counting() as server, pooled() as (client, connections):
+        await client.get(server.url)
+        server.close_after_answer = True
+        server.answers = [ANSWER.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")]
+        await client.get(server.url)
+        assert (connections._open, dict(connections._stacks)) == (0, {})
+
+
+async def test_who_has_waited_goes_before_who_comes():
+    async with counting() as server, pooled(connections=1) as (client, connections):
+        server.hold = asyncio.Event()
+        order, comers = [], []
+
+        async def ask(name):
+            await client.get(server.url)
+            order.append(name)
+
+        first = asyncio.create_task(ask("first"))
+        await until(lambda: server.busy == 1)
+        waiting = [asyncio.create_task(ask(name)) for name in ("second", "third")]
+        await until(lambda: len(connections._line) == 2)
+        give_back = connections._give_back
+
+        def with_a_comer(*args):
+            """Somebody asks in the turn of the loop in which a place gets free, before who is woken for it."""
+            if not comers:
+                comers.append(asyncio.create_task(ask("comer")))
+            give_back(*args)
+
+        connections._give_back = with_a_comer
+        server.hold.set()
+        await asyncio.gather(first, *waiting)
+        await asyncio.gather(*comers)
+        assert order == ["first", "second", "third", "comer"]

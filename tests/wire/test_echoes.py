@@ -9,10 +9,8 @@ from urllib.parse import parse_qsl, quote, quote_plus
 import pytest
 from starlette.responses import JSONResponse
 
-from resilient.core.base.exchange import RequestFacts
+from resilient import Errors, OAuth2, RequestFacts
 from resilient.core.base.frames import Hidden
-from resilient.core.provider.auth import OAuth2
-from resilient.core.provider.rules import Errors
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests.call import AsyncCall
 from resilient.wire.requests.hooks import Permit

@@ -8,11 +8,19 @@ import types
 import httpx
 import pytest
 
-from resilient.core.base.errors import Ambiguous, Failure, Permanent, ResourceStopped, Scope, Throttled
+from resilient import (
+    Ambiguous,
+    AnswerFacts,
+    Errors,
+    Failure,
+    Permanent,
+    Provider,
+    ResourceStopped,
+    Rule,
+    Scope,
+    Throttled,
+)
 from resilient.core.base.errors import FailureKind as K
-from resilient.core.base.exchange import AnswerFacts
-from resilient.core.provider.facts import Provider
-from resilient.core.provider.rules import Errors, Rule
 from resilient.wire.requests.explain import Explained, chain, explain
 from resilient.wire.requests.request_log import RequestLog
 from tests.helpers import LIMIT

@@ -8,10 +8,8 @@ import time
 import httpx
 import pytest
 
+from resilient import Errors, Idempotency, Permanent, Provider, Rule
 from resilient.core.base.errors import FailureKind as K
-from resilient.core.base.errors import Permanent
-from resilient.core.provider.facts import Idempotency, Provider
-from resilient.core.provider.rules import Errors, Rule
 from resilient.wire.requests.answer import AnswerTooLarge
 from resilient.wire.requests.explain import explain
 from resilient.wire.requests.pool import Pool, PoolSettings

@@ -9,10 +9,7 @@ import httpx
 import pytest
 import requests
 
-from resilient.core.accounts.tokens import Credentials
-from resilient.core.base.errors import SetupError
-from resilient.core.provider.auth import OAuth2
-from resilient.core.provider.rules import Errors
+from resilient import Credentials, Errors, OAuth2, SetupError
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests import redact
 from resilient.wire.requests.call import AsyncCall

@@ -164,6 +164,7 @@ async def test_what_is_said_before_tls_is_not_believed():
             await stream.start_tls(ssl.create_default_context(), "127.0.0.1", LIMIT)
 
 
+@pytest.mark.of_asyncio
 async def test_a_reset_that_the_loop_has_not_told_yet_is_no_end():
     """Of a body whose end is the end of its connection, a part would be taken for the whole."""
 
@@ -247,6 +248,35 @@ async def test_what_comes_while_a_request_waits_for_its_last_look_is_not_its_ans
         await client.get(url)
         with pytest.raises(httpx.ConnectError, match="before a byte was sent"):
             await client._transport.send(client.build_request("GET", url), again)
+        assert client._transport._open == 0
+
+
+async def test_a_new_connection_that_ends_while_its_request_waits_for_its_last_look():
+    """No byte of the request was sent: it may be sent again, whatever it does."""
+    hang_up = asyncio.Event()
+
+    async def talk(_reader, _writer):
+        await hang_up.wait()
+
+    async def look():
+        hang_up.set()
+        stream = await lost
+        while not stream._over:  # noqa: ASYNC110 - its end is told to nobody else
+            await asyncio.sleep(0)
+
+    async with serving(talk) as (url, client):
+        lost = asyncio.get_running_loop().create_future()
+        connect = Network.connect_tcp
+
+        async def connect_tcp(*args, **options):
+            stream = await connect(*args, **options)
+            lost.set_result(stream)
+            return stream
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Network, "connect_tcp", connect_tcp)
+            with pytest.raises(httpx.ConnectError, match="before a byte was sent"):
+                await client._transport.send(client.build_request("POST", url, content=b"x"), look)
         assert client._transport._open == 0
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from resilient.core.base.errors import ResourceStopped
+from resilient import ResourceStopped
 from resilient.core.base.exchange import IDEMPOTENT
 from resilient.wire.requests.client import build_client
 from resilient.wire.requests.request_log import RequestLog

@@ -99,5 +99,5 @@ async def test_addresses_of_a_host_share_the_time_to_connect(kind, monkeypatch):
 @pytest.mark.parametrize("network", [Backend, PublicNetworkSync])
 def test_a_name_that_no_name_server_takes_is_a_host_that_is_not_there(network):
     """Python refuses a label of more than 63 characters with a UnicodeError, which is no OSError."""
-    with pytest.raises(httpcore.ConnectError, match="label empty or too long"):
+    with pytest.raises(httpcore.ConnectError, match=r"label (empty or )?too long"):
         network().connect_tcp("a" * 64 + ".example", 443)

@@ -10,8 +10,18 @@ from uuid import uuid4
 
 import pytest
 
-from resilient import Kafka, Message, MissingExtra, Nats, Permanent, RabbitMQ, RedisStream, StandardWebhook
-from resilient.core.base.errors import InvalidInput, JobFailure
+from resilient import (
+    InvalidInput,
+    JobFailure,
+    Kafka,
+    Message,
+    MissingExtra,
+    Nats,
+    Permanent,
+    RabbitMQ,
+    RedisStream,
+    StandardWebhook,
+)
 from resilient.core.events.message import Envelope, decode, numbered
 from resilient.wire.publishers.base import ConnectionLost
 

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from resilient.core.provider.facts import Idempotency, Provider
+from resilient import Idempotency, Provider
 from resilient.wire.requests.request_log import derive
 
 

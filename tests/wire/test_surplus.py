@@ -11,8 +11,8 @@ import httpx
 import pytest
 import requests
 
+from resilient import OAuth2
 from resilient.adapters.aiohttp import session
-from resilient.core.provider.auth import OAuth2
 from resilient.testing import job
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests.pool import Pool, PoolSettings
@@ -221,6 +221,7 @@ async def test_the_sessions_of_two_jobs_over_one_connector_of_aiohttp(parts):
                 assert await response.text() == "b"
 
 
+@pytest.mark.of_asyncio
 async def test_an_answer_that_tls_keeps_while_too_much_waits(tls):
     """Beyond a bound asyncio leaves in TLS what arrives, and fetches it only in its next round."""
     pool = Pool(PoolSettings(verify=tls[1], read=LIMIT, idle_for=LIMIT))

@@ -11,11 +11,20 @@ import httpcore
 import pytest
 import standardwebhooks
 
-from resilient import InvalidInput, Permanent, Signature, StandardWebhook, Throttled, Webhook, Word
-from resilient.core.base.errors import JobFailure
+from resilient import (
+    Delivery,
+    InvalidInput,
+    JobFailure,
+    Permanent,
+    Signature,
+    StandardWebhook,
+    Throttled,
+    Webhook,
+    Word,
+)
 from resilient.core.base.hosts import denied
 from resilient.core.events.message import Envelope, decode
-from resilient.core.events.webhook import Delivery, verify
+from resilient.core.events.webhook import verify
 from resilient.engine.events.publishers import Publishers
 from resilient.wire.publishers.base import ConnectionLost
 from resilient.wire.requests.guard import PublicNetwork

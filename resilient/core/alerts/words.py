@@ -77,7 +77,7 @@ def _long_throttle(d: Mapping[str, Any], _count: int, now: datetime) -> str:
 def _needs_reauth(d: Mapping[str, Any], _count: int, now: datetime) -> str:
     if d.get("auth") == "needs_reauth":
         return f"the account must be connected again{_since(d, now)}; until then its jobs wait"
-    if (what := _SHUT.get(d.get("auth", ""))) is not None:
+    if (what := _SHUT.get(str(d.get("auth")))) is not None:
         return f"{what}{_since(d, now)}"
     return f"its credentials are {d.get('auth')}{_since(d, now)}; its jobs wait"
 
@@ -219,7 +219,7 @@ def begun(due: Iterable[tuple[AlertInfo, bool]], sizes: Mapping[str, Size], now:
     for (cause, new), members in _by_cause(due).items():
         size, state = sizes.get(cause, Size()), "new" if new else "again"
         each = [notice(state, one, now) for one in members]  # type: ignore[arg-type]
-        before = size.announced if new else 0
+        before = size.announced
         after = before + len(members) if new else max(size.open, len(members))
         if after <= ALONE:
             notices += each

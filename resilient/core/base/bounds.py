@@ -34,13 +34,13 @@ class Bound:
 
 ANSWER_BODY: Final = Bound(
     "answer_body", 64 * _MIB, "bytes", "the request fails as answer_too_large; it is never decoded further",
-    "PoolSettings(largest=...)",
+    "http=PoolSettings(largest=...)",
 )  # fmt: skip
 ANSWER_TIME: Final = Bound(
-    "answer_time", 300, "seconds", "the request fails as answer_too_large", "PoolSettings(whole=...)"
+    "answer_time", 300, "seconds", "the request fails as answer_too_large", "http=PoolSettings(whole=...)"
 )
 ERROR_BODY: Final = Bound(
-    "error_body", 64 * _KIB, "bytes", "the rest of an error's body is not read", "PoolSettings(error_largest=...)"
+    "error_body", 64 * _KIB, "bytes", "the rest of an error's body is not read", "http=PoolSettings(error_largest=...)"
 )
 TOKEN_ANSWER: Final = Bound("token_answer", 256 * _KIB, "bytes", "the rest is not read, so the answer holds no token")
 SINK_ANSWER: Final = Bound("sink_answer", 4 * _KIB, "bytes", "the rest of a webhook receiver's answer is not read")

@@ -8,6 +8,7 @@ ignored. A budget is what the server stated, also when its reset has passed: its
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -50,7 +51,7 @@ _BOOLEAN: Final = re.compile(r"\?[01]")
 
 
 class Item(NamedTuple):
-    """A bare value with its parameters. Tokens are text like strings; byte sequences keep their base64."""
+    """A bare value with its parameters. Tokens are text like strings."""
 
     value: Bare
     params: dict[str, Bare]
@@ -91,7 +92,7 @@ class _Reader:
         if (text := self.take(_BOOLEAN)) is not None:
             return text == "?1"
         if (text := self.take(_BYTES)) is not None:
-            return text[1:-1].encode()
+            return self.decoded(text[1:-1])
         if (text := self.take(_TOKEN)) is not None:
             return text
         if (text := self.take(_DATE)) is not None:
@@ -99,6 +100,13 @@ class _Reader:
         if (text := self.take(_DISPLAY)) is not None:
             return self.display(text[2:-1])
         raise _Malformed
+
+    def decoded(self, text: str) -> bytes:
+        """Base64, whose padding may be missing (RFC 9651, 4.2.7)."""
+        letters = text.rstrip("=")
+        if len(letters) % 4 == 1 or (text and not letters):  # six bits are no byte
+            raise _Malformed
+        return b64decode(letters + "=" * (-len(letters) % 4))
 
     def display(self, text: str) -> str:
         try:

@@ -7,22 +7,25 @@ unexpected exception a note says where it was raised, so that a bug can still be
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import traceback
 from functools import wraps
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from resilient.core.base.errors import ResilientError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from types import TracebackType
 
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type[Any])
 E = TypeVar("E", bound=BaseException)
 _NOTED: Final = 5  # of the innermost frames, in a note
+_OURS: Final = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class Hidden(tuple[str, ...]):
@@ -45,6 +48,17 @@ def without_frames(error: E, outer: BaseException | None = None) -> E:
             one.__traceback__ = None
             pending += [one.__cause__, one.__context__]
     return error
+
+
+def from_callee(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is not the engine's: what a handler's author can do something about.
+
+    The same one if every frame is the engine's.
+    """
+    rest = trace
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_OURS):
+        rest = rest.tb_next
+    return rest or trace
 
 
 def frameless(fn: Callable[P, R]) -> Callable[P, R]:

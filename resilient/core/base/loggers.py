@@ -15,16 +15,13 @@ import logging
 import re
 import textwrap
 import traceback
-from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from contextvars import Context, copy_context
+from typing import Any, Final
 
 from resilient.core.base.bounds import LOGGED_TEXT, LOGGED_TRACEBACK
 from resilient.core.base.hosts import without_secrets
 from resilient.core.base.phrases import one_line, plain
-from resilient.core.base.tracing import current_id, forget_current
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from resilient.core.base.tracing import current_id, forget_current, running
 
 # -- masks ------------------------------------------------------------------------------------------------------------
 #
@@ -126,16 +123,8 @@ def _text(arg: object) -> str:
 # the factory that was there. Its names have a prefix, because `extra=` may name nothing that a record already has.
 
 
-class Labelled(Protocol):
-    """What runs: an execution, or the call that several share."""
-
-    def log_fields(self) -> Mapping[str, Any]:
-        """Its ``job_id``, ``kind``, ``resource_key`` and ``attempt``."""
-
-
 FIELDS: Final = ("job_id", "kind", "resource_key", "attempt", "trace_id")
 PREFIX: Final = "resilient_"
-running: Final[ContextVar[Labelled | None]] = ContextVar("resilient_running", default=None)
 _ABSENT: Final = {PREFIX + name: None for name in FIELDS}
 
 

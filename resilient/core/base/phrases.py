@@ -50,12 +50,15 @@ def figure(number: float) -> str:
     return f"{number:,.6f}".rstrip("0").rstrip(".")
 
 
-def rough(seconds: float) -> str:
-    """A length of time in one unit, for narrow columns: ``45 s``, ``3 min``, ``2 h``, ``3 d``."""
+def rough(seconds: float, *, nearest: bool = False) -> str:
+    """A length of time in one unit, for narrow columns: ``45 s``, ``3 min``, ``2 h``, ``3 d``.
+
+    What has begun counts only when it is full; with ``nearest`` if half of it is.
+    """
     whole = max(0, round(seconds))
-    for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
-        if whole >= size:
-            return f"{whole // size} {unit}"
+    for size, part, unit in ((_DAY, _HOUR, "d"), (_HOUR, _MINUTE, "h"), (_MINUTE, 1, "min")):
+        if whole + (part // 2 if nearest else 0) >= size:
+            return f"{(whole + (size // 2 if nearest else 0)) // size} {unit}"
     return f"{whole} s"
 
 
@@ -93,7 +96,7 @@ def counted(number: object, one: str, many: str = "") -> str:
 
 def error_line(kind: str | None, code: str | None, message: str | None, length: int = 160) -> str:
     """An error in one line, each word once: its kind, its code and its message."""
-    text = brief(message, length)
+    text = brief("" if message == kind else message, length)
     if code and text == code.replace("_", " "):
         return f"{kind or 'error'}: {text}"
     if code:

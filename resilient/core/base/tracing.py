@@ -19,10 +19,11 @@ import os
 import re
 import sys
 from contextlib import nullcontext
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from random import getrandbits, random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from resilient.core.base.errors import InvalidInput
 
@@ -45,6 +46,18 @@ _SAMPLED: Final = 1  # of the flags at the end of a traceparent
 _OURS: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # as `_headers` writes it
 
 
+class Run(Protocol):
+    """What runs: an execution, or the call that several share."""
+
+    unseen: Any  # its span context, if nobody will see its span; made when somebody asks
+
+    def log_fields(self) -> Mapping[str, Any]:
+        """What logs say of it: ``job_id``, ``kind``, ``resource_key`` and ``attempt``."""
+
+
+running: Final[ContextVar[Run | None]] = ContextVar("resilient_running", default=None)
+
+
 class _Api:
     """What every span needs of OpenTelemetry's API: an import in a function costs a microsecond each time."""
 
@@ -57,30 +70,28 @@ class _Api:
             trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER, trace.SpanKind.CLIENT,
         )  # fmt: skip
         self.trace = trace
-        self.dropped = _dropped_of(trace)
+        self.unseen = trace.set_span_in_context(_unseen_of(trace), self.nowhere)
 
 
 _api: Final = cache(_Api)
 
 
-def _dropped_of(trace: Any) -> Any:
-    """The class of spans that nobody collects, as `Tracing(share=)` makes them.
+def _unseen_of(trace: Any) -> Any:
+    """The span of every run that `Tracing(share=)` leaves out.
 
-    Their ids are made when somebody asks for them: a log's record, a request, a span of the handler's own.
+    Its ids are those of the run that asks for them: a log's record, a request, a span of the handler's own.
     """
 
-    class Dropped(trace.NonRecordingSpan):  # type: ignore[misc] # the API is imported by the program
-        def __init__(self) -> None:
-            super().__init__(trace.INVALID_SPAN_CONTEXT)
-            self._identity: Any = None
-
+    class Unseen(trace.NonRecordingSpan):  # type: ignore[misc] # the API is imported by the program
         def get_span_context(self) -> Any:
-            if self._identity is None:
-                number, span = getrandbits(128) or 1, getrandbits(64) or 1
-                self._identity = trace.SpanContext(number, span, is_remote=False)
-            return self._identity
+            run = running.get()
+            if run is None:
+                return trace.INVALID_SPAN_CONTEXT
+            if run.unseen is None:
+                run.unseen = trace.SpanContext(getrandbits(128) or 1, getrandbits(64) or 1, is_remote=False)
+            return run.unseen
 
-    return Dropped
+    return Unseen(trace.INVALID_SPAN_CONTEXT)
 
 
 def current() -> tuple[str | None, str | None]:
@@ -135,11 +146,10 @@ class Span:
             _api().detach(self._token)
             self._token = None
 
-    def note(self, **attributes: Any) -> None:
-        """Set attributes; ``__`` in a name stands for a dot. Those that are None are left out."""
+    def note(self, attributes: Mapping[str, Any]) -> None:
+        """Set attributes; those that are None are left out."""
         if self._span.is_recording():
-            words = {name.replace("__", "."): value for name, value in attributes.items() if value is not None}
-            self._span.set_attributes(words)
+            self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
 
     def fail(self, error_type: str, text: str = "", traceback: str | None = None, *, name: str | None = None) -> None:
         """Say that it failed. ``text`` and ``traceback`` hold no secrets; ``name`` is the exception's."""
@@ -241,14 +251,23 @@ class Tracing:
         attributes = _message(operation, operation_type, destination)
         return _Whole(tracer.start_span(f"{operation} {destination}", kind=_api().producer, attributes=attributes))
 
+    def leaves_out(self) -> bool:
+        """Whether nobody will see the run that begins, nor what begins within it.
+
+        The caller's context stays so: beyond its run it is in no span.
+        """
+        if self.share >= 1 or self.tracer() is None or self.roll() < self.share:
+            return False
+        api = _api()
+        api.attach(api.unseen)
+        return True
+
     def process(self, kind: str, traces: Iterable[Any], *, count: int | None = None) -> Span | None:
         """The run of a job, or of a batch of ``count``; linked to what the jobs keep as their ``trace``."""
         tracer = self.tracer()
         if tracer is None:
             return None
         api = _api()
-        if self.share < 1 and self.roll() >= self.share:
-            return Span(api.dropped())
         name, attributes = (
             _run(kind) if count is None else (f"process {kind}", _message("process", "process", kind, count))
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,7 +22,6 @@ from resilient.core.jobs.records import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
     from uuid import UUID
 
     from resilient.core.jobs.records import JobInfo
@@ -41,7 +41,8 @@ class Message(NamedTuple):
     ``id`` is the event's: the same at every destination, in every retry and replay; consumers tell duplicates by it.
     ``delivery`` is the job's: the same over its retries, another one in a replay or if somebody retries a published
     event, so that a broker that drops recent duplicates does not drop those. ``body`` is the whole event as
-    CloudEvents JSON. ``sequence`` counts the events of ``key`` at this destination from 1.
+    CloudEvents JSON. ``sequence`` counts the events of ``key`` at this destination from 1. ``time`` is
+    that of `publish`.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Message(NamedTuple):
     subject: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    time: datetime | None = None
 
     @property
     def event(self) -> dict[str, Any]:
@@ -138,10 +140,19 @@ def decode(text: str, *, delivery: str, number: int | None = None) -> Message:
         return Message(
             id=event["id"], type=event["type"], body=text.encode(), delivery=delivery, key=event.get("partitionkey"),
             sequence=number if sequence is None else int(sequence), subject=event.get("subject"),
-            traceparent=event.get("traceparent"), tracestate=event.get("tracestate"),
+            traceparent=event.get("traceparent"), tracestate=event.get("tracestate"), time=_time(event.get("time")),
         )  # fmt: skip
     except (AttributeError, KeyError) as error:
         raise ValueError(f"not an event in CloudEvents JSON: {error}") from None
+
+
+def _time(text: Any) -> datetime | None:
+    """The time of an event; None without one that can be read."""
+    try:
+        time = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+    return None if time.tzinfo is None else time
 
 
 def numbered(text: str, number: int) -> str:

@@ -293,7 +293,7 @@ def items_of(webhook: Webhook, body: Any) -> list[Any] | None:
     return values[0] if values and isinstance(values[0], list) else None
 
 
-def value_at(place: str, fields: Mapping[str, str], body: Any, url: str = "", item: Any = None) -> str:
+def value_at(place: str, fields: Mapping[str, str], body: Any, url: str, item: Any = None) -> str:
     """The text at a place (see `Webhook`), such as every database takes; "" if there is none."""
     kind, colon, name = place.partition(":")
     if not colon:
@@ -304,12 +304,12 @@ def value_at(place: str, fields: Mapping[str, str], body: Any, url: str = "", it
     return plain(str(values[0])) if values and isinstance(values[0], (str, int)) else ""
 
 
-def identity(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str = "", item: Any = None) -> str:
+def identity(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str, item: Any = None) -> str:
     """The id that a repeat of this delivery carries again; "" if the provider sends none."""
     return " ".join(_ids(webhook, fields, body, url, item))
 
 
-def event_name(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str = "", item: Any = None) -> str:
+def event_name(webhook: Webhook, fields: Mapping[str, str], body: Any, url: str, item: Any = None) -> str:
     """The name of what happened, as a delivery or one event of it says; "" if the provider does not say."""
     values = [value_at(place, fields, body, url, item) for place in webhook.event.split()]
     return ".".join(value for value in values if value)
@@ -402,7 +402,7 @@ def signed_text(signature: Signature, received: Received, secret: str) -> bytes:
         "method": received.method.encode(),
         "url": received.url.encode(),
         "form": _form(received.raw) if "{form}" in signature.signed and _is_form(received.fields) else b"",
-        "secret": secret.encode(),
+        "secret": _bytes(secret),
     }
     at, text = 0, b""
     for match in _PART.finditer(signature.signed):
@@ -456,7 +456,7 @@ def key_bytes(signature: Signature, secret: str) -> bytes | None:
             return _base64(bare) or None  # an empty key would let anybody sign
     except (ValueError, binascii.Error):
         return None
-    return secret.encode("utf-8", "surrogatepass") or None
+    return _bytes(secret) or None
 
 
 def _base64(text: str) -> bytes:
@@ -495,7 +495,7 @@ def _stale(signature: Signature, received: Received, now: datetime) -> str:
 
 def _fits_hash(signature: Signature, received: Received) -> bool:
     """Whether the body fits the hash in the signed text, where the signature does not cover the body itself."""
-    if signature.scheme == "equal" or "{body}" in signature.signed:
+    if "{body}" in signature.signed:
         return True
     if not signature.body_hash or not (
         body_hash := value_at(signature.body_hash, received.fields, received.body, received.url)
@@ -526,6 +526,9 @@ def _spellings(url: str) -> tuple[str, ...]:
 
 
 def _same(one: str, other: str) -> bool:
-    return bool(one) and hmac.compare_digest(
-        one.encode("utf-8", "surrogatepass"), other.encode("utf-8", "surrogatepass")
-    )
+    return bool(one) and hmac.compare_digest(_bytes(one), _bytes(other))
+
+
+def _bytes(text: str) -> bytes:
+    """A text that may hold half a character: that fits nothing, and is no error."""
+    return text.encode("utf-8", "surrogatepass")

@@ -25,7 +25,8 @@ as few refusals as it can, and learns as much as it can from each:
   what was accepted between two refusals, over the time between them.
 - The rate stays `MARGIN` below what was refused, and grows by steps of `STEP` only as far as that.
 - There it rests for `CALM`, twice as long after every probe that failed, and then tries the next `PROBE` above, faster
-  and faster while it goes well. A probe that is refused gives back the rate from before it, not a share of it.
+  and faster while it goes well. A probe that is refused gives back the rate from before it, not a share of it. What was
+  counted in a round window is first tried after twice as long, because hardly more is to be found above it.
 - A limit that dropped may rise again, and to where it was: after a drop the tries come sooner, at first every
   `CALM_AFTER_DROP`, and one that goes well leads back to the former rate in one step. If that is refused, the
   tries go on from the rate before that step.
@@ -95,6 +96,7 @@ _CHANCE: Final = 10  # answers
 _WELL_WITHIN: Final = 1.2  # windows: what was let through in a longer time says too little about one
 _STRIKES: Final = 3
 _BROKEN: Final = 1
+_COUNTED: Final = 1  # `rests` of an estimate that was counted in a round window: hardly more is to be found above it
 _UNFOUNDED: Final = -3  # `rests` of an estimate that was made from too few answers
 _RETURN_FAILED: Final = -2  # the same after a step to the former rate that was refused
 
@@ -387,9 +389,11 @@ def _first_rate(s: Learnt, event: _Event, window: float | None) -> Learnt:
             s, kind="rate", rate=rate, ceiling=None, plateau=rate, rests=_UNFOUNDED, windowed=False,
             basis=event.accepted,
         )  # fmt: skip
+    is_counted = window is not None and s.window in WINDOWS
     return replace(
         s, kind="rate", rate=(CLOSE if window else MARGIN) * estimate, ceiling=ceiling, plateau=None,
-        rests=0 if event.elapsed < STRETCH else -2, windowed=window is not None, basis=event.accepted,
+        rests=_COUNTED if is_counted else 0 if event.elapsed < STRETCH else -2, windowed=window is not None,
+        basis=event.accepted,
     )  # fmt: skip
 
 
@@ -410,10 +414,12 @@ def _failed_probe(s: Learnt, *, same: bool) -> Learnt:
 
 def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool) -> Learnt:
     rate, ceiling, basis = s.rate or LOWEST, s.ceiling or s.rate or LOWEST, 0
-    if s.returned and s.good:
+    if s.returned and s.good and event.now - s.step_at <= max(_SOON, s.window):  # later it has been confirmed
         return replace(
             s, rate=s.good, ceiling=s.good / MARGIN, plateau=None, rests=_RETURN_FAILED, returned=False, windowed=False
         )
+    if not s.drains and event.now - max(s.step_at, s.resumes_at) >= CALM:
+        s = replace(s, steady=rate)
     broken = s.broken + s.windowed
     windowed, drains, drain_rate = False, s.drains, s.drain_rate
     top = min(rate, window) if window else rate
@@ -426,7 +432,7 @@ def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool
     else:
         least = top * (1 - 1 / (2 + event.accepted / _CHANCE))
         estimate = min(top, max(event.drain or 0.0, s.good or 0.0, least))
-    rests = max(0, s.rests)
+    rests = 0 if s.windowed else max(0, s.rests)  # it was not so well counted
     after = (CLOSE if windowed else MARGIN) * estimate
     if top < _CHANGED * ceiling:
         rests = 0

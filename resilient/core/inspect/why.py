@@ -47,6 +47,14 @@ class LastError:
     at: datetime | None = None
 
 
+STILL: Final = 1.0  # seconds
+
+
+def stands_still(loop_lag: float | None) -> bool:
+    """Whether a worker's event loop stood still for so long, in seconds, that its other jobs suffered."""
+    return loop_lag is not None and loop_lag >= STILL
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
     """A worker process that was heard of lately."""
@@ -58,6 +66,7 @@ class WorkerSeen:
     stopping: bool
     seen_at: datetime
     resources: tuple[str, ...] = ()  # patterns of what it serves; none: everything
+    loop_lag: float | None = None  # seconds: the longest that its event loop stood still lately
 
 
 @dataclass(frozen=True, slots=True)

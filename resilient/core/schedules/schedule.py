@@ -251,17 +251,12 @@ def window(spec: Spec, since: datetime, now: datetime) -> Window:
     """The ticks that accounts due since ``since`` may have; of many missed ones the newest."""
     most = cron.MOST + 1 if spec.catch_up == "all" else 2
     starts = cron.back(spec.ticks, now, most, since)
-    for _ in range(3):
-        starts.append(cron.next_after(spec.ticks, starts[-1] if starts else now))
+    for _ in range(2):  # one that lies ahead, and the end of its span
+        starts.append(cron.next_after(spec.ticks, starts[-1]))
     spread = spec.spread
-    spans = [b - a if spread is None else min(b - a, spread) for a, b in pairwise(starts)]
-    return Window(tuple(zip(starts, spans, strict=False)), now)
+    return Window(tuple((a, b - a if spread is None else min(b - a, spread)) for a, b in pairwise(starts)), now)
 
 
-def silent_before(ticks: Ticks, now: datetime, periods: int) -> datetime | None:
-    """The time since which an account without a success has had none for ``periods`` whole periods, at any place.
-
-    None if the schedule has not ticked so often.
-    """
-    back = cron.back(ticks, now, periods + 2)
-    return back[0] if len(back) == periods + 2 else None
+def silent_before(ticks: Ticks, now: datetime, periods: int) -> datetime:
+    """The time since which an account without a success has had none for ``periods`` whole periods, at any place."""
+    return cron.back(ticks, now, periods + 2)[0]

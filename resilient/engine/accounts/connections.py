@@ -26,10 +26,10 @@ from resilient.core.provider.placeholders import names_in
 from resilient.engine.accounts import seals
 from resilient.engine.accounts.access import adopt, carried
 from resilient.engine.accounts.consent import Consent
+from resilient.engine.accounts.seals import reseal_payloads
 from resilient.engine.ground.audited import audited
 from resilient.engine.ground.providers import account_of, oauth_of
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
-from resilient.engine.jobs.resealing import reseal_payloads
 from resilient.store.accounts import connections, fuse, grants
 from resilient.store.accounts.secrets import key_id_of
 
@@ -152,6 +152,7 @@ class Connections:
         if grant_of is not None:
             if self.account_of(key).name != check(grant_of).partition("/")[0]:
                 raise InvalidInput(f"{key} cannot share the grant of {grant_of}: that is another provider's")
+            self._ground.foresight.look_at(key)
             await self._db.write(None, _share, check(key), check(grant_of), details, self._grants.accounts)
             self._grants.accounts.forget()
             return await self.get(key)
@@ -221,8 +222,9 @@ class Connections:
         if self._here:
             from resilient.wire.oauth.endpoints import ask_here  # noqa: PLC0415 - httpx: only where something is sent
 
-            return ask_here(lambda client: client.revoke(oauth, secret, now)) is None
-        return await self._grants.client.revoke(oauth, secret, now) is None
+            settings = self._ground.http_of(key.partition("/")[0])
+            return ask_here(lambda client: client.revoke(oauth, secret, now), settings) is None
+        return await self._grants.client_of(key.partition("/")[0]).revoke(oauth, secret, now) is None
 
     async def restored(self, key: str) -> None:
         """Let the jobs of an account go on whose grant died, and which has new credentials in the app's own table."""
@@ -286,6 +288,7 @@ class Connections:
         the person's session or browser (a secret cookie, the user's id): `complete` must get the same text.
         """
         self.account_of(check(key))
+        self._ground.foresight.look_at(key)
         oauth = self.oauth_of(key, details)
         uri = redirect_uri or oauth.redirect_uri
         if not uri or (oauth.redirect_uri and uri != oauth.redirect_uri):
@@ -351,6 +354,7 @@ class Connections:
         self, key: str, kind: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]
     ) -> ConnectionInfo:
         provider = self.account_of(key)
+        self._ground.foresight.look_at(key)
         carried(provider, kind, credentials)
         before = _untouched(self._grants.accounts, await self._db.read(None, connections.find, key))
         values = {**credentials.values, **(details or ({} if before is None else before.details))}

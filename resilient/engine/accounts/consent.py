@@ -108,7 +108,7 @@ class Consent:
             raise ConsentRefused(f"{key}: this callback comes from another authorization server: start again")
         if (error := callback_error(parameters)) is not None or not parameters.get("code"):
             raise ConsentRefused(f"access to {key} was not granted: {error or 'no code came back'}")
-        answer = await self._exchange(oauth, parameters["code"], expected)
+        answer = await self._exchange(key.partition("/")[0], oauth, parameters["code"], expected)
         made = None if answer.failure is not None else tokens.merge(Credentials(), answer.body, oauth, now)
         if made is None:
             code = "no token" if answer.failure is None else answer.failure.code
@@ -135,13 +135,14 @@ class Consent:
         doc: dict[str, Any] = json.loads(ring.open(row[1], _TABLE, _hashed(state), "secrets"))
         return row[0], _Expected(**doc)
 
-    async def _exchange(self, oauth: OAuth2, code: str, expected: _Expected) -> TokenAnswer:
+    async def _exchange(self, provider: str, oauth: OAuth2, code: str, expected: _Expected) -> TokenAnswer:
         verifier, now = expected.verifier if oauth.pkce != "none" else "", self._ground.now()
         if self._here:
             from resilient.wire.oauth.endpoints import ask_here  # noqa: PLC0415 - httpx: only where something is sent
 
-            return ask_here(lambda client: client.exchange(oauth, code, verifier, expected.uri, now))
-        return await self._grants.client.exchange(oauth, code, verifier, expected.uri, now)
+            settings = self._ground.http_of(provider)
+            return ask_here(lambda client: client.exchange(oauth, code, verifier, expected.uri, now), settings)
+        return await self._grants.client_of(provider).exchange(oauth, code, verifier, expected.uri, now)
 
 
 def _hashed(text: str) -> str:

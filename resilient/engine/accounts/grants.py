@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     from resilient.core.provider.auth import OAuth2
     from resilient.engine.alerts import Alerts
-    from resilient.engine.gates.tickets import Ticket
+    from resilient.engine.gates.drawing import Ticket
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Kind
     from resilient.store.accounts.fuse import Standing
@@ -76,7 +76,7 @@ log = logger("grants")
 LEASE: Final = 20.0  # seconds; kept up while the request is under way, so that a dead process's ends soon
 COMMITTING: Final = 60.0  # seconds of attempts to store a new token
 LONGEST: Final = 2 * tokens.EXCHANGE_TIMEOUT + 20.0  # seconds that a caller without a job waits for a refresh
-AT_ONCE: Final = 1.0  # seconds for which a job waits in its slot; then its account is parked
+PATIENCE: Final = 1.0  # seconds for which a job waits in its slot; then its account is parked
 POLL: Final = 0.1
 LOOK: Final = 5.0  # seconds of a look for accounts that lacked something, and for one of them at most
 MOST: Final = 10_000  # refused tokens that are remembered
@@ -113,10 +113,9 @@ class Grants:
         self._looked: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
         self._roll = random.random  # of the module: a forked child has other dice than its siblings
 
-    @property
-    def client(self) -> TokenClient:
-        """The HTTP client for token endpoints."""
-        return self._endpoints.client
+    def client_of(self, provider: str) -> TokenClient:
+        """The HTTP client for a provider's token endpoint."""
+        return self._endpoints.client_of(provider)
 
     async def close(self) -> None:
         """Let refreshes under way end (their answers must be committed), then close the connections."""
@@ -208,13 +207,13 @@ class Grants:
             await self._look_again(auth, time.monotonic() + LOOK)
 
     async def _look_again(self, auth: str, until: float) -> None:
-        """Look at one account after the other until the time is up, on from where the last look ended."""
+        """Look at one account at least, then until the time is up, on from where the last look ended."""
         while keys := await self._run(connections.shut, auth, self._looked.get(auth, ""), 50):
             for key in keys:
-                if time.monotonic() > until:
-                    return
                 self._looked[auth] = key
                 await self._open_if_complete(key, auth)
+                if time.monotonic() > until:
+                    return
         self._looked[auth] = ""
 
     async def _open_if_complete(self, key: str, auth: str) -> None:
@@ -261,10 +260,14 @@ class Grants:
         return account.access.version != access.version
 
     async def refused(self, key: str, access: Access, failure: Failure, patience: float | None = None) -> None:
-        """The provider refused credentials again after `renew`: they are dead if they cannot be refreshed."""
+        """Mark credentials dead that are refused after `renew`. Raises `ResourceStopped` if a job's refresh goes on."""
         self.accounts.forget(key)
         account = await self.accounts.load_usable(key)
-        if account is None or account.access.version != access.version or self._is_bad(key, access.version):
+        if account is None or account.access.version != access.version:
+            return
+        if self._is_bad(key, access.version):
+            if patience is not None:  # the answer is nobody's: the job is for the newer credentials
+                raise ResourceStopped(key, "auth")
             return
         grant, at = account.bound.grant, account.bound.grant.refreshed_at
         if account.oauth is None or (at is not None and self.accounts.now() - at < timedelta(seconds=FRESH)):
@@ -311,11 +314,7 @@ class Grants:
             raise ResourceStopped(account.endpoint, "cooldown")
         fresh = flight.result()
         if fresh.bound.resource_key != key:  # another account of the same grant flew first
-            self.accounts.forget(key)
-            other = await self.accounts.load_usable(key)
-            if other is None:
-                raise ResourceStopped(key, "auth")
-            return other
+            return await self._again(key)
         return fresh
 
     def _landed(self, id_: UUID, flight: asyncio.Task[Account]) -> None:
@@ -452,18 +451,19 @@ class Grants:
         return await self._again(key)
 
     async def _ask(self, oauth: OAuth2, grant: Grant, credentials: Credentials, now: datetime) -> TokenAnswer:
+        client = self.client_of(grant.provider)
         if grant.flow == "client_credentials":
-            return await self.client.client_credentials(oauth, now)
+            return await client.client_credentials(oauth, now)
         if grant.flow == "jwt_bearer":
-            return await self.client.by_key(oauth, credentials, now)
+            return await client.by_key(oauth, credentials, now)
         if not credentials.refresh_token:
             return nothing_to_refresh()
         oauth = replace(oauth, redirect_uri=credentials.values.get("redirect_uri", oauth.redirect_uri))
-        answer = await self.client.refresh(oauth, credentials.refresh_token, now)
+        answer = await client.refresh(oauth, credentials.refresh_token, now)
         older = tokens.replay(credentials, now)
         if answer.failure is None or not older or tokens.refresh_failure(answer.failure) is not RefreshFailure.DEAD:
             return answer
-        return await self.client.refresh(oauth, older, now)
+        return await client.refresh(oauth, older, now)
 
     async def _commit(self, key: str, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool) -> None:
         """Store the new credentials before anybody uses them; try for `COMMITTING` seconds if the database is away."""

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from resilient.core.provider.auth import OAuth2
+    from resilient.engine.gates.drawing import Ticket
     from resilient.engine.gates.gate import Gate
-    from resilient.engine.gates.tickets import Ticket
     from resilient.engine.ground.ground import Ground
     from resilient.store.gates.circuits import Change
     from resilient.wire.oauth.endpoints import TokenAnswer, TokenClient
+    from resilient.wire.requests.pool import PoolSettings
 
 AT_ONCE: Final = 16  # requests of one process to one token endpoint
 _LONGEST: Final = 200  # characters of a key
@@ -65,7 +66,7 @@ class TokenEndpoints:
     def __init__(self, ground: Ground, on_change: Callable[[Change], None]) -> None:
         self._ground, self._on_change, self._owner = ground, on_change, f"grants:{uuid7()}"
         self._gate: Gate | None = None
-        self._client: TokenClient | None = None
+        self._clients: dict[PoolSettings | None, TokenClient] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
         self._rooms: dict[str, asyncio.Semaphore] = {}
 
@@ -74,17 +75,17 @@ class TokenEndpoints:
         if self._gate is not None and self._loop is asyncio.get_running_loop():
             await self._gate.close()
         self._gate, self._loop = None, None
-        if self._client is not None:
-            await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
-    @property
-    def client(self) -> TokenClient:
-        """The HTTP client for token endpoints."""
-        if self._client is None:
+    def client_of(self, provider: str) -> TokenClient:
+        """The HTTP client for a provider's token endpoint."""
+        settings = self._ground.http_of(provider)
+        if settings not in self._clients:
             from resilient.wire.oauth.endpoints import TokenClient  # noqa: PLC0415 - httpx: only where something is sent
 
-            self._client = TokenClient()
-        return self._client
+            self._clients[settings] = TokenClient(settings)
+        return self._clients[settings]
 
     async def check(self, key: str) -> None:
         """Raise `ResourceStopped` if nothing may be sent now; a breaker that is due for its probe stops nobody."""
@@ -134,7 +135,10 @@ class TokenEndpoints:
         if self._gate is None or self._loop is not loop:
             self._rooms = {}
             ground, on_change = self._ground, self._on_change
-            gate = Gate(ground.database, ground.policies, owner=self._owner, on_change=on_change)
+            gate = Gate(
+                ground.database, ground.policies, owner=self._owner, on_change=on_change,
+                on_cooldown=ground.note_cooldown,
+            )  # fmt: skip
             self._gate, self._loop = gate, loop
             await gate.start()
         return self._gate

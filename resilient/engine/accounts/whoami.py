@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from uuid_utils.compat import uuid7
@@ -108,9 +109,9 @@ class RequestTests:
         ground = self._ground
         gate = Gate(
             ground.database, ground.policies, owner=f"test:{uuid7()}", on_change=self._alerts.note_breaker,
-            on_cooldown=lambda facts: ground.tell(facts.key),
+            on_cooldown=ground.note_cooldown,
         )  # fmt: skip
-        pool = Pool(PoolSettings(tries=1))
+        pool = Pool(replace(ground.http_of(provider.name) or PoolSettings(), tries=1))
         await gate.start()
         try:
             await gate.check(key, own="")  # before a refresh of credentials that could not be used
@@ -174,6 +175,9 @@ class _Hooks:
                     await client.request(*provider.whoami_at(log.base_url), extensions={"idempotent": True})
             except JobFailure as error:  # of GraphQL, which has its errors within a success
                 self.failure = self.failure or error.failure
+            except ResourceStopped:
+                if self._refusal is None:
+                    raise  # else a gate has shut since the credentials were renewed: the refusal is what there is
             except httpx.RequestError:  # `failed` has told the gate, and knows what it was
                 if self.failure is None:
                     raise

@@ -10,6 +10,7 @@ import asyncio
 import weakref
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from resilient.core.base.errors import SetupError
@@ -34,7 +35,7 @@ from resilient.engine.ground.encoder import Encoder, Enqueued, Foresight, checke
 from resilient.engine.ground.garbage import no_collections
 from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE, STUCK_PATIENCE, Ground, Tables
 from resilient.engine.ground.kinds import Handler, Kind, by_kind
-from resilient.engine.ground.providers import caps_of, limits_of, registry, tenancies_of
+from resilient.engine.ground.providers import caps_of, http_by_name, limits_of, registry, tenancies_of, warn_of_roots
 from resilient.engine.ground.sessions import SessionEngines, Transactions, to_the_end
 from resilient.engine.inspect import retention as retention_
 from resilient.engine.inspect.audit import Audit
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from resilient.engine.run.worker import Worker
     from resilient.engine.schedules.declaration import Schedule
     from resilient.wire.publishers.base import Destination
+    from resilient.wire.requests.pool import PoolSettings
 
 
 log = logger("app")
@@ -107,6 +109,7 @@ class Resilient:
     instead of ours. ``on_needs_reauth``: the kind of job, with a `NeedsReauth` as its payload, that is enqueued when an
     account's customer has to connect it again, in the transaction that marks it. ``webhooks``: what providers may call.
     ``tracing``: where spans go, and what they may say; by default to the program's global OpenTelemetry provider.
+    ``http``: proxy, certificates and bounds of requests (`PoolSettings`), for all or by provider (``"*"``: all others).
 
     Raises `SetupError` for anything that cannot work, before any connection is opened.
     """
@@ -146,13 +149,13 @@ class Resilient:
         on_needs_reauth: Kind[Any] | None = None,
         webhooks: Iterable[Inbound] = (),
         tracing: Tracing | None = None,
+        http: Mapping[str, PoolSettings] | PoolSettings | None = None,
     ) -> None:
         self.database = _opened(database, connections, schema=schema, clock=clock, generic_plans=generic_plans)
         to = named(destinations)
         self.kinds: Mapping[str, Handler[Any, Any]] = by_kind([*handlers, *relays(to)])
         self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
         self.providers = registry(providers)
-        limits, concurrency = limits or {}, concurrency or {}
         self.policies = _policies(
             self.providers.values(), limits, concurrency, breakers=breakers, learn=learn, pace=pace, reserve=reserve
         )
@@ -162,7 +165,7 @@ class Resilient:
         queue.listen()
         alerting, ring = alerts_.checked(alerts), KeyRing(from_environment() if secrets is None else secrets)
         self.ground = ground = self._make_ground(
-            max_payload, ring, tracing or Tracing(), upgrade=upgrade, has_handlers=len(self.kinds) > len(to)
+            max_payload, ring, tracing or Tracing(), http, upgrade=upgrade, has_handlers=len(self.kinds) > len(to)
         )
         self._queue, self._plain_queue = Queue(ground), Queue(ground, here=True)
         self.jobs = Jobs(ground, self.listen_url)
@@ -185,9 +188,12 @@ class Resilient:
         self.sync = SyncApp(self, side)
 
     def _make_ground(
-        self, max_payload: int, ring: KeyRing, tracing: Tracing, *, upgrade: bool | None, has_handlers: bool
-    ) -> Ground:
+        self, max_payload: int, ring: KeyRing, tracing: Tracing, http: Any, *,
+        upgrade: bool | None, has_handlers: bool,
+    ) -> Ground:  # fmt: skip
         """What every feature needs to work; ``has_handlers``: of the program's own."""
+        counts = Counts(self.declared, self.providers, self.policies.roots)
+        self.database.on_commit = counts.transaction
         return Ground(
             database=self.database,
             tables=Tables(self.database, upgrade=self.database.is_sqlite if upgrade is None else upgrade),
@@ -198,8 +204,9 @@ class Resilient:
             foresight=Foresight(self.declared, self.providers, runs=has_handlers),
             waker=Waker(self.database, listen_url=self.listen_url),
             workers=weakref.WeakSet(),
-            counts=Counts(self.declared, self.providers, self.policies.roots),
+            counts=counts,
             tracing=tracing,
+            http=http_by_name(http, self.providers),
         )
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -504,12 +511,14 @@ class Resilient:
 
 def _policies(
     providers: Collection[Provider],
-    limits: Mapping[str, Sequence[Limit]],
-    concurrency: Mapping[str, int],
+    limits: Mapping[str, Sequence[Limit]] | None,
+    concurrency: Mapping[str, int] | None,
     **others: Any,
 ) -> Policies:
     """The policies of resources: what the program declares overrides its providers' facts."""
-    rates, caps = {**limits_of(providers), **limits}, {**caps_of(providers), **concurrency}
+    rates, caps = {**limits_of(providers), **(limits or {})}, {**caps_of(providers), **(concurrency or {})}
+    patterns = chain(limits or (), concurrency or (), *(one or () for one in others.values()))
+    warn_of_roots(patterns, {provider.name for provider in providers})
     return Policies(rates, caps, tenancies=tenancies_of(providers), **others)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from resilient.core.base.errors import Cancel, Snooze
     from resilient.core.jobs.backoff import Retry
-    from resilient.core.jobs.views import Redaction
+    from resilient.core.jobs.records import Redaction
 
 P = TypeVar("P")
 R = TypeVar("R")

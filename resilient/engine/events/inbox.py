@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import explained_calls
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
-from resilient.store.events import inbox as store
+from resilient.store import events as store
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -35,7 +35,7 @@ from resilient.engine.ground.encoder import JobRequest, checked_name, new_id, wi
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
 from resilient.engine.jobs.queue import write, write_back
-from resilient.store.events import outbox as store
+from resilient.store import events as store
 from resilient.store.jobs.filters import JobFilter
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Outbox:
         id_, data = str(new_id()), data_of(event)
         with tracing.create(event.event_type) as span:
             if span is not None:
-                span.note(messaging__message__id=id_)
+                span.note({"messaging.message.id": id_})
             parent, state = (traceparent, None) if traceparent is not None else current()
             text = class_.envelope.text(
                 id_, self._ground.now(), data, subject=subject, key=key, traceparent=parent, tracestate=state

@@ -57,7 +57,7 @@ from resilient.engine.ground.encoder import with_trace
 from resilient.engine.ground.kinds import Kind
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
-from resilient.store.events import inbox
+from resilient.store import events as store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -111,6 +111,9 @@ class WebhookAnswer:
     def job(self) -> UUID | None:
         """The id of the first job, if one was made."""
         return self.jobs[0] if self.jobs else None
+
+
+_Answered: TypeAlias = tuple[WebhookAnswer, str]  # and what became of the delivery, in the words of the metrics
 
 
 @explained_class
@@ -195,23 +198,36 @@ class Webhooks:
         200 or the like: stored, or a repeat; 401: not genuine; 404: no such provider, or no account; 413: too large;
         503: not stored, the provider is to send it again.
         """
+        try:
+            answer, what = await self._answered(provider, delivery, account)
+        except Exception:
+            self.count(provider, "failed")
+            raise
+        self.count(provider, what)
+        return answer
+
+    def count(self, provider: str, answer: str) -> None:
+        """Count a delivery by what became of it (`resilient_webhooks_received_total`)."""
+        self._ground.counts.webhook(provider, answer)
+
+    async def _answered(self, provider: str, delivery: Delivery, account: str) -> _Answered:
         if provider not in self.declared or not is_account(provider, account):
-            return WebhookAnswer(404)
+            return WebhookAnswer(404), "unknown"
         one, _, webhook = self.declared[provider]
         fields, most = Fields.of(delivery.headers), self._ground.encoder.max_payload
         if len(delivery.body) > most:
             self.say(provider, "too large", f"a body of more than {most:,} bytes: see Resilient(max_payload=)")
-            return WebhookAnswer(413)
+            return WebhookAnswer(413), "too_large"
         question = challenge(webhook, fields, None, delivery.url, ())
         if question.is_open:  # it cannot be signed yet, and is only sent back
-            return _answer_to(question)
+            return _answer_to(question), "handshake"
         if delivery.method != "POST":
-            return WebhookAnswer(405, headers={"Allow": "POST"})
+            return WebhookAnswer(405, headers={"Allow": "POST"}), "wrong_method"
         return await self._receive(one, webhook, fields, delivery, account)
 
     async def _receive(
         self, one: Inbound, webhook: Webhook, fields: Fields, delivery: Delivery, account: str
-    ) -> WebhookAnswer:
+    ) -> _Answered:
         """Verify and store a delivery, or answer a handshake."""
         early = webhook.needs_body or webhook.challenge == "secret"
         body = _decoded(delivery) if early else None
@@ -222,10 +238,12 @@ class Webhooks:
         proof = prove(webhook, delivery, secrets, self._ground.now(), body=body, ed25519=_proves)
         if proof.reason:
             self.say(one.provider, "refused", proof.reason)
-            return WebhookAnswer(401)
+            return WebhookAnswer(401), "refused"
         read = _Read(fields, body if early else _decoded(delivery), delivery, proof)
         question = challenge(webhook, fields, read.body, delivery.url, secrets)
-        return _answer_to(question) if question.text else await self._take(one, webhook, read, account)
+        if question.text:
+            return _answer_to(question), "handshake"
+        return await self._take(one, webhook, read, account)
 
     def say(self, provider: str, what: str, why: str) -> None:
         """Write a line to the log; equal lines once a minute, with the number of those since the last one."""
@@ -239,7 +257,7 @@ class Webhooks:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _take(self, one: Inbound, webhook: Webhook, read: _Read, account: str) -> WebhookAnswer:
+    async def _take(self, one: Inbound, webhook: Webhook, read: _Read, account: str) -> _Answered:
         """Store a genuine delivery."""
         items = items_of(webhook, read.body)
         try:
@@ -249,11 +267,11 @@ class Webhooks:
             jobs = await self._db.write(None, _store, f"webhook:{one.provider}", orders) if orders else ()
         except PayloadTooLarge as error:
             self.say(one.provider, "too large", f"no job can hold it: {type(error).__name__}: see max_payload=")
-            return WebhookAnswer(413)
+            return WebhookAnswer(413), "too_large"
         except DatabaseUnreachable:
             self.say(one.provider, "not stored", "the database does not answer")
-            return WebhookAnswer(503, headers={"Retry-After": _RETRY})
-        return WebhookAnswer(webhook.status, jobs=jobs)
+            return WebhookAnswer(503, headers={"Retry-After": _RETRY}), "not_stored"
+        return WebhookAnswer(webhook.status, jobs=jobs), "stored" if jobs else "repeated" if orders else "ignored"
 
     def _order_of(self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any) -> _Order | None:
         """The job of an event, and the key by which a repeat is recognised; None if no kind or no resource fits it."""
@@ -298,11 +316,11 @@ class Webhooks:
             ordered = encode(kind, as_text, key, unique_key=unique_key)
         return with_trace([ordered], self._ground.tracing)[0]
 
-    async def _handshake(self, one: Inbound, question: Challenge, account: str) -> WebhookAnswer:
+    async def _handshake(self, one: Inbound, question: Challenge, account: str) -> _Answered:
         if one.handshake is None or not await self._value_of(one.handshake(account, question.text)):
             self.say(one.provider, "refused", "a handshake that nobody expected: see Inbound(handshake=)")
-            return WebhookAnswer(403)
-        return WebhookAnswer(200, headers={question.header: question.text} if question.header else {})
+            return WebhookAnswer(403), "refused"
+        return WebhookAnswer(200, headers={question.header: question.text} if question.header else {}), "handshake"
 
     async def _secrets(self, one: Inbound, account: str) -> Sequence[str]:
         value = one.secrets(account) if callable(one.secrets) else one.secrets
@@ -329,7 +347,7 @@ def _store(c: Connection, d: Dialect, consumer: str, orders: Sequence[_Order]) -
     """Insert the jobs of events that are no repeats; returns their ids."""
     now = d.now(c)
     keys = sorted(once for once, _ in orders if once)  # in one order, so that two deliveries wait in no circle
-    new = {once for once in keys if inbox.first_seen(c, d, consumer, once, now)}
+    new = {once for once in keys if store.first_seen(c, d, consumer, once, now)}
     jobs = queue.write_many(c, d, [ordered for once, ordered in orders if not once or once in new])
     return tuple(job.id for job in jobs if job.created)
 

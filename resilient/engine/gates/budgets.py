@@ -17,12 +17,22 @@ budgets may have a lesson at once; one more is its account's again.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.base.bounds import believed_wait
 from resilient.core.base.resource_key import account, depth, is_budget, of_budget
+from resilient.core.gates.policy import Tenancy
+from resilient.core.gates.rate_limit import Limit
+from resilient.store.gates.limits import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from resilient.core.base.budgets import Budget
+    from resilient.engine.gates.drawing import Path
 
 MOST: Final = 8  # names of one provider
 _SURE: Final = 5  # requests of a kind, one after the other, that counted for the same budget
@@ -147,3 +157,135 @@ class BudgetNames:
 
 def _head(form: str) -> str:
     return form.strip("/").partition("/")[0]
+
+
+# -- the server's word ------------------------------------------------------------------------------------------------
+#
+# Which declared limit a server's budget belongs to, and what follows from it.
+#
+# A budget belongs to the limit of the same name, else of the same size, else to the only one there is for the only
+# thing it could mean. A limit that all accounts of a provider share is lowered only by a budget of its name, which is
+# the facts' word, and never by a host that an account chose: what is told to one account binds that account. A budget
+# that no limit was declared for is noted all the same (`Stated`), so that no more jobs are claimed than it has left;
+# when it is spent, requests would only be refused, so the resource rests until its reset. Resets are believed as far as
+# `bounds.believed_wait` says.
+
+MOST_STATED: Final = 8  # budgets of a resource
+CLOSE: Final = 200  # left: what the slots of a few workers use up within a second
+_STEADY: Final = 2  # answers in a row that state a budget, after which every request is taken to count for it
+_MOST_RESOURCES: Final = 20_000  # resources
+_WINDOWS: Final = (1.0, 10.0, 60.0, 3600.0, 86400.0)  # seconds, of a budget that does not say how long it is
+
+
+@dataclass(slots=True)
+class _Stated:
+    limit: Limit
+    until: float  # epoch seconds
+    answers: int = 0
+
+
+class Stated:
+    """The budgets that the answers of each resource state and nobody declared, at most `MOST_STATED` of each.
+
+    Where some answers state one and others do not (another one for searches, say), nobody knows before a request what
+    it will count for, so that budget limits nothing: give such requests a resource of their own.
+    """
+
+    def __init__(self) -> None:
+        self.limits: dict[str, tuple[Limit, ...]] = {}  # by resource, those that jobs are held to
+        self._of: dict[str, dict[str, _Stated]] = {}
+
+    def take_in(
+        self, key: str, stated: Sequence[tuple[Budget, float]], now: float, *, everything: bool = False
+    ) -> list[tuple[Limit, Budget]]:
+        """One answer's budgets, each with the seconds until its reset; returns those that are nearly used up.
+
+        ``everything``: also the others.
+        """
+        if len(self._of) >= _MOST_RESOURCES:
+            self._of.clear()
+            self.limits.clear()
+        kept, names = self._of.setdefault(key, {}), {budget.name for budget, _ in stated}
+        for name in [name for name in kept if name not in names]:
+            kept[name].answers = 0
+            if now > kept[name].until + kept[name].limit.per:
+                del kept[name]
+        near = []
+        for budget, seconds in stated:
+            one = self._one(kept, budget, seconds, now)
+            if one is not None and one.answers >= _STEADY and (everything or (budget.remaining or 0.0) <= CLOSE):
+                near.append((one.limit, budget))
+        if near:
+            self.limits[key] = tuple(limit for limit, _ in near)
+        else:
+            self.limits.pop(key, None)
+        return near
+
+    def _one(self, kept: dict[str, _Stated], budget: Budget, seconds: float, now: float) -> _Stated | None:
+        if not budget.limit or (budget.name not in kept and len(kept) >= MOST_STATED):
+            return None
+        per = budget.window or next((w for w in _WINDOWS if seconds <= w + 1), seconds)
+        one = kept.get(budget.name)
+        if one is None or one.limit.rate != budget.limit or one.limit.per < per:
+            answers = 0 if one is None else one.answers
+            one = kept[budget.name] = _Stated(Limit.stated(budget.name, budget.limit, per), now, answers)
+        one.until, one.answers = now + seconds, one.answers + 1
+        return one
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The limits on a request's path, and which of them its answer may speak about.
+
+    ``own`` are those of its account and below: what an unnamed budget may mean. ``named`` may be lowered by a budget
+    of their name.
+    """
+
+    own: Path
+    named: Path
+
+    @classmethod
+    def of(cls, declared: Path, key: str, tenancy: Tenancy = Tenancy.SHARED) -> Reach:
+        """The limits on the path of ``key``; a root's own requests speak about the root."""
+        own = declared if depth(key) == 1 else tuple(one for one in declared if depth(one[0]) > 1)
+        return cls(own, own if tenancy is Tenancy.APART else declared)
+
+
+def observation_of(budget: Budget, reach: Reach, sent_at: datetime, now: datetime) -> Observation | None:
+    """What the budget says about a declared limit; None if it says nothing, or nothing that slows us."""
+    owner = _owner(budget, reach)
+    if owner is None or budget.remaining is None or budget.reset_at is None:
+        return None
+    key, limit = owner
+    seconds = believed_wait((budget.reset_at - now).total_seconds(), limit.per)
+    if seconds <= 0 or (budget.remaining > limit.capacity and seconds <= budget.remaining * limit.interval):
+        return None
+    return Observation(key, limit, budget.remaining, now.timestamp() + seconds, sent_at.timestamp())
+
+
+def undeclared(budget: Budget, reach: Reach, now: datetime) -> float | None:
+    """Seconds until a budget that no limit was declared for is full again; None if it has one, or none is told."""
+    if budget.unit != "requests" or budget.remaining is None or budget.reset_at is None or budget.reset_at <= now:
+        return None
+    return None if _owner(budget, reach) is not None else believed_wait((budget.reset_at - now).total_seconds())
+
+
+def spent(budget: Budget, reach: Reach, now: datetime) -> datetime | None:
+    """When an undeclared budget that is used up is full again; None if there is nothing to wait for."""
+    if budget.unit != "requests" or budget.remaining is None or budget.remaining > 0 or budget.reset_at is None:
+        return None
+    if budget.reset_at <= now or _owner(budget, reach) is not None:
+        return None
+    return now + timedelta(seconds=believed_wait((budget.reset_at - now).total_seconds()))
+
+
+def _owner(budget: Budget, reach: Reach) -> tuple[str, Limit] | None:
+    if budget.unit != "requests":
+        return None
+    for key, limit in reach.named:
+        if limit.name == budget.name:
+            return key, limit
+    same = [(key, limit) for key, limit in reach.own if budget.limit is not None and limit.rate == budget.limit]
+    if not same and budget.limit is None and len(reach.own) == 1:
+        same = list(reach.own)
+    return same[0] if same else None

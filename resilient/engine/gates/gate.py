@@ -6,7 +6,7 @@ it is told (`forget`); where nobody can be told, on SQLite, facts age faster, so
 Limits are drawn per request (`drawing.py`), outcomes summed (`reporter.py`), throttles written immediately and once,
 however many requests were in flight.
 
-Everything runs on the worker's event loop; requests of threads come to it (`Worker.from_thread`).
+Everything runs on the worker's event loop; requests of threads come to it (`Wire.from_thread`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from resilient.core.gates.breaker import child_of, judge, names, scoped
 from resilient.core.gates.policy import Tenancy
 from resilient.core.jobs.backoff import retry_pause
 from resilient.core.jobs.outcomes import Failed, Succeeded
-from resilient.engine.gates.budgets import BudgetNames
-from resilient.engine.gates.drawing import CLOSE, Drawing, Reach, Stated, observation_of, spent, undeclared
+from resilient.engine.gates.budgets import CLOSE, BudgetNames, Reach, Stated, observation_of, spent, undeclared
+from resilient.engine.gates.drawing import Drawing, Reservation, Ticket
 from resilient.engine.gates.lessons import Lessons
 from resilient.engine.gates.reporter import QUIET, Probing, Reporter
 from resilient.engine.gates.snapshot import Snapshot
-from resilient.engine.gates.tickets import Reservation, Ticket
+from resilient.store.db.dialect import SHORT_LOCK_WAIT, is_lock_timeout
 from resilient.store.gates import controls as gates
 from resilient.store.gates.limits import Observation
 
@@ -337,12 +337,14 @@ class Gate:
 
     async def answered(self, ticket: Ticket, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
         """Take in an answer: a cooldown at once, then breaker, budgets and the real cost."""
-        if failure is not None and failure.kind in WAITS_FOR_RESOURCE:
-            await self._throttled(key, failure, ticket, answer.budget)
-        elif failure is None and self._policies.for_key(ticket.key).learn.latency:
-            with contextlib.suppress(DatabaseUnreachable):  # it is measured again
-                await self._lessons.measure(ticket, (self.now() - ticket.sent_at).total_seconds())
-        self._count(ticket, failure)
+        try:
+            if failure is not None and failure.kind in WAITS_FOR_RESOURCE:
+                await self._throttled(key, failure, ticket, answer.budget)
+            elif failure is None and self._policies.for_key(ticket.key).learn.latency:
+                with contextlib.suppress(DatabaseUnreachable):  # it is measured again
+                    await self._lessons.measure(ticket, (self.now() - ticket.sent_at).total_seconds())
+        finally:  # its job may be interrupted
+            self._count(ticket, failure)
         if (place := ticket.place) is not None and answer.cost is not None:
             shared = self._policies.tenancy(key) is not Tenancy.APART  # a host of its own bills its account alone
             self._drawing.settle(place, answer.cost - place.cost, shared=shared)
@@ -351,9 +353,11 @@ class Gate:
 
     async def failed(self, ticket: Ticket, key: str, failure: Failure) -> None:
         """Take in a request without an answer."""
-        if failure.kind in WAITS_FOR_RESOURCE:
-            await self._throttled(key, failure, ticket)
-        self._count(ticket, failure)
+        try:
+            if failure.kind in WAITS_FOR_RESOURCE:
+                await self._throttled(key, failure, ticket)
+        finally:
+            self._count(ticket, failure)
 
     def abandoned(self, ticket: Ticket) -> None:
         """A request nobody waits for any more: it says nothing, and what was drawn for it is gone."""
@@ -396,26 +400,29 @@ class Gate:
         if not self._rest(key, until):
             self._lessons.repeated(key, refusal)
             return
-        try:
-            await self._cool_down(key, until, code, sent_at=sent_at, exact=exact, refusal=refusal)
-        except DatabaseUnreachable as error:  # what was answered is not lost over it
-            log.warning("cannot write yet that %s is throttled (%s)", key, error)
-            words = {"sent_at": sent_at, "exact": exact, "refusal": refusal}
-            self._reporter.spawn(self._cool_down_later(key, until, code, words))
+        written, words = asyncio.Event(), {"sent_at": sent_at, "exact": exact, "refusal": refusal}
+        self._reporter.spawn(self._cool_down_in_the_end(key, until, code, words, written.set))
+        await written.wait()  # a job that is cut off here leaves it to its task
 
-    async def _cool_down_later(
-        self, key: str, until: datetime | None, code: str | None, words: Mapping[str, Any]
+    async def _cool_down_in_the_end(
+        self, key: str, until: datetime | None, code: str | None, words: Mapping[str, Any], tried: Callable[[], None]
     ) -> None:
-        """Until it is written, or over; this worker rests meanwhile."""
+        """Write a throttle, or try until it is over: this worker rests meanwhile. ``tried`` is called after one try."""
         rests, tries = until or self.now() + timedelta(seconds=1), 0
-        while self.now() < rests and not self._closing:
-            self._resting.setdefault(key, rests)
-            await asyncio.sleep(retry_pause(tries, self._roll()))
-            tries += 1
+        while not tries or (self.now() < rests and not self._closing):
+            if tries:
+                self._resting.setdefault(key, rests)
+                await asyncio.sleep(retry_pause(tries - 1, self._roll()))
             try:
-                return await self._cool_down(key, until, code, **words)
-            except DatabaseUnreachable:
-                continue
+                return await self._cool_down(key, until, code, words)
+            except Exception as error:
+                if not isinstance(error, DatabaseUnreachable) and not is_lock_timeout(error):
+                    raise
+                if not tries:  # what was answered is not lost over it
+                    log.warning("cannot write yet that %s is throttled (%s)", key, error)
+            finally:
+                tried()
+            tries += 1
         self._resting.pop(key, None)
         return None
 
@@ -430,28 +437,19 @@ class Gate:
         self._resting[key] = until if until is not None and until > now else now + timedelta(seconds=1)
         return True
 
-    async def _cool_down(
-        self,
-        key: str,
-        until: datetime | None,
-        code: str | None,
-        *,
-        sent_at: datetime | None,
-        exact: bool,
-        refusal: Refusal | None = None,
-    ) -> None:
+    async def _cool_down(self, key: str, until: datetime | None, code: str | None, words: Mapping[str, Any]) -> None:
         facts = self._snapshot.known.get(key)
         learning = self._policies.for_key(key, None if facts is None else facts.policy_override).learn
         try:
             cooled, news = await self._database.transaction(
-                gates.cool_down, key, until, code, self._roll(), sent_at=sent_at, exact=exact, refusal=refusal,
-                learning=learning,
-            )  # fmt: skip
+                gates.cool_down, key, until, code, self._roll(), learning=learning, how_long=SHORT_LOCK_WAIT, **words
+            )
             self._snapshot.put(cooled)
+            refusal = None if news else words["refusal"]
             if cooled.key != key:  # the account has as many as are learnt apart
                 self.names.fold(key, key.partition(BUDGET)[2])
                 refusal = None
-            self._lessons.cooled_down(cooled, None if news else refusal)
+            self._lessons.cooled_down(cooled, refusal)
         finally:
             self._resting.pop(key, None)
         if news and cooled.blocked_until is not None:
@@ -563,27 +561,27 @@ class Gate:
         if failure.kind == "auth":
             return  # credentials are not waited for by the clock
         retry_at = self._retry_at(failure)
-        with contextlib.suppress(ResourceStopped):
-            resource, seconds = scoped(failure, key, self._policies.tenancy(key)), None
-            if budget:
-                resource = await self._budget_of(resource, budget)
-            if retry_at is not None:
-                seconds = max(0.0, (retry_at - self.now()).total_seconds())
-            teaches = failure.kind == FailureKind.THROTTLED
-            accounts = self._lessons.common_limit(key, resource, seconds) if teaches else None
-            refusal = self._lessons.refusal(resource, ticket, seconds) if teaches and accounts is None else None
-            await self.cool_down(resource, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
-            if accounts:
-                root = key.partition("/")[0]
-                refusal = self._lessons.refusal(root, ticket, seconds)
-                await self.cool_down(root, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
-                await self._lessons.forget_latest(accounts)
+        resource, seconds = scoped(failure, key, self._policies.tenancy(key)), None
+        if budget:
+            resource = await self._budget_of(resource, budget)
+        if retry_at is not None:
+            seconds = max(0.0, (retry_at - self.now()).total_seconds())
+        teaches = failure.kind == FailureKind.THROTTLED
+        accounts = self._lessons.common_limit(key, resource, seconds) if teaches else None
+        refusal = self._lessons.refusal(resource, ticket, seconds) if teaches and accounts is None else None
+        await self.cool_down(resource, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
+        if accounts:
+            root = key.partition("/")[0]
+            refusal = self._lessons.refusal(root, ticket, seconds)
+            await self.cool_down(root, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
+            await self._lessons.forget_latest(accounts)
 
     async def _budget_of(self, resource: str, name: str) -> str:
         """The resource of a named budget; the account itself if it has no other that anybody knows of."""
         key = of_budget(resource, name)
         if key is not None and self.names.key_of(resource, name) is None:
-            await self._snapshot.refresh([key])
+            with contextlib.suppress(ResourceStopped):  # the database is away
+                await self._snapshot.refresh([key])
             if key in self._snapshot.uneasy:
                 self.names.split(resource)
         return self.names.key_of(resource, name) or resource
@@ -592,7 +590,8 @@ class Gate:
         """A handler says so itself: the next one, which may begin before anything is written, does not start."""
         resource, until = scoped(failure, key, self._policies.tenancy(key)), self._retry_at(failure)
         if failure.kind != "auth" and self._rest(resource, until):
-            self._reporter.spawn(self._cool_down(resource, until, failure.code, sent_at=None, exact=False))
+            words = {"sent_at": None, "exact": False, "refusal": None}
+            self._reporter.spawn(self._cool_down_in_the_end(resource, until, failure.code, words, lambda: None))
 
     def _retry_at(self, failure: Failure) -> datetime | None:
         if failure.retry_at is not None:

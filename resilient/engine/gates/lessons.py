@@ -20,13 +20,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.base.errors import DatabaseUnreachable
-from resilient.core.base.loggers import FailureLog, apart, logger
+from resilient.core.base.loggers import FailureLog, logger
 from resilient.core.base.phrases import learnt_limit
 from resilient.core.base.resource_key import depth, is_budget, path
 from resilient.core.gates.learnt import STRETCH, Answers, Refusal, allowance, summary
 from resilient.core.gates.policy import Tenancy
 from resilient.core.gates.rate_limit import LEARNT
 from resilient.core.gates.retry_after import BURST, CommonLimit
+from resilient.engine.gates.timer import Timer
 from resilient.store.gates import controls as gates
 from resilient.store.gates.controls import Report
 
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
 
     from resilient.core.gates.admission import ResourceFacts
     from resilient.core.gates.policy import Policies
-    from resilient.engine.gates.drawing import Path, Place
+    from resilient.engine.gates.drawing import Path, Place, Ticket
     from resilient.engine.gates.snapshot import Snapshot
-    from resilient.engine.gates.tickets import Ticket
     from resilient.store.db.database import Database
 
 
@@ -331,7 +331,7 @@ class Lessons:
         self.flows = Flows(monotonic, snapshot.known, snapshot.now)
         self._common_limits: dict[str, CommonLimit] = {}  # by root
         self._latencies: dict[str, Latency] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(lambda: self._spawn(self._report()))
         self._closed = False
         self._failures = FailureLog(log, "what was let through can be saved again")
         self._failed = 0  # writes in a row
@@ -339,8 +339,7 @@ class Lessons:
     async def close(self) -> None:
         """Report what is left, and no more after that."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         try:
             await self.flush()
         except Exception as error:  # noqa: BLE001 - the rate is measured again
@@ -448,16 +447,7 @@ class Lessons:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        at = loop.time() + delay
-        if self._timer is not None:
-            if self._timer.when() <= at and not self._timer.cancelled():
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(at, self._tick, context=apart())
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._spawn(self._report())
+        self._timer.ring_by(loop, loop.time() + delay)
 
     async def _report(self) -> None:
         try:

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError
 
 from resilient.core.base.errors import DatabaseUnreachable
-from resilient.core.base.loggers import FailureLog, apart, logger
+from resilient.core.base.loggers import FailureLog, logger
 from resilient.core.base.phrases import moment
 from resilient.core.base.resource_key import is_below, path
 from resilient.core.gates.admission import refusal, stop_of
 from resilient.core.gates.breaker import Report
+from resilient.engine.gates.timer import Timer
 from resilient.store.db.dialect import is_lock_timeout
 from resilient.store.gates import circuits
 from resilient.store.gates.circuits import Evidence
@@ -196,7 +197,7 @@ class Reporter:
         self._snapshot, self._drawing, self._on_change = snapshot, drawing, on_change
         self.tally = Tally(monotonic, roll)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(lambda: self.spawn(self._write_due()))
         self._failures = FailureLog(log, "what requests came to can be saved again")
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -207,10 +208,9 @@ class Reporter:
 
     async def close(self) -> None:
         """Wait for what is under way, and write everything."""
-        if self._timer is not None:
-            self._timer.cancel()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._timer.cancel()
+        while tasks := [task for task in self._tasks if not task.done()]:  # those over stay a turn
+            await asyncio.wait(tasks)
         try:
             await self.flush()
         except Exception as error:  # noqa: BLE001 - counts may be lost at the end, jobs may not
@@ -268,18 +268,8 @@ class Reporter:
 
     def wake(self, delay: float) -> None:
         """See that due sums are written in ``delay`` seconds."""
-        if self._loop is None:
-            return
-        at = self._loop.time() + delay
-        if self._timer is not None:
-            if self._timer.when() <= at and not self._timer.cancelled():
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._tick, context=apart())
-
-    def _tick(self) -> None:
-        self._timer = None
-        self.spawn(self._write_due())
+        if self._loop is not None:
+            self._timer.ring_by(self._loop, self._loop.time() + delay)
 
     async def _write_due(self) -> None:
         try:

@@ -20,7 +20,8 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.loggers import masked, running
+from resilient.core.base.loggers import masked
+from resilient.core.base.tracing import running
 from resilient.store.inspect import audit as store
 
 if TYPE_CHECKING:

@@ -14,12 +14,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from resilient.core.events.message import RESOURCE as OUTBOX
+from resilient.store.db.direct import OPERATIONS
 from resilient.store.inspect.throughput import Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 OTHER: Final = "other"
+SUCCESS: Final = ("succeeded", "")  # how most executions end
 
 
 Ended: TypeAlias = tuple[str, str, str, str]  # kind, provider, outcome, kind of error
@@ -31,7 +33,7 @@ METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 
 class Figures(NamedTuple):
-    """How a worker stands: results that changed nothing, and seconds for which its loop has stood still."""
+    """How a worker stands: results that changed nothing, and seconds for which its loop stood still lately."""
 
     running: int
     slots: int
@@ -60,7 +62,8 @@ class Counts:
     def __init__(self, kinds: Iterable[str] = (), *providers: Iterable[str]) -> None:
         self.kinds = frozenset(kinds)
         self.providers = frozenset({OUTBOX, *chain.from_iterable(providers)})
-        self.executions: Counter[Ended] = Counter()  # whose end is written; the pipeline adds to them
+        self.successes = {kind: dict.fromkeys((*self.providers, OTHER), 0) for kind in self.kinds}  # plain ones
+        self.others: Counter[Ended] = Counter()  # executions that ended otherwise
         self.durations = {kind: Histogram() for kind in self.kinds}  # from a slot to the end of a handler
         self.waits = {kind: Histogram() for kind in self.kinds}  # from a job's time to its slot
         self.draws = {provider: Histogram() for provider in (*self.providers, OTHER)}  # for request limits
@@ -70,17 +73,41 @@ class Counts:
         self.requests: Counter[tuple[str, str, str]] = Counter()  # by provider, method and outcome
         self.answers = {provider: Histogram() for provider in (*self.providers, OTHER)}  # from sending to their answers
         self.transitions: Counter[tuple[str, str]] = Counter()  # of breakers, by provider and the new state
+        self.throttles = dict.fromkeys((*self.providers, OTHER), 0)  # rests that began or grew
+        self.events: Counter[tuple[str, str]] = Counter()  # by destination and outcome
+        self.delays: dict[str, Histogram] = {}  # of events, by destination: from `publish` to the confirmation
+        self.webhooks: Counter[tuple[str, str]] = Counter()  # by provider and answer
+        self.transactions = {operation: Histogram() for operation in OPERATIONS}  # the engine's own
         self._summed: dict[Series, int] = {}  # what of the executions stands in the database's sums by the minute
         self._lock = threading.Lock()
+
+    @property
+    def executions(self) -> Counter[Ended]:
+        """Executions whose end is written."""
+        counts = self.others.copy()
+        for kind, by_provider in self.successes.items():
+            for provider, count in by_provider.items():
+                if count:
+                    counts[kind, provider, "succeeded", ""] += count
+        return counts
 
     def provider_of(self, resource_key: str) -> str:
         """The declared provider that a resource belongs to, or `OTHER`."""
         root = resource_key.partition("/")[0].partition(":")[0]  # `github:token` is GitHub's token endpoint
         return root if root in self.providers else OTHER
 
+    def ended(self, kind: str, resource_key: str, ending: tuple[str, str]) -> None:
+        """An execution's end is written; ``ending``: the outcome, the kind of its error."""
+        by_provider, root = self.successes[kind], resource_key.partition("/")[0]
+        provider = root if root in by_provider else OTHER
+        if ending is SUCCESS:
+            by_provider[provider] += 1
+        else:
+            self.others[kind, provider, *ending] += 1
+
     def rescued(self, kind: str, resource_key: str, outcome: str, error_kind: str) -> None:
         """A job of a vanished worker was taken from it."""
-        self.executions[kind, self.provider_of(resource_key), outcome, error_kind] += 1
+        self.others[kind, self.provider_of(resource_key), outcome, error_kind] += 1
         self.rescues[kind] += 1
 
     def request(self, resource_key: str, method: str, outcome: str, seconds: float | None) -> None:
@@ -94,6 +121,26 @@ class Counts:
         """A token endpoint was asked for a new token: ``ok``, or the kind of error."""
         self.refreshes[self.provider_of(resource_key), outcome] += 1
 
+    def throttle(self, resource_key: str) -> None:
+        """A resource began to rest, or rests longer."""
+        self.throttles[self.provider_of(resource_key)] += 1
+
+    def event(self, destination: str, outcome: str, seconds: float | None = None) -> None:
+        """A destination confirmed an event (``ok``), or did not (the kind of error)."""
+        self.events[destination, outcome] += 1
+        if seconds is not None:
+            self.delays.setdefault(destination, Histogram()).observe(seconds)
+
+    def webhook(self, provider: str, answer: str) -> None:
+        """A delivery was answered; from any thread."""
+        with self._lock:
+            self.webhooks[self.provider_of(provider), answer] += 1
+
+    def transaction(self, operation: str, seconds: float) -> None:
+        """A transaction of the engine's own was committed; from any thread."""
+        with self._lock:
+            self.transactions[operation].observe(seconds)
+
     def enqueue(self, kinds: Iterable[str]) -> None:
         """Jobs were accepted; from any thread. In a transaction of the caller's they may still be rolled back."""
         with self._lock:
@@ -103,7 +150,7 @@ class Counts:
         """What ended since this was last called, for the database's sums; `give_back` what cannot be written."""
         with self._lock:
             totals: dict[Series, int] = {}
-            for (kind, provider, outcome, _), count in self.executions.copy().items():
+            for (kind, provider, outcome, _), count in self.executions.items():
                 series = Series(kind, provider, outcome)
                 totals[series] = totals.get(series, 0) + count
             before, self._summed = self._summed, totals

@@ -29,7 +29,7 @@ from resilient.core.base.errors import BadPayload, InvalidInput, NaiveDatetime, 
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained_class
 from resilient.core.base.phrases import nearest
-from resilient.core.jobs.views import SEALED, START, is_sealed, without_sealed
+from resilient.core.jobs.records import SEALED, START, is_sealed, without_sealed
 from resilient.engine.ground import sealing
 from resilient.engine.ground.garbage import no_collections
 from resilient.engine.ground.kinds import Handler, Kind
@@ -38,7 +38,7 @@ from resilient.store.jobs.columns import NewJob
 from resilient.store.jobs.filters import as_id
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from resilient.core.base.tracing import Tracing
 
@@ -450,7 +450,12 @@ MOST: Final = 1_000  # names that are remembered: where each account is a name o
 
 
 class Foresight:
-    """Looks at the jobs of one app before they are written."""
+    """Looks at the jobs and accounts of one app before they are written.
+
+    ``place``: called with each resource key that a program names; raises `InvalidInput` for one that lives elsewhere.
+    """
+
+    place: Callable[[str], None] | None = None
 
     def __init__(self, declared: Mapping[str, Kind[Any]], providers: Collection[str], *, runs: bool) -> None:
         """``declared`` are its handlers and its ``kinds=``; ``runs``: it has handlers of its own."""
@@ -458,14 +463,22 @@ class Foresight:
         self._kinds, self._names = set(declared), set(providers)
 
     def look(self, ordered: Iterable[JobRequest]) -> None:
-        """Warn of what was not warned of before."""
+        """Warn of what was not warned of before. Raises `InvalidInput` for a resource that lives elsewhere."""
+        checked = ""
         for one in ordered:
             row = one.row
+            if row.resource_key != checked:
+                self.look_at(checked := row.resource_key)
             if row.kind not in self._kinds:
                 self._kind(row.kind)
             name = row.resource_key.partition("/")[0]
             if name not in self._names:
                 self._name(name, row.resource_key)
+
+    def look_at(self, resource_key: str) -> None:
+        """Raise `InvalidInput` for a resource that lives elsewhere."""
+        if self.place is not None:
+            self.place(resource_key)
 
     def _kind(self, kind: str) -> None:
         if len(self._kinds) < MOST:

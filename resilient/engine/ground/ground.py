@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilient.core.base.tracing import Tracing
+    from resilient.core.gates.admission import ResourceFacts
     from resilient.core.gates.policy import Policies
     from resilient.core.provider.facts import Provider
     from resilient.engine.ground.counts import Counts, Figures
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from resilient.engine.ground.kinds import Handler
     from resilient.store.db.database import Database
     from resilient.store.db.wake import Waker
+    from resilient.wire.requests.pool import PoolSettings
 
 # Kinds of jobs as values: `Kind`, the name and shape of what is enqueued, and `Handler`, what runs it.
 #
@@ -86,6 +88,11 @@ class Ground:
     workers: weakref.WeakSet[Wakeable]
     counts: Counts
     tracing: Tracing
+    http: Mapping[str, PoolSettings]  # how requests are sent, by provider; "*": to all others
+
+    def http_of(self, provider: str) -> PoolSettings | None:
+        """How requests to a provider are sent, if the program says it."""
+        return self.http.get(provider) or self.http.get("*")
 
     async def ready(self) -> None:
         """See `Resilient.ready`."""
@@ -114,6 +121,11 @@ class Ground:
     def tell(self, resource_key: str) -> None:
         """Tell workers of other processes that a gate of this resource changed: they read it before they send."""
         self.waker.tell(resource_key)
+
+    def note_cooldown(self, facts: ResourceFacts) -> None:
+        """A resource began to rest, or rests longer: that is counted, and told to other processes."""
+        self.counts.throttle(facts.key)
+        self.tell(facts.key)
 
     def in_threads(self) -> Ground:
         """The same ground for the event loop of a thread: its transactions are synchronous."""

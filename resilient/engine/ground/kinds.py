@@ -26,7 +26,7 @@ from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_class
 from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.jobs.backoff import Retry
-from resilient.core.jobs.views import Redaction, check_redaction, is_sealed, redacted
+from resilient.core.jobs.records import Redaction, check_redaction, is_sealed, redacted
 from resilient.engine.ground.sealing import UNSAID, unseen
 
 if TYPE_CHECKING:

@@ -12,26 +12,54 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts.tokens import EMPTY
 from resilient.core.base.errors import InvalidInput, SetupError
+from resilient.core.base.loggers import logger
+from resilient.core.base.phrases import nearest
 from resilient.core.base.resource_key import check_stored
 from resilient.core.events import message as events
 from resilient.core.gates.policy import Tenancy
 from resilient.core.provider.facts import Provider
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from resilient.core.gates.rate_limit import Limit
     from resilient.core.provider.auth import OAuth2
+    from resilient.wire.requests.pool import PoolSettings
 
 
+log = logger("app")
 _ACCOUNT: Final = 2  # segments of an account's key
+
+
+def warn_of_roots(patterns: Iterable[str], providers: Collection[str]) -> None:
+    """A line for each pattern whose provider is almost one of these: it fits nothing, and would say nothing."""
+    for pattern in dict.fromkeys(patterns):
+        root = pattern.partition("/")[0]
+        if root not in providers and (hint := nearest(root, providers)):
+            log.warning("pattern %r: this app has no provider %r%s", pattern, root, hint)
+
+
+def http_by_name(http: Any, providers: Mapping[str, Provider]) -> Mapping[str, PoolSettings]:
+    """`Resilient(http=...)` by provider, ``"*"`` for all others. Raises `SetupError`."""
+    if http is None:
+        return {}
+    from resilient.wire.requests.pool import PoolSettings  # noqa: PLC0415 - httpx: only where it is set up
+
+    by_name: dict[str, Any] = dict(http) if isinstance(http, Mapping) else {"*": http}
+    for name, settings in by_name.items():
+        if not isinstance(settings, PoolSettings):
+            raise SetupError(f"http= takes PoolSettings, or a mapping to them, and not {type(settings).__name__}")
+        if name != "*" and name not in providers:
+            raise SetupError(f"http={{{name!r}: ...}}: no provider has this name{nearest(name, providers)}")
+    return by_name
 
 
 def registry(providers: Iterable[Provider]) -> Mapping[str, Provider]:

@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import BadPayload, Failure, FailureKind, SecretsUnreadable
+from resilient.core.base.frames import from_callee
 from resilient.core.jobs.outcomes import CancelledByHandler, Failed, Snoozed
-from resilient.core.jobs.views import SEALED, SEALED_KEY
+from resilient.core.jobs.records import SEALED, SEALED_KEY
 from resilient.store.accounts.secrets import VARIABLE, key_id_of
 from resilient.wire.requests.redact import trace_of
 
@@ -84,7 +85,7 @@ def trace(error: BaseException, is_sealed: bool, secrets: Iterable[str] = ()) ->
     """The traceback of an exception; of a sealed kind files, lines and functions alone, and no value."""
     if not is_sealed:
         return trace_of(error, secrets)
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    frames = traceback.extract_tb(from_callee(error.__traceback__))[-_FRAMES:]
     return "".join(f'  File "{one.filename}", line {one.lineno}, in {one.name}\n' for one in frames)
 
 

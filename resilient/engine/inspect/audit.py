@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-    from resilient.core.inspect.audit import AuditInfo
+    from resilient.core.jobs.records import AuditInfo
     from resilient.engine.ground.ground import Ground
 
 

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Final, Literal
 from resilient.core.base.errors import DatabaseUnreachable, SchemaOutdated, SetupError
 from resilient.core.base.phrases import counted, span
 from resilient.core.base.resource_key import account, serves
+from resilient.core.inspect.why import stands_still
 from resilient.core.provider.facts import warning
 from resilient.engine.ground.providers import also_installed_by, hidden_by
 from resilient.store.accounts import connections
 from resilient.store.db import schema
+from resilient.store.db.wake import listener_name
 from resilient.store.inspect import health
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from resilient.core.provider.facts import Provider
     from resilient.store.db.database import Database
-    from resilient.store.inspect.health import Contents, Server
+    from resilient.store.inspect.health import Contents, Server, WorkerSeen
 
 Level = Literal["ok", "warn", "fail"]
 SKEW: Final = 5.0  # seconds this host's clock may differ from the database's
@@ -82,10 +84,8 @@ async def examine(
     server = await database.transaction(health.server)
     skew = (server.now - before).total_seconds(), (server.now - host_now()).total_seconds()
     findings = [_database(database, server), *check_server(server, skew, sqlite=database.is_sqlite)]
-    if database.is_sqlite:
-        findings += await asyncio.to_thread(_check_file, database)
-    else:
-        findings.append(await asyncio.to_thread(_check_notify, database, listen_url))
+    place, applications = await asyncio.to_thread(_check_place, database, listen_url)
+    findings += place
     if outdated is not None:
         if makes_tables and isinstance(outdated, SchemaOutdated):
             message = "this program makes the tables, or brings them up to date, when it is first used"
@@ -103,6 +103,7 @@ async def examine(
     present, needed = await schema.current(database), schema.head()
     newer = "" if present == needed else f", made by a newer version; this one needs {needed}"
     findings += [Finding("schema", "ok", f"revision {present}{newer}"), *check_contents(contents)]
+    findings += check_listeners(contents, applications)
     if keys is not None:
         findings += check_secrets(await database.transaction(connections.sealed_with), keys)
     return [*findings, *facts]
@@ -113,21 +114,41 @@ def _database(database: Database, server: Server) -> Finding:
     return Finding("database", "ok", f"{name} {'.'.join(map(str, server.version))} at {database.address}")
 
 
-def _check_notify(database: Database, listen_url: URL | None) -> Finding:
+def _check_place(database: Database, listen_url: URL | None) -> tuple[list[Finding], frozenset[str] | None]:
+    """SQLite's file, or the server where programs listen; then with its applications, as `health.hearers`."""
+    if database.is_sqlite:
+        return _check_file(database), None
+    notify, applications = _check_notify(database, listen_url)
+    return [notify], applications
+
+
+def _check_notify(database: Database, listen_url: URL | None) -> tuple[Finding, frozenset[str] | None]:
     url = listen_url or database.url.set(drivername="postgresql+psycopg")
     try:
-        works = health.notifies(url)
+        applications = health.hearers(url)
     except DatabaseUnreachable as error:
         message = f"LISTEN could not be tried: {error}"
-        return Finding("notify", "warn", message, "give listen_url= an address workers can reach")
-    if works:
-        return Finding("notify", "ok", "LISTEN and NOTIFY work: idle workers wake at once")
-    return Finding(
-        "notify",
-        "warn",
-        "NOTIFY does not reach LISTEN (PgBouncer in transaction mode?): idle workers find work by polling",
-        "give listen_url= the address of PostgreSQL itself",
-    )
+        return Finding("notify", "warn", message, "give listen_url= an address workers can reach"), None
+    if applications is not None:
+        return Finding("notify", "ok", "LISTEN and NOTIFY work: idle workers wake at once"), applications
+    message = "NOTIFY does not reach LISTEN (PgBouncer in transaction mode?): idle workers find work by polling"
+    return Finding("notify", "warn", message, "give listen_url= the address of PostgreSQL itself"), None
+
+
+def check_listeners(contents: Contents, applications: frozenset[str] | None) -> Iterator[Finding]:
+    """Whether the living workers listen on this server; ``applications``: of its sessions, None if it is not known."""
+    if applications is None:
+        return
+    able = [worker for worker in contents.workers if worker.silent <= SILENT and not worker.stopping]
+    if deaf := sorted(worker.id for worker in able if listener_name(worker.id) not in applications):
+        more = f" and {len(deaf) - MOST_NAMED} more" if len(deaf) > MOST_NAMED else ""
+        yield Finding(
+            "listeners",
+            "warn",
+            f"no LISTEN on this server comes from {', '.join(deaf[:MOST_NAMED])}{more}, {len(deaf)} of"
+            f" {counted(len(able), 'living worker', 'living workers')}: no NOTIFY from here wakes them, they poll",
+            "give all programs one listen_url= (the same node of a cluster); a worker that only drains never listens",
+        )
 
 
 def _check_file(database: Database) -> list[Finding]:
@@ -362,6 +383,7 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
                 f"worker {worker.id} (process {worker.pid} on {worker.host}) has been silent for {span(worker.silent)}",
                 "look why it died; other workers take its jobs over when their lease ends",
             )
+    yield from _check_loops(alive)
     able = [worker for worker in alive if not worker.stopping]
     kinds = {kind for worker in able for kind in worker.kinds}
     if not alive:
@@ -399,6 +421,18 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
             f"workers run different versions: {', '.join(versions)}",
             "finish the deployment",
         )
+
+
+def _check_loops(alive: Sequence[WorkerSeen]) -> Iterator[Finding]:
+    for worker in alive:
+        if stands_still(worker.loop_lag):
+            yield Finding(
+                "loop",
+                "warn",
+                f"the event loop of worker {worker.id} stood still for {span(worker.loop_lag or 0.0)}: its other jobs"
+                " waited",
+                "its log names the handler and its line: make it a plain def, or await its work",
+            )
 
 
 def _check_sealed(contents: Contents) -> Iterator[Finding]:

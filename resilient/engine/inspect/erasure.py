@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import explained_calls
 from resilient.core.inspect.erasure import Erased, checked, refusal
-from resilient.core.jobs.views import without_sealed
+from resilient.core.jobs.records import without_sealed
 from resilient.engine.ground.audited import actor
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking, one_by_one
 from resilient.engine.inspect.audit import Audit

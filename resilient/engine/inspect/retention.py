@@ -17,7 +17,7 @@ from uuid import UUID
 from resilient.core.base.errors import InvalidInput
 from resilient.core.inspect.retention import Pruned, Retention, Span, span
 from resilient.core.jobs.states import TERMINAL
-from resilient.store.events import inbox
+from resilient.store import events as events_store
 from resilient.store.inspect import retention as store
 from resilient.store.schedules import ticks as schedules
 
@@ -124,9 +124,9 @@ class Walk:
 
     def _inbox(self, c: Connection, d: Dialect, name: str, before: datetime) -> bool:
         if self._dry_run:
-            count, more = inbox.count(c, d, before, COUNTED), False
+            count, more = events_store.count_inbox(c, d, before, COUNTED), False
         else:
-            count, more = inbox.prune(c, d, before, self._batch if d.is_postgresql else SQLITE_BATCH)
+            count, more = events_store.prune_inbox(c, d, before, self._batch if d.is_postgresql else SQLITE_BATCH)
         self.tally[name] += count
         return not more
 

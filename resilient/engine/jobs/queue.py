@@ -28,7 +28,7 @@ from resilient.engine.ground import sessions
 from resilient.engine.ground.encoder import Enqueued, JobRequest, with_trace
 from resilient.engine.ground.kinds import name_of
 from resilient.engine.ground.sessions import Transactions
-from resilient.store.db.direct import direct, through_driver
+from resilient.store.db.direct import direct, operation, through_driver
 from resilient.store.db.schema import missing_tables_explained
 from resilient.store.jobs import dependencies, order, ready
 from resilient.store.jobs import insert as jobs
@@ -51,6 +51,7 @@ BATCH: Final = 10_000  # jobs that `write_many` writes at once
 
 
 @direct
+@operation("enqueue")
 def write(
     c: Connection, d: Dialect, ordered: Sequence[JobRequest], *, last: bool = True, ended: Collection[UUID] = ()
 ) -> list[Enqueued]:
@@ -86,6 +87,7 @@ def _write(
 
 
 @direct
+@operation("enqueue")
 def write_many(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list[Enqueued]:
     """`write`, in statements of a bounded size."""
     done: list[Enqueued] = []
@@ -416,7 +418,7 @@ class Queue:
             ordered = with_trace([self._ground.encoder.encode(kind, payload, resource_key, **options)], tracing)
             self._ground.foresight.look(ordered)
             if span is not None:
-                span.note(messaging__message__id=str(ordered[0].row.id))
+                span.note({"messaging.message.id": str(ordered[0].row.id)})
             if session is not None:
                 return (await self._join(session, ordered))[0]
             run = self._db.statement if is_one_statement(ordered[0]) else self._db.transaction
@@ -440,7 +442,7 @@ class Queue:
             ordered = with_trace(self._ground.encoder.encode_many(kind, payloads, resource_key, options), tracing)
             self._ground.foresight.look(ordered)
             if span is not None:
-                span.note(messaging__batch__message_count=len(ordered))
+                span.note({"messaging.batch.message_count": len(ordered)})
             if session is not None:
                 return await self._join(session, ordered)
             done = await self._db.transaction(write_many, ordered)

@@ -27,9 +27,9 @@ from resilient.core.base.errors import (
 from resilient.core.base.numbers import json_text
 from resilient.core.base.resource_key import check
 from resilient.core.jobs import marks
-from resilient.core.jobs.views import START
+from resilient.core.jobs.records import START
 from resilient.core.provider.facts import GENERIC
-from resilient.engine.accounts.grants import AT_ONCE
+from resilient.engine.accounts.grants import PATIENCE
 from resilient.engine.events.publishers import Publishers, require
 from resilient.engine.ground.encoder import Enqueued, with_trace
 from resilient.engine.jobs.workflows import results_of
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from resilient.core.provider.facts import Provider
     from resilient.engine.accounts.access import Access
     from resilient.engine.gates.gate import Gate
+    from resilient.engine.ground.counts import Counts
     from resilient.engine.ground.kinds import Kind
     from resilient.engine.jobs.workflows import Step
     from resilient.engine.run.execution import Execution, Features, Work, WorkerLoop
@@ -77,7 +78,9 @@ class Wire:
         self._providers, self.grants = features.ground.providers, features.grants
         self.gate, self.loop, self.now = gate, loop, now
         self._tracing = features.ground.tracing
-        self.pool = Pool()
+        http = features.ground.http
+        self.pool = Pool(http.get("*"))
+        self._pools = {name: Pool(settings) for name, settings in http.items() if name != "*"}
         # Providers whose accounts have addresses or headers of their own.
         self.scattered = frozenset(p.name for p in self._providers.values() if p.placeholders)
         self._habits: dict[str, float] = {}  # kinds whose handlers begin with a request, and what that costs
@@ -91,6 +94,10 @@ class Wire:
     def provider_of(self, resource_key: str) -> Provider:
         """The provider a key's first segment names."""
         return self._providers.get(resource_key.partition("/")[0], GENERIC)
+
+    def pool_of(self, provider: Provider) -> Pool:
+        """The connections to a provider."""
+        return self._pools.get(provider.name, self.pool)
 
     async def prepare(self, execution: Execution) -> None:
         """See that the request log of a job is known before its handler asks for a client.
@@ -181,7 +188,8 @@ class Wire:
     async def close(self) -> None:
         """Close the connections."""
         await self.publishers.close()
-        await self.pool.aclose()
+        for one in (self.pool, *self._pools.values()):
+            await one.aclose()
 
 
 class Branch:
@@ -197,10 +205,11 @@ class Branch:
         """Its client: for coroutines, or for the thread of a plain handler."""
         if self._client is None:
             wire, request_log = self._wire, self._request_log or self._wire.request_log(self._execution)
+            pool = wire.pool_of(request_log.provider)
             if self._execution.handler.is_async:
-                self._client = build_async_client(request_log, wire.pool)
+                self._client = build_async_client(request_log, pool)
             else:
-                self._client = build_client(request_log, wire.pool, wire.from_thread)
+                self._client = build_client(request_log, pool, wire.from_thread)
         return self._client  # type: ignore[no-any-return]
 
     def admitted_call(self, method: str, url: str, words: Mapping[str, Any]) -> AsyncCall | SyncCall:
@@ -260,6 +269,15 @@ class HandlerBackend(Branch):
     def publishers(self) -> Publishers:
         """What events are published with."""
         return self._wire.publishers
+
+    @property
+    def counts(self) -> Counts:
+        """What this process counts."""
+        return self._execution.context.ground.counts
+
+    def now(self) -> datetime:
+        """The engine's clock."""
+        return self._wire.now()
 
     @property
     def tracing(self) -> Tracing:
@@ -503,8 +521,13 @@ class JobHooks:
         counts.request(request.key, request.method, "ok" if failure is None else failure.kind, seconds)
 
     def abandoned(self, permit: Permit) -> None:
-        """Neutral for every count."""
-        self._wire.gate.abandoned(permit.state)
+        """Neutral for every count. A thread's permit goes back on the loop, where requests are counted."""
+        if permit.state is None:
+            return
+        if self._execution.handler.is_async:
+            self._wire.gate.abandoned(permit.state)
+        else:
+            self._wire.loop.call_soon(self._wire.gate.abandoned, permit.state)
 
     async def refreshed(self, permit: Permit, failure: Failure) -> bool:
         """Refresh, or find that somebody else has done it."""
@@ -528,7 +551,7 @@ def _mark(c: Connection, d: Dialect, id_: UUID, fence: int, text: str) -> bool:
 def patience_of(execution: Execution) -> float:
     """Seconds for which a job waits in its slot for a refresh, whoever carries it out."""
     timeout = execution.handler.timeout
-    return AT_ONCE if timeout is None else min(AT_ONCE, timeout / 4)
+    return PATIENCE if timeout is None else min(PATIENCE, timeout / 4)
 
 
 _BROKE_OFF: Final = Failure(FailureKind.TRANSIENT, code="broke_off", provider_wide=True)

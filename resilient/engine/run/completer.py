@@ -6,11 +6,15 @@ makes that harmless, and a commit whose answer was lost is recognised by the ver
 A program's open transaction may hold a job, or what follows it: a lane, a workflow. After a second the others of the
 batch are written without it (jobs are looked at, anything else is found by halving), and it is tried again beside them.
 Nobody can rescue a job that is held; once it is let go, a living worker's is spared for a while (`sweeper.py`).
+
+A process that slept through a lease may run a job again while its earlier result waits here. No statement gets both: it
+could not tell whose end it wrote.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -20,14 +24,14 @@ from resilient.core.base.loggers import FailureLog, apart, logger
 from resilient.core.jobs.backoff import retry_pause
 from resilient.engine.jobs import queue
 from resilient.store.db.dialect import LOCK_WAIT, SHORT_LOCK_WAIT, is_lock_timeout
-from resilient.store.db.direct import direct, reserved
+from resilient.store.db.direct import direct, operation, reserved
 from resilient.store.gates import resources, turns
 from resilient.store.jobs import finishing, leases
 from resilient.store.jobs.dependencies import Ends
 from resilient.store.jobs.queries import locked_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -43,6 +47,7 @@ BACKLOG: Final = 5_000  # results waiting to be written, beyond which slots wait
 CAREFUL_FOR: Final = 30.0  # seconds after somebody was found to hold what a result needs
 HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
 Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
+FencedId = tuple["UUID", int]  # id, fence: a job may be run here again while an earlier result of it is not written
 
 
 class Results(NamedTuple):
@@ -57,10 +62,30 @@ class Results(NamedTuple):
         """Their jobs."""
         return [x[0] for x, _ in self.done] + [f.id for f, _ in self.finishes]
 
+    @property
+    def fenced_ids(self) -> list[FencedId]:
+        """Their executions, those of one job in their order."""
+        return sorted([(x[0], x[1]) for x, _ in self.done] + [(f.id, f.version) for f, _ in self.finishes], key=_fence)
+
     def only(self, ids: Collection[UUID]) -> Results:
         """Those of these jobs."""
         done, finishes = [x for x in self.done if x[0][0] in ids], [x for x in self.finishes if x[0].id in ids]
         return Results(done, finishes, self.tries)
+
+    def rounds(self) -> list[Results]:
+        """The batch in parts that hold each job once; of the executions of one job the earlier ones come first."""
+        if len(set(ids := self.ids)) == len(ids):
+            return [self]
+        last = dict(self.fenced_ids)
+        latest = self._replace(
+            done=[x for x in self.done if x[0][1] == last[x[0][0]]],
+            finishes=[x for x in self.finishes if x[0].version == last[x[0].id]],
+        )
+        earlier = self._replace(
+            done=[x for x in self.done if x[0][1] != last[x[0][0]]],
+            finishes=[x for x in self.finishes if x[0].version != last[x[0].id]],
+        )
+        return [*earlier.rounds(), latest]
 
     def parts(self) -> list[Results]:
         """The batch in two, or nothing if it is one result."""
@@ -78,8 +103,8 @@ class Completer:
         self,
         database: Database,
         capped: Callable[[str], Sequence[str]],
-        on_written: Callable[[Sequence[UUID], Collection[UUID], bool], None],
-        on_refused: Callable[[UUID, Exception], None],
+        on_written: Callable[[Sequence[FencedId], Collection[UUID], bool], None],
+        on_refused: Callable[[UUID, int, Exception], None],
         poke: Callable[[], None],
         *,
         roll: Callable[[], float],
@@ -87,7 +112,7 @@ class Completer:
         self._roll = roll
         self._database, self._capped, self._is_sqlite = database, capped, database.is_sqlite
         self._on_written, self._on_refused, self._poke = on_written, on_refused, poke
-        self._follow_ups: dict[UUID, Sequence[JobRequest]] = {}  # of jobs whose results wait to be written
+        self._follow_ups: dict[FencedId, Sequence[JobRequest]] = {}  # of executions whose results wait to be written
         self._alone: deque[tuple[Done, str]] = deque()  # successes that are probably nobody else's affair
         self._done: deque[tuple[Done, str]] = deque()
         self._finishes: deque[tuple[finishing.Finish, str]] = deque()
@@ -107,15 +132,16 @@ class Completer:
         self.written = 0
         self.stale = 0
 
-    def follow(self, id_: UUID, ordered: Sequence[JobRequest]) -> None:
+    def follow(self, id_: UUID, fence: int, jobs: Sequence[JobRequest]) -> None:
         """Call it before `succeed` or `finish`: these jobs are enqueued if that one's end is written."""
-        self._follow_ups[id_] = ordered
+        self._follow_ups[id_, fence] = jobs
 
     def succeed(
         self, id_: UUID, fence: int, result: str | None, resource_key: str, *, is_followed: bool = True
     ) -> None:
         """A job succeeded. ``is_followed``: something else is to be written with its end."""
-        is_alone = not (is_followed or self._is_sqlite or id_ in self._follow_ups or self._capped(resource_key))
+        has_jobs = bool(self._follow_ups) and (id_, fence) in self._follow_ups
+        is_alone = not (is_followed or self._is_sqlite or has_jobs or self._capped(resource_key))
         (self._alone if is_alone else self._done).append(((id_, fence, result), resource_key))
         self._added()
 
@@ -176,11 +202,12 @@ class Completer:
 
     async def _write_batch(self) -> None:
         if alone := [self._alone.popleft() for _ in range(min(BATCH, len(self._alone)))]:
-            await self._save_alone(Results(alone, []))
+            for results in Results(alone, []).rounds():
+                await self._save_alone(results)
         done = [self._done.popleft() for _ in range(min(BATCH, len(self._done)))]
         finishes = [self._finishes.popleft() for _ in range(min(BATCH, len(self._finishes)))]
-        if done or finishes:
-            await self._save(Results(done, finishes))
+        for results in Results(done, finishes).rounds() if done or finishes else ():
+            await self._save(results)
         if self._backlog() < BACKLOG:
             self._room.set()
 
@@ -196,7 +223,7 @@ class Completer:
                 else:
                     results = results._replace(tries=1)  # it may have been committed
             else:
-                self._saved([i for i in results.ids if i in written], written, released=False)
+                self._saved([(i, fence) for i, fence, _ in done if i in written], written, released=False)
                 results = results.only(set(results.ids) - written)
         if results.done:
             await self._save(results)
@@ -216,7 +243,7 @@ class Completer:
                 else:
                     parts = await self._failed(results, error)
             else:
-                self._saved(results.ids, effective, released=released)
+                self._saved(results.fenced_ids, effective, released=released)
                 return
             if len(parts) != 1:
                 break
@@ -226,16 +253,16 @@ class Completer:
 
     async def _write(self, results: Results, how_long: str) -> tuple[set[UUID], bool]:
         """In one transaction; returns whose results are written, and whether something may be ready over it."""
-        ids, ends = results.ids, Ends()
+        ends = Ends()
         freed = self._freed(key for _, key in (*results.done, *results.finishes))
-        following = {i: self._follow_ups[i] for i in ids if i in self._follow_ups} if self._follow_ups else None
+        following = [one for one in results.fenced_ids if one in self._follow_ups] if self._follow_ups else []
         effective = await self._database.transaction(
             write, [x for x, _ in results.done], [f for f, _ in results.finishes], freed, again=results.tries > 0,
-            follow_ups=following, ends=ends, how_long=how_long,
+            follow_ups={one[0]: self._follow_ups[one] for one in following}, ends=ends, how_long=how_long,
         )  # fmt: skip
         if following:
-            for id_ in following:
-                del self._follow_ups[id_]
+            for one in following:
+                del self._follow_ups[one]
             self._poke()
         is_released = (
             results.finishes or freed or following or results.tries
@@ -257,9 +284,10 @@ class Completer:
         if is_about_data:
             if parts := results.parts():
                 return parts
-            (id_,) = results.ids
-            if self._follow_ups.pop(id_, None):
-                self._on_refused(id_, error)
+            (one,) = results.fenced_ids
+            if self._follow_ups.pop(one, None):
+                with _contained(results.ids):
+                    self._on_refused(*one, error)
                 return []
             results = _bare(results)
         await asyncio.sleep(pause)
@@ -313,7 +341,8 @@ class Completer:
                 freed[capped] = freed.get(capped, 0) + 1
         return freed
 
-    def _saved(self, ids: Sequence[UUID], effective: set[UUID], *, released: bool) -> None:
+    def _saved(self, fenced_ids: Sequence[FencedId], effective: set[UUID], *, released: bool) -> None:
+        ids = [id_ for id_, _ in fenced_ids]
         self._failures.worked()
         self.written += len(effective)
         stale: set[UUID] = set()
@@ -325,8 +354,19 @@ class Completer:
                 len(stale),
                 min(stale),
             )
-        self._on_written(ids, stale, released)
-        self.on_saved()
+        with _contained(ids):
+            self._on_written(fenced_ids, stale, released)
+        with _contained(ids):
+            self.on_saved()
+
+
+@contextlib.contextmanager
+def _contained(ids: Sequence[UUID]) -> Iterator[None]:
+    """Log an error of who hears of results: whoever writes them goes on with the others."""
+    try:
+        yield
+    except Exception:
+        log.exception("the engine failed over %d results (first: job %s)", len(ids), min(ids))
 
 
 def _nothing() -> None:
@@ -353,6 +393,7 @@ def _bare(results: Results) -> Results:
 
 @direct
 @reserved
+@operation("finish")
 def write(
     c: Connection,
     d: Dialect,
@@ -386,6 +427,10 @@ def write(
         effective |= _written_before(c, d, done, finishes, effective)
     free_slots(c, d, freed, now)
     return effective
+
+
+def _fence(one: FencedId) -> int:
+    return one[1]
 
 
 def _by_id(one: Done) -> int:

@@ -29,6 +29,7 @@ from resilient.core.base.frames import Hidden
 from resilient.core.jobs import marks
 from resilient.core.jobs.backoff import retry_pause
 from resilient.core.jobs.outcomes import Failed, JobFacts
+from resilient.engine.ground.counts import SUCCESS
 from resilient.store.db import trouble
 from resilient.wire.requests.sockets import Line
 
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from resilient.core.jobs.outcomes import Outcome
     from resilient.engine.accounts.grants import Grants
     from resilient.engine.alerts import Alerts
+    from resilient.engine.gates.drawing import Reservation
     from resilient.engine.gates.gate import Gate
-    from resilient.engine.gates.tickets import Reservation
     from resilient.engine.ground.encoder import JobRequest
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Handler
@@ -171,6 +172,7 @@ class Pausable:
     waits = 0  # requests that wait inside the engine now
     waits_since = 0.0  # loop time at which the first of them began
     waited_before = 0.0  # seconds of the waits that have ended
+    unseen: Any = None  # see `tracing.Run`
 
     def pause(self, now: float) -> float:
         """Seconds in which at least one of its requests waited."""
@@ -208,7 +210,7 @@ class Execution(Pausable):
     request_logs: Mapping[str, RequestLog] = MappingProxyType({})  # of its requests, by resource; made with the first
     outage: BaseException | None = None  # why the database does not serve, while it is waited for
     decision = ""  # what was decided of it, if that may be taken back
-    ending = ("succeeded", "")  # what its end counts as: the outcome, the kind of its error
+    ending = SUCCESS  # what its end counts as: the outcome, the kind of its error
     effect: str | None = None  # the latest request that took effect and would be done again by a repeat, by name
     _effects: Mapping[str, Any] = MappingProxyType({})  # its mark, which stays on the row until the finish
     _marks: Mapping[str, Any] = MappingProxyType({})  # of unanswered requests, by name
@@ -228,7 +230,7 @@ class Execution(Pausable):
             self._marks = marks.readable(row.sent)
 
     def log_fields(self) -> dict[str, Any]:
-        """See `loggers.Labelled`."""
+        """See `tracing.Run`."""
         row = self.row
         return {
             "job_id": str(self.id), "kind": row.kind, "resource_key": row.resource_key, "attempt": row.attempts + 1,
@@ -419,7 +421,7 @@ class SharedCall(Pausable):
         self._ids: Sequence[UUID] = ()
 
     def log_fields(self) -> dict[str, Any]:
-        """See `loggers.Labelled`; ``job_id`` names the first few."""
+        """See `tracing.Run`; ``job_id`` names the first few."""
         more = len(self._ids) - LABELLED
         ids = " ".join(map(str, self._ids[:LABELLED])) + (f" +{more}" if more > 0 else "")
         return {"job_id": ids, "kind": self.row.kind, "resource_key": self.row.resource_key, "attempt": None}
@@ -558,35 +560,33 @@ def _gives_up(execution: Execution, error: Exception, tries: int) -> bool:
 
 def begin_span(unit: Execution | SharedCall, executions: Sequence[Execution]) -> None:
     """Begin the span of a run, as the current one; its slot leaves it, and `Finisher` ends it."""
-    ground, first = executions[0].context.ground, executions[0]
-    tracing, row = ground.tracing, first.row
-    if unit is first:
-        span = unit.span = tracing.process(row.kind, () if row.trace is None else (row.trace,))
-    else:
-        span = unit.span = tracing.process(row.kind, [one.row.trace for one in executions], count=len(executions))
-    if span is None:
+    ground, row = executions[0].context.ground, executions[0].row
+    tracing, alone = ground.tracing, unit is executions[0]
+    if tracing.share < 1 and tracing.leaves_out():
         return
+    traces = () if alone and row.trace is None else [one.row.trace for one in executions]
+    if (span := tracing.process(row.kind, traces, count=None if alone else len(executions))) is None:
+        return
+    unit.span = span
     span.enter()
     if not span.is_recorded:
         return
-    provider, alone = row.resource_key.partition("/")[0], unit is first
-    span.note(
-        resilient__provider=provider if provider in ground.providers else None,
-        resilient__resource_key=row.resource_key if tracing.tenants else None,
-        messaging__message__id=str(row.id) if alone else None,
-        resilient__attempt=row.attempts + 1 if alone else None,
-        resilient__execution=row.executions + 1 if alone else None,
-    )
+    provider = row.resource_key.partition("/")[0]
+    words: dict[str, Any] = {"resilient.provider": provider if provider in ground.providers else None}
+    words["resilient.resource_key"] = row.resource_key if tracing.tenants else None
+    if alone:
+        words["messaging.message.id"] = str(row.id)
+        words["resilient.attempt"], words["resilient.execution"] = row.attempts + 1, row.executions + 1
+    span.note(words)
 
 
 def end_span(execution: Execution, decision: str, outcome: Outcome) -> None:
     """Say in the span of a run what it came to. That of a batch ends with its last job."""
-    run = execution.run
-    span = execution.span if run is None else run.span
+    span = execution.span if (run := execution.run) is None else run.span
     if span is None or not span.is_recorded:
         return
     if run is None:
-        span.note(resilient__outcome=decision)
+        span.note({"resilient.outcome": decision})
     elif decision != "succeeded":
         span.event("resilient.job", {"messaging.message.id": str(execution.id), "resilient.outcome": decision})
     if isinstance(outcome, Failed):

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.base.loggers import logger, running
-from resilient.core.jobs.outcomes import LEAST_STUCK, HandedBack, Outcome, share_of_key
+from resilient.core.base.loggers import logger
+from resilient.core.base.tracing import running
+from resilient.core.jobs.outcomes import LEAST_STUCK, HandedBack, Outcome, Succeeded, share_of_key
 from resilient.engine.ground.foreign import ends_task
 from resilient.engine.run.execution import Execution, SharedCall, is_overdue
 from resilient.engine.run.job import Batch, SyncBatch
@@ -35,6 +35,7 @@ from resilient.engine.run.pipeline import (
     run_job,
     uncancel,
 )
+from resilient.engine.run.two_phase import AFTER_COMMIT_PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,7 @@ BREATH: Final = 16  # jobs a slot may run without letting the loop breathe
 DEADLINE_LOOK: Final = 0.1  # seconds between two looks for executions past their timeout
 SOLO_PATIENCE: Final = 5.0  # seconds a suspect waits for the others to end
 CANCEL_PATIENCE: Final = 5.0  # seconds a coroutine may take to end after its cancellation
+AFTER_PATIENCE: Final = AFTER_COMMIT_PATIENCE + CANCEL_PATIENCE  # seconds that calls after a commit may keep a slot
 CLOSE_PATIENCE: Final = 1.0  # seconds the slots may take to end when the worker closes
 _WEIGHT: Final = {None: 0, "stop": 1, "cancel": 2, "timeout": 3, "lost": 4}  # the heavier reason wins
 
@@ -150,6 +152,7 @@ class Executor:
         self._started = 0  # handlers that run and are not given up
         self.stuck: set[Execution | SharedCall] = set()  # were told to end or given up, and go on
         self._replaced = 0  # how many of them another slot stands for
+        self._widening = False  # `_widen` will run when the loop turns
 
     # -- feeding --------------------------------------------------------------------------------------------------
 
@@ -162,9 +165,10 @@ class Executor:
         if (old := self.find(execution.number)) is not None:  # this process slept through its lease
             self.interrupt(old, "lost")
         self.running[execution.number] = execution
-        execution.since = time.monotonic()
+        loop = asyncio.get_running_loop()
+        execution.since = loop.time()
         if self._deadlines is None:
-            self._deadlines = asyncio.get_running_loop().call_later(DEADLINE_LOOK, self._check_deadlines)
+            self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines)
         unit: Execution | SharedCall = execution
         if execution.handler.batch and not execution.sent:  # a request without an answer is looked up alone
             unit = self._gather(execution)
@@ -172,7 +176,6 @@ class Executor:
                 return  # the batch stands in a queue already
         if execution.row.rescues:
             if not self._solo:
-                loop = asyncio.get_running_loop()
                 self._patience = loop.time() + SOLO_PATIENCE
                 loop.call_later(SOLO_PATIENCE, self._wake_one)
             self._solo.append(unit)
@@ -201,6 +204,15 @@ class Executor:
             if not future.done():
                 future.set_result(None)
                 return
+
+    def _widen(self) -> None:
+        """Wake slots for what still waits, as the loop turns: two for each handler that has begun to wait.
+
+        Handlers that never wait give the loop a turn only when their slot breathes, so they cost next to no wake-up.
+        """
+        self._widening = False
+        for _ in range(min(len(self._queue), max(1, 2 * self._started))):
+            self._wake_one()
 
     def find(self, number: int) -> Execution | None:
         """An execution that is claimed and not decided, by its job's number."""
@@ -262,10 +274,9 @@ class Executor:
                 future = loop.create_future()
                 self._idle.append(future)
                 await future
-            # Each slot that starts wakes two more while there is work: jobs that never wait cost no wake-up at all.
-            if self._queue and self._idle:
-                self._wake_one()
-                self._wake_one()
+            if self._queue and self._idle and not self._widening:
+                self._widening = True
+                loop.call_soon(self._widen)
             execution.task = this
             execution.started = loop.time()
             self._started += 1
@@ -276,6 +287,9 @@ class Executor:
                 running.reset(token)
                 if execution.span is not None:
                     execution.span.leave()
+            if getattr(this, "_must_cancel", False):  # until Python 3.13 `uncancel` leaves it to the next wait
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
             if not await self._freed(execution):
                 return
             breath += 1
@@ -306,10 +320,13 @@ class Executor:
     def _close(self, execution: Execution, outcome: Outcome) -> None:
         """An execution ended: pass its outcome on, unless it was given up before. A mistake costs no slot."""
         if self._leave(execution):
-            try:
-                self._on_done(execution, outcome)
-            except Exception:
-                log.exception("the engine failed over the end of job %s (%s)", execution.id, execution.row.kind)
+            self._conclude(execution, outcome)
+
+    def _conclude(self, execution: Execution, outcome: Outcome) -> None:
+        try:
+            self._on_done(execution, outcome)
+        except Exception:
+            log.exception("the engine failed over the end of job %s (%s)", execution.id, execution.row.kind)
 
     def _leave(self, execution: Execution) -> bool:
         """Take an execution out of those that run: it may send and mark nothing more. False if it was out before."""
@@ -325,12 +342,19 @@ class Executor:
                 self._shared -= not unit.aside
                 self.beside += 1
             if unit.members:
+                self._end_if_idle(unit)
                 return was_running
         if unit.task is not None:
             self._started -= not unit.aside
             unit.task = None
         self._make_room(unit)
         return was_running
+
+    def _end_if_idle(self, run: SharedCall) -> None:
+        """Interrupt a call that is for nothing now that a job has left it, unless its handler returns at once."""
+        if run.started and all(one.reason is not None for one in run.members.values()):
+            reason = "lost" if all(one.lost for one in run.members.values()) else "cancel"
+            asyncio.get_running_loop().call_soon(run.interrupt, reason)
 
     def _make_room(self, unit: Execution | SharedCall) -> None:
         """Wake a slot for what waited until a unit no longer counts as running."""
@@ -406,7 +430,11 @@ class Executor:
         self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines) if watched else None
 
     def _check_deadline(self, execution: Execution, now: float) -> None:
-        if execution.aside:
+        if execution.over:  # it is committed, and calls what was to be called after that
+            execution.cancelled_at = execution.cancelled_at or now
+            if now - execution.cancelled_at >= AFTER_PATIENCE:
+                self.abandon(execution)
+        elif execution.aside:
             if now - execution.cancelled_at >= self._stuck_patience:
                 self.abandon(execution)
         elif execution.cancelled_at and now - execution.cancelled_at >= CANCEL_PATIENCE:
@@ -479,17 +507,23 @@ class Executor:
             del self._gathering[run.place]
 
     def abandon(self, execution: Execution) -> None:
-        """Give up waiting for a function that does not stop; what it still does is refused by the fence."""
+        """Give up waiting for a function that does not stop; what it still does is refused by the fence.
+
+        One that has committed its job has ended it, whatever it waits for after that.
+        """
         if self.find(execution.number) is not execution:
             return
         unit = execution.run or execution
-        outcome = (execution.run and execution.run.last) or explain_interruption(execution)
+        if execution.over:
+            outcome: Outcome = Succeeded(written=True)
+        else:
+            outcome = (execution.run and execution.run.last) or explain_interruption(execution)
         self._leave(execution)
         if execution.thread:
             execution.line.cut()
         if execution.started:
             self._keep_stuck(unit)
-        self._on_done(execution, outcome)
+        self._conclude(execution, outcome)
 
     async def close(self) -> None:
         """Close the slots. What runs (the worker was cancelled) is handed back; what does not end is abandoned."""

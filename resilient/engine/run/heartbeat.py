@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from resilient.core.base.errors import DatabaseUnreachable
 from resilient.core.base.loggers import logger
-from resilient.store.db.direct import reserved
+from resilient.store.db.direct import operation, reserved
 from resilient.store.inspect import throughput, workers
 from resilient.store.jobs import leases
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from resilient.engine.alerts import Outage
     from resilient.engine.ground.counts import Counts
+    from resilient.engine.run.execution import Execution
     from resilient.engine.run.executor import Executor
     from resilient.store.db.database import Database
     from resilient.store.db.dialect import Dialect
@@ -89,6 +90,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="resilient-heartbeat", daemon=True)
         self._alive_at = 0.0  # when the loop last moved
+        self._worst = self._worst_before = 0.0  # seconds it stood still: since the latest beat, and the one before
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._warned = False
@@ -135,14 +137,17 @@ class Heartbeat:
 
     @property
     def lag(self) -> float:
-        """Seconds for which the event loop has stood still."""
-        return max(0.0, self._link.monotonic() - self._alive_at - TICK) if self._alive_at else 0.0
+        """Seconds: the longest for which the event loop stood still since the last beat but one, or stands now."""
+        now = self._link.monotonic() - self._alive_at - TICK if self._alive_at else 0.0
+        return max(now, self._worst, self._worst_before)
 
     def _tick(self) -> None:
         if self._loop is None:
             return
         before, self._alive_at = self._alive_at, self._link.monotonic()
         self._warned = False
+        if before:
+            self._worst = max(self._worst, self._alive_at - before - TICK)
         try:
             self._report(self._alive_at, self._alive_at - before if before else 0.0)
         except Exception:
@@ -184,6 +189,7 @@ class Heartbeat:
         if self._unanswered_since is None:
             self._unanswered_since = link.monotonic()
         row, run = self._pulse.facts(), self._database.transaction_sync
+        self._worst, self._worst_before = 0.0, self._worst
         sums = self._counts.take_sums()
         try:
             (now, at), renewed, versions, fleet = run(beat, row, fences, self._lease, link.monotonic, sums)
@@ -217,13 +223,15 @@ class Heartbeat:
         frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - the documented way to see another thread
         where = "".join(traceback.format_stack(frame)[-2:]).strip() if frame is not None else "unknown"
         running = [e for e in list(self._executor.running.values()) if e.started]
-        log.warning(
-            "the event loop has been blocked for %.1f s by %s: make the handler a plain def, or await its work."
-            " It is at %s",
-            blocked,
-            f"one of {len(running)} running jobs" if len(running) != 1 else f"job {running[0].row.kind}",
-            where,
-        )
+        log.warning("the event loop has been blocked for %.1f s %s. It is at %s", blocked, _suspects(running), where)
+
+
+def _suspects(running: list[Execution]) -> str:
+    """Who may block the loop, and what to do."""
+    if not running:
+        return "while no job ran: by this program beside its handlers, or because the machine is busy"
+    one = f"job {running[0].row.kind}" if len(running) == 1 else f"one of {len(running)} running jobs"
+    return f"by {one}: make the handler a plain def, or await its work"
 
 
 @cache
@@ -236,6 +244,7 @@ def code_version() -> str:
 
 
 @reserved
+@operation("heartbeat")
 def beat(
     c: Connection,
     d: Dialect,

@@ -20,7 +20,6 @@ import inspect
 import json
 import logging
 import re
-import time
 from collections import Counter
 from contextvars import copy_context
 from dataclasses import replace
@@ -60,7 +59,6 @@ from resilient.core.jobs.outcomes import (
 )
 from resilient.core.jobs.states import TERMINAL
 from resilient.core.provider.classify import believed
-from resilient.engine.ground.counts import OTHER
 from resilient.engine.ground.foreign import Ended, NoThread, tried
 from resilient.engine.ground.kinds import lost_in
 from resilient.engine.ground.sealing import discreet, trace, unreadable
@@ -82,6 +80,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from resilient.engine.run.backend import Wire
+    from resilient.engine.run.completer import FencedId
     from resilient.engine.run.execution import Execution, Features, RunContext, SharedCall
 
 log = logger("worker")
@@ -439,8 +438,9 @@ def _overtime(execution: Execution) -> str:
     """For how long a stuck one went on after its timeout: until now, or until its worker gave it up."""
     if not execution.aside:
         return ""
-    seconds = time.monotonic() - execution.cancelled_at
-    if execution.future is not None and execution.future.done():
+    future = (execution.run or execution).future
+    seconds = (asyncio.get_running_loop() if future is None else future.get_loop()).time() - execution.cancelled_at
+    if future is not None and future.done():
         return f", and ended {seconds:.1f} s after that"
     return f", and did not end within {min(seconds, execution.context.patience):.1f} s after that"
 
@@ -531,10 +531,10 @@ class Finisher:
         end_span(execution, "succeeded", outcome)
         if outcome.written:
             self.completer.written += 1
-            self._written([execution.id], (), released=True)
+            self._written([(execution.id, execution.fence)], (), released=True)
             return
         if execution.follow_ups is not None:
-            self.completer.follow(execution.id, execution.follow_ups)
+            self.completer.follow(execution.id, execution.fence, execution.follow_ups)
         row = execution.row
         is_followed = row.followed or row.ordering_key is not None
         self.completer.succeed(
@@ -554,7 +554,7 @@ class Finisher:
         end_span(execution, transition.decision, outcome)
         started = now - timedelta(seconds=max(0.0, elapsed(execution)))
         if execution.follow_ups is not None and transition.decision in ("succeeded", "once_more"):
-            self.completer.follow(execution.id, execution.follow_ups)
+            self.completer.follow(execution.id, execution.fence, execution.follow_ups)
         finish = finish_of(execution, transition, self._context.worker_id, started)
         self.completer.finish(finish, execution.resource_key)
         level = logging.WARNING if transition.state in TERMINAL and transition.decision != "cancelled" else logging.INFO
@@ -581,20 +581,20 @@ class Finisher:
         if execution.follow_ups is not None:
             execution.decision = decision
 
-    def _written(self, ids: Sequence[UUID], stale: Collection[UUID], released: bool) -> None:  # noqa: FBT001 - a callback
-        followed, executions, providers = False, self._counts.executions, self._counts.providers
-        for id_ in ids:
-            if (execution := self.unwritten.pop(id_.int, None)) is not None:
+    def _written(self, ids: Sequence[FencedId], stale: Collection[UUID], released: bool) -> None:  # noqa: FBT001
+        followed = False
+        for id_, fence in ids:
+            if (execution := self.unwritten.get(id_.int)) is not None and execution.fence == fence:
+                del self.unwritten[id_.int]
                 if not stale or id_ not in stale:
-                    root = execution.resource_key.partition("/")[0]
-                    executions[execution.row.kind, root if root in providers else OTHER, *execution.ending] += 1
+                    self._counts.ended(execution.row.kind, execution.resource_key, execution.ending)
                 followed = followed or execution.row.followed
                 released = released or bool(execution.probes)
         if released or followed:
             self._on_written(followed, released)
 
-    def _refused(self, id_: UUID, error: Exception) -> None:
+    def _refused(self, id_: UUID, fence: int, error: Exception) -> None:
         """Take a decision back: the follow-up jobs cannot be written, so neither can the job's end. It has failed."""
-        if (execution := self.unwritten.get(id_.int)) is not None:
+        if (execution := self.unwritten.get(id_.int)) is not None and execution.fence == fence:
             execution.take_back_follow_ups()
             self._decide(execution, explain_bug(execution, error))

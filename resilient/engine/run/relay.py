@@ -75,6 +75,7 @@ async def _publish(batch: Batch[str]) -> None:
     try:
         await publishers.open(name)
     except Exception as error:  # noqa: BLE001 - whatever was raised, the first event is charged with it
+        _count(batch[0], name, error)
         batch.fail(next(waiting), error)
         strikes = AWAY
 
@@ -91,12 +92,15 @@ async def _publish(batch: Batch[str]) -> None:
                 with _backend(job).tracing.send(name, trace):
                     await publishers.publish(name, message)
             except ConnectionLost as error:  # all events in flight meet it: only the first are charged
+                _count(job, name, error)
                 batch.fail(job, ResourceStopped(batch.resource_key, "connection") if strikes >= AWAY else error)
                 strikes += 1
             except Exception as error:  # noqa: BLE001 - whatever was raised, this event is charged with it
+                _count(job, name, error)
                 batch.fail(job, error)
                 strikes += _is_ill(error)
             else:
+                _count(job, name, message=message)
                 batch.succeed(job)
                 strikes = 0
 
@@ -107,6 +111,21 @@ async def _publish(batch: Batch[str]) -> None:
 
 def _backend(job: Job[str]) -> HandlerBackend:
     return cast("HandlerBackend", backend_of(job))
+
+
+def _count(job: Job[str], name: str, error: Exception | None = None, message: Message | None = None) -> None:
+    """Count what became of a try to publish; one that a gate stopped was none."""
+    if isinstance(error, ResourceStopped):
+        return
+    from resilient.wire.requests.explain import explain  # noqa: PLC0415 - httpx: only where something is sent
+
+    backend = _backend(job)
+    counts, now = backend.counts, backend.now()
+    if error is not None:
+        counts.event(name, explain(error, None, now).failure.kind)
+    elif message is not None:
+        began = None if "replay" in job.tags else message.time
+        counts.event(name, "ok", None if began is None else max(0.0, (now - began).total_seconds()))
 
 
 def _is_ill(error: Exception) -> bool:

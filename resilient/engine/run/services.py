@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from resilient.core.base.loggers import logger
 from resilient.core.jobs.backoff import retry_pause
-from resilient.store.db.wake import Listener
+from resilient.store.db.wake import Listener, listener_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -73,23 +73,32 @@ class Loop:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Poll until ``until()``."""
-        failures = 0
+        """Poll until ``until()``. Only the cancellation of its own task ends it, not that of what a poll waits for.
+
+        A cancel that was lost in a poll takes effect after it. asyncio.wait_for of Python 3.11 loses one that comes in
+        the moment of an answer, and psycopg up to 3.3.5 waits with it.
+        """
+        failures, task = 0, asyncio.current_task()
+        cancels = 0 if task is None else task.cancelling()
         while not until():
+            rest = self._rest
             try:
                 delay = await self._poll()
                 failures = 0
-            except Exception as error:  # noqa: BLE001 - the database may be away; the loop stays
+            except (Exception, asyncio.CancelledError) as error:  # the database may be away; the loop stays
+                if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > cancels):
+                    raise
                 delay = retry_pause(failures, self._roll())
                 failures += 1
                 if failures in (1, 5) or failures % 30 == 0:
                     log.warning(
                         "%s failed (%s: %s); trying again in %.1f s", self._name, type(error).__name__, error, delay
                     )
-                await asyncio.sleep(delay)
-                continue
+                rest = asyncio.sleep
+            if task is not None and task.cancelling() > cancels:
+                raise asyncio.CancelledError
             if delay > 0:
-                await self._rest(delay)
+                await rest(delay)
 
 
 class Wakeups:
@@ -102,8 +111,11 @@ class Wakeups:
         gates_changed: Callable[[Sequence[str]], None],
         listen_url: URL | None,
         roll: Callable[[], float],
+        worker_id: str,
     ) -> None:
-        self._listener = Listener(database, wake, gates_changed, listen_url=listen_url, roll=roll)
+        self._listener = Listener(
+            database, wake, gates_changed, listen_url=listen_url, roll=roll, name=listener_name(worker_id)
+        )
 
     async def start(self) -> None:
         """Begin to listen."""

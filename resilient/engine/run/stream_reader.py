@@ -58,11 +58,11 @@ _UNCHANGED: Final = 304
 
 @dataclass(slots=True)
 class Move:
-    """What a checkpoint saves; ``done``: it is saved."""
+    """What a checkpoint saves: the cursor behind its page; and whether it has."""
 
     place: Place
     cursor: Cursor
-    done: bool = False
+    is_saved: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,7 +104,7 @@ class Reader(Generic[T]):
             except _Refused as refusal:
                 again = restart(refusal.cursor, str(refusal), refused=True)
                 if not await self._query(cursors.write_if_unmoved, place, again, None, now):
-                    raise _moved(place) from None
+                    raise _cursor_moved(place) from None
                 if again.resets >= RESETS or refusal.final:
                     raise Permanent(
                         f"stream {stream.name!r} cannot be read: {refusal}", code="reset_cursor"
@@ -137,12 +137,12 @@ class Reader(Generic[T]):
 
     async def _pass(self, place: Place, cursor: Cursor) -> AsyncGenerator[UnsavedPage, None]:
         stream = self._stream
-        hidden = self._client.secret_params  # providers repeat these in the next page's address; no row keeps them
+        secret_params = self._client.secret_params  # repeated in the next page's address: no row keeps them
         paginator = stream.pages_by(cursor)
         request = cursor.next
         if request is None:
             if stream.before is not None:
-                cursor = replace(cursor, provider_cursor=await self._told_before())
+                cursor = replace(cursor, provider_cursor=await self._cursor_before_pass())
             request = stream.first(cursor, self._params)
         now: datetime | None = None
         while request is not None:
@@ -150,7 +150,7 @@ class Reader(Generic[T]):
             answer = _answer(response, cursor)
             if answer.status == _UNCHANGED:
                 records: list[Record] = []
-                moved = unchanged(cursor, await self._query(_clock))
+                after = unchanged(cursor, await self._query(_clock))
             else:
                 if stream.rules.incremental is not None and stream.rules.incremental.style == "conditional":
                     cursor = replace(cursor, full=True)  # a feed that changed is sent whole
@@ -159,14 +159,14 @@ class Reader(Generic[T]):
                 if now is None or read.next is None:  # a page in between needs no time: a round trip less
                     now = await self._query(_clock)
                 try:
-                    records, moved = take(cursor, request, answer, read, stream.rules, now)
+                    records, after = take(cursor, request, answer, read, stream.rules, now)
                 except PagingError as error:
                     raise _Refused(str(error), cursor, final=True) from error
-            if hidden and moved.next is not None:
-                moved = replace(moved, next=replace(moved.next, url=without_params(moved.next.url, hidden)))
-            page = _page(stream, place, records, moved)
+            if secret_params and after.next is not None:
+                after = replace(after, next=replace(after.next, url=without_params(after.next.url, secret_params)))
+            page = _page(stream, place, records, after)
             yield page
-            if not page.move.done:
+            if not page.move.is_saved:
                 raise ResilientError(
                     f"the page of stream {stream.name!r} was not saved: write its rows in `async with"
                     " job.checkpoint(page) as session:` before asking for the next one"
@@ -174,7 +174,7 @@ class Reader(Generic[T]):
             cursor = page.move.cursor
             request = cursor.next
 
-    async def _told_before(self) -> str | None:
+    async def _cursor_before_pass(self) -> str | None:
         """The cursor as the request before the pass (`Stream.before`) names it."""
         stream = self._stream
         assert stream.before is not None  # noqa: S101
@@ -196,19 +196,19 @@ class _Refused(Exception):
         super().__init__(why)
 
 
-def _page(stream: Stream[Any], place: Place, records: list[Record], moved: Cursor) -> UnsavedPage:
+def _page(stream: Stream[Any], place: Place, records: list[Record], after: Cursor) -> UnsavedPage:
     read = [(record, stream.read(record)) for record in records if not record.gone]
     rejected = [item for _, item in read if isinstance(item, Rejected)]
-    moved = refuse(moved, [one.key for one in rejected]) if rejected else moved
+    after = refuse(after, [one.key for one in rejected]) if rejected else after
     return UnsavedPage(
-        full=moved.full,
-        pass_id=moved.pass_id,
+        full=after.full,
+        pass_id=after.pass_id,
         items=[item for _, item in read if not isinstance(item, Rejected)],
         deleted=[key for record in records for key in record.deleted],
         rejected=rejected,
-        last=moved.next is None,
+        last=after.next is None,
         stream=stream.name,
-        move=Move(place, moved),
+        move=Move(place, after),
     )
 
 
@@ -254,7 +254,7 @@ def _clock(c: Any, d: Any) -> datetime:
     return now
 
 
-def _moved(place: Place) -> JobFailure:
+def _cursor_moved(place: Place) -> JobFailure:
     return JobFailure(
         f"the cursor of stream {place[1]!r} of {place[0]} was moved meanwhile, by a reset or another job: this job"
         " reads it again",
@@ -280,7 +280,7 @@ def _save(session: Session, execution: Execution, move: Move, *, swept: bool = F
     c, d = session.connection(), execution.context.ground.database.dialect
     now, cursor = d.now(c), move.cursor
     if not cursors.write_if_unmoved(c, d, move.place, cursor, None if swept else execution.id, now, keep_job=swept):
-        raise _moved(move.place)
+        raise _cursor_moved(move.place)
     progress = {"stream": move.place[1], "pass": cursor.pass_id, "pages": cursor.pages, "records": cursor.records}
     is_held = leases.checkpoint_if_held(
         c, d, execution.id, execution.fence, json.dumps(progress), now, clear_sent=execution.is_settled
@@ -288,9 +288,9 @@ def _save(session: Session, execution: Execution, move: Move, *, swept: bool = F
     execution.require_held(is_held)
 
 
-def _saved(execution: Execution, move: Move, loop: WorkerLoop) -> None:
+def _note_saved(execution: Execution, move: Move, loop: WorkerLoop) -> None:
     """Note that a checkpoint is committed; the handler's time begins anew."""
-    move.done = True
+    move.is_saved = True
     move.cursor = replace(move.cursor, version=move.cursor.version + 1)
     execution.checkpointed = True
     execution.settle()
@@ -301,7 +301,9 @@ def _saved(execution: Execution, move: Move, loop: WorkerLoop) -> None:
 
 
 def _move_of(page: Page[Any]) -> Move:
-    if not isinstance(page, UnsavedPage) or page.move.done:
+    if not isinstance(page, UnsavedPage):
+        raise InvalidInput("a checkpoint saves a page that job.pages(...) gave: this one was made by the program")
+    if page.move.is_saved:
         raise InvalidInput(f"this page of stream {page.stream!r} was saved before: a page has one checkpoint")
     return page.move
 
@@ -312,7 +314,7 @@ async def checkpoint(execution: Execution, page: Page[Any], loop: WorkerLoop) ->
     move = _move_of(page)
     async with committed_session(execution, lambda s: _save(s, execution, move)) as session:
         yield session
-    _saved(execution, move, loop)
+    _note_saved(execution, move, loop)
 
 
 @asynccontextmanager
@@ -329,4 +331,4 @@ async def sweep(
     move = Move(place, replace(cursor, swept_pass=cursor.full_pass))
     async with committed_session(execution, lambda s: _save(s, execution, move, swept=True)) as session:
         yield Sweep(session, cursor.full_pass)
-    _saved(execution, move, loop)
+    _note_saved(execution, move, loop)

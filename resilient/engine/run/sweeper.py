@@ -8,7 +8,6 @@ old rows) is done by whoever moves its row in `resilient_schedule` forward: elec
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
@@ -27,11 +26,11 @@ from resilient.core.jobs.decide import decide
 from resilient.core.jobs.outcomes import JobFacts, Rescued
 from resilient.engine.ground.kinds import DEFAULT_RETRY
 from resilient.engine.jobs import workflows
+from resilient.engine.run import heartbeat
 from resilient.engine.run.completer import free_slots
-from resilient.engine.run.heartbeat import LONGEST_BEAT
 from resilient.engine.run.services import Loop, idle_pause
 from resilient.store.db.dialect import LOCK_WAIT, SHORT_LOCK_WAIT, is_lock_timeout
-from resilient.store.db.direct import direct
+from resilient.store.db.direct import direct, operation
 from resilient.store.gates import circuits, resources, turns
 from resilient.store.inspect import throughput, workers
 from resilient.store.jobs import dependencies, finishing, leases, order, ready
@@ -102,7 +101,7 @@ class Sweeper:
         self._rest: asyncio.Timeout | None = None  # of the staging loop
         self._seen: dict[tuple[UUID, int], float] = {}  # overdue jobs of living workers in the look before: since when
         self._overdue: dict[tuple[UUID, int], float] = {}  # and in this one
-        self._spare = 2 * min(lease.total_seconds() / 4, LONGEST_BEAT)
+        self._spare = 2 * min(lease.total_seconds() / 4, heartbeat.LONGEST_BEAT)
 
     def loops(self) -> list[Loop]:
         """What of it polls."""
@@ -161,10 +160,13 @@ class Sweeper:
         """Sleep, but no longer than `parked` says."""
         at = min(asyncio.get_running_loop().time() + delay, self._look_at)
         self._look_at = inf
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout_at(at) as self._rest:
                 await asyncio.Event().wait()
-        self._rest = None
+        except TimeoutError:
+            pass
+        finally:
+            self._rest = None
 
     async def stage(self) -> int:
         """Due jobs become ready and parked turns are looked at; returns how many of both moved."""
@@ -278,6 +280,7 @@ class Sweeper:
 
 
 @direct
+@operation("stage")
 def attend(c: Connection, d: Dialect, policy: Callable[[str, Any], Policy], roll: float) -> tuple[int, int, ready.Due]:
     """One look at what time brings, in one transaction: jobs staged, turns released, what is due next."""
     now = d.steer(c)
@@ -336,6 +339,7 @@ def _overdue(c: Connection, d: Dialect) -> list[UUID]:
 
 
 @direct
+@operation("rescue")
 def rescue(c: Connection, d: Dialect, rules: RescueRules, only: UUID | None = None) -> list[RescuedJob]:
     """Decide about jobs whose lease is over; returns them."""
     now = d.steer(c, LOCK_WAIT if only is None else SHORT_LOCK_WAIT)

@@ -40,7 +40,7 @@ from resilient.engine.jobs.workflows import require_going
 from resilient.engine.run import completer
 from resilient.engine.run.execution import Opened, Work, patiently
 from resilient.store.db import trouble
-from resilient.store.jobs import leases
+from resilient.store.jobs import finishing, leases
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -349,7 +349,8 @@ def _gives_up(execution: Execution, error: Exception, tries: int) -> bool:
 
 
 def _is_done(c: Connection, d: Dialect, execution: Execution) -> bool:
-    return leases.held_versions(c, d, [execution.id]).get(execution.id) == (execution.fence + 1, "succeeded")
+    version, *end = leases.ends(c, d, [execution.id]).get(execution.id, (0,))
+    return version == execution.fence + 1 and tuple(end) in finishing.AFTER_SUCCESS
 
 
 async def roll_back(execution: Execution) -> None:

@@ -33,7 +33,9 @@ from resilient.engine.gates.gate import Gate
 from resilient.engine.ground.counts import Figures
 from resilient.engine.ground.garbage import rare_collections
 from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE, STUCK_PATIENCE
+from resilient.engine.ground.providers import warn_of_roots
 from resilient.engine.ground.sessions import Transactions, Writer
+from resilient.engine.ground.signals import SignalCount
 from resilient.engine.run.backend import Wire
 from resilient.engine.run.dispatcher import Dispatcher, Shares
 from resilient.engine.run.execution import Execution, RunContext, WorkerLoop, elapsed
@@ -78,6 +80,7 @@ class Worker:
         ground = features.ground
         _check(concurrency, kinds, except_kinds, ground.kinds)
         self.resources = _patterns(resources)
+        warn_of_roots(self.resources, ground.providers)
         _check_seconds(lease=lease, grace=grace)
         self._features, self._ground = features, ground
         label_records()
@@ -91,7 +94,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._watched = False  # somebody waits until an execution has ended
         self._stopping = asyncio.Event()
-        self._was_signalled = False
+        self._signals = SignalCount(self.monotonic)
         self._told = (datetime.now(UTC), self.monotonic())
         self._notes: set[asyncio.Task[None]] = set()
         self.executions = 0
@@ -101,7 +104,7 @@ class Worker:
         features, ground, roll = self._features, self._ground, self.rng.random
         self.gate = Gate(
             ground.database, ground.policies, owner=self.id, rng=self.rng, on_change=features.alerts.note_breaker,
-            on_cooldown=lambda facts: ground.tell(facts.key),
+            on_cooldown=ground.note_cooldown,
         )  # fmt: skip
         self.wire = Wire(features, self.kinds, self.gate, self._loop, self.now)
         self.context = RunContext(
@@ -160,7 +163,7 @@ class Worker:
         ]
         if background:
             changed, listen_url = self._gates_changed, features.listen_url
-            services.append(Wakeups(ground.database, self._wake.set, changed, listen_url, self.rng.random))
+            services.append(Wakeups(ground.database, self._wake.set, changed, listen_url, self.rng.random, self.id))
             services += self.sweeper.loops()
         services.append(Attachment(partial(ground.workers.add, self), partial(ground.workers.discard, self)))
         return Services(services)
@@ -197,7 +200,7 @@ class Worker:
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
-        log.info("worker %s stopped after %d executions", self.id, self.executions)
+        log.info("worker %s stopped after %s", self.id, counted(self.executions, "execution"))
 
     async def _until_ready(self) -> bool:
         """Wait for a database that is away; False if the worker was stopped meanwhile. Raises `SetupError`."""
@@ -292,9 +295,11 @@ class Worker:
         return handled
 
     def _signalled(self) -> None:
-        if self._was_signalled:
+        number = self._signals.next()
+        if number == 0:
+            return
+        if number > 1:
             self.hand_back()
-        self._was_signalled = True
         running = counted(len(self.executor.running), "job still runs", "jobs still run")
         log.info("worker %s is stopping: %s", self.id, running)
         self.stop()
@@ -379,7 +384,7 @@ class Worker:
         seconds, counts, row = elapsed(execution), self._ground.counts, execution.row
         counts.durations[row.kind].observe(seconds)
         if execution.started:
-            counts.waits[row.kind].observe(max(0.0, (self.now() - row.run_at).total_seconds() - seconds))
+            counts.waits[row.kind].observe(max(0.0, self._age(row.run_at) - seconds))
         if self.shares.ended(execution.resource_key, seconds) or self._watched:
             self._wake.set()
 
@@ -417,6 +422,13 @@ class Worker:
         database_time, at = self._told
         return database_time + timedelta(seconds=self.monotonic() - at)
 
+    def _age(self, moment: datetime) -> float:
+        """Seconds since then; what `now` says, without making a time for each job."""
+        if (clock := self._ground.database.dialect.clock) is not None:
+            return (clock() - moment).total_seconds()
+        database_time, at = self._told
+        return (database_time - moment).total_seconds() + self.monotonic() - at
+
     def synchronise(self, database_time: datetime, at: float) -> None:
         """Take the database's time, read at the monotonic time ``at``."""
         self._told = (database_time, at)
@@ -438,6 +450,7 @@ class Worker:
             code_version=code_version(),
             stopping=self.stopping,
             resources=list(self.resources),
+            loop_lag=round(self.heartbeat.lag, 3),
         )
 
     def figures(self) -> Figures:
@@ -457,20 +470,21 @@ class Worker:
         self._watched = True
         for execution in [e for e in self.executor.running.values() if not e.started]:
             self.executor.interrupt(execution, "stop")
-        deadline = self.monotonic() + self.grace
-        while self.executor.running and self.monotonic() < deadline:
-            await self._wake_or(min(0.05, max(0.0, deadline - self.monotonic())))
+        began = self.monotonic()
+        while self.executor.running and (rest := began + self.grace - self.monotonic()) > 0:  # `hand_back` ends it
+            await self._wake_or(min(0.05, rest))
             self._wake.clear()
         self._interrupt_all()
         deadline = self.monotonic() + 5.0
         while any(not e.thread for e in self.executor.running.values()) and self.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for execution in [*self.executor.running.values(), *self.executor.aside.values()]:  # that will not stop
-            log.warning(
-                "job %s (%s) does not stop; it goes on elsewhere, and what it still does here is refused",
-                execution.id,
-                execution.row.kind,
-            )
+            if not execution.over:
+                log.warning(
+                    "job %s (%s) does not stop; it goes on elsewhere, and what it still does here is refused",
+                    execution.id,
+                    execution.row.kind,
+                )
             self.executor.abandon(execution)
         await self.completer.flushed()
 

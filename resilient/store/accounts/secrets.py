@@ -2,7 +2,7 @@
 
 The first key of the ring encrypts, all of them decrypt, so that keys are changed while everything runs: put the new
 one in front everywhere, re-encrypt (``resilient secrets rotate``), take the old one away. A ciphertext that was moved
-to another row or column cannot be read there.
+to another row or column cannot be read there. Below: the payloads that are sealed with the ring, in their rows.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ import base64
 import hashlib
 import hmac
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
 
 from resilient.core.base.errors import SecretsUnreadable, SetupError
 from resilient.core.base.frames import frameless
+from resilient.core.jobs.records import START
+from resilient.store.db.dialect import ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from sqlalchemy import Connection
+
+    from resilient.store.db.dialect import Dialect
+
 
 VARIABLE: Final = "RESILIENT_SECRETS"
 PREFIX: Final = "rsk1_"
@@ -62,7 +69,7 @@ class KeyRing:
         """The id of the key that encrypts. Raises `SetupError` without any."""
         for key_id in self._keys:
             return key_id
-        raise SetupError(f"credentials are stored encrypted, and there is no key: {HOW}")
+        raise SetupError(f"credentials and sealed payloads are stored encrypted, and there is no key: {HOW}")
 
     @frameless
     def seal(self, text: str, *place: str) -> str:
@@ -80,9 +87,7 @@ class KeyRing:
         """Whether one of the keys signed it."""
         body, _, rest = text.partition(".")
         key_id, _, signature = rest.partition(".")
-        return key_id in self._signing and hmac.compare_digest(
-            self._signature(key_id, body).encode(), signature.encode()
-        )
+        return key_id in self._signing and _is_same(self._signature(key_id, body), signature)
 
     def mark(self, purpose: str, text: str) -> str:
         """What proves that this ring wrote ``text``, kept beside it: ``1.<key id>.<signature>``."""
@@ -95,15 +100,14 @@ class KeyRing:
         key_id, _, signature = rest.partition(".")
         if version != _MARK or key_id not in self._signing:
             return False
-        expected = self._signature(key_id, _marked(purpose, text))
-        return hmac.compare_digest(expected.encode(), signature.encode())
+        return _is_same(self._signature(key_id, _marked(purpose, text)), signature)
 
     def is_current(self, mark: str) -> bool:
         """Whether a mark names the key that signs now."""
         return mark.split(".")[1:2] == [self.current]
 
     def _signature(self, key_id: str, text: str) -> str:
-        digest = hmac.digest(self._signing[key_id], text.encode(), "sha256")
+        digest = hmac.digest(self._signing[key_id], _bytes(text), "sha256")
         return base64.urlsafe_b64encode(digest).decode("ascii").rstrip("=")
 
     @frameless
@@ -158,6 +162,15 @@ def _place(parts: tuple[str, ...]) -> bytes:
     return "|".join(parts).encode()
 
 
+def _is_same(expected: str, signature: str) -> bool:
+    return hmac.compare_digest(_bytes(expected), _bytes(signature))
+
+
+def _bytes(text: str) -> bytes:
+    """A stranger's text may hold half a character."""
+    return text.encode("utf-8", "surrogatepass")
+
+
 def _decoded(text: str, number: int) -> bytes:
     body = text.strip().removeprefix(PREFIX)
     try:
@@ -167,3 +180,79 @@ def _decoded(text: str, number: int) -> bytes:
     if len(raw) != _BYTES or not text.strip().startswith(PREFIX):
         raise SetupError(f"key {number} of the secrets is no key: {HOW}")
     return raw
+
+
+# -- sealed payloads --------------------------------------------------------------------------------------------------
+#
+# Sealed payloads in the rows: found by their first characters, and written anew under another key.
+
+WINDOW: Final = 2_000  # rows looked at in one transaction
+_FIRST_ID: Final = UUID(int=0)
+
+
+class SealedRow(NamedTuple):
+    """A job's payload, or that of a step's undo (``step``: its name)."""
+
+    id: UUID
+    step: str | None
+    kind: str
+    text: str
+
+
+def sealed_under_other_keys(
+    c: Connection, d: Dialect, key_id: str, after: UUID | None
+) -> tuple[list[SealedRow], UUID | None]:
+    """The sealed payloads of the next window of jobs under other keys than this; None: it was the last window."""
+    edge = d.run(
+        c,
+        "SELECT id FROM {job} WHERE id > :after_id ORDER BY id LIMIT 1 OFFSET :size",
+        {"after_id": d.id(after or _FIRST_ID), "size": WINDOW - 1},
+        id=ID,
+    ).first()
+    last = None if edge is None else edge[0]
+    upto = "" if last is None else " AND id <= :last_id"
+    rows = d.run(
+        c,
+        f"SELECT id, kind, {_text(d, 'payload')} AS text FROM {{job}} WHERE id > :after_id{upto}"
+        f" AND {_other(_text(d, 'payload'))} ORDER BY id",
+        {"after_id": d.id(after or _FIRST_ID), **({} if last is None else {"last_id": d.id(last)}), **_likes(key_id)},
+        id=ID,
+    )
+    return [SealedRow(row.id, None, row.kind, row.text) for row in rows], last
+
+
+def undos_under_other_keys(c: Connection, d: Dialect, key_id: str) -> list[SealedRow]:
+    """The sealed payloads of undos under other keys than this, of `WINDOW` steps at most."""
+    rows = d.run(
+        c,
+        f"SELECT workflow_id, name, undo_kind, {_text(d, 'undo_payload')} AS text FROM {{step}}"
+        f" WHERE {_other(_text(d, 'undo_payload'))} ORDER BY workflow_id, name LIMIT :limit",
+        {**_likes(key_id), "limit": WINDOW},
+        workflow_id=ID,
+    )
+    return [SealedRow(row.workflow_id, row.name, row.undo_kind, row.text) for row in rows]
+
+
+def write_sealed(c: Connection, d: Dialect, row: SealedRow, text: str) -> bool:
+    """Put the same payload under another key; False if the row has another one meanwhile."""
+    table, column, where = ("job", "payload", "id = :id")
+    params = {"id": d.id(row.id), "old": row.text, "new": text}
+    if row.step is not None:
+        table, column, where = "step", "undo_payload", "workflow_id = :id AND name = :step"
+        params["step"] = row.step
+    new = "CAST(:new AS json)" if d.is_postgresql else ":new"
+    sql = f"UPDATE {{{table}}} SET {column} = {new} WHERE {where} AND {_text(d, column)} = :old"
+    return bool(d.run(c, sql, params).rowcount)
+
+
+def _text(d: Dialect, column: str) -> str:
+    return f"CAST({column} AS text)" if d.is_postgresql else column
+
+
+def _other(text: str) -> str:
+    return f"{text} LIKE :sealed AND {text} NOT LIKE :current AND {text} NOT LIKE :edited"
+
+
+def _likes(key_id: str) -> dict[str, str]:
+    """As the engine wrote it, and as an edit does: with a space."""
+    return {"sealed": f"{START}:%", "current": f'{START}:"{key_id}:%', "edited": f'{START}: "{key_id}:%'}

@@ -63,8 +63,11 @@ def checked(target: str | URL) -> URL:
     """
     try:
         url = make_url(target)
+        is_readable = b"\0" not in str(target).encode()  # half a character has no bytes
     except (ArgumentError, ValueError):
-        raise SetupError(f"that is not a database address: write {_EXAMPLES}") from None
+        is_readable = False
+    if not is_readable:
+        raise SetupError(f"that is not a database address: write {_EXAMPLES}")
     if url.drivername == "postgres":
         url = url.set(drivername="postgresql")
     _known_driver(url.get_backend_name(), url.drivername.partition("+")[2])

@@ -55,7 +55,7 @@ from resilient.store.db.address import (
     without_threshold,
 )
 from resilient.store.db.dialect import Dialect
-from resilient.store.db.direct import Direct, DirectSQLite, engine_options, is_direct, is_reserved
+from resilient.store.db.direct import Direct, DirectSQLite, engine_options, is_direct, is_reserved, operation_of
 from resilient.store.db.pool import Watch, asking
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ class Database:
         self._uses: weakref.WeakKeyDictionary[Engine, tuple[str, float]] = weakref.WeakKeyDictionary()
         self._owned: list[Engine | AsyncEngine] = []
         self._watch: Watch | None = None
+        self.on_commit: Callable[[str, float], None] | None = None  # the operation, and the seconds it took
+        self._asked = threading.local()
         self._direct_sync: Engine | None = None
         self._direct_async: AsyncEngine | None = None
         self._reserved_sync: Engine | None = None  # of what must not wait for others: heartbeat, finish
@@ -216,27 +218,43 @@ class Database:
         Raises `DatabaseUnreachable` where the database refuses, is gone, or stays busy; nothing was committed
         then, unless the connection broke during the commit itself.
         """
+        began = time.perf_counter()
         if self._goes_direct and is_direct(fn):
             return await self._direct(fn, args, kwargs)
         if (engine := self.async_engine) is None:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, lambda: self.transaction_sync(fn, *args, **kwargs))
+
+            def in_thread() -> T:
+                self._asked.at = began  # it has waited for this thread
+                return self.transaction_sync(fn, *args, **kwargs)
+
+            return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread)
         with self.named_errors():
             async with self._writer(), engine.connect() as ac:
                 c = await ac.execution_options(**self._isolation(engine))
                 async with c.begin():
-                    return await c.run_sync(self._run, engine, fn, args, kwargs)
+                    result = await c.run_sync(self._run, engine, fn, args, kwargs)
+        self._committed(fn, began)
+        return result
 
     def transaction_sync(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The same for synchronous callers."""
+        began = self._asked.__dict__.pop("at", None)
+        began = time.perf_counter() if began is None else began
         if self.is_sqlite and self.is_own and is_direct(fn) and not self.sync_engine.dispatch.before_cursor_execute:
             with self.named_errors(), self._sync_writer():
-                return self._on(DirectSQLite(self.sync_engine), fn, args, kwargs)
-        engine = self._reserved_engine if self._goes_direct and is_reserved(fn) else self.sync_engine
-        with self.named_errors(), self._sync_writer(), engine.connect() as c:
-            c.execution_options(**self._isolation(engine))
-            with c.begin():
-                return self._run(c, engine, fn, args, kwargs)
+                result = self._on(DirectSQLite(self.sync_engine), fn, args, kwargs)
+        else:
+            engine = self._reserved_engine if self._goes_direct and is_reserved(fn) else self.sync_engine
+            with self.named_errors(), self._sync_writer(), engine.connect() as c:
+                c.execution_options(**self._isolation(engine))
+                with c.begin():
+                    result = self._run(c, engine, fn, args, kwargs)
+        self._committed(fn, began)
+        return result
+
+    def _committed(self, fn: Callable[..., Any], began: float) -> None:
+        if self.on_commit is not None:
+            self.on_commit(operation_of(fn), time.perf_counter() - began)
 
     async def statement(self, fn: Callable[..., T], *args: Any) -> T:
         """`transaction` for a `direct` function that runs exactly one statement: it needs no BEGIN and no COMMIT."""
@@ -248,11 +266,15 @@ class Database:
         """The same for synchronous callers."""
         if not self._goes_direct:
             return self.transaction_sync(fn, *args)
+        began = time.perf_counter()
         if self._direct_sync is None:
             self._direct_sync = self.new_engine(options=engine_options(self.options()))
             self._owned.append(self._direct_sync)
         with self.named_errors():
-            return self._on(self._connection(self._direct_sync, asynchronous=False, one_statement=True), fn, args, {})
+            c = self._connection(self._direct_sync, asynchronous=False, one_statement=True)
+            result = self._on(c, fn, args, {})
+        self._committed(fn, began)
+        return result
 
     @property
     def _goes_direct(self) -> bool:
@@ -260,10 +282,13 @@ class Database:
         return self.is_own and not self.is_sqlite and not self.is_in_threads
 
     async def _direct(self, fn: Callable[..., T], args: Any, kwargs: Any, *, one_statement: bool = False) -> T:
+        began = time.perf_counter()
         engine = self._direct_engine("_reserved_async" if is_reserved(fn) else "_direct_async")
         with self.named_errors():
             c = self._connection(engine.sync_engine, asynchronous=True, one_statement=one_statement)
-            return await greenlet_spawn(self._on, c, fn, args, kwargs)
+            result: T = await greenlet_spawn(self._on, c, fn, args, kwargs)
+        self._committed(fn, began)
+        return result
 
     def _connection(self, engine: Engine, *, asynchronous: bool, one_statement: bool) -> Direct:
         plans = self.dialect.generic_plans

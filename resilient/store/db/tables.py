@@ -303,6 +303,8 @@ class Worker(Base, table=True):
     started_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     seen_at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
     stopping: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    # Seconds: the longest that its event loop stood still between the last two heartbeats; NULL: it does not say.
+    loop_lag: float | None = Field(default=None, sa_column=Column(Float(53)))
 
 
 class Throughput(Base, table=True):

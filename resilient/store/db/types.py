@@ -27,6 +27,11 @@ def sqlite_time(value: datetime) -> str:
     return aware(value).astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")  # strftime costs thrice
 
 
+def utc_time(value: str) -> datetime:
+    """The time that `sqlite_time` wrote."""
+    return datetime.fromisoformat(value).replace(tzinfo=UTC)
+
+
 def aware(value: datetime) -> datetime:
     """Return an aware time; raise ValueError for a naive one, which is a bug, not input."""
     if value.tzinfo is None:
@@ -58,7 +63,7 @@ class UtcDateTime(TypeDecorator[datetime]):
             return None
         if isinstance(value, datetime):
             return value if value.tzinfo is UTC else value.astimezone(UTC)
-        return datetime.fromisoformat(value).replace(tzinfo=UTC)
+        return utc_time(value)
 
 
 KEY: Final = String(255).with_variant(String(255, collation="C"), "postgresql")
@@ -111,8 +116,14 @@ class AnyText(TypeDecorator[str]):
     cache_ok = True
 
     def process_result_value(self, value: Any, dialect: SADialect) -> str | None:  # noqa: ARG002 - SQLAlchemy asks so
-        """Bytes that are no text become lone surrogates, which no JSON holds."""
-        return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+        """See `any_text`."""
+        text: str | None = any_text(value)
+        return text
+
+
+def any_text(value: Any) -> Any:
+    """Bytes as text; those that are none become lone surrogates, which no JSON holds."""
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
 # Payloads keep their exact text on PostgreSQL: JSON, not JSONB (no big-number surprises, cheaper to write).

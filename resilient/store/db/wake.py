@@ -46,6 +46,11 @@ _LOOK_AT_LOOP: Final = 0.5  # seconds between two looks whether a loop that was 
 RETRY: Final = 5.0  # seconds before listening again, plus up to half: a restart cuts every worker off at once
 
 
+def listener_name(worker_id: str) -> str:
+    """The ``application_name`` of a worker's LISTEN, by which `resilient doctor` knows it; at most 63 bytes."""
+    return f"resilient {worker_id[-53:]}"
+
+
 def channel(database: Database) -> str:
     """The NOTIFY channel of one schema."""
     name = f"{database.url.database}/{database.dialect.schema or ''}"
@@ -216,9 +221,10 @@ class Listener:
         listen_url: URL | None = None,
         roll: Callable[[], float] = random.random,
         suffix: str = "",
+        name: str = "",
     ) -> None:
         self._database, self._wake, self._changed, self._url = database, wake, changed, listen_url
-        self._roll, self._suffix = roll, suffix
+        self._roll, self._suffix, self._name = roll, suffix, name
         self._stop = threading.Event()
         self._loop: AbstractEventLoop | None = None
         self._lost = _Lost("LISTEN", "polling goes on")
@@ -256,6 +262,8 @@ class Listener:
     def _listen_once(self, bell: socket.socket) -> None:
         try:
             with _autocommit(self._database, self._url) as driver:
+                if self._name:
+                    driver.execute("SELECT set_config('application_name', %s, false)", [self._name])
                 driver.execute(f"LISTEN {channel(self._database)}{self._suffix}")
                 self._lost.over()
                 self._call(self._wake)  # what was committed before the LISTEN

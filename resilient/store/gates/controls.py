@@ -24,6 +24,7 @@ from resilient.core.gates.policy import Learning
 from resilient.core.gates.rate_limit import LEARNT
 from resilient.core.gates.retry_after import cooled
 from resilient.store.db.dialect import SHORT_LOCK_WAIT, limit_lock_waits
+from resilient.store.db.direct import operation
 from resilient.store.gates import circuits, resources, turns
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def _write(c: Connection, d: Dialect, changed: Sequence[ResourceFacts], now: dat
 # -- cooldown ------------------------------------------------------------------------------------------------
 
 
+@operation("gate")
 def cool_down(
     c: Connection,
     d: Dialect,
@@ -154,14 +156,17 @@ def cool_down(
     exact: bool = False,
     refusal: Refusal | None = None,
     learning: Learning | None = None,
+    how_long: str | None = None,
 ) -> tuple[ResourceFacts, bool]:
     """A throttle: rest until the told time, or (None) as long as computed; (facts now, whether that is news).
 
     ``exact``: the time is a budget's reset, so nothing is added to it. ``refusal``: what it may teach, as far as
     ``learning`` says; without one the load only comes back step by step. A rest for a refresh may end before its time,
     so it gives way to what was told, and never takes its place. A budget that may not be learnt apart any more is its
-    account's: then the facts are the account's.
+    account's: then the facts are the account's. ``how_long``: waits for each lock so long (see `db/dialect.py`).
     """
+    if how_long is not None:
+        limit_lock_waits(c, d, how_long)
     key, facts = _of_its_own(c, d, key, _lock_one(c, d, key))
     now = d.now(c)
     gives_way = facts.blocked_code == REFRESHING != code
@@ -199,10 +204,10 @@ def cool_down(
 def _of_its_own(c: Connection, d: Dialect, key: str, facts: ResourceFacts) -> tuple[str, ResourceFacts]:
     """What a throttle of ``key`` is written to: its account if that has `MOST_BUDGETS` with lessons beside this one."""
     owner = parent(key)
-    if owner is None or not is_budget(key) or facts.learnt is not None:
+    now = d.now(c).timestamp()
+    if owner is None or not is_budget(key) or learnt.current(facts.learnt, now) is not None:
         return key, facts
     rest = _lock_one(c, d, owner)  # two new ones wait for each other here
-    now = d.now(c).timestamp()
     taught = resources.read(c, d, resources.budgets_of(c, d, owner)).values()
     others = sum(learnt.current(one.learnt, now) is not None for one in taught)
     return (key, facts) if others < MOST_BUDGETS else (owner, rest)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.gates import rate_limit
 from resilient.core.gates.rate_limit import FRESH, Draw, LimitState
-from resilient.store.db.direct import direct
+from resilient.store.db.direct import direct, operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -109,6 +109,7 @@ _READ: Final = "SELECT resource_key, name, tat, remaining, reset_at, observed_at
 
 
 @direct
+@operation("limit")
 def draw(
     c: Connection,
     d: Dialect,
@@ -154,6 +155,7 @@ def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
 
 
 @direct
+@operation("limit")
 def observe(c: Connection, d: Dialect, observations: Sequence[Observation]) -> None:
     """Take in what the server reported; see `core.gates.rate_limit`."""
     before = _lock(c, d, sorted({(s.resource_key, s.limit.name) for s in observations}))

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.phrases import plain
-from resilient.core.inspect.audit import AuditInfo
+from resilient.core.jobs.records import AuditInfo
 from resilient.store.db.dialect import JSON, TIME
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from resilient.core.base.errors import DatabaseUnreachable
-from resilient.core.jobs.views import SEALED_KEY
+from resilient.core.jobs.records import SEALED_KEY
 from resilient.store.db.address import connect_args, reason
 from resilient.store.db.dialect import TIME, Dialect
 from resilient.store.gates import turns
@@ -88,6 +88,7 @@ class WorkerSeen:
     silent: float  # seconds
     stopping: bool
     resources: tuple[str, ...] = ()  # patterns of what it serves; none: everything
+    loop_lag: float | None = None  # seconds: the longest that its event loop stood still lately
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +216,14 @@ def _seen(row: Any, now: datetime) -> WorkerSeen:
         (now - row.seen_at).total_seconds(),
         bool(row.stopping),
         tuple(row.resources or ()),
+        row.loop_lag,
     )
 
 
-def notifies(url: URL) -> bool:
-    """Whether a NOTIFY reaches a LISTEN at this address within a second; a pooler in transaction mode swallows it.
+def hearers(url: URL) -> frozenset[str] | None:
+    """The applications whose sessions are on the server at this address; None if no NOTIFY reaches a LISTEN there.
 
-    Raises `DatabaseUnreachable`.
+    It has a second for that; a pooler in transaction mode swallows it. Raises `DatabaseUnreachable`.
     """
     engine = sa.create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args(url))
     try:
@@ -229,7 +231,12 @@ def notifies(url: URL) -> bool:
             listening.exec_driver_sql("LISTEN resilient_doctor")
             telling.exec_driver_sql("NOTIFY resilient_doctor")
             driver: Any = listening.connection.driver_connection
-            return any(driver.notifies(timeout=1.0, stop_after=1))
+            if not any(driver.notifies(timeout=1.0, stop_after=1)):
+                return None
+            names = telling.exec_driver_sql(
+                "SELECT DISTINCT application_name FROM pg_stat_activity WHERE datname = current_database()"
+            )
+            return frozenset(names.scalars())
     except DBAPIError as error:
         raise DatabaseUnreachable(reason(error, engine.url)) from None
     finally:

@@ -13,8 +13,8 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from resilient.core.base import resource_key
-from resilient.core.inspect.audit import AuditInfo
-from resilient.core.jobs.records import Count
+from resilient.core.inspect.why import stands_still
+from resilient.core.jobs.records import AuditInfo, Count
 from resilient.store import alerts
 from resilient.store.db.dialect import ID, JSON, TIME
 from resilient.store.inspect import resources as resource_queries
@@ -466,6 +466,8 @@ class WorkerRow:
     seen_at: datetime
     is_stopping: bool
     is_alive: bool
+    loop_lag: float | None  # seconds: the longest that its event loop stood still lately
+    is_still: bool  # for so long that its other jobs suffered
 
 
 def workers(c: Connection, d: Dialect, *, limit: int = 200) -> list[WorkerRow]:
@@ -473,17 +475,18 @@ def workers(c: Connection, d: Dialect, *, limit: int = 200) -> list[WorkerRow]:
     now = d.now(c)
     rows = d.run(
         c,
-        "SELECT id, host, pid, kinds, resources, concurrency, running, code_version, started_at, seen_at, stopping"
-        " FROM {worker}"
+        "SELECT id, host, pid, kinds, resources, concurrency, running, code_version, started_at, seen_at, stopping,"
+        " loop_lag FROM {worker}"
         " ORDER BY seen_at DESC, id LIMIT :limit",
         {"limit": limit},
         id=None, host=None, pid=None, kinds=JSON, resources=JSON, concurrency=None, running=None, code_version=None,
-        started_at=TIME, seen_at=TIME, stopping=sa.Boolean(),
+        started_at=TIME, seen_at=TIME, stopping=sa.Boolean(), loop_lag=None,
     ).all()  # fmt: skip
     return [
         WorkerRow(
             r.id, r.host, r.pid, list(r.kinds or ()), list(r.resources or ()), r.concurrency, r.running, r.code_version,
             r.started_at, r.seen_at, r.stopping, now - r.seen_at <= heartbeats.LATELY,
+            r.loop_lag, stands_still(r.loop_lag),
         )
         for r in rows
     ]  # fmt: skip

@@ -136,6 +136,7 @@ def seen_workers(c: Connection, d: Dialect, now: datetime) -> list[WorkerSeen]:
             bool(row.stopping),
             row.seen_at,
             tuple(row.resources or ()),
+            row.loop_lag,
         )
         for row in workers.alive(c, d, now)
     ]

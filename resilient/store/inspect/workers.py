@@ -37,6 +37,7 @@ class Beat:
     code_version: str
     stopping: bool
     resources: list[str] = field(default_factory=list)  # patterns of what it serves; none: everything
+    loop_lag: float | None = None  # seconds: the longest that its event loop stood still since the beat before
 
 
 def beat(c: Connection, d: Dialect, row: Beat, now: datetime) -> None:
@@ -45,10 +46,10 @@ def beat(c: Connection, d: Dialect, row: Beat, now: datetime) -> None:
     d.run(
         c,
         "INSERT INTO {worker} (id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at, stopping,"
-        f" resources) VALUES (:id, :host, :pid, {kinds}, :concurrency, :running, :code_version, :now, :now, :stopping,"
-        f" {resources})"
+        f" resources, loop_lag) VALUES (:id, :host, :pid, {kinds}, :concurrency, :running, :code_version, :now, :now,"
+        f" :stopping, {resources}, :loop_lag)"
         " ON CONFLICT (id) DO UPDATE SET running = excluded.running, seen_at = excluded.seen_at,"
-        " stopping = excluded.stopping",
+        " stopping = excluded.stopping, loop_lag = excluded.loop_lag",
         {
             "id": row.id,
             "host": row.host,
@@ -59,6 +60,7 @@ def beat(c: Connection, d: Dialect, row: Beat, now: datetime) -> None:
             "running": row.running,
             "code_version": row.code_version,
             "stopping": row.stopping,
+            "loop_lag": row.loop_lag,
             "now": now,
         },
     )
@@ -90,7 +92,8 @@ def alive(c: Connection, d: Dialect, now: datetime, within: timedelta = LATELY) 
     """Workers with a heartbeat lately, oldest first."""
     return d.run(
         c,
-        "SELECT id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at, stopping, resources"
+        "SELECT id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at, stopping, resources,"
+        " loop_lag"
         " FROM {worker} WHERE seen_at >= :since ORDER BY started_at, id",
         {"since": now - within},
         id=None,
@@ -104,4 +107,5 @@ def alive(c: Connection, d: Dialect, now: datetime, within: timedelta = LATELY) 
         seen_at=TIME,
         stopping=sa.Boolean(),
         resources=JSON,
+        loop_lag=None,
     ).all()

@@ -36,7 +36,7 @@ from resilient.core.base.resource_key import account, ancestors, depth, path
 from resilient.core.gates import admission
 from resilient.core.gates.admission import Admission, Level, ResourceFacts, Stop, admit
 from resilient.store.db.dialect import ID, Dialect
-from resilient.store.db.direct import direct
+from resilient.store.db.direct import direct, operation
 from resilient.store.db.types import Rows
 from resilient.store.gates import limits, resources, turns
 from resilient.store.jobs import finishing
@@ -104,6 +104,7 @@ class Claimed:
 
 
 @direct
+@operation("claim")
 def claim(c: Connection, d: Dialect, ask: Ask) -> Claimed:
     """Take turns and claim what their resources admit; see the top of this file."""
     selection = turns.Selection(ask.take, ask.priority, ask.low, ask.oldest_first, ask.skip, ask.resources)

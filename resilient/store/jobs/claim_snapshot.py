@@ -6,8 +6,7 @@ One statement on PostgreSQL, because an idle worker's time until it starts a job
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import starmap
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.base.resource_key import ancestors, path
@@ -16,7 +15,7 @@ from resilient.store.gates import limits, resources, turns
 from resilient.store.jobs.columns import selected, types
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -58,6 +57,7 @@ class ClaimedJob(NamedTuple):
 _READY: Final = f"SELECT {selected(ClaimedJob)} FROM {{job}} WHERE state = 'ready' AND resource_key = "
 _BEST_FIRST: Final = " ORDER BY priority DESC, run_at, id"
 _SQLITE_TYPES: Final = types(ClaimedJob)
+_claimed: Final[Callable[[Any], ClaimedJob]] = partial(tuple.__new__, ClaimedJob)  # a quarter of a call's time
 
 
 def best_sql(key: str, also: str = "") -> str:
@@ -83,12 +83,12 @@ def best_ready(
             f"SELECT j.* FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL ({best_sql('k.key', also)}) j",
             {**params, "keys": d.pack_keys(keys)},
         )
-        for row in starmap(ClaimedJob, rows):
+        for row in map(_claimed, rows):
             best.setdefault(row.resource_key, []).append(row)
         return best
     for key in keys:  # no LATERAL, and no round trip to save
         rows = d.run(c, best_sql(":key", also), {**params, "key": key}, **_SQLITE_TYPES)
-        if jobs := list(starmap(ClaimedJob, rows)):
+        if jobs := list(map(_claimed, rows)):
             best[key] = jobs
     return best
 
@@ -132,7 +132,7 @@ def take_snapshot(
         if row[_KIND] == "turn":
             turn_rows.append(row[_TURN])
         elif row[_KIND] == "job":
-            job = ClaimedJob._make(row[_JOB])
+            job = _claimed(row[_JOB])
             jobs.setdefault(job.resource_key, []).append(job)
         else:
             facts[row[_RESOURCE][0]] = resources.facts_from_row(row[_RESOURCE])

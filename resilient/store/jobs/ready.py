@@ -166,6 +166,7 @@ class Due:
 
 
 @direct.direct
+@direct.operation("stage")
 def read_due(c: Connection, d: Dialect) -> Due:
     """Read what is due, without locks: a worker with nothing to stage sends one statement a second, not ten."""
     now = d.host_now()

@@ -19,6 +19,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from resilient.core.base.errors import InvalidInput
 from resilient.core.schedules import cron
 from resilient.core.schedules.schedule import ScheduleInfo, Spec
 from resilient.store.db.dialect import ID, JSON, TIME
@@ -239,13 +240,14 @@ def lock_if_due(c: Connection, d: Dialect, name: str) -> tuple[Row, datetime] | 
 
 
 def lock(c: Connection, d: Dialect, name: str) -> Row | None:
-    """Lock the row of a schedule; None if there is none."""
+    """Lock the row of a schedule; None if there is none. Raises `InvalidInput` if its spec cannot be read here."""
     return _lock(c, d, "name = :name AND kind IS NOT NULL {row_lock}", {"name": name})
 
 
-def lock_if_free(c: Connection, d: Dialect, name: str) -> Row | None:
-    """`lock` without waiting: None also if the row is locked."""
-    return _lock(c, d, "name = :name AND kind IS NOT NULL {leaf_lock}", {"name": name})
+def _lock_if_free(c: Connection, d: Dialect, name: str) -> bool:
+    """Lock the row of a schedule without waiting and without reading its spec; False if another one has it."""
+    sql = "SELECT 1 FROM {schedule} WHERE name = :name AND kind IS NOT NULL {leaf_lock}"
+    return d.run(c, sql, {"name": name}).first() is not None
 
 
 _ROW: Final = "SELECT name, kind, spec, next_at, last_at, last_job, paused, removed, accounts_at FROM {schedule} WHERE "
@@ -259,10 +261,15 @@ def _lock(c: Connection, d: Dialect, where: str, params: Mapping[str, Any]) -> R
     r = d.run(c, _ROW + where, params, **_ROW_TYPES).one_or_none()
     if r is None:
         return None
+    if (spec := _spec(r.spec)) is None:
+        raise InvalidInput(
+            f"schedule {r.name!r} was declared by another version of the program, which this one cannot read: change it"
+            " with that version"
+        )
     return Row(
         r.name,
         r.kind,
-        Spec.from_json(r.spec),
+        spec,
         r.next_at,
         r.last_at,
         r.last_job,
@@ -438,5 +445,5 @@ def note_successes(c: Connection, d: Dialect) -> None:
     free = d.chosen(f"SELECT name FROM {{schedule}} WHERE name {news} ORDER BY name {{leaf_lock}}")
     d.run(c, f"UPDATE {{schedule}} SET succeeded_at = coalesce({_LAST_SUCCESS}, succeeded_at) WHERE name {free}")
     for name in set(schedule_accounts.totals(c, d)) & active(c, d):
-        if lock_if_free(c, d, name) is not None:  # else the holder of the lock notes it, or the next call
+        if _lock_if_free(c, d, name):  # else the holder of the lock notes it, or the next call
             schedule_accounts.note_successes(c, d, name)

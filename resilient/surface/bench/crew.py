@@ -2,7 +2,7 @@
 
 Its handlers do nothing, or one request. The processes are started, wait until all are ready, and begin together; each
 answers with a dictionary. They are spawned, never forked: a fork would share database connections. A bench's clock runs
-from the common start to the last answer, so imports and connecting do not count.
+from the common start to the last answer, so imports and connecting do not count, nor, in `work`, planning.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from resilient import BreakerPolicy, Job, Limit, Resilient, Retry, Tracing, Transient, handler
 from resilient.core.base.errors import MissingExtra, ResilientError
+from resilient.surface.loop import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from resilient.surface.scratch import Scratch
 
 ROOT: Final = "bench"
+WARM: Final = "warm"  # begins the keys of jobs that run before the clock does
 DOWN: Final = f"{ROOT}/down"
 _ROOMY: Final = 10_000_000.0  # limits that cost their work and stop nobody
 
@@ -42,6 +44,11 @@ _ROOMY: Final = 10_000_000.0  # limits that cost their work and stop nobody
 @handler("bench.noop")
 async def noop(job: Job[int]) -> None:
     """Do nothing."""
+
+
+@handler("bench.warm")
+async def warm(job: Job[None]) -> None:
+    """Do nothing, before the clock runs."""
 
 
 @handler("bench.down", retry=Retry(max_attempts=None, delay=600))
@@ -76,7 +83,7 @@ def build(
         place.url,
         schema=place.schema,
         upgrade=True,
-        handlers=[noop, down, stamp, get],
+        handlers=[noop, warm, down, stamp, get],
         limits={f"{ROOT}/*": two} if limits else None,
         breakers={DOWN: BreakerPolicy(streak=1, first_open=600)},  # one probe a run, however long it takes
         deps=deps,
@@ -165,6 +172,13 @@ def run_crew(
             process.join()
 
 
+def run_measured(server: Server, task: Callable[..., dict[str, Any]], processes: int, *args: Any) -> tuple[Crew, float]:
+    """`run_crew` with numbered processes, and its and the server's CPU seconds from the common start on."""
+    before: list[float | None] = []
+    crew = run_crew(task, processes, *args, numbered=True, meanwhile=lambda: before.append(server.cpu()))
+    return crew, server.total(crew.cpu, before[0])
+
+
 def _gather(pipes: Sequence[Connection]) -> list[Any]:
     """One message of each process, in their order; the first that fails ends the waiting for the others."""
     answers: dict[int, Any] = {}
@@ -206,6 +220,7 @@ def _member(pipe: Connection, task: Callable[..., dict[str, Any]], args: tuple[A
 # asking the database would be part of the load.
 
 _LOOK: Final = 0.01
+_WARM_JOBS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +241,13 @@ class Load:
 
 def work(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
     """Run until all results are written (a task of `run_crew`); ``done[number]`` is this process's share."""
-    return asyncio.run(_work(start, number, done, load))
+    return run(_work(start, number, done, load))
 
 
 async def _work(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
     async with build(load.place, limits=load.limits, sampled=bool(load.sampled), share=load.sampled or 1.0) as app:
-        worker = app.worker(concurrency=load.concurrency)
+        await _warm_up(app, f"{WARM}-{number}", load.concurrency)
+        worker = app.worker(concurrency=load.concurrency, except_kinds=[warm.kind])
         with ExitStack() as stack:
             asking = None
             if load.scraped:  # loaded and listening before the clock runs, as the rest of the worker is
@@ -243,6 +259,17 @@ async def _work(start: Start, number: int, done: MutableSequence[int], load: Loa
             watching = asyncio.create_task(_watch(worker, number, done, load.jobs))
             await worker.run()
         return {"finished_at": await watching, "executions": worker.executions}
+
+
+async def _warm_up(app: Resilient, key: str, concurrency: int) -> None:
+    """Run some jobs of this process's own, so that its sessions are open and the server has planned its statements."""
+    await app.enqueue_many(warm, [None] * _WARM_JOBS, resource_key=key)
+    worker = app.worker(concurrency=concurrency, kinds=[warm.kind], resources=[key])
+    running = asyncio.create_task(worker.run(signals=False))
+    while worker.completer.written < _WARM_JOBS and not running.done():  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(_LOOK)
+    worker.stop()
+    await running
 
 
 @contextmanager
@@ -286,7 +313,7 @@ def _asked(app: Resilient, worker: Worker) -> Iterator[Callable[[], None]]:
     """Serve metrics and probes; once its value is called, another process asks for all of them every second."""
     from resilient.surface.probes import Probes  # noqa: PLC0415 - for one bench
 
-    probes = Probes(app, worker)
+    probes = Probes(app, {"": (app, worker)})
     (server,) = probes.open(metrics="127.0.0.1:0", health="127.0.0.1:0")
     command = [sys.executable, "-m", "resilient.surface.bench.asker", f"http://127.0.0.1:{server.address[1]}"]
     try:

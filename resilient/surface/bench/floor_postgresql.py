@@ -7,7 +7,6 @@ real can be faster.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 import psycopg
 
 from resilient.surface.bench.crew import BenchFailed
+from resilient.surface.loop import run
 
 if TYPE_CHECKING:
     from resilient.surface.bench.crew import Start
@@ -109,7 +109,7 @@ def single(place: Scratch, jobs: int) -> list[float]:
 
 def single_async(place: Scratch, jobs: int) -> list[float]:
     """The same with the asynchronous driver."""
-    return asyncio.run(_single_async(place, jobs))
+    return run(_single_async(place, jobs))
 
 
 async def _single_async(place: Scratch, jobs: int) -> list[float]:

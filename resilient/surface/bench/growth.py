@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.store.db.pipeline import Line
-from resilient.surface.bench.crew import Load, Server, build, noop, run_crew, work
+from resilient.surface.bench.crew import Load, Server, build, noop, run_measured, work
 from resilient.surface.bench.jobs import fill
 from resilient.surface.scratch import scratch
 
@@ -74,9 +74,7 @@ def _case(
             fill(app, place, jobs=jobs, resources=resources, blocked=0)
             done = multiprocessing.get_context("spawn").Array("q", workers, lock=False)
             server = Server(place)
-            before = server.cpu()
-            crew = run_crew(_watched, workers, done, Load(place, jobs, 100), numbered=True)
-            cpu = server.total(crew.cpu, before)
+            crew, cpu = run_measured(server, _watched, workers, done, Load(place, jobs, 100))
         finally:
             app.database.close_sync()
     spent: dict[str, float] = {}
@@ -114,7 +112,12 @@ def _copied(c: Connection, d: Dialect, kept: int) -> None:
 def _watched(start: Start, number: int, done: MutableSequence[int], load: Load) -> dict[str, Any]:
     """`work`, with the seconds that each statement took (a task of `run_crew`)."""
     with watched() as spent:
-        return work(start, number, done, load) | {"spent": spent}
+
+        def begin() -> None:
+            start()
+            spent.clear()  # what warmed up
+
+        return work(begin, number, done, load) | {"spent": spent}
 
 
 @contextmanager

@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from resilient import Item
-from resilient.surface.bench.crew import BenchFailed, Load, Server, account, build, get, rate, run_crew, work
+from resilient.surface.bench.crew import (
+    BenchFailed,
+    Load,
+    Server,
+    account,
+    build,
+    get,
+    rate,
+    run_crew,
+    run_measured,
+    work,
+)
+from resilient.surface.loop import run
 from resilient.surface.scratch import scratch
 from resilient.wire.requests.pool import public_certificates
 
@@ -43,9 +55,7 @@ def http(
                 app.enqueue_many_sync(get, [Item(address, resource_key=account(n, resources)) for n in range(jobs)])
                 done = multiprocessing.get_context("spawn").Array("q", workers, lock=False)
                 server = Server(place)
-                before = server.cpu()
-                crew = run_crew(work, workers, done, Load(place, jobs, concurrency, limits), numbered=True)
-                cpu = server.total(crew.cpu, before)
+                crew, cpu = run_measured(server, work, workers, done, Load(place, jobs, concurrency, limits))
             finally:
                 app.database.close_sync()
         if bare:  # before and after: machines change their pace
@@ -76,7 +86,7 @@ def _compared(jobs: int, crew: Crew, loops: list[Crew]) -> dict[str, Any]:
 
 def _bare(start: Start, address: str, jobs: int, concurrency: int) -> dict[str, Any]:
     """The bare loop (a task of `run_crew`)."""
-    return asyncio.run(_bare_loop(start, address, jobs, concurrency))
+    return run(_bare_loop(start, address, jobs, concurrency))
 
 
 async def _bare_loop(start: Start, address: str, jobs: int, concurrency: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient import Item
@@ -41,10 +41,13 @@ from resilient.surface.bench.crew import (
     percentile,
     rate,
     run_crew,
+    run_measured,
     stamp,
+    warm,
     work,
 )
 from resilient.surface.bench.floor import drain_floor, enqueue_floor, pickup_floor
+from resilient.surface.loop import run
 from resilient.surface.scratch import scratch
 
 if TYPE_CHECKING:
@@ -94,21 +97,22 @@ _COUNTED: Final = 100_000
 def overhead(
     url: str | None, *, jobs: int, resources: int, concurrency: int, rounds: int, sampled: float
 ) -> dict[str, Any]:
-    """`drain` with what can be watched and without, by turns; the best of each.
+    """`drain` with what can be watched and without, by turns, each round in the other order; the best of each.
 
     ``metrics``: metrics and probes that are asked every second, and a JSON log. ``all_on``: traces of a share
     ``sampled`` of the jobs, too; ``every_trace``: of all. What the counting alone costs is always paid, so it is
-    measured apart and taken out of ``without``.
+    measured apart and taken out of ``without``. All are filled alike: in how many transactions jobs came decides how
+    they lie in the table, and so how fast they drain.
     """
     shares = {"without": 0.0, "metrics": 0.0, "all_on": sampled, "every_trace": 1.0}
     rates: dict[str, list[float]] = {name: [] for name in shares}
     cpu: dict[str, list[float]] = {name: [] for name in shares}  # seconds: steadier on a machine with other work
-    for _ in range(rounds):
-        for name, share in shares.items():
+    for n in range(rounds):
+        for name, share in list(shares.items())[:: -1 if n % 2 else 1]:
             with scratch(url, "bench") as place:
                 app = build(place, sampled=share)
                 try:
-                    fill(app, place, jobs=jobs, resources=resources, blocked=0, chunk=_TRACED if share else _CHUNK)
+                    fill(app, place, jobs=jobs, resources=resources, blocked=0, chunk=_TRACED)
                     load = Load(place, jobs, concurrency, scraped=name != "without", sampled=share)
                     row = _drained(app, load, 1)
                 finally:
@@ -117,25 +121,28 @@ def overhead(
             cpu[name].append(row["worker_cpu_seconds"])
     counting = _counting()
     without, least = 1 / (1 / max(rates.pop("without")) - counting), min(cpu.pop("without")) - counting * jobs
-    figures = {"jobs_per_second_without": round(without, 1)}
+    figures = {
+        "jobs_per_second_without": round(without, 1),
+        "cpu_microseconds_a_job_without": round(least * 1e6 / jobs, 1),
+    }
     for name, many in rates.items():
         figures[f"jobs_per_second_with_{name}"] = max(many)
         figures[f"share_with_{name}"] = round(max(many) / without, 3)
         figures[f"share_by_cpu_with_{name}"] = round(least / min(cpu[name]), 3)
+        figures[f"cpu_microseconds_a_job_more_with_{name}"] = round((min(cpu[name]) - least) * 1e6 / jobs, 1)
     return {**figures, "sampled": sampled, "counting_nanoseconds_a_job": round(counting * 1e9)}
 
 
 def _counting() -> float:
-    """Seconds that a process counts for each job: what the pipeline and the worker do when one has ended."""
-    counts = Counts([noop.kind], [ROOT])
-    executions, providers, ending = counts.executions, counts.providers, ("succeeded", "")
-    key, kind = account(1, 2), noop.kind
-    began = time.perf_counter()
+    """CPU seconds that a process counts for each job: what the pipeline and the worker do when one has ended."""
+    counts, kind, key, now = Counts([noop.kind], [ROOT]), noop.kind, account(1, 2), datetime.now(UTC)
+    began = time.process_time()
     for _ in range(_COUNTED):
-        root = key.partition("/")[0]
-        executions[kind, root if root in providers else OTHER, *ending] += 1
+        by_provider, root = counts.successes[kind], key.partition("/")[0]
+        by_provider[root if root in by_provider else OTHER] += 1
         counts.durations[kind].observe(0.001)
-    return (time.perf_counter() - began) / _COUNTED
+        counts.waits[kind].observe(max(0.0, (now - now).total_seconds() + time.monotonic() - 0.001))
+    return (time.process_time() - began) / _COUNTED
 
 
 def fill(app: Resilient, place: Scratch, *, jobs: int, resources: int, blocked: int, chunk: int = _CHUNK) -> None:
@@ -162,9 +169,7 @@ def _fill_ready(app: Resilient, jobs: int, resources: int, chunk: int) -> None:
 def _drained(app: Resilient, load: Load, workers: int) -> dict[str, Any]:
     done = multiprocessing.get_context("spawn").Array("q", workers, lock=False)
     server = Server(load.place)
-    before = server.cpu()
-    crew = run_crew(work, workers, done, load, numbered=True)
-    cpu = server.total(crew.cpu, before)
+    crew, cpu = run_measured(server, work, workers, done, load)
     succeeded, executions = app.database.transaction_sync(_counts)
     if succeeded < load.jobs:
         raise BenchFailed(f"{succeeded} of {load.jobs} jobs succeeded")
@@ -179,8 +184,12 @@ def _drained(app: Resilient, load: Load, workers: int) -> dict[str, Any]:
 
 
 def _counts(c: Connection, d: Dialect) -> tuple[int, int]:
-    """Succeeded jobs, and executions of all jobs."""
-    row = d.run(c, "SELECT sum(CASE WHEN state = 'succeeded' THEN 1 ELSE 0 END), sum(executions) FROM {job}").one()
+    """Succeeded jobs, and executions of all jobs, without those that warmed up."""
+    row = d.run(
+        c,
+        "SELECT sum(CASE WHEN state = 'succeeded' THEN 1 ELSE 0 END), sum(executions) FROM {job} WHERE kind <> :warm",
+        {"warm": warm.kind},
+    ).one()
     return int(row[0] or 0), int(row[1] or 0)
 
 
@@ -231,7 +240,7 @@ def pickup(url: str | None, *, jobs: int, concurrency: int, with_floor: bool) ->
 
 def _feed(app: Resilient, jobs: int, times: list[tuple[float, float]]) -> None:
     """Enqueue one job at a time; notes when the call began and when it returned."""
-    asyncio.run(_feeding(app, jobs, times))
+    run(_feeding(app, jobs, times))
 
 
 async def _feeding(app: Resilient, jobs: int, times: list[tuple[float, float]]) -> None:
@@ -246,7 +255,7 @@ async def _feeding(app: Resilient, jobs: int, times: list[tuple[float, float]]) 
 
 def _pick_up(start: Start, place: Scratch, jobs: int, concurrency: int) -> dict[str, Any]:
     """The worker process (a task of `run_crew`)."""
-    return asyncio.run(_picking_up(start, place, jobs, concurrency))
+    return run(_picking_up(start, place, jobs, concurrency))
 
 
 async def _picking_up(start: Start, place: Scratch, jobs: int, concurrency: int) -> dict[str, Any]:
@@ -274,7 +283,7 @@ def enqueue(url: str | None, *, jobs: int, resources: int, with_floor: bool) -> 
     """Enqueue ``jobs`` in calls of 10,000, then up to 1,000 one by one."""
     with scratch(url, "bench") as place:
         app = build(place)
-        figures, single = asyncio.run(_inserted(place, app, jobs, resources))
+        figures, single = run(_inserted(place, app, jobs, resources))
     with scratch(url, "bench") as place:
         blocking, cpu = _single_sync(build(place), min(jobs, _SINGLES), resources)
     figures |= milliseconds(blocking, "single_sync_") | {"single_sync_cpu_us": _each(cpu, blocking)}

@@ -21,6 +21,7 @@ from sqlalchemy import create_engine, text
 from resilient import Item
 from resilient.surface.bench.crew import ROOT, build, get, run_crew
 from resilient.surface.bench.metered import METERS, Line, metered
+from resilient.surface.loop import run
 from resilient.surface.scratch import scratch
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _engine(url: str | None, name: str, seconds: float, scale: float) -> dict[st
 
 
 def _work(start: Start, place: Scratch, slots: int, seconds: float) -> dict[str, Any]:
-    return asyncio.run(_working(start, place, slots, seconds))
+    return run(_working(start, place, slots, seconds))
 
 
 async def _working(start: Start, place: Scratch, slots: int, seconds: float) -> dict[str, Any]:
@@ -271,12 +272,12 @@ _LONGEST: Final = 60.0
 
 def tenacious(start: Start, address: str, accounts: int, slots: int, seconds: float) -> dict[str, Any]:
     """Repeated by tenacity after what Retry-After says, else after a random time that doubles."""
-    return asyncio.run(_loops(start, address, accounts, slots, seconds, None))
+    return run(_loops(start, address, accounts, slots, seconds, None))
 
 
 def adaptive(start: Start, address: str, accounts: int, slots: int, seconds: float) -> dict[str, Any]:
     """The same behind a token bucket of the process, filled at a rate that follows CUBIC."""
-    return asyncio.run(_loops(start, address, accounts, slots, seconds, Cubic()))
+    return run(_loops(start, address, accounts, slots, seconds, Cubic()))
 
 
 class Refused(Exception):

@@ -199,6 +199,7 @@ def connect(
     Of one that had lost its access the jobs go on by themselves.
     """
     run: Context = ctx.obj
+    run.go_to_shard_of(key)
     app = run.program("connecting an account")
     facts = _provider(app, provider)
     if not key:

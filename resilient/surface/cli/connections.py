@@ -71,6 +71,7 @@ def list_connections(
 def show_connection(ctx: typer.Context, key: Key) -> None:
     """Everything about one connection but its secrets."""
     run: Context = ctx.obj
+    run.go_to_shard_of(key)
     one = run.app.sync.connections.get(key)
     if run.out.as_json:
         run.out.json(one.to_json())
@@ -99,6 +100,7 @@ def show_connection(ctx: typer.Context, key: Key) -> None:
 def test_connection(ctx: typer.Context, key: Key) -> None:
     """Refresh the token now, and say whether the account can be used."""
     run: Context = ctx.obj
+    run.go_to_shard_of(key)
     app = run.program("testing a connection")
     asyncio.run(_tested(app, key))
     one = app.sync.connections.get(key)
@@ -126,6 +128,7 @@ def revoke_connection(ctx: typer.Context, key: Key, *, yes: Yes = False) -> None
     Its jobs wait until it is connected again.
     """
     run: Context = ctx.obj
+    run.go_to_shard_of(key)
     one = run.app.sync.connections.get(key)
     if not run.out.confirm(f"Forget the credentials of {one.resource_key}?", yes=yes, dry_run=False):
         raise typer.Exit(FAILED)
@@ -198,6 +201,7 @@ def add_connection(
     A secret is asked for, or read from a pipe.
     """
     run: Context = ctx.obj
+    run.go_to_shard_of(key)
     api = run.program("adding a connection").sync.connections
     details = dict(pair(one) for one in detail or ())
     if grant_of is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from resilient.core.base.errors import SetupError
+from resilient.core.base.errors import InvalidInput, SetupError
 from resilient.surface.cli.output import Output
 
 if TYPE_CHECKING:
@@ -48,13 +48,14 @@ class Context:
     shard: str | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _app: Resilient | None = None
+    _whole: Any = None
 
     @property
     def app(self) -> Resilient:
         """The program's app; with only a database, one without handlers."""
         if self._app is None:
             if self.app_name is not None:
-                self._app = load(self.app_name, self.shard)
+                self._app = chosen(self.whole, self.app_name, self.shard)
             elif self.database is not None:
                 from resilient.engine.app.app import Resilient  # noqa: PLC0415 - a second of imports, only where needed
 
@@ -79,11 +80,34 @@ class Context:
     def shards(self, what: str) -> Shards | None:
         """The program's shards, if it has several and none was chosen."""
         if self.shard is None and self._app is None:
-            value = load_whole(self.program_name(what))
+            self.program_name(what)
+            value = self.whole
             if isinstance(value, _shards()):
                 return value
             self._app = value
         return None
+
+    @property
+    def whole(self) -> Any:
+        """The app, or the `Shards`, of ``--app``; made once."""
+        if self._whole is None:
+            self._whole = load_whole(cast("str", self.app_name))
+        return self._whole
+
+    def go_to_shard_of(self, key: str, *, strictly: bool = False) -> None:
+        """Of several shards take the one of this account, unless ``--shard`` was said.
+
+        If that is another one, it is remarked; ``strictly``: raises `InvalidInput`.
+        """
+        if self.app_name is None or "/" not in key or "*" in key or not isinstance(self.whole, _shards()):
+            return
+        home = self.whole.name_of(key)
+        self.shard = self.shard or home
+        if self.shard != home:
+            text = f"{key} lives in shard {home}, as the program says: this is {self.shard}"
+            if strictly:
+                raise InvalidInput(f"{text}; leave --shard out, or say --shard {home}")
+            self.out.remark(text)
 
     def program_name(self, what: str) -> str:
         """Its name, as module:app, for commands that start processes with it."""
@@ -129,12 +153,8 @@ def person() -> str:
         return f"{os.getuid() if hasattr(os, 'getuid') else 'somebody'}@{socket.gethostname()}"
 
 
-def load(name: str, shard: str | None = None) -> Resilient:
-    """The app that ``module:attribute`` names, or that shard of it; the attribute may be a function that makes it.
-
-    Raises `SetupError` with what was tried.
-    """
-    value = load_whole(name)
+def chosen(value: Any, name: str, shard: str | None = None) -> Resilient:
+    """This app, or that shard of it. Raises `SetupError`."""
     if isinstance(value, _shards()):
         if shard is None:
             raise SetupError(f"{name} has the shards {', '.join(value)}: say which, --shard {next(iter(value))}")
@@ -151,7 +171,10 @@ def _shards() -> type[Shards]:
 
 
 def load_whole(name: str) -> Any:
-    """The app, or the `Shards`, that ``module:attribute`` names. Raises `SetupError`."""
+    """The app, or the `Shards`, that ``module:attribute`` names; the attribute may be a function that makes it.
+
+    Raises `SetupError` with what was tried.
+    """
     from resilient.engine.app.app import Resilient  # noqa: PLC0415 - as above
 
     module_name, _, attribute = name.partition(":")

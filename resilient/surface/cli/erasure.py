@@ -36,6 +36,7 @@ def erase(
     keeps who did it, and how many rows. Refused while its jobs run.
     """
     run: Context = ctx.obj
+    run.go_to_shard_of(key)
     accounts = run.app.sync.accounts
     seconds = 0.0 if wait is None else span_of("--wait", wait).total_seconds()
     rows = accounts.erase(key, dry_run=True)
@@ -75,5 +76,6 @@ def export(ctx: typer.Context, key: Account) -> None:
     Each line is a row as JSON, with its table. Payloads and results are printed as they are; credentials never.
     """
     run: Context = ctx.obj
+    run.go_to_shard_of(key)
     for row in run.app.sync.accounts.export(key):
         run.out.console.file.write(in_json(json.dumps(row, ensure_ascii=False)) + "\n")

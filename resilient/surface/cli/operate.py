@@ -13,7 +13,8 @@ import typer
 from resilient.core.alerts.words import begun
 from resilient.core.base.bounds import bounds
 from resilient.core.base.errors import DatabaseUnreachable, InvalidInput, SetupError
-from resilient.core.base.phrases import brief, counted, learnt_limit, rough, when
+from resilient.core.base.phrases import brief, counted, learnt_limit, rough, span, when
+from resilient.core.inspect.why import stands_still
 from resilient.surface.cli import logs, output, settings
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.jobs import DryRun, Yes, moment, read_json, tags_of
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from resilient.core.alerts.overview import Overview, Trouble
-    from resilient.core.inspect.audit import AuditInfo
     from resilient.core.inspect.retention import Pruned
+    from resilient.core.jobs.records import AuditInfo
     from resilient.engine.app.app import Resilient
     from resilient.engine.inspect.doctor import Finding
     from resilient.surface.cli.context import Context
@@ -62,12 +63,13 @@ def dashboard(
         sys.stdout.flush()  # it may be a pipe
 
     with logs.last_words(log):
-        app = run.app
+        shards = None if run.app_name is None else run.shards("a dashboard")
         try:
-            app.ready_sync()
+            if shards is None:
+                run.app.ready_sync()
         except (DatabaseUnreachable, SetupError) as error:  # the pages say so too, and work once it is mended
             run.out.remark(f"warning: {error}")
-        serve(app, port, say, read_only=read_only)
+        serve(shards or run.app, port, say, read_only=read_only)
 
 
 def audit(
@@ -146,6 +148,7 @@ def enqueue(
         if isinstance(at, timedelta):
             raise InvalidInput(f"--run-at {run_at!r}: for a length of time say --delay")
         options["run_at"] = at
+    run.go_to_shard_of(resource, strictly=True)
     app = run.program("enqueueing")
     with run.audited("enqueue", f"{kind} on {resource}") as outcome:
         done = app.sync.enqueue(kind, read_json(payload), resource_key=resource, **options)
@@ -199,6 +202,9 @@ def _show_workers(run: Context, view: Overview) -> None:
     slots, busy = sum(w.concurrency for w in active), sum(w.running for w in active)
     if active:
         run.out.say(f"Workers:    {len(active)} running, {busy:,} of {slots:,} slots busy")
+        if still := [w.loop_lag for w in active if stands_still(w.loop_lag)]:
+            loops, longest = counted(len(still), "event loop"), span(max(filter(None, still)))
+            run.out.say(f"            {loops} stood still, for up to {longest}: the log says where", style="yellow")
     else:
         run.out.say("Workers:    none is running: start one with `resilient worker`", style="bold red")
 
@@ -256,7 +262,7 @@ def _show_troubles(run: Context, title: str, troubles: list[Trouble], view: Over
 
 def _next_try(at: datetime, now: datetime) -> str:
     ahead = (at - now).total_seconds()
-    return f"in {rough(ahead)}" if ahead > 0 else f"due {rough(-ahead)}"
+    return f"in {rough(ahead, nearest=True)}" if ahead > 0 else f"due {rough(-ahead)}"
 
 
 def _show_alerts(run: Context, view: Overview) -> None:
@@ -382,7 +388,7 @@ def _say_settings(run: Context, rows: list[settings.Setting]) -> None:
 
 def _say_bounds(run: Context) -> None:
     run.out.heading("Believed from outside, at most")
-    rows = [Row(one.name, f"{one.value:,} {one.unit}", one.beyond, one.setting) for one in bounds()]
+    rows = [Row(one.name, counted(one.value, one.unit.removesuffix("s")), one.beyond, one.setting) for one in bounds()]
     run.out.table(("bound", "most", "beyond it", "setting"), rows, folds=(2, 3))
 
 

@@ -225,7 +225,7 @@ def when_of(job: JobInfo | EventInfo, now: datetime) -> str:
     if job.state == JobState.RUNNING and job.started_at:
         return f"for {rough((now - job.started_at).total_seconds())}"
     if job.state == JobState.SCHEDULED and job.run_at > now:
-        return f"in {rough((job.run_at - now).total_seconds())}"
+        return f"in {rough((job.run_at - now).total_seconds(), nearest=True)}"
     since = job.created_at if job.state == JobState.BLOCKED else max(job.run_at, job.created_at)
     if job.state == JobState.SCHEDULED:
         return f"due {rough((now - since).total_seconds())}"
@@ -316,7 +316,7 @@ def show_why(out: Output, why: Why) -> None:
 def resource_row(info: ResourceInfo, now: datetime) -> Row:
     """One resource of a list."""
     if info.until is not None:
-        until = f"in {rough((info.until - now).total_seconds())}"
+        until = f"in {rough((info.until - now).total_seconds(), nearest=True)}"
     else:
         until = _END.get(info.gate or "", "")
     remark = ""
@@ -356,9 +356,9 @@ def _ends(group: StoppedGroup, now: datetime) -> str:
     """When it ends, of many the first and the last; or what ends it."""
     if group.until is None:
         return _END.get(group.gate, "")
-    last, first = rough((group.until - now).total_seconds()), ""
+    last, first = rough((group.until - now).total_seconds(), nearest=True), ""
     if group.first_until is not None:
-        first = rough((group.first_until - now).total_seconds())
+        first = rough((group.first_until - now).total_seconds(), nearest=True)
     return f"in {last}" if first in ("", last) else f"in {first} to {last}"
 
 

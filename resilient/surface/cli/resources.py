@@ -75,7 +75,7 @@ def list_resources(
 def show_resource(ctx: typer.Context, key: Key) -> None:
     """Everything about one resource, with the limits that apply to it."""
     run: Context = ctx.obj
-    api = run.app.sync.resources
+    api = _api(run, key)
     info, why = api.get(key), api.why(key)
     policy = run.app.policies.for_key(key, info.policy).to_json()
     if run.out.as_json:
@@ -137,7 +137,7 @@ def cap_of(policy: dict[str, Any]) -> str:
 def why_resource(ctx: typer.Context, key: Key) -> None:
     """Why the jobs of a resource are not running, and when they will."""
     run: Context = ctx.obj
-    api = run.app.sync.resources
+    api = _api(run, key)
     why, info = api.why(key), api.get(key)
     if run.out.as_json:
         run.out.json(why.to_json())
@@ -191,6 +191,7 @@ def send_test(ctx: typer.Context, key: Key) -> None:
     it is its probe.
     """
     run: Context = ctx.obj
+    run.go_to_shard_of(key)
     api = run.program("a test request").sync.resources
     with run.audited("resources test", key) as outcome:
         answer = api.test(key)
@@ -227,7 +228,7 @@ def pause(
     """
     run: Context = ctx.obj
     options = {"reason": reason, "until": until("--until", duration, end), "gate": gate}
-    _change(run, "paused", run.app.sync.resources.pause, which, options, criteria, yes)
+    _change(run, "paused", _api(run, which).pause, which, options, criteria, yes)
 
 
 @resources.command("resume")
@@ -235,7 +236,7 @@ def pause(
 def resume(ctx: typer.Context, which: Which, *, yes: Yes = False, criteria: Bulk) -> None:
     """End a pause."""
     run: Context = ctx.obj
-    _change(run, "resumed", run.app.sync.resources.resume, which, {}, criteria, yes)
+    _change(run, "resumed", _api(run, which).resume, which, {}, criteria, yes)
 
 
 @resources.command("open")
@@ -257,7 +258,7 @@ def open_(
     """
     run: Context = ctx.obj
     options = {"reason": reason, "until": until("--until", duration, end), "gate": gate}
-    _change(run, "opened", run.app.sync.resources.open, which, options, criteria, yes)
+    _change(run, "opened", _api(run, which).open, which, options, criteria, yes)
 
 
 @resources.command("close")
@@ -268,7 +269,7 @@ def close(ctx: typer.Context, which: Which, *, yes: Yes = False, criteria: Bulk)
     The load comes back step by step.
     """
     run: Context = ctx.obj
-    _change(run, "closed", run.app.sync.resources.close, which, {}, criteria, yes)
+    _change(run, "closed", _api(run, which).close, which, {}, criteria, yes)
 
 
 @resources.command("reset")
@@ -276,7 +277,7 @@ def close(ctx: typer.Context, which: Which, *, yes: Yes = False, criteria: Bulk)
 def reset(ctx: typer.Context, which: Which, *, gate: Gate = None, yes: Yes = False, criteria: Bulk) -> None:
     """Close the circuit, end cooldown and pause. Credentials and limits stay."""
     run: Context = ctx.obj
-    _change(run, "reset", run.app.sync.resources.reset, which, {"gate": gate or "any"}, criteria, yes)
+    _change(run, "reset", _api(run, which).reset, which, {"gate": gate or "any"}, criteria, yes)
 
 
 @resources.command("limit")
@@ -322,10 +323,9 @@ def limit_(
         raise InvalidInput(
             "nothing to set: say --limit, --no-limits, --concurrency, --no-concurrency, --breaker, --clear or --forget"
         )
-    api = run.app.sync.resources
-    _change(run, "limited anew", api.limit, which, options, criteria, yes)
+    _change(run, "limited anew", _api(run, which).limit, which, options, criteria, yes)
     if not (run.out.as_json or criteria.get("dry_run") or _is_pattern(which)):
-        policy = run.app.policies.for_key(which, api.get(which).policy).to_json()
+        policy = run.app.policies.for_key(which, run.app.sync.resources.get(which).policy).to_json()
         run.out.say(f"  rate limits: {limits_of(policy)}; concurrency: {cap_of(policy)}")
 
 
@@ -364,6 +364,11 @@ def _remark(run: Context, key: str, change: str, *, unused: bool, dry_run: bool)
     for reason in why.reasons if why.state == "stopped" else ():
         if reason.resource is not None and reason.code != "waiting":
             run.out.paragraph(f"Still: {reason.text}", indent=2, style="yellow")
+
+
+def _api(run: Context, which: str) -> Any:
+    run.go_to_shard_of(which)
+    return run.app.sync.resources
 
 
 def _change(

@@ -31,6 +31,7 @@ from resilient.core.base.errors import InvalidInput, MissingExtra, SetupError
 from resilient.core.base.loggers import logger
 from resilient.core.base.phrases import counted
 from resilient.core.jobs.backoff import retry_pause
+from resilient.engine.ground.signals import SignalCount
 from resilient.surface.cli.exits import FAILED, OK, USAGE
 from resilient.surface.probes import BEAT, STILL, Address, Answer, Server, verdict
 
@@ -156,6 +157,7 @@ class Supervisor:
         *,
         reload: bool = False,
         roll: Callable[[], float] = random.random,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if os.name != "posix":
             raise SetupError("--processes and --reload need a POSIX system; here, start several workers instead")
@@ -164,6 +166,7 @@ class Supervisor:
         self._command, self._reload, self._roll = command, reload, roll
         self.places = [Place(number) for number in range(processes)]
         self._stopping, self._is_urgent, self._status = asyncio.Event(), False, OK
+        self._signals = SignalCount(monotonic)
 
     async def run(self, *, health: str | None = None) -> int:
         """Keep the processes until SIGTERM or SIGINT; the exit status."""
@@ -229,6 +232,8 @@ class Supervisor:
     # -- all of them ----------------------------------------------------------------------------------------------
 
     def _signalled(self) -> None:
+        if self._signals.next() == 0:
+            return
         running = [place for place in self.places if place.process is not None]
         if not self._stopping.is_set():
             log.info("%s to drain", counted(len(running), "process is told", "processes are told"))

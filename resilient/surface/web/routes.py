@@ -41,6 +41,8 @@ try:
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
     from starlette.routing import Route, Router
+
+    from resilient.surface.web.scope import MountedRouter
 except ImportError as error:  # pragma: no cover - a test without the extra runs in a process of its own
     raise MissingExtra("routes need Starlette: pip install 'resilient-engine[web]'") from error
 
@@ -169,7 +171,7 @@ def connect_routes(
         if not _is_page(to):
             raise InvalidInput(f"{to!r} is no page to come back to: write a path such as /settings, or https://...")
     routes = _Connect(app, base_url, caller, account, details, returns)
-    return Router(
+    return MountedRouter(
         [
             Route("/{provider}/start", routes.start, methods=["GET"], name="start"),
             Route("/{provider}/callback", routes.callback, methods=["GET"], name="callback"),
@@ -246,22 +248,26 @@ class _Webhooks:
     async def receive(self, request: Request) -> Response:
         """One delivery."""
         provider, account = request.path_params["provider"], request.path_params.get("account", "")
-        if provider not in self._app.webhooks.declared or not is_account(provider, account):
+        hooks = self._app.webhooks
+        if provider not in hooks.declared or not is_account(provider, account):
+            hooks.count(provider, "unknown")
             return plain(404)
         try:
             async with asyncio.timeout(PATIENCE):
                 body = await _body(request, self._max_body)
         except (TimeoutError, ClientDisconnect):
+            hooks.count(provider, "broken_off")
             return plain(408)
         if body is None:
-            self._app.webhooks.say(
+            hooks.count(provider, "too_large")
+            hooks.say(
                 provider, "too large", f"a body of more than {self._max_body:,} bytes: see webhook_routes(max_body=)"
             )
             return plain(413)
         url = f"{self._base}/{provider}" + (f"/{account}" if account else "")
         query = request.url.query
         delivery = Delivery(dict(request.headers), body, f"{url}?{query}" if query else url, request.method)
-        answer = await self._app.webhooks.receive(provider, delivery, account=account)
+        answer = await hooks.receive(provider, delivery, account=account)
         return Response(answer.body, answer.status, {**QUIET, **answer.headers})
 
 
@@ -275,7 +281,7 @@ def webhook_routes(app: Resilient, *, base_url: str, max_body: int = WEBHOOK_BOD
     origin_of(base_url)
     routes = _Webhooks(app, base_url, max_body)
     methods = ["GET", "POST"]
-    return Router(
+    return MountedRouter(
         [
             Route("/{provider}", routes.receive, methods=methods, name="webhook"),
             Route("/{provider}/{account}", routes.receive, methods=methods, name="webhook_of_account"),

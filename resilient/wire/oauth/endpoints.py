@@ -36,7 +36,7 @@ from resilient.wire.requests import redact
 from resilient.wire.requests.answer import ASKED_FOR, Intake
 from resilient.wire.requests.flow import fields
 from resilient.wire.requests.guard import AddressDenied, PublicNetwork
-from resilient.wire.requests.pool import keep_apart, public_certificates
+from resilient.wire.requests.pool import PoolSettings, certificates, keep_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -153,9 +153,10 @@ def _encodable(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corou
 
 
 class TokenClient:
-    """Asks token endpoints. One per app; its connections are its own."""
+    """Asks token endpoints; its connections are its own. Of ``settings`` proxy and certificates count."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: PoolSettings | None = None) -> None:
+        self._settings = settings or PoolSettings()
         self._client: httpx.AsyncClient | None = None
         self._guarded: httpx.AsyncClient | None = None  # for hosts that an account chose
         self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
@@ -269,26 +270,28 @@ class TokenClient:
         if self._loop is not loop:
             self._loop, self._client, self._guarded = loop, None, None
         if guarded:
-            self._guarded = self._guarded or _client(guarded=True)
+            self._guarded = self._guarded or _client(self._settings, guarded=True)
             return self._guarded
-        self._client = self._client or _client(guarded=False)
+        self._client = self._client or _client(self._settings, guarded=False)
         return self._client
 
 
-def _client(*, guarded: bool) -> httpx.AsyncClient:
+def _client(settings: PoolSettings, *, guarded: bool) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
-    transport = httpx.AsyncHTTPTransport(verify=public_certificates(), limits=limits, trust_env=False)
-    if guarded:
+    transport = httpx.AsyncHTTPTransport(
+        verify=certificates(settings.verify), limits=limits, trust_env=False, proxy=settings.proxy
+    )
+    if guarded and settings.proxy is None:  # a proxy looks names up itself
         transport._pool._network_backend = PublicNetwork()  # noqa: SLF001 - httpx has no argument for it
     keep_apart(transport)
     return httpx.AsyncClient(transport=transport, timeout=EXCHANGE_TIMEOUT, trust_env=False)
 
 
-def ask_here(ask: Callable[[TokenClient], Coroutine[Any, Any, T]]) -> T:
+def ask_here(ask: Callable[[TokenClient], Coroutine[Any, Any, T]], settings: PoolSettings | None) -> T:
     """Call ``ask`` with a client of its own, from synchronous code, whatever loop may run in this thread."""
 
     async def alone() -> T:
-        client = TokenClient()
+        client = TokenClient(settings)
         try:
             return await ask(client)
         finally:

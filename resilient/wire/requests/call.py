@@ -193,7 +193,11 @@ class Call:
         """Report to the engine, after a try to get newer credentials for refused ones."""
         request, hooks, failure = self._request, self._request_log.hooks, self.failure
         if failure is not None and failure.kind is FailureKind.AUTH and permit.trusting:
-            fresh = yield hooks.refreshed(permit, failure)
+            try:
+                fresh = yield hooks.refreshed(permit, failure)
+            except BaseException:
+                hooks.abandoned(permit)
+                raise
             self.renewed = fresh
             failure = None if fresh else failure
         if request.gated and self._answer is not None:

@@ -105,7 +105,7 @@ def exchange(request_log: RequestLog, settings: PoolSettings, request: httpx.Req
         except ResourceStopped:
             if last is None:
                 raise
-            return _conclude(last)  # the gate closed meanwhile: the first answer is what the caller gets
+            return _conclude(last)  # the gate closed meanwhile: the answer before is what the caller gets
         renewing = not renewed and _may_renew(outcome, state)
         try:
             if renewing:
@@ -120,15 +120,16 @@ def exchange(request_log: RequestLog, settings: PoolSettings, request: httpx.Req
         except BaseException as error:
             yield from _close(outcome.answer, error)
             raise
-        last = outcome
+        last = None if renewing else outcome  # a refusal of credentials that are replaced is nobody's answer
 
 
 def _renew(request_log: RequestLog, outcome: Outcome) -> Flow:
     """Replace the refused credentials; whether there are newer ones."""
     try:
         return (yield request_log.hooks.refreshed(outcome.permit, cast("Failure", outcome.failure)))
-    except Exception:  # such as the database being away; the refusal is an outcome all the same
+    except BaseException:  # the database is away, or the job is interrupted; a refusal is an outcome all the same
         _clear(request_log, outcome)
+        request_log.hooks.abandoned(outcome.permit)
         raise
 
 

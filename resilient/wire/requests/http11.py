@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import socket
 import ssl
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import h11
 import httpcore
 import httpx
+from aiohappyeyeballs import start_connection
 
 from resilient.core.base.hosts import is_address
 from resilient.wire.requests import redact
@@ -34,6 +36,7 @@ _LONGEST_HEAD: Final = 100 * 1024
 _SWITCHING: Final = 101
 _SUCCESS: Final = range(200, 300)
 _DEFAULT_PORTS: Final = {b"http": 80, b"https": 443}
+_ENDED: Final = "the connection ended, or something came, before a byte was sent"
 
 
 class Connection:
@@ -68,6 +71,7 @@ class Connection:
                 await wait
                 if not is_new:
                     self._refuse_surplus()
+            self._refuse_end()
             times = request.extensions.get("timeout", _NO_TIMES)
             if _is_watched(request):
                 head = await self._traced(request, times)
@@ -85,10 +89,15 @@ class Connection:
             self.close()
             raise
 
+    def _refuse_end(self) -> None:
+        """Raise if it ended before a byte was sent, without a word: the request has done nothing."""
+        if self._stream.is_over:
+            raise httpcore.ConnectError(_ENDED)
+
     def _refuse_surplus(self) -> None:
         """Raise if it ended, or something came, while the request waited: it would be taken for its answer."""
         if self._stream.get_extra_info("is_readable"):
-            raise httpcore.ConnectError("the connection ended, or something came, before a byte was sent")
+            raise httpcore.ConnectError(_ENDED)
 
     async def _write(self, request: httpx.Request, seconds: float | None) -> None:
         try:
@@ -296,7 +305,8 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._error: Exception | None = None
         self._reading: asyncio.Future[None] | None = None
         self._until = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._rings_at = 0.0  # kept beside: uvloop's handle may not know
         self._room: asyncio.Future[None] | None = None  # set while the other side reads too slowly
 
     @property
@@ -304,6 +314,11 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         """Whether bytes have arrived that nobody has read: TLS keeps some while too many wait here."""
         tls = self._transport.get_extra_info("ssl_object")
         return bool(self._parts) or (tls is not None and decrypts(tls))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and nothing that came before its end is left to read."""
+        return self._over and not self._parts
 
     # -- told by asyncio -----------------------------------------------------------------------------------------
 
@@ -378,7 +393,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._reading = self._loop.create_future()
         if seconds is not None:
             self._until = self._loop.time() + seconds
-            if self._timer is None or self._timer.when() > self._until:
+            if self._timer is None or self._rings_at > self._until:
                 self._set_timer()
         try:
             await self._reading
@@ -389,6 +404,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(self._until, self._ring, context=_NOBODY)
+        self._rings_at = self._until
 
     def _ring(self) -> None:
         self._timer = None
@@ -472,7 +488,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
             case "server_addr":
                 return self._transport.get_extra_info("peername")
             case "is_readable":
-                return self.unread or self._over or _is_readable(self._transport.get_extra_info("socket"))
+                return self.unread or self._over or is_readable(self._transport.get_extra_info("socket"))
         return None
 
 
@@ -484,7 +500,7 @@ def decrypts(tls: Any) -> bool:
         return False
 
 
-def _is_readable(sock: Any) -> bool:
+def is_readable(sock: Any) -> bool:
     """Whether bytes, or the end, have arrived that the loop has not seen yet."""
     if sock is None or (number := sock.fileno()) < 0:
         return True
@@ -493,6 +509,21 @@ def _is_readable(sock: Any) -> bool:
         poll.register(number, select.POLLIN)
         return bool(poll.poll(0))
     return bool(select.select([number], [], [], 0)[0])  # Windows
+
+
+async def _connect(host: str, port: int, own: tuple[str, int] | None) -> Stream:
+    """Connect to the first address of a host that answers, beginning with the next after a moment (RFC 8305).
+
+    Not by asyncio's own race: uvloop has none, and it may lose a socket if it is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    if own is not None or is_address(host):
+        _, stream = await loop.create_connection(Stream, host, port, local_addr=own)
+        return stream
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    sock = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS)
+    _, stream = await loop.create_connection(Stream, sock=sock)
+    return stream
 
 
 class Network(httpcore.AsyncNetworkBackend):
@@ -507,12 +538,10 @@ class Network(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         """Connect, within ``timeout`` altogether."""
-        loop = asyncio.get_running_loop()
         own = None if local_address is None else (local_address, 0)
-        delay = None if is_address(host) else _NEXT_ADDRESS  # asyncio's race may lose a socket if it is cancelled
         try:
             async with asyncio.timeout(timeout):
-                _, stream = await loop.create_connection(Stream, host, port, local_addr=own, happy_eyeballs_delay=delay)
+                stream = await _connect(host, port, own)
         except TimeoutError:
             raise httpcore.ConnectTimeout from None
         except (OSError, UnicodeError) as error:  # a label of more than 63 characters is no OSError

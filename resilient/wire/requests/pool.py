@@ -11,7 +11,7 @@ import asyncio
 import ssl
 import threading
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,8 +41,9 @@ class PoolSettings:
     ``read`` is the longest silence within an answer, ``whole`` the longest time for all of its body.
     ``largest``: bodies that are read into memory, decoded. ``error_largest``, ``error_whole``: the same for
     the body of an error, of which only the beginning is kept. ``tries``, ``tries_within``: how often one
-    request is sent within one call, and in how many seconds; longer waits are the job's. ``verify``,
-    ``proxy``: as httpx takes them.
+    request is sent within one call, and in how many seconds; longer waits are the job's. ``verify``: an
+    `ssl.SSLContext` with what is trusted beside the public certificates, and with a certificate of the program's own;
+    False trusts everybody. ``proxy``: its address, such as ``http://user:password@proxy.example:3128``.
     """
 
     connections: int = 200
@@ -59,7 +60,7 @@ class PoolSettings:
     tries: int = 3
     tries_within: float = 3.0
     verify: ssl.SSLContext | bool = True
-    proxy: str | None = None
+    proxy: str | None = field(default=None, repr=False)  # may hold a password
 
     @property
     def timeout(self) -> httpx.Timeout:
@@ -94,6 +95,7 @@ class Connections(httpx.AsyncBaseTransport):
         self._resting: OrderedDict[Connection, tuple[Origin, float]] = OrderedDict()  # since when, oldest first
         self._open = 0  # resting and in use
         self._line: deque[asyncio.Future[None]] = deque()
+        self._called = 0  # places that are kept for who was woken and has not run yet
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -111,7 +113,8 @@ class Connections(httpx.AsyncBaseTransport):
             raise httpx.UnsupportedProtocol(f"there is no port {url.port}: the last is {_LAST_PORT}")
         if httpcore.AsyncHTTPConnection.handle_async_request is not _HTTPCORES:  # by respx, say, in a program's tests
             return await self._send_by_httpcore(request, look)
-        connection = self._take(origin)
+        is_full = self._open - len(self._resting) + self._called >= self._settings.connections
+        connection = None if is_full else self._take(origin)
         if connection is None:
             connection = await self._wait(origin, request.extensions.get("timeout", {}).get("pool"))
         try:
@@ -137,6 +140,8 @@ class Connections(httpx.AsyncBaseTransport):
         stack = self._stacks.get(origin)
         while stack:
             connection = stack.pop()
+            if not stack:  # accounts may have hosts of their own: nothing stays of one that is not asked again
+                del self._stacks[origin]
             del self._resting[connection]
             if not connection.has_expired():
                 return connection
@@ -162,8 +167,10 @@ class Connections(httpx.AsyncBaseTransport):
                         if turn in self._line:
                             self._line.remove(turn)
                         elif turn.done() and not turn.cancelled():
+                            self._called -= 1
                             self._next()  # woken and interrupted at once: the turn is somebody else's
                         raise
+                    self._called -= 1
                     if (connection := self._take(origin)) is not None:
                         return connection
         except TimeoutError:
@@ -176,6 +183,7 @@ class Connections(httpx.AsyncBaseTransport):
             turn = self._line.popleft()
             if not turn.done():
                 turn.set_result(None)
+                self._called += 1
                 return
 
     def _give_back(self, origin: Origin, connection: Connection) -> None:
@@ -384,10 +392,7 @@ class Pool:
     def _certificates(self) -> ssl.SSLContext:
         """Once for both kinds of connections."""
         if self._context is None:
-            verify = self.settings.verify
-            self._context = (
-                public_certificates() if verify is True else httpx.create_ssl_context(verify=verify, trust_env=False)
-            )
+            self._context = certificates(self.settings.verify)
         return self._context
 
     async def aclose(self) -> None:
@@ -407,3 +412,8 @@ class Pool:
 def public_certificates() -> ssl.SSLContext:
     """The certificates that everybody trusts. To load them takes 20 ms: once a process, for all its clients."""
     return httpx.create_ssl_context(trust_env=False)
+
+
+def certificates(verify: ssl.SSLContext | bool) -> ssl.SSLContext:  # noqa: FBT001 - as httpx takes it
+    """What connections to a provider trust."""
+    return public_certificates() if verify is True else httpx.create_ssl_context(verify=verify, trust_env=False)

@@ -19,6 +19,7 @@ from urllib.parse import quote, quote_plus
 
 from resilient.core.base.bounds import ERROR_TEXT, SCRUBBED_TEXT
 from resilient.core.base.errors import JobFailure
+from resilient.core.base.frames import from_callee
 from resilient.core.base.hosts import without_secrets
 from resilient.core.base.loggers import MASK, masked, urls
 from resilient.core.base.phrases import one_line, plain
@@ -193,6 +194,7 @@ def text_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 
 def trace_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """The end of the traceback of an exception, without secrets."""
-    text = plain("".join(traceback.format_exception(error))[-SCRUBBED_TEXT.value - 1 :])
+    """The end of the traceback of an exception, without secrets and without the frames that led to the handler."""
+    lines = traceback.format_exception(type(error), error, from_callee(error.__traceback__))
+    text = plain("".join(lines)[-SCRUBBED_TEXT.value - 1 :])
     return scrub(text, secrets, ERROR_TEXT.value, end=True)

@@ -106,9 +106,10 @@ def end(
     """End the span with what came back."""
     if span is None or not span.is_recorded:
         return
-    span.note(http__response__status_code=status, resilient__error_kind=None if failure is None else failure.kind.value)
+    kind = None if failure is None else failure.kind.value
+    span.note({"http.response.status_code": status, "resilient.error_kind": kind})
     if version.startswith(b"HTTP/"):
-        span.note(network__protocol__version=version[5:].decode("ascii", "replace"))
+        span.note({"network.protocol.version": version[5:].decode("ascii", "replace")})
     if error is not None:
         span.fail(type(error).__qualname__)
     elif status is not None and status >= _CLIENT_ERROR:

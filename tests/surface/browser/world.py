@@ -17,6 +17,7 @@ from resilient import (
     Event,
     Idempotency,
     Item,
+    Job,
     Permanent,
     Provider,
     Resilient,
@@ -26,7 +27,6 @@ from resilient import (
     Transient,
     handler,
 )
-from resilient.engine.run.job import Job
 from resilient.store.accounts.secrets import new_key
 from resilient.store.gates import controls
 from tests.helpers import drain
@@ -157,7 +157,7 @@ async def _work(app, say):
 _GRANT = "UPDATE resilient_grant SET state = :state, last_code = :code, failures = 3, died_at = :died"
 _GRANT += " WHERE id = (SELECT grant_id FROM resilient_connection WHERE resource_key = :key)"
 _WORKER = "INSERT INTO resilient_worker (id, host, pid, kinds, concurrency, running, code_version, started_at, seen_at,"
-_WORKER += " stopping) VALUES (:id, 'host', 7, :kinds, 16, 3, '0.1.0', :then, :now, :stopping)"
+_WORKER += " stopping, loop_lag) VALUES (:id, 'host', 7, :kinds, 16, 3, '0.1.0', :then, :now, :stopping, 1.4)"
 _STREAM = (
     "INSERT INTO resilient_cursor (resource_key, stream, part, position, records, rejected, completed_at, expected,"
 )

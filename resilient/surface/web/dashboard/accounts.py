@@ -18,7 +18,7 @@ from resilient.surface.cli import jobs as options_of
 from resilient.surface.cli.jobs import word_or_none
 from resilient.surface.web.dashboard import bulk
 from resilient.surface.web.dashboard.charts import figure, recent
-from resilient.surface.web.dashboard.words import quoted
+from resilient.surface.web.dashboard.words import GATES, quoted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -36,7 +36,6 @@ PAGE: Final = 50
 MOST: Final = 10_000  # resources that one change may reach
 _INDEXED: Final = ("ready", "running", "dead")  # an index leads to an account's jobs in these states
 _EVER: Final = timedelta(days=36_500)  # with a bound SQLite uses the index of scheduled jobs' times
-GATES: Final = ("auth", "pause", "breaker", "cooldown")
 VERBS: Final = {
     "pause": "Pause", "resume": "Resume", "open": "Open the circuit of", "close": "Close the circuit of",
     "reset": "Reset", "limit": "Limit",
@@ -202,7 +201,7 @@ async def change_many(visit: Visit) -> Response:
     if verb == "limit" and gate is not None:
         raise InvalidInput("a limit is for all accounts of a pattern: leave out the gate")
     if gate is not None and gate != (only := _ONLY.get(verb, gate)):
-        raise InvalidInput(f"{verb} is for accounts that “{only}” stops: leave out the gate")
+        raise InvalidInput(f"{verb} is for accounts that are stopped by: {GATES[only]}; leave out the gate")
     options, spacing = _options(verb, form), bulk.spacing_from(form.get("rate", ""))
     if verb == "limit" and not options:
         raise InvalidInput("which limits? Write some, such as 100/min, or how many jobs may run at once")
@@ -213,7 +212,7 @@ async def change_many(visit: Visit) -> Response:
             "sure.html", title=f"{VERBS[verb]} {counted(len(would), 'account')}?", count=len(would),
             action="/do/resources", fields={**form, "sure": "yes"}, examples=would[:10],
             back=visit.url("/accounts", q=form.get("q")),
-            detail=f"of {' and '.join(patterns)}" + ("" if gate is None else f" that “{gate}” stops")
+            detail=f"of {' and '.join(patterns)}" + ("" if gate is None else f", stopped by: {GATES[gate]}")
             + "".join(f", {word} {form[name].strip()}" for name, word in _SAID if form.get(name, "").strip()),
             capped=len(would) == most,
         )  # fmt: skip

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from resilient.engine.app.app import Resilient
+    from resilient.surface.shards import Shards
 
 HOST: Final = "127.0.0.1"
 _HTTP: Final = 80  # of an address with this port browsers leave it out
@@ -38,7 +39,7 @@ _COOKIE: Final = "resilient-dashboard-session"
 class Alone:
     """A dashboard for one person. ``address`` is where it can be entered, once."""
 
-    def __init__(self, app: Resilient, port: int, *, read_only: bool = False) -> None:
+    def __init__(self, app: Resilient | Shards, port: int, *, read_only: bool = False) -> None:
         rights = ("read",) if read_only else RIGHTS
         self._who = Operator(person(), rights)  # type: ignore[arg-type] # every right, or reading alone
         names = (HOST, "localhost")
@@ -81,7 +82,7 @@ class Alone:
         return who if isinstance(who, Response) else RedirectResponse("/", 303, {"Cache-Control": "no-store"})
 
 
-def serve(app: Resilient, port: int, say: Callable[[str], None], *, read_only: bool = False) -> None:
+def serve(app: Resilient | Shards, port: int, say: Callable[[str], None], *, read_only: bool = False) -> None:
     """Serve until stopped; ``say`` gets the address. ``port`` 0: any free one. Raises `SetupError` for a taken port."""
     with _listening(port) as listening:
         alone = Alone(app, listening.getsockname()[1], read_only=read_only)

@@ -76,12 +76,16 @@ class RefusedChangeError(Exception):
 
 
 class Guard:
-    """Signs tokens for forms, and checks changes. Processes that serve one dashboard share ``secret``."""
+    """Signs tokens for forms, and checks changes. Processes that serve one dashboard share ``secret``.
 
-    def __init__(self, secret: str | None, origin: str | None) -> None:
+    ``shard``: of a program that has several. What is signed for one is nothing to the others, also under one secret.
+    """
+
+    def __init__(self, secret: str | None, origin: str | None, shard: str = "") -> None:
         if secret is not None and len(secret) < _LEAST_SECRET:
             raise SetupError(f"dashboard(secret=...): at least {_LEAST_SECRET} characters, such as token_urlsafe(32)")
-        self._key = (secret or secrets.token_urlsafe(32)).encode()
+        key = (secret or secrets.token_urlsafe(32)).encode()
+        self._key = hmac.digest(key, f"shard\n{shard}".encode(), "sha256") if shard else key
         self._origin = None if origin is None else origin.rstrip("/")
 
     def nonce(self, request: Request) -> str | None:

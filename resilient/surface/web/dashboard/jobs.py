@@ -1,4 +1,4 @@
-"""Jobs: the command line's filters; one job with its reasons first; what can be done."""
+"""Jobs: the command line's filters; one job with its reasons first; what can be done; dead ones by what killed them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import FailureKind, InvalidInput
 from resilient.core.base.phrases import counted
+from resilient.core.jobs.records import Count
 from resilient.core.jobs.states import TERMINAL, JobState
+from resilient.store.inspect import pages
 from resilient.store.jobs.filters import JobFilter
 from resilient.surface.cli.jobs import criteria_of, text_of
 from resilient.surface.web.dashboard import bulk
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from resilient.surface.web.dashboard.visit import Visit
 
     Page = Callable[[Visit], Awaitable[Response]]
+
+
 PAGE: Final = 50
 MOST: Final = 10_000  # jobs that one change may reach
 FILTERS: Final = (
@@ -32,6 +36,7 @@ FILTERS: Final = (
     "worker", "created_after", "created_before", "finished_after", "finished_before", "run_after", "run_before",
 )  # fmt: skip
 _LISTS: Final = frozenset({"state", "kind", "resource", "tag", "error_kind", "error_code"})
+_EXACT: Final = frozenset({"unique_key", "ordering_key", "text"})  # a blank at an end belongs to them
 VERBS: Final = {"retry": "Run again", "cancel": "Cancel", "discard": "Give up"}
 _DOUBT: Final = "ambiguous"
 
@@ -49,13 +54,17 @@ async def jobs(visit: Visit) -> Response:
     return visit.render(
         "jobs.html", throughput=throughput,
         rows=rows[:PAGE], following=following, filters=filters, command=command("jobs list", filters),
+        blank=[name.replace("_", " ") for name in sorted(_EXACT) if (one := filters.get(name, "")) != one.strip()],
         states=[one.value for one in JobState], error_kinds=[*FailureKind, text_of(None)], verbs=VERBS,
     )  # fmt: skip
 
 
 def filters_of(values: Mapping[str, str]) -> dict[str, str]:
     """The filters of a form, as they were written."""
-    texts = {name: values[name].strip() for name in FILTERS if values.get(name, "").strip()}
+    texts = {
+        name: values[name] if name in _LISTS | _EXACT else values[name].strip()
+        for name in FILTERS if values.get(name, "").strip()
+    }  # fmt: skip
     return texts | ({"struggling": "yes"} if values.get("struggling") == "yes" else {})
 
 
@@ -227,7 +236,22 @@ async def _change(
     return counts
 
 
-PAGES: dict[str, tuple[str, Page]] = {"/jobs": ("read", jobs), "/jobs/{id}": ("read", job)}
+# -- dead jobs --------------------------------------------------------------------------------------------------------
+#
+# Grouped by what killed them, each group with one example; replay or give up a group.
+
+
+async def dead(visit: Visit) -> Response:
+    """A page of the groups, the largest first."""
+    groups = await visit.read(pages.dead_groups)
+    number = sum(int(one.count) for one in groups)
+    total = Count(min(number, pages.DEAD_SAMPLE), more=number > pages.DEAD_SAMPLE)
+    return visit.render("dead.html", groups=groups, total=total)
+
+
+PAGES: dict[str, tuple[str, Page]] = {
+    "/jobs": ("read", jobs), "/jobs/{id}": ("read", job), "/dead": ("read", dead),
+}  # fmt: skip
 CHANGES: dict[str, tuple[str, Page]] = {
     "/do/job": ("jobs", change_one), "/do/jobs": ("jobs", change_many),
 }  # fmt: skip

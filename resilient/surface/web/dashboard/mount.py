@@ -19,10 +19,12 @@ from resilient.core.base.errors import (
     WorkflowNotFound,
 )
 from resilient.core.base.loggers import logger
-from resilient.surface.web.dashboard import accounts, bulk, dead, enqueue, jobs, live, now, overviews
+from resilient.surface.shards import Shards
+from resilient.surface.web.dashboard import accounts, bulk, enqueue, jobs, live, overviews, shards
 from resilient.surface.web.dashboard.guard import Guard, Operator, RefusedChangeError, with_headers
-from resilient.surface.web.dashboard.visit import ENVIRONMENT, HERE, VERSION, Visit, form_of
+from resilient.surface.web.dashboard.visit import ENVIRONMENT, HERE, VERSION, Visit, form_of, shards_of
 from resilient.surface.web.routes import got
+from resilient.surface.web.scope import mounted
 
 from starlette.applications import Starlette  # isort: skip - `visit` says which extra is missing
 from starlette.exceptions import HTTPException
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 log = logger("dashboard")
 PAGES: dict[str, tuple[str, Page]] = {}  # address: the right, the page
 CHANGES: dict[str, tuple[str, Page]] = {}  # address: the right, the change
-for room in (now, accounts, jobs, enqueue, dead, overviews, bulk):
+for room in (overviews, accounts, jobs, enqueue, bulk):
     PAGES |= room.PAGES
     CHANGES |= room.CHANGES
 
@@ -85,16 +87,9 @@ class _Site:
         return answer
 
     async def _answer(self, request: Request, right: str, serve: Page, *, changes: bool) -> Response:
-        who: Any = await got(self._operator(request))
+        who = await _admit(request, self._operator, right)
         if isinstance(who, Response):
             return who
-        if who is None:
-            return plain_page(request, 401, "Sign in first", "Nobody is signed in here.")
-        if not isinstance(who, Operator):
-            raise TypeError(f"dashboard(operator=...) gave {type(who).__name__}: it must give an Operator or None")
-        for one in ("read", right):
-            if not who.may(one):
-                return plain_page(request, 403, "You may not do this", f"{who.name} lacks the right “{one}”.")
         try:
             return await self._serve(request, who, serve, changes=changes)
         except tuple(_REFUSALS) as error:
@@ -110,12 +105,28 @@ class _Site:
         return await serve(Visit(self._app, self._guard, who, request, moment, form, reconnect=self._reconnect))
 
 
+async def _admit(request: Request, operator: OperatorHook, right: str = "read") -> Operator | Response:
+    """Who asks, if they have this right; else what to send them instead."""
+    who: Any = await got(operator(request))
+    if isinstance(who, Response):
+        return who
+    if who is None:
+        return plain_page(request, 401, "Sign in first", "Nobody is signed in here.")
+    if not isinstance(who, Operator):
+        raise TypeError(f"dashboard(operator=...) gave {type(who).__name__}: it must give an Operator or None")
+    for one in ("read", right):
+        if not who.may(one):
+            return plain_page(request, 403, "You may not do this", f"{who.name} lacks the right “{one}”.")
+    return who
+
+
 def dashboard(
-    app: Resilient, *, operator: OperatorHook, origin: str | None = None, secret: str | None = None,
+    app: Resilient | Shards, *, operator: OperatorHook, origin: str | None = None, secret: str | None = None,
     reconnect: Callable[[str], str | None] | None = None,
 ) -> ASGIApp:  # fmt: skip
     """Pages to mount: ``Mount("/ops", app=dashboard(...))``, or FastAPI's ``api.mount("/ops", ...)``.
 
+    Of several shards the first page looks at all, and each has its pages at ``/shard/NAME``.
     ``operator``: a function of the request, plain or ``async def``. It returns the `Operator` who asks, None for
     nobody, or a response to send instead (a redirect to the login page). ``origin``: where browsers see the dashboard
     (``https://shop.example``). Without it the scheme and the ``Host`` header of each request say which origin is ours:
@@ -128,7 +139,18 @@ def dashboard(
             "dashboard(app, operator=...): give a function of the request that gives an Operator, or None for nobody;"
             " without it everybody could pause your accounts"
         )
-    site = _Site(app, operator, Guard(secret, origin), reconnect)
+    handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _broken}
+    if isinstance(app, Shards):
+        pages = shards.routes(
+            app, lambda name: _pages(_Site(app[name], operator, Guard(secret, origin, name), reconnect)),
+            lambda request: _admit(request, operator),
+        )  # fmt: skip
+        return with_headers(mounted(Starlette(routes=pages, exception_handlers=handlers)))
+    return with_headers(mounted(_pages(_Site(app, operator, Guard(secret, origin), reconnect))))
+
+
+def _pages(site: _Site) -> ASGIApp:
+    """All pages and changes of one app."""
     routes: list[Route | Mount] = [
         Route(path, site.page(right, serve), methods=["GET"]) for path, (right, serve) in PAGES.items()
     ]
@@ -136,7 +158,7 @@ def dashboard(
     routes.append(Route("/live", site.page("read", live.live), methods=["GET"]))
     routes.append(Mount("/static", app=StaticFiles(directory=HERE / "static")))
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _broken}
-    return with_headers(Starlette(routes=routes, exception_handlers=handlers))
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 def plain_page(
@@ -145,7 +167,12 @@ def plain_page(
     """A page that says what is wrong; it reads nothing of the database."""
     base = request.scope.get("root_path", "").rstrip("/")
     body = ENVIRONMENT.get_template("plain.html").render(
-        url=lambda path: base + path, title=title, text=text, version=VERSION, known=status != HTTPStatus.UNAUTHORIZED
+        url=lambda path: base + path,
+        title=title,
+        text=text,
+        version=VERSION,
+        known=status != HTTPStatus.UNAUTHORIZED,
+        shards=() if status == HTTPStatus.UNAUTHORIZED else shards_of(request),
     )
     return Response(body, status, {**(headers or {}), "Cache-Control": "no-store"}, media_type="text/html")
 

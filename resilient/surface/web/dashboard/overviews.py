@@ -1,19 +1,27 @@
-"""The pages beside jobs and accounts: workflows, schedules, streams, the outbox, connections, workers, the system."""
+"""The first page; the pages beside jobs and accounts.
+
+These are workflows, schedules, streams, the outbox, connections, workers, the system and the audit.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts.tokens import GrantState
+from resilient.core.alerts.words import begun
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.phrases import counted
+from resilient.core.base.phrases import counted, span
+from resilient.core.events.message import RESOURCE
+from resilient.core.inspect.why import stands_still
 from resilient.core.jobs.states import JobState
 from resilient.core.jobs.workflow import OVER, WorkflowState
 from resilient.engine.inspect.doctor import examine
 from resilient.store.inspect import pages
+from resilient.store.inspect.why import glance
 from resilient.surface.cli import jobs as options_of
-from resilient.surface.web.dashboard.charts import ticks
+from resilient.surface.web.dashboard.charts import figure, recent, ticks
 from resilient.surface.web.dashboard.graph import draw, layers
 
 from starlette.exceptions import HTTPException  # isort: skip - `visit` says which extra is missing
@@ -23,9 +31,57 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
+    from resilient.core.alerts.overview import Overview
+    from resilient.core.jobs.records import ResourceInfo
+    from resilient.store.inspect.pages import Cause, Totals
     from resilient.surface.web.dashboard.visit import Visit
 
     Page = Callable[[Visit], Awaitable[Response]]
+
+
+# -- the first page ---------------------------------------------------------------------------------------------------
+#
+# One sentence, what is stopped, what fails, who works.
+
+MOST: Final = 20  # causes, and alerts, that are shown
+
+
+async def now(visit: Visit) -> Response:
+    """The sentence, the causes, failing jobs, alerts and workers."""
+    causes, totals, overview, throughput = await asyncio.gather(  # side by side: each reads through some large table
+        visit.read(pages.causes, visit.now), visit.read(pages.totals), visit.read(glance), recent(visit)
+    )
+    alerts = begun([(one, True) for one in overview.alerts], {}, overview.at)
+    return visit.render(
+        "now.html", sentence=sentence(causes, totals, overview), causes=causes[:MOST], more=len(causes) - MOST,
+        overview=overview, totals=totals, alerts=[one.text for one in alerts[:MOST]],
+        still=[one.loop_lag for one in overview.workers if stands_still(one.loop_lag)],
+        is_read=throughput is not None,
+        throughput=figure(throughput, visit.now, "Executions that ended within 48 hours"),
+        healthy=not causes and overview.workers and not overview.stranded,
+    )  # fmt: skip
+
+
+def sentence(causes: Sequence[Cause], totals: Totals, overview: Overview) -> str:
+    """Everything in one line, such as "3 of 4,812 accounts stopped; 12,040 jobs behind them; oldest waits 4 s."."""
+    stopped = sum(one.resources for one in causes)
+    behind = sum(int(one.waiting) for one in causes)
+    more = any(one.waiting.more for one in causes)
+    parts = ["Nothing is stopped" if not stopped else f"{stopped:,} of {counted(totals.accounts, 'account')} stopped"]
+    if stopped:
+        parts.append(f"{behind:,}{'+' if more else ''} {'job' if behind == 1 and not more else 'jobs'} behind them")
+    if not overview.workers:
+        parts.append("no worker runs")
+    elif totals.oldest is not None:
+        age = (overview.at - totals.oldest).total_seconds()
+        parts.append(f"oldest runnable job waits {span(age)}" if age >= 1 else "what may run starts at once")
+    elif int(overview.jobs["ready"]) == 0:
+        parts.append(f"nothing waits, {counted(overview.jobs['running'], 'job runs', 'jobs run')}")
+    return "; ".join(parts) + "."
+
+
+# -- the others -------------------------------------------------------------------------------------------------------
+
 PAGE: Final = 50
 _DIGITS: Final = 18  # of a number that both databases take
 
@@ -83,17 +139,24 @@ async def streams(visit: Visit) -> Response:
 async def outbox(visit: Visit) -> Response:
     """The destinations of events (how many wait, since when, how many are dead), and a page of events."""
     destinations = await visit.read(pages.destinations, visit.app.outbox.destinations)
-    filters = {name: visit.query.get(name, "").strip() for name in ("state", "destination", "key")}
+    filters = {name: visit.query.get(name, "").strip() for name in ("state", "destination")}
+    filters["key"] = visit.query.get("key", "")  # a blank at an end belongs to it
     after = visit.query.get("after") or None
     rows = await visit.app.outbox.list(
         state=filters["state"] or (), destination=filters["destination"] or None, key=filters["key"] or None,
         limit=PAGE + 1, after=after,
     ) if destinations else []  # fmt: skip
+    stops = {one.key: one for name in (RESOURCE, f"{RESOURCE}/*") for one in await _stopped(visit, name)}
     return visit.render(
-        "outbox.html", destinations=destinations, rows=rows[:PAGE], filters=filters,
+        "outbox.html", destinations=destinations, stops=stops, rows=rows[:PAGE], filters=filters,
         states=[one.value for one in JobState],
         following=rows[PAGE - 1].job_id if len(rows) > PAGE else None,
     )  # fmt: skip
+
+
+async def _stopped(visit: Visit, pattern: str) -> Sequence[ResourceInfo]:
+    rows: Sequence[ResourceInfo] = await visit.app.resources.list(pattern, gate="any", limit=200)
+    return rows
 
 
 async def connections(visit: Visit) -> Response:
@@ -203,8 +266,9 @@ async def change_fuse(visit: Visit) -> Response:
 
 
 PAGES: dict[str, tuple[str, Page]] = {
-    "/workflows": ("read", workflows), "/workflows/{id}": ("read", workflow), "/schedules": ("read", schedules),
-    "/schedules/{name:path}": ("read", schedule), "/streams": ("read", streams), "/outbox": ("read", outbox),
+    "/": ("read", now), "/workflows": ("read", workflows), "/workflows/{id}": ("read", workflow),
+    "/schedules": ("read", schedules), "/schedules/{name:path}": ("read", schedule), "/streams": ("read", streams),
+    "/outbox": ("read", outbox),
     "/connections": ("read", connections), "/workers": ("read", workers), "/system": ("read", system),
     "/audit": ("read", audit),
 }  # fmt: skip

@@ -24,7 +24,7 @@ except ImportError as error:  # pragma: no cover - a test without the extra runs
     raise MissingExtra("the dashboard needs jinja2 and Starlette: pip install 'resilient-engine[dashboard]'") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 HERE: Final = Path(__file__).parent
 FORM_BYTES: Final = 1024 * 1024  # room for a payload of 256 KiB, percent-encoded
 _NAMED: Final = {"/account/": "key", "/schedules/": "name"}  # pages about what has a name; its parameter
+SHARDS: Final = "resilient.shards"  # the name in a request's scope
 _TEXT: Final = 2_000  # characters of a note
 
 
@@ -51,6 +52,21 @@ def _environment() -> Environment:
 
 ENVIRONMENT: Final = _environment()
 VERSION: Final = hashlib.sha256(b"".join(p.read_bytes() for p in sorted((HERE / "static").iterdir()))).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLink:
+    """The way to the pages of a shard, or to those of all; ``is_here``: it is this page's."""
+
+    name: str
+    address: str
+    is_here: bool
+
+
+def shards_of(request: Request) -> Sequence[ShardLink]:
+    """All shards, of a program that has several."""
+    links: Sequence[ShardLink] = request.scope.get(SHARDS, ())
+    return links
 
 
 @dataclass(slots=True)
@@ -112,7 +128,8 @@ class Visit:
         body = ENVIRONMENT.get_template(template).render(
             visit=self, url=self.url, seg=self.seg, now=self.now, operator=self.operator, version=VERSION,
             note=self._note(), current=self._current(), section=template.partition(".")[0],
-            signals=None if self.app.database.is_sqlite else self.url("/live"), **values,
+            signals=None if self.app.database.is_sqlite else self.url("/live"),
+            shards=shards_of(self.request), **values,
         )  # fmt: skip
         etag = f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
         headers = {"ETag": etag, "Cache-Control": "private, no-cache" if stored else "no-store", "Vary": "Cookie"}

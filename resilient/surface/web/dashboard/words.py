@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from resilient.core.gates.rate_limit import Limit
 
-_WORDS: Final = re.compile(r"(?:\\.|[^,\\]|\\$)+")  # between commas; a backslash takes away a comma's meaning
+_WORDS: Final = re.compile(r"(?:\\.|[^,\\]|\\\Z)+", re.DOTALL)  # between commas; `\,` is none
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_SPECIAL: Final = re.compile(r"[,\\]|\A\s|\s\Z")
 _MINUTE: Final = 60  # seconds
 _ONE: Final = {"keys": "key", "grants": "grant", "events": "event", "jobs": "job", "accounts": "account"}
 _LONGEST: Final = 20_000  # characters of a document
@@ -80,7 +82,7 @@ def ago(value: datetime | None, now: datetime) -> Markup:
     if value is None:
         return Markup("")
     seconds = (now - value).total_seconds()
-    far = f"{rough(seconds)} ago" if seconds >= 0 else f"in {rough(-seconds)}"
+    far = f"{rough(seconds)} ago" if seconds >= 0 else f"in {rough(-seconds, nearest=True)}"
     utc = value.astimezone(UTC)
     return Markup('<time datetime="{0}" title="{1} UTC" data-far>{2}</time>').format(
         f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M:%S}", far
@@ -120,7 +122,7 @@ def is_key(text: str) -> bool:
 def badge(state: object, text: str | None = None) -> Markup:
     """A state as a sign and a word, with its colour."""
     name = str(getattr(state, "value", state))
-    return Markup('<span class="badge s-{0}"><span aria-hidden="true">{1}</span> {2}</span>').format(
+    return Markup('<span class="badge s-{0}"><span aria-hidden="true">{1}</span>&nbsp;{2}</span>').format(
         "".join(c if c.isalnum() else "-" for c in name), SIGNS.get(name, "●"), text or name.replace("_", " ")
     )
 
@@ -240,14 +242,24 @@ def _parts(text: str) -> list[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """The values of a filter that takes several: commas separate them, a backslash keeps the comma behind it."""
-    parts = (re.sub(r"\\(.)", r"\1", one.strip()) for one in _WORDS.findall(text))
+    """The values of a filter that takes several: commas separate them, and blanks beside a comma are none of theirs.
+
+    A backslash keeps the comma or blank behind it.
+    """
+    parts = (_ESCAPED.sub(r"\1", _without_blanks(one)) for one in _WORDS.findall(text))
     return [one for one in parts if one]
+
+
+def _without_blanks(part: str) -> str:
+    begun = part.lstrip()
+    text = begun.rstrip()
+    slashes = len(text) - len(text.rstrip("\\"))
+    return begun[: len(text) + slashes % 2]  # one backslash too many: it keeps the blank behind it
 
 
 def as_word(value: str | None) -> str:
     """One value of such a filter, None too, as `words_of` and the filter read it."""
-    return re.sub(r"([,\\])", r"\\\1", text_of(value))
+    return _SPECIAL.sub(r"\\\g<0>", text_of(value))
 
 
 def quoted(word: str) -> str:

@@ -1,0 +1,80 @@
+"""What `tests.mutation` changes, which tests must notice, and what nobody can notice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Room(NamedTuple):
+    """Files and folders of the package, and the tests that must notice.
+
+    ``functions``: a pattern of the names of those that are changed. In `store` these decide; the statements beside them
+    are held by the tests of both databases, and a changed word of SQL fails at once.
+    """
+
+    places: tuple[str, ...]
+    tests: tuple[str, ...]
+    functions: str = ""
+
+
+def of_core(name):
+    """A room of core: its tests are those of core that import it."""
+    says = re.compile(rf"resilient\.core(\.{name}\b| import .*\b{name}\b)")
+    tests = [path for path in sorted((ROOT / "tests/core").glob("test_*.py")) if says.search(path.read_text())]
+    return Room((f"core/{name}",), tuple(str(path.relative_to(ROOT)) for path in tests))
+
+
+CORE = ("accounts", "alerts", "base", "events", "gates", "inspect", "jobs", "provider", "schedules", "sync")
+ROOMS = {f"core/{name}": of_core(name) for name in CORE} | {
+    "store/claim": Room(
+        ("store/jobs/claim.py", "store/jobs/claim_snapshot.py"),
+        ("tests/store/test_claim.py", "tests/store/test_claim_budgets.py", "tests/store/test_claim_suspects.py"),
+        r"_Claim\._(drop_stopped|within_budgets|room_of|drop_idle|build_levels|admit|judge)$|\._?(alike|is_calm)$",
+    ),
+    "store/filters": Room(
+        ("store/jobs/filters.py",),
+        ("tests/store/test_queries_filters.py",),
+        r"JobFilter\.|\.(as_id|conditions|_one_of|_moments|within|matches|_glob)$",
+    ),
+    "store/gates": Room(
+        ("store/gates",),
+        ("tests/store/test_circuits.py", "tests/store/test_gates.py", "tests/store/test_limits.py"),
+        r"\._(rested|circuit|slow_start|settle|draw|regex|globs|calm|closed)$|\.(best_of_each|recheck_in)$",
+    ),
+    "store/changes": Room(
+        ("store/jobs/changes.py",), ("tests/store/test_queries_changes.py",), r"\.(sort|verb|usual|allowed|_spread)$"
+    ),
+}
+
+# What cannot be noticed, or is nobody's promise: (the end of a function's name, a part of the changed line) -> why.
+SAME: dict[tuple[str, str], str] = {
+    ("webhook.challenge", "or True"): "a webhook that asks nothing has no place of a question",
+    ("webhook.challenge", '"SHA256"'): "another spelling of the same name",
+    ("webhook._encoded", '"ASCII"'): "another spelling of the same name",
+    ("webhook._form", '"UTF-8"'): "another spelling of the same name",
+    ("webhook._bytes", '"UTF-8"'): "another spelling of the same name",
+    ("webhook._proves", "or True"): "without the address in the text all its spellings give the same",
+    ("webhook._time_text", 'else "XXXX"'): "neither is a time, and the delivery is refused before it is put in",
+    ("webhook._fits_hash", "received.fields, None"): "no body holds its own hash",
+    ("webhook._is_form", '"XXXX"'): "neither is the type of a form",
+    ("rules._is_bare_discord", 'or "XXXX"'): "neither is a host of Discord",
+    ("words.ended", "_by_cause((one, True)"): "all of them have the same word, and it is dropped",
+    ("cron._walk", 'or "XXXX"'): "only cron expressions come here; the type checker wants the rest",
+    ("cron._back", 'or "XXXX"'): "only cron expressions come here; the type checker wants the rest",
+    ("cron._in_utc", 'or "XXXX"'): "only cron expressions come here; the type checker wants the rest",
+    ("cron._walk", "zone, 2)"): "only the sign of the way counts",
+    ("cron._back", "zone, -2)"): "only the sign of the way counts",
+    ("cron._in_utc", "way >= 0"): "the way is never 0",
+    ("cron._in_utc", "/ way"): "the same as a product, for 1 and -1",
+    ("cron._in_utc", ">= timedelta(0)"): "no moment shows two local times",
+    ("cron._in_utc", 'datetime | None = ""'): "neither is the moment of a tick",
+    ("cron._moments", "first <= second"): "equal ones were returned before",
+    ("cron._back", "seconds=2"): "ticks after now are left out anyway",
+    ("cron._shift_near", "days=2"): "a longer run-up yields the same ticks",
+    ("cron._shift_near", ") + (before"): "a longer run-up yields the same ticks",
+    ("cron._shift_near", "timedelta(1)"): "a longer run-up yields the same ticks",
+}
