@@ -79,6 +79,7 @@ async def test_a_result_that_was_stale_is_not_counted(app):
         one = type("One", (), {"row": row, "resource_key": "crm/1", "ending": ("retry", "transient")})()
         one.probes = ()
         finisher.unwritten[job.id.int] = one
-        ids.append(job.id)
-    finisher._written(ids, {ids[0]}, released=False)
+        one.fence = 1
+        ids.append((job.id, 1))
+    finisher._written(ids, {ids[0][0]}, released=False)
     assert counts.take_sums() == {Series("push", "crm", "retry"): 1}

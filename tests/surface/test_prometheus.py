@@ -105,7 +105,9 @@ def grow_old(c, d):
     before = d.now(c) - timedelta(hours=1)
     d.run(c, "UPDATE {job} SET run_at = :old_at, created_at = :old_at WHERE state = 'ready'", {"old_at": before})
     d.run(
-        c, "UPDATE {resource} SET auth = 'needs_reauth', auth_since = :old_at WHERE key = 'crm/3'", {"old_at": before}
+        c,
+        "UPDATE {resource} SET auth = 'needs_reauth', auth_since = :old_at WHERE key IN ('crm/3', 'crm/us3')",
+        {"old_at": before},
     )
 
 
@@ -153,16 +155,16 @@ async def test_a_shard_that_is_ill_fires_beside_one_that_is_well(empty_urls, pro
     """One shard's health hides nothing of the other's: no worker there, accounts stand still, half of jobs die."""
     urls = {"eu": empty_urls(), "us": empty_urls()}
     limits = {"crm/*": [Limit(1000, per=1)]}
-    async with Shards(urls, of=lambda _: "eu", handlers=[push], limits=limits, upgrade=True) as shards:
+    async with Shards(urls, of=lambda key: key[4:6], handlers=[push], limits=limits, upgrade=True) as shards:
         for n in range(20):
-            await shards["eu"].enqueue(push, "ok", resource_key=f"crm/{n % 5}")
-            await shards["us"].enqueue(push, "wrong" if n % 2 else "ok", resource_key=f"crm/{n % 5}")
+            await shards["eu"].enqueue(push, "ok", resource_key=f"crm/eu{n % 5}")
+            await shards["us"].enqueue(push, "wrong" if n % 2 else "ok", resource_key=f"crm/us{n % 5}")
         for name in shards:
             await drain(shards[name])
         await shards["eu"].database.transaction(works)
-        await shards["us"].enqueue(push, "ok", resource_key="crm/1")
-        await shards["us"].resources.open("crm/2", reason="down")
-        await shards["us"].enqueue(push, "ok", resource_key="crm/2")
+        await shards["us"].enqueue(push, "ok", resource_key="crm/us1")
+        await shards["us"].resources.open("crm/us2", reason="down")
+        await shards["us"].enqueue(push, "ok", resource_key="crm/us2")
         await shards["us"].database.transaction(grow_old)
         text = scraped(shards)
     fires(text, promtool, tmp_path, {

@@ -8,6 +8,7 @@ only a text. SQLite has texts alone.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
@@ -15,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from resilient.core.base.errors import DatabaseUnreachable
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Dialect, Engine
     from sqlalchemy.engine import ExceptionContext
 
 
@@ -68,7 +69,8 @@ def is_of_database(error: BaseException) -> bool:
 
 def mark_errors_of(engine: Engine) -> None:
     """Mark the errors of this engine that are its database's trouble; see `is_of_database`."""
-    if not event.contains(engine, "handle_error", _note):
+    if engine.dialect not in _HEARD:  # not `event.contains`, which takes an engine for one that had its address before
+        _HEARD.add(engine.dialect)
         event.listen(engine, "handle_error", _note)
 
 
@@ -85,3 +87,4 @@ def mark(error: BaseException) -> BaseException:
 
 
 _NOTE: Final = "_resilient_trouble"
+_HEARD: Final[WeakSet[Dialect]] = WeakSet()  # engines that share a dialect share its listeners
