@@ -1,0 +1,42 @@
+"""Trouble of the database is known as such on every engine, whatever stood at its place in memory before."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from resilient.store.db import trouble
+
+
+def error_on(engine):
+    with engine.connect() as c, pytest.raises(sa.exc.DBAPIError) as refusal:
+        c.exec_driver_sql("ATTACH '/nowhere/of.db' AS other")  # "unable to open database"
+    return refusal.value
+
+
+def test_an_engine_at_the_address_of_one_before_it():
+    kept, addresses = [], set()
+    for _ in range(500):
+        engine = sa.create_engine("sqlite://")
+        addresses.add(id(engine))
+        trouble.mark_errors_of(engine)
+        assert trouble.is_of_database(error_on(engine))
+        kept.append(engine.dialect)  # and its listeners with it
+        del engine
+    assert len(addresses) < 500  # some stood where another had stood
+
+
+def test_an_engine_with_options_of_its_own_and_one_marked_twice():
+    engine = sa.create_engine("sqlite://")
+    trouble.mark_errors_of(engine.execution_options(mine=1))
+    trouble.mark_errors_of(engine)
+    assert trouble.is_of_database(error_on(engine))
+    assert trouble.is_of_database(error_on(engine.execution_options(mine=2)))
+
+
+def test_a_mistake_of_a_statement_is_no_trouble():
+    engine = sa.create_engine("sqlite://")
+    trouble.mark_errors_of(engine)
+    with engine.connect() as c, pytest.raises(sa.exc.DBAPIError) as refusal:
+        c.exec_driver_sql("SELECT nothing FROM nowhere")
+    assert not trouble.is_of_database(refusal.value)
