@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LARGEST_CIRCLE = 2  # files that import each other, directly or around
-FOREIGN = {"_transport", "_pool"}  # of httpx, which has no public names for them
+FOREIGN = {"_transport", "_pool", "_connected"}  # of httpx and httpcore, which have no public names for them
 BELOW_SURFACE = ("core", "store", "wire", "engine")
 APP = "resilient.engine.app.app"
 

@@ -12,11 +12,10 @@ from urllib.parse import parse_qs
 import pytest
 
 from resilient import Bearer, Credentials, Delivery, Inbound, Kind, Provider, Resilient, SetupError, Signature, Webhook
-from resilient.core.base.frames import frameless
+from resilient.core.base.frames import chain, frameless
 from resilient.engine.accounts import grants as engine_grants
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
-from resilient.wire.requests.explain import chain
 from tests.idp import connect
 
 A, B = "idp/acct-1", "idp/acct-2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 import subprocess
@@ -9,8 +10,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from resilient import Job, OAuth2, PoolSettings, Provider, Resilient, SetupError, SyncJob, handler
+from resilient import Job, OAuth2, PoolSettings, Provider, Resilient, Retry, SetupError, SyncJob, handler
 from resilient.store.accounts.secrets import new_key
+from resilient.store.db.database import Database
+from tests.brokers import free_port
+from tests.connect_proxy import ConnectProxy
 from tests.serving import Server
 
 SEEN: list[tuple[str, str]] = []
@@ -96,6 +100,108 @@ async def test_a_certificate_of_ones_own_authority(tmp_path, authority):
         assert ["certificate" in str(error).lower() for error in errors] == [True] * 2, errors
         http = {"crm": PoolSettings(verify=trusting)}
         assert (await run(tmp_path, [crm], http))[::2] == (["succeeded"] * 2, 200)
+
+
+# -- a tunnel, and a proxy that fails ----------------------------------------------------------------------------------
+
+
+@handler("write", retry=Retry(max_attempts=7, delay=10))
+async def write(job: Job[None]) -> None:
+    (await job.client.post("/contacts", json={})).raise_for_status()
+
+
+@handler("write.plainly", retry=Retry(max_attempts=7, delay=10))
+def write_plainly(job: SyncJob[None]) -> None:
+    job.client.post("/contacts", json={}).raise_for_status()
+
+
+async def test_https_goes_through_a_tunnel(tmp_path, authority):
+    files, trusting = authority
+    with Server(answering, **files) as url, ConnectProxy() as proxy:
+        crm = provider("crm", url.replace("http:", "https:"))
+        http = {"crm": PoolSettings(proxy=proxy.address, verify=trusting)}
+        assert (await run(tmp_path, [crm], http))[::2] == (["succeeded"] * 2, 200)
+    assert {head.split("\r\n")[0] for head in proxy.heads} == {f"CONNECT {url.removeprefix('http://')} HTTP/1.1"}
+    assert "Proxy-Authorization: Basic dXM6aHVzaA==" in proxy.heads[0]
+    assert [path for _, path in SEEN] == ["/contacts", "/contacts", "/me"]
+
+
+async def test_a_certificate_that_nobody_trusts_is_the_providers_fault(tmp_path, authority):
+    """And each of its tunnels is closed: the pool has two places, and neither is lost."""
+    files, _ = authority
+    with Server(answering, **files) as url, ConnectProxy() as proxy:
+        crm = provider("crm", url.replace("http:", "https:"))
+        http = PoolSettings(proxy=proxy.address, connections=2, wait=0.5)
+        async with Resilient(
+            f"sqlite:///{tmp_path}/app.db", handlers=[ask, ask_plainly], providers=[crm], http=http
+        ) as app:
+            jobs = [await app.enqueue(one, resource_key=f"crm/{n}") for n in range(4) for one in (ask, ask_plainly)]
+            await app.worker().drain()
+            infos = [await app.jobs.get(job.id) for job in jobs]
+    assert {(info.state, info.last_error_code) for info in infos} == {("dead", "tls_verification")}
+
+
+@pytest.fixture
+def failing_proxy():
+    """``failing_proxy(mode)``: the address of a proxy that fails like this."""
+    with contextlib.ExitStack() as stack:
+
+        def address(mode):
+            if mode == "away":
+                return f"http://us:hush@127.0.0.1:{free_port()}"
+            return stack.enter_context(ConnectProxy(mode)).address
+
+        yield address
+
+
+# A plain request and its answer pass through a proxy: which of the two answered 502 or hung up, nobody can say.
+@pytest.mark.parametrize(
+    ("scheme", "mode"),
+    [*(("https", mode) for mode in ("407", "502", "cut", "mute", "away")), ("http", "407"), ("http", "away")],
+)
+async def test_what_fails_at_the_proxy_names_it_and_nothing_was_sent(tmp_path, failing_proxy, scheme, mode):
+    """No write is in doubt, and no secret in a text."""
+    address = failing_proxy(mode)
+    http = PoolSettings(proxy=address, connect=0.2, read=0.2, tries=1)
+    crm = provider("crm", f"{scheme}://api.crm.example")
+    async with Resilient(
+        f"sqlite:///{tmp_path}/app.db", handlers=[write, write_plainly], providers=[crm], http=http
+    ) as app:
+        jobs = [await app.enqueue(one, resource_key="crm/acct-7") for one in (write, write_plainly)]
+        await app.worker().drain()
+        infos = [await app.jobs.get(job.id) for job in jobs]
+        test = await app.resources.test("crm/acct-7")
+    place = address.rpartition("@")[2]
+    for info in infos:
+        assert (info.last_error_kind, info.last_error_code) == ("transient", "proxy_error"), info
+        assert f"the proxy http://{place}" in info.last_error
+        assert "hush" not in info.last_error
+    assert (test.status, test.code) == (None, "proxy_error")
+
+
+async def test_behind_a_proxy_that_fails_for_an_hour_no_job_dies(tmp_path, authority, clock):
+    """The circuit opens as if the provider were away: jobs wait, and run once the proxy lets them through again."""
+    files, trusting = authority
+    with Server(answering, **files) as url, ConnectProxy("502") as proxy:
+        http = PoolSettings(proxy=proxy.address, verify=trusting, tries=1)
+        crm = provider("crm", url.replace("http:", "https:"))
+        database = Database(f"sqlite:///{tmp_path}/app.db", clock=clock.now)
+        async with Resilient(database, handlers=[write], providers=[crm], http=http) as app:
+            jobs = [await app.enqueue(write, resource_key="crm/acct-7") for _ in range(20)]
+
+            async def for_minutes(count):
+                for _ in range(2 * count):
+                    worker = app.worker()
+                    await worker.sweeper.stage()
+                    await worker.drain()
+                    clock.advance(30)
+
+            await for_minutes(60)
+            assert {(await app.jobs.get(job.id)).state for job in jobs} <= {"ready", "scheduled"}
+            assert len(proxy.heads) < 25, "5 until the circuit opens, then probes"
+            proxy.mode = "open"
+            await for_minutes(30)
+            assert {(await app.jobs.get(job.id)).state for job in jobs} == {"succeeded"}
 
 
 @pytest.mark.parametrize("way", ["tls", "proxy"])

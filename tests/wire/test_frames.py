@@ -10,10 +10,10 @@ import pytest
 import requests
 
 from resilient import Credentials, Errors, OAuth2, SetupError
+from resilient.core.base.frames import chain
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests import redact
 from resilient.wire.requests.call import AsyncCall
-from resilient.wire.requests.explain import chain
 from resilient.wire.requests.request_log import RequestLog
 
 CANARY = "canary-5f3a"

@@ -41,6 +41,7 @@ from resilient.core.base.errors import (
     ResourceStopped,
     Snooze,
 )
+from resilient.core.base.frames import chain
 from resilient.core.base.loggers import logger
 from resilient.core.base.phrases import error_line, plain
 from resilient.core.jobs.decide import decide
@@ -70,7 +71,7 @@ from resilient.engine.run.execution import begin_span, elapsed, end_span
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.db import trouble
 from resilient.store.jobs.finishing import Finish
-from resilient.wire.requests.explain import Explained, chain, explain
+from resilient.wire.requests.explain import Explained, explain
 from resilient.wire.requests.redact import scrub, text_of, value_text, without_secrets_in_code
 from resilient.wire.requests.sockets import Line, using
 

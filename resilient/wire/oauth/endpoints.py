@@ -37,6 +37,7 @@ from resilient.wire.requests.answer import ASKED_FOR, Intake
 from resilient.wire.requests.flow import fields
 from resilient.wire.requests.guard import AddressDenied, PublicNetwork
 from resilient.wire.requests.pool import PoolSettings, certificates, keep_apart
+from resilient.wire.requests.proxy import ProxyTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -278,9 +279,13 @@ class TokenClient:
 
 def _client(settings: PoolSettings, *, guarded: bool) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=50, keepalive_expiry=4.0)
-    transport = httpx.AsyncHTTPTransport(
-        verify=certificates(settings.verify), limits=limits, trust_env=False, proxy=settings.proxy
-    )
+    verify = certificates(settings.verify)
+    if settings.proxy is not None:
+        transport: httpx.AsyncHTTPTransport = ProxyTransport(
+            settings.proxy, verify=verify, limits=limits, trust_env=False
+        )
+    else:
+        transport = httpx.AsyncHTTPTransport(verify=verify, limits=limits, trust_env=False)
     if guarded and settings.proxy is None:  # a proxy looks names up itself
         transport._pool._network_backend = PublicNetwork()  # noqa: SLF001 - httpx has no argument for it
     keep_apart(transport)

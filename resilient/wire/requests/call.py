@@ -20,12 +20,13 @@ from resilient.core.base.bounds import ERROR_BODY, ERROR_MESSAGE
 from resilient.core.base.budgets import Fields, budgets
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, at_scope
 from resilient.core.base.exchange import AnswerFacts
+from resilient.core.base.frames import chain
 from resilient.core.base.hosts import PORTS, address, without_secrets
 from resilient.core.base.phrases import one_line
 from resilient.core.provider.classify import Phase, classify, classify_error, cost_of, message_of
 from resilient.wire.requests import redact
 from resilient.wire.requests import span as spans
-from resilient.wire.requests.explain import chain, note, phase_of
+from resilient.wire.requests.explain import note, phase_of
 from resilient.wire.requests.flow import is_concluded
 from resilient.wire.requests.guard import resolved
 from resilient.wire.requests.request_log import Target

@@ -17,12 +17,13 @@ import httpx
 from resilient.core.base.budgets import Fields
 from resilient.core.base.errors import Failure, FailureKind, JobFailure, at_scope
 from resilient.core.base.exchange import IDEMPOTENT, AnswerFacts, RequestFacts
+from resilient.core.base.frames import chain
 from resilient.core.provider.classify import Phase, classify, classify_error
 from resilient.core.provider.facts import GENERIC
 from resilient.wire.requests.answer import KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from resilient.wire.requests.request_log import RequestLog
@@ -66,7 +67,6 @@ _PHASES: Final = (
 )
 _BY_NAME: Final = {name: (phase, code) for name, phase, code in _PHASES}
 _CLIENTS: Final = frozenset({"httpx", "httpx2", "requests", "urllib3", "aiohttp"})
-_MOST: Final = 100  # exceptions of one chain
 
 
 class Explained(NamedTuple):
@@ -90,20 +90,6 @@ def explain(error: BaseException, request_log: RequestLog | None, now: datetime,
     if request_log is not None and request_log.last_failure is not None:
         return _at(request_log.last_failure, request_log.last_key)
     return Explained(Failure(FailureKind.BUG, code=type(error).__name__))
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """``error``, then what it was raised from or during, and the members of groups; each once."""
-    visited: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting and len(visited) < _MOST:
-        current = waiting.pop(0)
-        if current is None or id(current) in visited:
-            continue
-        visited.add(id(current))
-        yield current
-        members = current.exceptions if isinstance(current, BaseExceptionGroup) else ()
-        waiting[:0] = [*members, current.__cause__, current.__context__]
 
 
 def note(error: BaseException, failure: Failure, request: RequestFacts) -> None:

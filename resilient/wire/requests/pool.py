@@ -23,6 +23,7 @@ from resilient.core.base.loggers import apart
 from resilient.wire.requests import redact
 from resilient.wire.requests.guard import GUARDED, PublicNetwork, PublicNetworkSync
 from resilient.wire.requests.http11 import Connection, Network, decrypts
+from resilient.wire.requests.proxy import ProxyTransport, SyncProxyTransport
 from resilient.wire.requests.sockets import Backend
 
 if TYPE_CHECKING:
@@ -354,7 +355,7 @@ class Pool:
 
     def _make_async(self) -> httpx.AsyncBaseTransport:
         if self.settings.proxy is not None:  # a tunnel is httpx's business
-            transport = httpx.AsyncHTTPTransport(**self._options())
+            transport = ProxyTransport(self.settings.proxy, **self._options())
             keep_apart(transport)
             return transport
         return Connections(self.settings, self._certificates())
@@ -376,8 +377,11 @@ class Pool:
         return self._guarded
 
     def _make_sync(self, *, guarded: bool = False) -> httpx.HTTPTransport:
-        transport = httpx.HTTPTransport(**self._options())
-        network = PublicNetworkSync() if guarded and self.settings.proxy is None else Backend()
+        if (proxy := self.settings.proxy) is not None:
+            transport: httpx.HTTPTransport = SyncProxyTransport(proxy, **self._options())
+        else:
+            transport = httpx.HTTPTransport(**self._options())
+        network = PublicNetworkSync() if guarded and proxy is None else Backend()
         transport._pool._network_backend = network  # noqa: SLF001 - httpx has no argument for it
         keep_apart(transport)
         return transport
@@ -387,7 +391,7 @@ class Pool:
         limits = httpx.Limits(
             max_connections=s.connections, max_keepalive_connections=s.idle, keepalive_expiry=s.idle_for
         )
-        return {"verify": self._certificates(), "limits": limits, "trust_env": False, "proxy": s.proxy}
+        return {"verify": self._certificates(), "limits": limits, "trust_env": False}
 
     def _certificates(self) -> ssl.SSLContext:
         """Once for both kinds of connections."""
