@@ -30,6 +30,7 @@ from resilient.engine.events.outbox import DEFAULT_SOURCE, Outbox
 from resilient.engine.events.webhooks import Webhooks
 from resilient.engine.gates.api import Resources, Tests
 from resilient.engine.ground import audited
+from resilient.engine.ground.chores import do_all
 from resilient.engine.ground.counts import Counts
 from resilient.engine.ground.encoder import Encoder, Enqueued, Foresight, checked_name
 from resilient.engine.ground.garbage import no_collections
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from resilient.engine.accounts.access import Access, CredentialStore, SyncCredentialStore
     from resilient.engine.events.outbox import Event
     from resilient.engine.events.webhooks import Inbound
+    from resilient.engine.ground.chores import Chore
     from resilient.engine.ground.encoder import Item, JobOptions
     from resilient.engine.ground.sessions import CallersSession
     from resilient.engine.run.worker import Worker
@@ -437,7 +439,7 @@ class Resilient:
         features = Features(
             ground=self.ground, alerts=self.alerts, grants=self.grants, sessions=self.session_engines,
             destinations=self.outbox.destinations, listen_url=self.listen_url, tick_schedules=self.schedules.step,
-            keep_house=self.keep_house, app=self, deps=self.deps,
+            chores=self._chores, app=self, deps=self.deps,
         )  # fmt: skip
         return Worker(
             features, concurrency=concurrency, kinds=kinds, except_kinds=except_kinds, resources=resources, lease=lease,
@@ -445,11 +447,15 @@ class Resilient:
         )  # fmt: skip
 
     async def keep_house(self) -> None:
-        """The app's own chores; the elected worker calls it."""
-        await self.alerts.keep_house()
-        await self.grants.fuse.keep_house()
-        await self.grants.keep_house()
-        await retention_.keep(self.database, self.retention, self.pruned_to)  # the last: it may take long
+        """The app's own chores, as the elected worker does them: alerts, accounts, retention."""
+        await do_all(self._chores)
+
+    @property
+    def _chores(self) -> Sequence[Chore]:
+        return (self.alerts.keep_house, self.grants.fuse.keep_house, self.grants.keep_house, self._prune_old)
+
+    async def _prune_old(self) -> None:
+        await retention_.keep(self.database, self.retention, self.pruned_to)
 
     def acting(self, who: str, why: str | None = None) -> AbstractContextManager[None]:
         """``with app.acting("ann", "they asked by letter"):`` whose changes those within are, in the audit.

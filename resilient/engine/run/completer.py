@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logger("worker")
 BATCH: Final = 500
-BACKLOG: Final = 5_000  # results waiting to be written, beyond which slots wait
+BACKLOG: Final = 5_000  # results waiting to be written, beyond which no job is begun
 CAREFUL_FOR: Final = 30.0  # seconds after somebody was found to hold what a result needs
 HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
 Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
@@ -117,12 +117,10 @@ class Completer:
         self._done: deque[tuple[Done, str]] = deque()
         self._finishes: deque[tuple[finishing.Finish, str]] = deque()
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._quiet = True  # nothing to write
-        self._closing = False
+        self._closing = self._abandoned = False
         self._task: asyncio.Task[None] | None = None  # writes
         self._careful_until = -1e9  # loop time
         self._held: list[Results] = []
@@ -155,20 +153,14 @@ class Completer:
             self._quiet = False
             self._wake.set()
             self._idle.clear()
-        if self._backlog() > BACKLOG:
-            self._room.clear()
 
     def _backlog(self) -> int:
         return len(self._alone) + len(self._done) + len(self._finishes)
 
     @property
     def full(self) -> bool:
-        """Whether slots should wait for `room`."""
-        return not self._room.is_set()
-
-    async def room(self) -> None:
-        """Wait until there is room for more results."""
-        await self._room.wait()
+        """Whether so many results wait that no more jobs should be begun."""
+        return self._backlog() > BACKLOG
 
     async def flushed(self) -> None:
         """Wait until everything is written."""
@@ -179,11 +171,18 @@ class Completer:
         self._task = asyncio.create_task(self._run(), name="resilient-completer")
 
     async def close(self) -> None:
-        """End once everything is written."""
+        """End once everything is written, unless it was abandoned."""
         self._closing = True
         self._wake.set()
-        if self._task is not None:
+        if self._task is not None and not self._abandoned:
             await self._task
+
+    async def abandon(self) -> None:
+        """End without what is not written. A commit that is on its way may still take place."""
+        self._abandoned = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=1.0)  # the driver asks a server that may be silent
 
     async def _run(self) -> None:
         try:
@@ -193,7 +192,6 @@ class Completer:
                 while self._backlog():
                     await self._write_batch()
                 self._quiet = True
-                self._room.set()
                 if self._beside is None:
                     self._idle.set()
         finally:
@@ -208,8 +206,6 @@ class Completer:
         finishes = [self._finishes.popleft() for _ in range(min(BATCH, len(self._finishes)))]
         for results in Results(done, finishes).rounds() if done or finishes else ():
             await self._save(results)
-        if self._backlog() < BACKLOG:
-            self._room.set()
 
     async def _save_alone(self, results: Results) -> None:
         """Write successes the short way; what it leaves goes the other."""

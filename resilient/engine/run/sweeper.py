@@ -24,6 +24,7 @@ from resilient.core.gates.breaker import orphaned
 from resilient.core.jobs import marks
 from resilient.core.jobs.decide import decide
 from resilient.core.jobs.outcomes import JobFacts, Rescued
+from resilient.engine.ground.chores import do_all
 from resilient.engine.ground.kinds import DEFAULT_RETRY
 from resilient.engine.jobs import workflows
 from resilient.engine.run import heartbeat
@@ -259,17 +260,32 @@ class Sweeper:
             await self.chores()
 
     async def chores(self) -> None:
-        """Expired jobs, lost turns, silent workers, retention, alerts."""
+        """Expired jobs, lost turns, silent workers, retention, alerts: each, although another may fail."""
+        await do_all([
+            self._expire, self._repair_jobs, self._repair_turns, self._repair_lanes, self._repair_workflows,
+            self._forget, *self._features.chores,
+        ])  # fmt: skip
+
+    async def _expire(self) -> None:
         while await self._carefully(_expire) >= ready.STAGE_LIMIT:
             pass
+
+    async def _repair_jobs(self) -> None:
         stranded, self._walk = await self._database.transaction(_repair_waiting, self._walk)
         self._repaired("jobs", stranded)
+
+    async def _repair_turns(self) -> None:
         self._repaired("turns", await self._database.transaction(_repair))
+
+    async def _repair_lanes(self) -> None:
         self._repaired("lanes", await self._database.transaction(_repair_lanes))
+
+    async def _repair_workflows(self) -> None:
         stranded, self._workflow = await self._database.transaction(_repair_workflows, self._workflow)
         self._repaired("workflows", stranded)
+
+    async def _forget(self) -> None:
         await self._database.transaction(_forget)
-        await self._features.keep_house()
 
     def _repaired(self, what: str, count: int) -> None:
         if count:

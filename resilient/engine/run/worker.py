@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.alerts.rules import of_stuck_handlers
 from resilient.core.base.errors import BadResourceKey, DatabaseUnreachable, SetupError
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from resilient.store.jobs.claim import Claimed
 
 log = logger("worker")
+UNSAID: Final = 2.0  # seconds for which a worker that stops waits for its results without a word
+LAST_PATIENCE: Final = 5.0  # seconds for which one that was told so twice goes on trying to save them
 
 
 class Worker:
@@ -94,6 +96,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._watched = False  # somebody waits until an execution has ended
         self._stopping = asyncio.Event()
+        self._handed_back = asyncio.Event()
         self._signals = SignalCount(self.monotonic)
         self._told = (datetime.now(UTC), self.monotonic())
         self._notes: set[asyncio.Task[None]] = set()
@@ -281,6 +284,7 @@ class Worker:
     def hand_back(self) -> None:
         """Stop without waiting for what runs: it is handed back at once. Call it from the worker's loop."""
         self.grace = 0.0
+        self._handed_back.set()
         self._interrupt_all()
         self.stop()
 
@@ -313,8 +317,8 @@ class Worker:
         self._watched = slots <= 0
         if self._watched:
             return 0.005 if self.executor.running else 0.05
-        if self.completer.full:
-            await self.completer.room()
+        if self.completer.full:  # not awaited: the database may be away for hours, and a signal must be heard
+            return 0.05
         self._wake.clear()
         claimed, delay = await self._claim(slots)
         if claimed is not None:
@@ -486,7 +490,34 @@ class Worker:
                     execution.row.kind,
                 )
             self.executor.abandon(execution)
-        await self.completer.flushed()
+        await self._save_results()
+
+    async def _save_results(self) -> None:
+        """Wait until results are written, however long their database is away; a second signal ends that."""
+        flushed = asyncio.create_task(self.completer.flushed())
+        handed_back = asyncio.create_task(self._handed_back.wait())
+        try:
+            await asyncio.wait([flushed, handed_back], timeout=UNSAID, return_when=asyncio.FIRST_COMPLETED)
+            if not flushed.done() and not handed_back.done():
+                log.warning(
+                    "worker %s stops once %s can be saved; another signal leaves them, and their jobs run again",
+                    self.id, counted(len(self.finisher.unwritten), "result"),
+                )  # fmt: skip
+                await asyncio.wait([flushed, handed_back], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([flushed], timeout=LAST_PATIENCE)
+            if not flushed.done():
+                log.error(
+                    "worker %s leaves %s unsaved, because its database does not answer: their jobs run again once their"
+                    " leases end (first: job %s)",
+                    self.id, counted(len(self.finisher.unwritten), "result"), self._first_unwritten(),
+                )  # fmt: skip
+                await self.completer.abandon()
+        finally:
+            flushed.cancel()
+            handed_back.cancel()
+
+    def _first_unwritten(self) -> UUID | None:
+        return next((execution.id for execution in self.finisher.unwritten.values()), None)
 
     def _interrupt_all(self) -> None:
         for execution in list(self.executor.running.values()):

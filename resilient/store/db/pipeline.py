@@ -244,6 +244,7 @@ class _Wait:
     def anew(self) -> asyncio.Future[None]:
         """Another future, after the first was cancelled; reading goes on."""
         self.over = self._loop.create_future()
+        self.over.add_done_callback(_look_at)
         if self._has_ended:
             self._settle()
         return self.over
@@ -288,6 +289,12 @@ class _Wait:
             return
         if not is_pending:
             self._loop.remove_writer(self._number)
+
+
+def _look_at(over: asyncio.Future[None]) -> None:
+    """Nobody may ask what became of a cancelled exchange: no log line about that."""
+    if not over.cancelled():
+        over.exception()
 
 
 def _is_fatal(answer: Any) -> bool:

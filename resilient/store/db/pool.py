@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -40,6 +41,7 @@ RESERVED: Final = 4  # for listening, notifying, heartbeat and finish
 KEPT: Final = 2  # of the others: what handlers' sessions leave
 LEAST: Final = RESERVED + 2
 IDLE: Final = 30.0  # seconds until a connection that rests is closed
+_HAS_POLL: Final = hasattr(select, "poll")
 TIMEOUT: Final = 30.0  # seconds somebody waits for a permit
 
 for _name in ("BudgetPool", "AsyncBudgetPool"):  # SQLAlchemy logs what drivers say, by the name of the pool's class
@@ -203,15 +205,22 @@ class BudgetPool(Pool):
             for share in self._shares:
                 share.take(self._timeout, asynchronous=self._is_asyncio)
                 undo.callback(share.give)
-            with contextlib.suppress(IndexError):
-                entry = self._resting.pop()[0]
-                undo.pop_all()
-                return entry
+            while (entry := self._take_resting()) is not None:
+                if not has_word(_driver(entry.dbapi_connection)):
+                    undo.pop_all()
+                    return entry
+                self._finish(entry)
             self._budget.open_one()
             undo.callback(self._budget.closed_one)
             entry = self._create_connection()
             undo.pop_all()
             return entry
+
+    def _take_resting(self) -> ConnectionPoolEntry | None:
+        try:
+            return self._resting.pop()[0]
+        except IndexError:
+            return None
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
         if self._over or record.dbapi_connection is None:
@@ -237,7 +246,7 @@ class BudgetPool(Pool):
         connection, entry.dbapi_connection = entry.dbapi_connection, None
         if connection is not None:
             with contextlib.suppress(Exception):  # it is gone
-                getattr(connection, "driver_connection", connection).pgconn.finish()
+                _driver(connection).pgconn.finish()
         self._budget.closed_one()
 
     def recreate(self) -> Pool:
@@ -421,6 +430,26 @@ class Watch:
                 self._address, len(deaf),
             )  # fmt: skip
             cut(deaf)
+
+
+def _driver(connection: Any) -> Any:
+    """The connection of psycopg's beneath SQLAlchemy's adapter, if there is one."""
+    return getattr(connection, "driver_connection", connection)
+
+
+def has_word(driver: Any) -> bool:
+    """Whether something came on a connection at rest: its end, as a rule; then a program's next call must not meet it.
+
+    After a failover, or a restart of the server or of a pooler, every connection at rest is like that.
+    """
+    if driver.closed:
+        return True
+    number = driver.pgconn.socket
+    if _HAS_POLL:
+        poll = select.poll()
+        poll.register(number, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([number], [], [], 0)[0])  # Windows
 
 
 def _is_busy(driver: Any) -> bool:
