@@ -1,7 +1,8 @@
 """What strangers write is read in a time that grows with its length, and does nothing to terminals and logs.
 
-One pass over 8,000 characters takes well below a millisecond; a pattern that looks at each place again from each place
-before it takes hundreds. What lies between is measured in CPU time, the best of three.
+One pass over 8,000 characters costs what a few plain passes of Python's cost; a pattern that looks at each place again
+from each place before it costs hundreds. So CPU time is counted in plain passes, measured in the same moment: a machine
+that does something else beside makes both slower.
 """
 
 import importlib
@@ -29,7 +30,9 @@ from resilient.core.sync.paginators import links
 from resilient.wire.requests import redact
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
-LARGE, LONGEST = 8_000, 0.025  # characters; seconds of CPU
+LARGE = 8_000  # characters
+QUICK = 0.01  # seconds of CPU that are not looked at further
+MOST = 80  # plain passes over so many: 25 ms on a machine of 2025
 SEEDS = [
     " ", "\t", "a", "A", "0", "1.", "a.", ":", ";", ",", "=", '"', "'", "\\", '\\"', "<", ">", "/", "//", "://",
     "@", "?", "&", "#", "://a:", "http://a:", "a://b:c", "password=", "password='", 'secret="', "token: ",
@@ -88,13 +91,19 @@ def facts(value, where, found):
             facts(one, where, found)
 
 
-def cpu(work, text, tries=1):
-    best = float("inf")
-    for _ in range(tries):
-        began = time.thread_time()
-        work(text)
-        best = min(best, time.thread_time() - began)
-    return best
+def cpu(work, text):
+    began = time.thread_time()
+    work(text)
+    return time.thread_time() - began
+
+
+def a_pass(text):
+    return sum(map(ord, text))
+
+
+def passes(work, text, tries=1):
+    """How many plain passes over `LARGE` characters it costs: of several tries the one that was disturbed least."""
+    return min(cpu(work, text) / min(cpu(a_pass, "a" * LARGE) for _ in range(3)) for _ in range(tries))
 
 
 def too_slow(work, size, tails=("", "!", "@")):
@@ -103,7 +112,7 @@ def too_slow(work, size, tails=("", "!", "@")):
         for tail in tails:
             for part in (size // 8, size):  # the smaller first: what is worse than quadratic would never end
                 text = (seed * (part // len(seed) + 1))[:part] + tail
-                if cpu(work, text) > LONGEST and cpu(work, text, 3) > LONGEST:
+                if cpu(work, text) > QUICK and passes(work, text, 5) > MOST:
                     return seed, tail, part
     return None
 
@@ -161,12 +170,14 @@ def test_each_parser_takes_linear_time(parse):
 @given(text=st.lists(st.sampled_from(SEEDS), max_size=60).map("".join) | st.text(max_size=200))
 @settings(max_examples=60)
 def test_no_parser_raises_or_takes_long(parse, text):
-    assert cpu(parse, text) < 0.2  # hypothesis's own deadline counts what other processes use of the machine, too
+    assert (
+        cpu(parse, text) < 0.2 or passes(parse, text, 5) < 600
+    )  # hypothesis's own deadline counts what other processes use of the machine, too
 
 
 def test_a_megabyte_is_scrubbed_at_once():
     for seed in ("http://a:", "://a:", "password='", "a.", "Bearer "):
-        assert cpu(redact.scrub, seed * 200_000) < 1.0
+        assert passes(redact.scrub, seed * 200_000) < 3_500
 
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07\x9b2J\x85\u202egnp\u2066x\u2028y\rz\x00\ud800\x7f"
