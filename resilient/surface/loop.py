@@ -41,7 +41,9 @@ def factory_of(loop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
     """What makes the loop of this name; None for asyncio's own. Raises as `run` does."""
     if loop not in NAMES:
         raise SetupError(f"no event loop is called {loop!r}: auto, asyncio or uvloop ({VARIABLE}, --loop)")
-    if loop == "asyncio" or (loop == "auto" and (sys.platform == "win32" or find_spec("uvloop") is None)):
+    if sys.platform == "win32" and loop != "uvloop":
+        return asyncio.SelectorEventLoop  # psycopg and the engine's reader work on no other
+    if loop == "asyncio" or (loop == "auto" and find_spec("uvloop") is None):
         return None
     try:
         import uvloop  # noqa: PLC0415 - an extra

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from resilient.core.gates.rate_limit import Limit
     from resilient.core.provider.facts import Provider
     from resilient.engine.accounts.access import Access
+    from resilient.engine.events.webhooks import Webhooks
     from resilient.engine.ground.encoder import Enqueued, JobOptions
+    from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Kind
     from resilient.engine.ground.sessions import CallersSession
     from resilient.engine.run.worker import Worker
@@ -109,6 +111,7 @@ class Shards:
         _check_places(declared, self.apps)
         for name, app in self.apps.items():
             app.ground.foresight.place = partial(self._require, name)
+            app.webhooks.ground_of = self._ground_of
 
     def __getitem__(self, name: str) -> Resilient:
         """The app of a shard. Raises `InvalidInput` if there is none of that name."""
@@ -138,6 +141,22 @@ class Shards:
     def app(self, resource_key: str) -> Resilient:
         """The app of the shard in which a resource lives: its ``jobs``, ``connections``, ``resources`` and the rest."""
         return self.apps[self.name_of(resource_key)]
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Takes deliveries for the accounts of all shards: each job is stored where its account lives.
+
+        So does the one of every single shard; counts and the log are those of the first.
+        """
+        return next(iter(self.apps.values())).webhooks
+
+    @property
+    def providers(self) -> Mapping[str, Provider]:
+        """The facts of each provider, by name: the same in every shard."""
+        return next(iter(self.apps.values())).providers
+
+    def _ground_of(self, resource_key: str) -> Ground:
+        return self.app(resource_key).ground
 
     def _require(self, shard: str, resource_key: str) -> None:
         """Raise `InvalidInput` for a resource of another shard: its limits, circuit and credentials are there."""

@@ -69,6 +69,14 @@ async def test_a_form_of_one_shard_is_none_of_another(shards):
     ] == [True, False], "nor are the words that a page shows afterwards"
 
 
+async def test_a_form_of_one_shard_takes_no_job_for_an_account_of_another(shards):
+    ann = browser(shards)
+    form = (await ann.get("/shard/eu/enqueue?kind=push&resource=crm/u1")).form("/do/enqueue")
+    page = await ann.submit(form, None)
+    assert "crm/u1 lives in shard 'us'" in page.text
+    assert [await shards[name].jobs.count() for name in shards] == [0, 0]
+
+
 async def test_the_first_page_asks_who_looks(shards):
     for stranger, status in ((browser(shards, rights=None), 401), (browser(shards, rights=["jobs"]), 403)):
         for address in ("/", "/shard/eu/"):

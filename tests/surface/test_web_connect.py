@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.routing import Mount, Route
 
-from resilient import GrantState, InvalidInput, Resilient, SetupError, web
+from resilient import DatabaseUnreachable, GrantState, InvalidInput, Resilient, SetupError, Shards, web
 from resilient.store.accounts.secrets import new_key
 from tests.idp import me
 from tests.serving import serving
@@ -289,3 +289,40 @@ def test_without_the_extra_it_says_so():
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "resilient-engine[web]" in said.stdout, said.stderr
+
+
+# -- several databases -------------------------------------------------------------------------------------------------
+
+
+async def test_an_account_is_connected_in_its_shard(empty_urls, idp):
+    """One mount for all: the callback says nothing of the shard, and is taken once, where it was begun."""
+    urls = {"eu": empty_urls(), "us": empty_urls()}
+    options = {"handlers": [me], "providers": [idp.provider(redirect_uri="")], "secrets": [KEY], "upgrade": True}
+    async with Shards(urls, of=lambda key: "us" if key.endswith("una") else "eu", **options) as shards:
+        async with Site(shards) as site:
+            for user in ("una", "eva"):
+                browser = await site.browser(user)
+                back = await begin(browser)
+                arrived = await browser.get(back)
+                assert (arrived.status_code, arrived.headers["location"]) == (303, "/settings?connected=idp")
+                assert (await browser.get(back)).status_code == 400
+            stranger = await site.browser("una")
+            assert (await stranger.get(back)).status_code == 400
+        connected = {name: [one.resource_key for one in await shards[name].connections.list()] for name in shards}
+    assert connected == {"eu": ["idp/eva"], "us": ["idp/una"]}
+
+
+async def test_a_callback_while_its_shard_is_away(empty_urls, idp, monkeypatch):
+    urls = {"eu": empty_urls(), "us": empty_urls()}
+    options = {"handlers": [me], "providers": [idp.provider(redirect_uri="")], "secrets": [KEY], "upgrade": True}
+    async with Shards(urls, of=lambda _: "us", **options) as shards, Site(shards) as site:
+        browser = await site.browser("una")
+        back = await begin(browser)
+
+        async def away(*_, **__):
+            raise DatabaseUnreachable("gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shards["us"].database, "transaction", away)
+            assert (await browser.get(back)).status_code == 503
+        assert (await browser.get(back)).status_code == 303

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import json
 import signal
 import subprocess
 from datetime import UTC, datetime
@@ -16,7 +17,19 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from resilient import Inbound, InvalidInput, Job, Resilient, WebhookEvent, handler, providers_by_name, web
+from resilient import (
+    DatabaseUnreachable,
+    Inbound,
+    InvalidInput,
+    Job,
+    Resilient,
+    Shard,
+    Shards,
+    WebhookEvent,
+    handler,
+    providers_by_name,
+    web,
+)
 from resilient.testing.fake import answers
 from tests import nursery
 from tests.helpers import LIMIT
@@ -239,3 +252,48 @@ async def test_killed_around_the_commit_the_repeat_makes_exactly_one_job(app, da
     async with serving(app) as client:
         assert (await client.post("/github", **github(b"{}"))).status_code == 200
     assert await app.jobs.count() == 1
+
+
+# -- several databases -------------------------------------------------------------------------------------------------
+
+
+def by_body(event):
+    return f"github/{event.body['account']}"
+
+
+@pytest.fixture
+async def shards(empty_urls):
+    one = Inbound(provider="github", secrets=[SECRET], jobs=hook, resource_key=by_body)
+    halves = {name: Shard(empty_urls(), share=0.5) for name in ("eu", "us")}
+    async with Shards(
+        halves, of=lambda key: key.split("/")[1][:2], handlers=[hook], providers=[GITHUB], webhooks=[one], upgrade=True
+    ) as shards:
+        yield shards
+
+
+@pytest.mark.parametrize("of", ["shards", "eu", "us"])
+async def test_a_delivery_is_stored_in_the_shard_of_its_account(shards, of):
+    """Through one mount for all, and through that of any shard; a repeat is known where it was stored."""
+    async with serving(shards if of == "shards" else shards[of]) as client:
+        for n, name in enumerate(("eu-1", "us-1", "us-2")):
+            body = json.dumps({"account": name}).encode()
+            for _ in range(2):
+                assert (await client.post("/github", **github(body, id_=f"d-{n}"))).status_code == 200
+    stored = {name: [job.resource_key for job in await shards[name].jobs.list(order="oldest")] for name in shards}
+    assert stored == {"eu": ["github/eu-1"], "us": ["github/us-1", "github/us-2"]}
+
+
+async def test_a_shard_that_is_away_gets_its_delivery_once_it_is_back(shards, monkeypatch):
+    us, eu = (json.dumps({"account": name}).encode() for name in ("us-1", "eu-1"))
+
+    def away(*_):
+        raise DatabaseUnreachable("gone")
+
+    async with serving(shards) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(shards["us"].database, "transaction", away)
+            answer = await client.post("/github", **github(us))
+            assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+            assert (await client.post("/github", **github(eu, id_="d-2"))).status_code == 200
+        assert (await client.post("/github", **github(us))).status_code == 200
+    assert [await shards[name].jobs.count() for name in ("eu", "us")] == [1, 1]

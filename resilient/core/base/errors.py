@@ -25,6 +25,7 @@ transition, `breaker.py` reads `counts_for_breaker`.
     +-- NoResult                       of an earlier step: there is none (yet)
     +-- ConnectionNotFound
     +-- ConsentRefused                 a person or a provider said no, or the callback is not one of ours
+    |   +-- UnexpectedCallback         its state is unknown here: forged, used, too old
     +-- DuplicateJob                   enqueue with on_conflict="raise"
     +-- TransactionOpen                a request while a transaction of the job is open
     +-- LostLease                      the job was given to another worker meanwhile
@@ -200,6 +201,10 @@ class ConnectionNotFound(ResilientError, LookupError):
 
 class ConsentRefused(ResilientError):
     """A person or a provider said no to the access asked for, or a callback is not one of ours."""
+
+
+class UnexpectedCallback(ConsentRefused):
+    """A callback whose state is not known here: forged, used, too old, or of another database."""
 
 
 class JobNotOver(ResilientError, TimeoutError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts import tokens
 from resilient.core.accounts.tokens import EMPTY, Credentials
-from resilient.core.base.errors import ConsentRefused, SetupError
+from resilient.core.base.errors import ConsentRefused, SetupError, UnexpectedCallback
 from resilient.core.base.frames import frameless
 from resilient.engine.ground.providers import account_of, oauth_of
 from resilient.store.accounts import connections, fuse
@@ -126,10 +126,10 @@ class Consent:
         """The account of a callback, and what it must fit; a state is deleted by being looked up."""
         ring, unexpected = self._grants.accounts.ring, "this callback is not expected (any more)"
         if len(state) > _LONGEST_STATE or not ring.is_signed(state):
-            raise ConsentRefused(f"{unexpected}: start again at the consent page")
+            raise UnexpectedCallback(f"{unexpected}: start again at the consent page")
         row = await self._db.write(None, connections.arrived, _hashed(state))
         if row is None or not row[2]:
-            raise ConsentRefused(f"{unexpected}: start again at the consent page")
+            raise UnexpectedCallback(f"{unexpected}: start again at the consent page")
         if not hmac.compare_digest(state.partition(".")[0][-_KEY:], _hashed(row[0])[:_KEY]):
             raise ConsentRefused(f"{unexpected}, for {row[0]}: start again at the consent page")
         doc: dict[str, Any] = json.loads(ring.open(row[1], _TABLE, _hashed(state), "secrets"))

@@ -171,7 +171,8 @@ class Webhooks:
     """The webhooks of one app: verifies, stores and answers deliveries."""
 
     def __init__(self, ground: Ground, declared: Iterable[Inbound], *, here: bool = False) -> None:
-        self._ground, self._db, self._here = ground, Transactions(ground, here=here), here
+        self._ground, self._here = ground, here
+        self.ground_of: Callable[[str], Ground] = lambda _key: ground  # where jobs of this resource are stored
         self.declared: dict[str, tuple[Inbound, Provider, Webhook]] = {}
         self._lines: dict[tuple[str, str], tuple[float, int]] = {}  # of the log: the last one's time, equal ones since
         for one in declared:
@@ -188,7 +189,7 @@ class Webhooks:
     def sync(self) -> SyncWebhooks:
         """The same for synchronous programs."""
         inner = Webhooks(self._ground, (), here=True)
-        inner.declared, inner._lines = self.declared, self._lines
+        inner.declared, inner._lines, inner.ground_of = self.declared, self._lines, self.ground_of
         return SyncWebhooks(inner)
 
     @frameless
@@ -264,7 +265,7 @@ class Webhooks:
             events = [None] if items is None else items
             every = [self._order_of(one, webhook, read, account, item) for item in events]
             orders = _distinct([order for order in every if order is not None])
-            jobs = await self._db.write(None, _store, f"webhook:{one.provider}", orders) if orders else ()
+            jobs = await self._stored(f"webhook:{one.provider}", orders)
         except PayloadTooLarge as error:
             self.say(one.provider, "too large", f"no job can hold it: {type(error).__name__}: see max_payload=")
             return WebhookAnswer(413), "too_large"
@@ -272,6 +273,19 @@ class Webhooks:
             self.say(one.provider, "not stored", "the database does not answer")
             return WebhookAnswer(503, headers={"Retry-After": _RETRY}), "not_stored"
         return WebhookAnswer(webhook.status, jobs=jobs), "stored" if jobs else "repeated" if orders else "ignored"
+
+    async def _stored(self, consumer: str, orders: Sequence[_Order]) -> tuple[UUID, ...]:
+        """Store jobs, those of each database in one transaction; returns the ids of those that are no repeats.
+
+        If the second database is away the delivery comes again, and the first one recognises its part.
+        """
+        by_ground: dict[Ground, list[_Order]] = {}
+        for order in orders:
+            by_ground.setdefault(self.ground_of(order[1].row.resource_key), []).append(order)
+        jobs: tuple[UUID, ...] = ()
+        for ground, some in by_ground.items():
+            jobs += await Transactions(ground, here=self._here).write(None, _store, consumer, some)
+        return jobs
 
     def _order_of(self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any) -> _Order | None:
         """The job of an event, and the key by which a repeat is recognised; None if no kind or no resource fits it."""

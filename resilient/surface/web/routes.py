@@ -30,12 +30,14 @@ from resilient.core.base.errors import (
     MissingExtra,
     ResilientError,
     SetupError,
+    UnexpectedCallback,
 )
 from resilient.core.base.frames import frameless
 from resilient.core.base.hosts import origin_of
 from resilient.core.base.loggers import logger
 from resilient.core.events.webhook import Delivery
 from resilient.engine.events.webhooks import is_account
+from resilient.surface.shards import Shards
 
 try:
     from starlette.requests import ClientDisconnect, Request
@@ -47,7 +49,7 @@ except ImportError as error:  # pragma: no cover - a test without the extra runs
     raise MissingExtra("routes need Starlette: pip install 'resilient-engine[web]'") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from resilient.core.provider.auth import OAuth2
     from resilient.engine.app.app import Resilient
@@ -57,11 +59,21 @@ LASTS: Final = 1800  # seconds that the cookie lasts; a state lasts as long
 _OTHERS: Final = frozenset({"cross-site"})
 
 
+def apps_of(app: Resilient | Shards) -> Iterable[Resilient]:
+    """The apps behind a mount: this one, or those of the shards."""
+    return app.apps.values() if isinstance(app, Shards) else (app,)
+
+
+def app_of(app: Resilient | Shards, key: str) -> Resilient:
+    """The app in which an account lives."""
+    return app.app(key) if isinstance(app, Shards) else app
+
+
 class _Connect:
     """The two routes; see `connect_routes`."""
 
     def __init__(
-        self, app: Resilient, base_url: str, caller: Any, account: Any, details: Any, returns: Sequence[str]
+        self, app: Resilient | Shards, base_url: str, caller: Any, account: Any, details: Any, returns: Sequence[str]
     ) -> None:
         self._app, self._base = app, base_url.rstrip("/")
         self._caller, self._account, self._details, self._returns = caller, account, details, tuple(returns)
@@ -121,10 +133,11 @@ class _Connect:
             return page(403, "You may not connect an account here.")
         details = EMPTY if self._details is None else await got(self._details(who, provider, request))
         browser = self._browser(request) or secrets.token_urlsafe(32)
-        oauth: OAuth2 = self._app.connections.oauth_of(key, details)
+        app = app_of(self._app, key)
+        oauth: OAuth2 = app.connections.oauth_of(key, details)
         if key.partition("/")[0] != provider:
             raise InvalidInput(f"account= gave {key} for the provider {provider}")
-        url = await self._app.connections.consent.begin(
+        url = await app.connections.consent.begin(
             key, oauth, self._uri(provider), details=details, bound_to=_bound(browser, who, provider), note=to
         )
         answer = RedirectResponse(url, 303, QUIET)
@@ -135,10 +148,24 @@ class _Connect:
     async def _callback(self, request: Request, provider: str, who: str) -> Response:
         parameters = dict(request.query_params)
         bound = _bound(self._browser(request), who, provider)
-        granted = await self._app.connections.consent.finish(parameters, bound_to=bound)
-        await self._app.connections.granted(granted)
-        to = granted.note
+        to = await self._granted(parameters, bound)
         return RedirectResponse(f"{to}{'&' if '?' in to else '?'}{urlencode({'connected': provider})}", 303, QUIET)
+
+    async def _granted(self, parameters: Mapping[str, str], bound: str) -> str:
+        """Keep what was granted, in whichever shard it was begun; returns the page to come back to."""
+        away: DatabaseUnreachable | None = None
+        unexpected = UnexpectedCallback("this callback is not expected: start again at the consent page")
+        for app in apps_of(self._app):
+            try:
+                granted = await app.connections.consent.finish(parameters, bound_to=bound)
+            except UnexpectedCallback as error:
+                unexpected = error
+            except DatabaseUnreachable as error:
+                away = error
+            else:
+                await app.connections.granted(granted)
+                return granted.note
+        raise away or unexpected
 
     def _browser(self, request: Request) -> str:
         cookie = request.cookies.get(self._cookie, "")
@@ -146,7 +173,7 @@ class _Connect:
 
 
 def connect_routes(
-    app: Resilient,
+    app: Resilient | Shards,
     *,
     base_url: str,
     caller: Callable[[Request], Awaitable[Response | str | None] | Response | str | None],
@@ -242,7 +269,7 @@ PATIENCE: Final = 10.0  # seconds for a body to arrive
 class _Webhooks:
     """The route; see `webhook_routes`."""
 
-    def __init__(self, app: Resilient, base_url: str, max_body: int) -> None:
+    def __init__(self, app: Resilient | Shards, base_url: str, max_body: int) -> None:
         self._app, self._base, self._max_body = app, base_url.rstrip("/"), max_body
 
     async def receive(self, request: Request) -> Response:
@@ -271,7 +298,7 @@ class _Webhooks:
         return Response(answer.body, answer.status, {**QUIET, **answer.headers})
 
 
-def webhook_routes(app: Resilient, *, base_url: str, max_body: int = WEBHOOK_BODY.value) -> Router:
+def webhook_routes(app: Resilient | Shards, *, base_url: str, max_body: int = WEBHOOK_BODY.value) -> Router:
     """Routes to mount: ``Mount("/webhooks", app=webhook_routes(...))``, or FastAPI's ``api.mount("/webhooks", ...)``.
 
     ``base_url``: where they are mounted, as the world sees it (``https://shop.example/webhooks``). A provider is given
