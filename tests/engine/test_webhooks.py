@@ -549,7 +549,7 @@ async def test_success_is_said_after_the_commit_only(app, monkeypatch, caplog):
         raise DatabaseUnreachable("the database does not answer")
 
     await app.ready()
-    monkeypatch.setattr(app.webhooks._db, "write", away)
+    monkeypatch.setattr(app.database, "transaction", away)
     answer = await app.webhooks.receive("acme", signed())
     assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
     assert "not stored" in caplog.text

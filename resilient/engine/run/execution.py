@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from resilient.engine.alerts import Alerts
     from resilient.engine.gates.drawing import Reservation
     from resilient.engine.gates.gate import Gate
-    from resilient.engine.ground.chores import Chore
     from resilient.engine.ground.encoder import JobRequest
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Handler
@@ -73,7 +72,7 @@ class Features:
     destinations: Mapping[str, Destination]
     listen_url: URL | None
     tick_schedules: Callable[[], Awaitable[None]]
-    chores: Sequence[Chore]
+    chores: Sequence[Callable[[], Awaitable[Any]]]
     app: Any
     deps: Any
 

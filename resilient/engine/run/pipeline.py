@@ -9,8 +9,7 @@
     written      by the completer, in a batch; `finish_of` is the row of it
 
 Each takes plain values and returns one. Nothing here raises but for a bug of the engine's own, whatever a handler
-returned or raised: an exception without a text, or a text no database takes, must not cost a slot or hold up the
-results of others.
+returned or raised: an exception without a text, or a text no database takes, costs no slot and holds up no result.
 """
 
 from __future__ import annotations
