@@ -47,6 +47,7 @@ NOW: Final = b"now\n"
 STEADY: Final = 60.0  # seconds: a process that lived longer did not fail at its start
 APART: Final = 2.0  # seconds between two starts at a place, however its processes end
 LONGEST: Final = 30.0  # seconds of a pause after failures
+LONGEST_TEXT: Final = 2_000  # characters of a report, whose reader takes lines of 64 KiB
 PATIENCE: Final = 30.0  # seconds from handing back to SIGKILL
 _HIGHEST: Final = 65_535
 _FIRST: Final = 2  # the pauses begin at 0.8 s
@@ -81,7 +82,8 @@ class Place:
         near, far = socket.socketpair()
         with far:
             reader, self._writer = await asyncio.open_connection(sock=near)
-            self._writer.write(self._word)
+            if self._word:
+                self.tell(self._word)
             listening = asyncio.create_task(self._listen(reader))
             try:
                 number = far.fileno()
@@ -373,7 +375,7 @@ class Tether:
 
     def _report(self) -> None:
         answers = (self._probes.livez(), self._probes.readyz())
-        texts = ["" if one.status == HTTPStatus.OK else one.text.decode().strip() for one in answers]
+        texts = ["" if one.status == HTTPStatus.OK else one.text.decode().strip()[:LONGEST_TEXT] for one in answers]
         self._socket.sendall(json.dumps(texts).encode() + b"\n")
 
     def _on_loop(self, action: Callable[[], None]) -> None:
