@@ -97,6 +97,26 @@ async def test_how_long_the_loop_stood_still_is_in_its_row(database_url):
     await app.close()
 
 
+async def test_a_job_whose_row_is_deleted_is_ended(database_url):
+    """By hand, or with its account: what its handler would still send is for nobody."""
+    ended = []
+
+    @handler("waits")
+    async def waits(job: Job[None]) -> None:
+        await app.database.transaction(lambda c, d: d.run(c, "DELETE FROM {job}"))
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(True)
+            raise
+
+    app = Resilient(database_url, handlers=[waits], upgrade=False)
+    await app.enqueue(waits, resource_key="p/1")
+    await drain_with(brisk(app.worker()))
+    assert (ended, await app.jobs.count()) == ([True], 0)
+    await app.close()
+
+
 async def drain_with(worker):
     await worker.drain(timeout=LIMIT + LIMIT)
 

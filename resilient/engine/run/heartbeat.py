@@ -204,7 +204,7 @@ class Heartbeat:
         link.fleet = fleet
         reasons: dict[tuple[UUID, int], str] = {}
         for i, fence in fences:
-            if i not in renewed and versions.get(i, (fence, "running")) != (fence, "running"):
+            if i not in renewed and versions.get(i) != (fence, "running"):  # None: its row was deleted
                 reasons[i, fence] = "lost"
             elif renewed.get(i):
                 reasons[i, fence] = "cancel"
