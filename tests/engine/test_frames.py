@@ -12,7 +12,8 @@ from urllib.parse import parse_qs
 import pytest
 
 from resilient import Bearer, Credentials, Delivery, Inbound, Kind, Provider, Resilient, SetupError, Signature, Webhook
-from resilient.core.base.frames import chain, frameless
+from resilient.core.base.errors import chain
+from resilient.core.base.frames import frameless
 from resilient.engine.accounts import grants as engine_grants
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key

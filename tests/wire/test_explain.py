@@ -21,7 +21,7 @@ from resilient import (
     Throttled,
 )
 from resilient.core.base.errors import FailureKind as K
-from resilient.core.base.frames import chain
+from resilient.core.base.errors import chain
 from resilient.wire.requests.explain import Explained, explain
 from resilient.wire.requests.request_log import RequestLog
 from tests.helpers import LIMIT

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from resilient import Credentials, Errors, OAuth2, SetupError
-from resilient.core.base.frames import chain
+from resilient.core.base.errors import chain
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests import redact
 from resilient.wire.requests.call import AsyncCall

@@ -51,6 +51,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from resilient.core.base.phrases import moment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import timedelta
 
 
@@ -329,3 +330,22 @@ class Cancel(ResilientError):
     def __init__(self, reason: str = "cancelled by its handler") -> None:
         self.reason = reason
         super().__init__(reason)
+
+
+# -- chains ----------------------------------------------------------------------------------------------------------
+
+_CHAINED: Final = 100  # exceptions of one chain
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """``error``, then what it was raised from or during, and the members of groups; each once."""
+    visited: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting and len(visited) < _CHAINED:
+        current = waiting.pop(0)
+        if current is None or id(current) in visited:
+            continue
+        visited.add(id(current))
+        yield current
+        members = current.exceptions if isinstance(current, BaseExceptionGroup) else ()
+        waiting[:0] = [*members, current.__cause__, current.__context__]

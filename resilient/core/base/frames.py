@@ -1,4 +1,4 @@
-"""Exceptions as chains, and without the frames in which secrets stand: error trackers collect every frame's variables.
+"""Exceptions without the frames in which secrets stand: error trackers collect the variables of every frame.
 
 A function whose variables hold secrets is `frameless`: the traceback of what it raises begins at its caller. On an
 unexpected exception a note says where it was raised, so that a bug can still be located.
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 from resilient.core.base.errors import ResilientError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type[Any])
 E = TypeVar("E", bound=BaseException)
-_CHAINED: Final = 100  # exceptions of one chain
 _NOTED: Final = 5  # of the innermost frames, in a note
 _OURS: Final = f"{Path(__file__).parents[2]}{os.sep}"
 
@@ -36,20 +35,6 @@ class Hidden(tuple[str, ...]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} hidden>"
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """``error``, then what it was raised from or during, and the members of groups; each once."""
-    visited: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting and len(visited) < _CHAINED:
-        current = waiting.pop(0)
-        if current is None or id(current) in visited:
-            continue
-        visited.add(id(current))
-        yield current
-        members = current.exceptions if isinstance(current, BaseExceptionGroup) else ()
-        waiting[:0] = [*members, current.__cause__, current.__context__]
 
 
 def without_frames(error: E, outer: BaseException | None = None) -> E:

@@ -39,8 +39,8 @@ from resilient.core.base.errors import (
     LostLease,
     ResourceStopped,
     Snooze,
+    chain,
 )
-from resilient.core.base.frames import chain
 from resilient.core.base.loggers import logger
 from resilient.core.base.phrases import error_line, plain
 from resilient.core.jobs.decide import decide

@@ -18,9 +18,8 @@ from urllib.parse import urlencode
 
 from resilient.core.base.bounds import ERROR_BODY, ERROR_MESSAGE
 from resilient.core.base.budgets import Fields, budgets
-from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, at_scope
+from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, at_scope, chain
 from resilient.core.base.exchange import AnswerFacts
-from resilient.core.base.frames import chain
 from resilient.core.base.hosts import PORTS, address, without_secrets
 from resilient.core.base.phrases import one_line
 from resilient.core.provider.classify import Phase, classify, classify_error, cost_of, message_of

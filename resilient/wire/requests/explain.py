@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import httpx
 
 from resilient.core.base.budgets import Fields
-from resilient.core.base.errors import Failure, FailureKind, JobFailure, at_scope
+from resilient.core.base.errors import Failure, FailureKind, JobFailure, at_scope, chain
 from resilient.core.base.exchange import IDEMPOTENT, AnswerFacts, RequestFacts
-from resilient.core.base.frames import chain
 from resilient.core.provider.classify import Phase, classify, classify_error
 from resilient.core.provider.facts import GENERIC
 from resilient.wire.requests.answer import KEY

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
 
-from resilient.core.base.frames import chain
+from resilient.core.base.errors import chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
