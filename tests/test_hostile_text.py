@@ -1,8 +1,8 @@
 """What strangers write is read in a time that grows with its length, and does nothing to terminals and logs.
 
-A pattern that looks at each place again from each place before it takes sixteen times as long for four times the text; one
-pass takes four times as long. CPU time is counted in plain passes of Python's over 8,000 characters, measured in the same
-moment: a machine that does something else beside makes both slower.
+A pattern that looks at each place again from each place before it takes sixteen times as long for four times the text;
+one pass takes four times as long. CPU time is counted in plain passes of Python's over 8,000 characters, measured in
+the same moment: a machine that does something else beside makes both slower.
 """
 
 import importlib
@@ -143,7 +143,7 @@ CALLED = {  # patterns that see less than their module's texts: how many charact
 
 @pytest.mark.parametrize("slow", [r"\s+$", r"(?:a|b)*c", r"\w+@", r"a*b"])
 def test_what_looks_at_each_place_from_each_is_found(slow):
-    assert too_slow(re.compile(slow).search, 2 * LARGE) is not None
+    assert too_slow(re.compile(slow).search, LARGE) is not None
 
 
 def test_the_patterns_are_found():

@@ -67,6 +67,7 @@ class Connection:
             is_new = self._stream is None
             if is_new:
                 await self._connect(request)
+            first = self._first(request)  # before the look: between that and the first byte no time should pass
             if look is not None and (wait := look()) is not None:
                 await wait
                 if not is_new:
@@ -74,9 +75,9 @@ class Connection:
             self._refuse_end()
             times = request.extensions.get("timeout", _NO_TIMES)
             if _is_watched(request):
-                head = await self._traced(request, times)
+                head = await self._traced(request, first, times)
             else:
-                await self._write(request, times.get("write"))
+                await self._write(request, first, times.get("write"))
                 head = await self._head(times.get("read"))
             extensions = {
                 "http_version": b"HTTP/" + head.http_version, "reason_phrase": head.reason,
@@ -99,16 +100,23 @@ class Connection:
         if self._stream.get_extra_info("is_readable"):
             raise httpcore.ConnectError(_ENDED)
 
-    async def _write(self, request: httpx.Request, seconds: float | None) -> None:
+    def _first(self, request: httpx.Request) -> bytes:
+        """What is written first: the head, and the body where it is here already."""
         try:
             buffer = self._start(request)
             if isinstance(request.stream, httpx.ByteStream):
                 for part in request.stream:
                     buffer += self._h11.send(h11.Data(part)) or b""
-                await self._stream.write(buffer + (self._h11.send(h11.EndOfMessage()) or b""), seconds)
-                return
-            await self._stream.write(buffer, seconds)
-            await self._write_parts(request, seconds)
+                buffer += self._h11.send(h11.EndOfMessage()) or b""
+        except h11.LocalProtocolError as error:
+            raise httpcore.LocalProtocolError(str(error)) from error
+        return buffer
+
+    async def _write(self, request: httpx.Request, first: bytes, seconds: float | None) -> None:
+        try:
+            await self._stream.write(first, seconds)
+            if not isinstance(request.stream, httpx.ByteStream):
+                await self._write_parts(request, seconds)
         except h11.LocalProtocolError as error:
             raise httpcore.LocalProtocolError(str(error)) from error
         except httpcore.WriteError:
@@ -219,11 +227,11 @@ class Connection:
         if self._stream is not None:
             self._stream.abort()
 
-    async def _traced(self, request: httpx.Request, times: dict[str, float | None]) -> Any:
+    async def _traced(self, request: httpx.Request, first: bytes, times: dict[str, float | None]) -> Any:
         async with _Event(request, "http11", "send_request_headers"):
             pass
         async with _Event(request, "http11", "send_request_body"):
-            await self._write(request, times.get("write"))
+            await self._write(request, first, times.get("write"))
         async with _Event(request, "http11", "receive_response_headers") as event:
             head = await self._head(times.get("read"))
             event.value = b"HTTP/" + head.http_version, head.status_code, head.reason, head.headers.raw_items()
