@@ -237,11 +237,14 @@ def state_of(url):
         ({"crn": PoolSettings()}, "no provider has this name; did you mean 'crm'"),
         ({"crm": "http://proxy"}, "takes PoolSettings"),
         ("http://proxy", "takes PoolSettings"),
+        (PoolSettings(proxy="us:hush@proxy.example:3128"), "takes an address such as http://proxy.example:3128"),
+        ({"crm": PoolSettings(proxy="ftp://proxy.example")}, "crm.*takes an address such as http://"),
     ],
 )
 def test_what_cannot_be_meant(tmp_path, http, words):
-    with pytest.raises(SetupError, match=words):
+    with pytest.raises(SetupError, match=words) as refusal:
         Resilient(f"sqlite:///{tmp_path}/app.db", providers=[provider("crm", "https://crm.example")], http=http)
+    assert "hush" not in str(refusal.value)
 
 
 def test_a_proxys_password_is_shown_to_nobody():

@@ -17,6 +17,7 @@ from functools import cache
 from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from resilient.core.accounts.tokens import EMPTY
 from resilient.core.base.errors import InvalidInput, SetupError
@@ -47,6 +48,9 @@ def warn_of_roots(patterns: Iterable[str], providers: Collection[str]) -> None:
             log.warning("pattern %r: this app has no provider %r%s", pattern, root, hint)
 
 
+_PROXIES: Final = ("http", "https", "socks5", "socks5h")  # httpx's
+
+
 def http_by_name(http: Any, providers: Mapping[str, Provider]) -> Mapping[str, PoolSettings]:
     """`Resilient(http=...)` by provider, ``"*"`` for all others. Raises `SetupError`."""
     if http is None:
@@ -57,6 +61,10 @@ def http_by_name(http: Any, providers: Mapping[str, Provider]) -> Mapping[str, P
     for name, settings in by_name.items():
         if not isinstance(settings, PoolSettings):
             raise SetupError(f"http= takes PoolSettings, or a mapping to them, and not {type(settings).__name__}")
+        if settings.proxy is not None and urlsplit(settings.proxy).scheme not in _PROXIES:  # it may hold a password
+            raise SetupError(
+                f"http={{{name!r}: PoolSettings(proxy=)}} takes an address such as http://proxy.example:3128"
+            )
         if name != "*" and name not in providers:
             raise SetupError(f"http={{{name!r}: ...}}: no provider has this name{nearest(name, providers)}")
     return by_name
