@@ -39,11 +39,11 @@ _NAME: Final = 70  # characters of a statement
 
 
 class Case(NamedTuple):
-    """What is drained: ``known`` resources have their rows, as after their first job; ``kept`` are finished jobs."""
+    """What is drained: ``with_rows``: the resources have theirs, as after their first job; ``kept`` are finished jobs."""
 
     workers: int = 1
     resources: int = 1_000
-    known: bool = False
+    with_rows: bool = False
     kept: int = 0
 
 
@@ -53,7 +53,7 @@ def growth(url: str, *, scale: float) -> dict[str, Any]:
     sizes = [max(10, round(n * scale)) for n in _RESOURCES]
     for what, jobs, cases in (
         ("workers", 320_000, {n: Case(workers=n) for n in _WORKERS}),
-        ("resources", 100_000, {n: Case(resources=n, known=True) for n in sizes}),
+        ("resources", 100_000, {n: Case(resources=n, with_rows=True) for n in sizes}),
         ("new_resources", 100_000, {n: Case(resources=n) for n in sizes[:2]}),
         ("kept", 20_000, {n: Case(kept=n) for n in (round(n * scale) for n in _KEPT)}),
     ):
@@ -84,7 +84,7 @@ def _measure(url: str, jobs: int, case: Case) -> tuple[float, dict[str, float]]:
         try:
             _keep(app, case.kept)
             fill(app, place, jobs=jobs, resources=case.resources, blocked=0)
-            if case.known:
+            if case.with_rows:
                 _ensure(app, min(jobs, case.resources))
             done = multiprocessing.get_context("spawn").Array("q", case.workers, lock=False)
             server = Server(place)
