@@ -301,8 +301,8 @@ def token_in(answer: AnswerFacts, oauth: OAuth2) -> str | None:
     """The access token in an answer, or None if it is no token answer."""
     if answer.status not in _SUCCESS:
         return None
-    values = (value for path in oauth.success for value in pick(answer.body, path))
-    return next((value for value in values if isinstance(value, str) and value.strip()), None)
+    place = _token_path(answer.body, oauth)
+    return None if place is None else place[0]
 
 
 def classify_token(answer: AnswerFacts, oauth: OAuth2, now: datetime) -> Failure | None:
