@@ -262,7 +262,7 @@ def try_one(mutant, items, seconds):
     pid = os.fork()
     if pid == 0:
         signal.setitimer(signal.ITIMER_PROF, seconds)  # these end the process
-        signal.alarm(600 + int(100 * seconds))
+        signal.alarm(60 + int(20 * seconds))
         code = 3
         try:
             code = fails(mutant, items, writing)
