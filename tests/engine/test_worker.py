@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from datetime import timedelta
 
 import pytest
@@ -363,3 +364,36 @@ def test_a_thread_that_outlives_its_loop_hears_of_a_lost_lease(is_stale):
         worker_loop.run(call())
     loop.is_stale = False
     assert calls == []
+
+
+class LateFuture(Future):
+    """It has its result, or its error, in the moment in which the thread that waits looks whether the loop is there."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def result(self, timeout=None):
+        if self.done():
+            return super().result(timeout)
+        self.set_result("answered") if self.error is None else self.set_exception(self.error)
+        raise TimeoutError
+
+
+async def nothing():
+    """It is never run."""
+
+
+@pytest.mark.parametrize("error", [None, TimeoutError("its own"), OSError("gone")])
+def test_an_answer_that_comes_while_a_thread_looks_for_the_loop_is_not_lost(monkeypatch, error):
+    loop, worker_loop = asyncio.new_event_loop(), WorkerLoop("w")
+    monkeypatch.setattr(worker_loop, "_loop", loop)
+    monkeypatch.setattr(worker_loop, "send", lambda coroutine: coroutine.close() or LateFuture(error))
+    try:
+        if error is None:
+            assert worker_loop.run(nothing()) == "answered"
+        else:
+            with pytest.raises(type(error), match=str(error)):
+                worker_loop.run(nothing())
+    finally:
+        loop.close()

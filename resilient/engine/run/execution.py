@@ -111,8 +111,8 @@ class WorkerLoop:
             try:
                 return future.result(LOOP_LOOK)
             except TimeoutError:
-                if future.done():  # the coroutine's own
-                    raise
+                if future.done():  # just now, or the error is the coroutine's own
+                    return future.result()
                 if loop.is_closed():  # nobody will ever run it
                     coroutine.close()
                     raise LostLease(f"worker {self._worker_id} has stopped") from None
