@@ -26,6 +26,7 @@ from resilient import (
     handler,
 )
 from resilient.core.jobs.workflow import StepFacts, plan, stands_still
+from resilient.engine.jobs import workflows
 from tests.helpers import LIMIT, brisk, settle, until, use_up
 
 LOG: list[object] = []
@@ -381,8 +382,6 @@ class TestBack:
 
 
 def _attend(c, d):
-    from resilient.engine.jobs import workflows
-
     return workflows.attend(c, d)
 
 
@@ -629,6 +628,15 @@ class TestRefused:
             wf.step(charge, Order(id=1), name="a")
         with pytest.raises(InvalidInput, match="the name of a workflow must be 1 to 255"):
             app.workflow("")
+
+    @pytest.mark.parametrize("is_named", [True, False])
+    async def test_more_steps_than_a_workflow_takes(self, app, is_named, monkeypatch):
+        monkeypatch.setattr(workflows, "MAX_STEPS", 2)
+        wf = app.workflow("w", resource_key="shop/1")
+        for n in range(2):
+            wf.step(charge, Order(id=1), name=f"step {n}" if is_named else None)
+        with pytest.raises(InvalidInput, match="a workflow has at most 2 steps"):
+            wf.step(charge, Order(id=1), name="one more" if is_named else None)
 
     async def test_no_such_workflow(self, app):
         with pytest.raises(WorkflowNotFound, match="there is no workflow 0195f3a2"):

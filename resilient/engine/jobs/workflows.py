@@ -208,6 +208,8 @@ class BaseWorkflow:
         return after
 
     def _named(self, name: str | None, kind: str) -> str:
+        if len(self.steps) >= MAX_STEPS:
+            raise InvalidInput(f"a workflow has at most {MAX_STEPS:,} steps: enqueue plain jobs from one of them")
         names = {s.name for s in self.steps}
         if name is not None:
             if name in names:
@@ -215,8 +217,6 @@ class BaseWorkflow:
             if not 0 < len(name) <= 200 or not name.isprintable():  # noqa: PLR2004 - said in the message
                 raise InvalidInput(f"a step's name has 1 to 200 printable characters, not {name[:40]!r}")
             return name
-        if len(self.steps) >= MAX_STEPS:
-            raise InvalidInput(f"a workflow has at most {MAX_STEPS:,} steps: enqueue plain jobs from one of them")
         return kind if kind not in names else f"{kind}-{1 + sum(s.kind.kind == kind for s in self.steps)}"
 
     def _write(self, c: Connection, d: Dialect) -> list[JobRequest]:
