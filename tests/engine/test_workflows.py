@@ -161,6 +161,13 @@ class TestForward:
         assert [w.state for w in found] == (["succeeded"] if commit else [])
         assert await app.jobs.count() == (4 if commit else 0)
 
+    async def test_a_step_that_is_called_as_the_next_one_would_be_takes_no_place_from_it(self, app):
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            wf.step(charge, Order(id=1), name="reserve-2")
+            parts = [wf.step(reserve, Order(id=n)) for n in range(3)]
+        assert [s.name for s in parts] == ["reserve", "reserve-3", "reserve-4"]
+        assert [s.job_id for s in (await app.workflows.get(wf.id)).steps] == [s.id for s in wf.steps]
+
     async def test_fan_out_and_fan_in(self, app):
         async with app.workflow("many", resource_key="shop/1") as wf:
             wf.step(charge, Order(id=1))

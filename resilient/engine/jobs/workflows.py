@@ -217,7 +217,12 @@ class BaseWorkflow:
             if not 0 < len(name) <= 200 or not name.isprintable():  # noqa: PLR2004 - said in the message
                 raise InvalidInput(f"a step's name has 1 to 200 printable characters, not {name[:40]!r}")
             return name
-        return kind if kind not in names else f"{kind}-{1 + sum(s.kind.kind == kind for s in self.steps)}"
+        if kind not in names:
+            return kind
+        number = 1 + sum(s.kind.kind == kind for s in self.steps)
+        while f"{kind}-{number}" in names:  # the program has called another step so
+            number += 1
+        return f"{kind}-{number}"
 
     def _write(self, c: Connection, d: Dialect) -> list[JobRequest]:
         """The workflow and its steps; returns the jobs that are still to be written."""
