@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import AnswerFacts, Limit, ResourceStopped
+from resilient import AnswerFacts, DatabaseUnreachable, Limit, ResourceStopped
 from resilient.core.base.budgets import Budget
 from resilient.core.gates.policy import Policies, Tenancy
 from resilient.core.jobs.backoff import retry_pause
@@ -321,6 +321,27 @@ async def test_a_settlement_waits_longer_and_longer_for_a_database_that_is_away(
     for n, pause in enumerate(pauses):
         assert 0.1 * 2**n <= pause <= 0.15 * 2**n
     assert caplog.text.count("cannot draw request limits") == 1
+
+
+async def test_what_a_server_says_is_left_is_written_once_the_database_is_there_again(
+    clock, database, make, monkeypatch
+):
+    gate, tries, real = await make(Limit(100, 1, burst=100, name="r")), [], database.transaction
+    ticket = await gate.admit("p/a")
+
+    async def away(fn, *args, **kwargs):
+        if fn is limits.observe:
+            tries.append(fn)
+            raise DatabaseUnreachable("gone")
+        return await real(fn, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", away)
+        left = Budget("r", 100, 3, clock.now() + timedelta(minutes=1))
+        await gate.answered(ticket, "p/a", AnswerFacts(200, budgets=(left,)), None)
+        await until(lambda: tries)
+    await gate.flush()
+    assert database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 3
 
 
 async def test_saving_and_closing_end_while_the_database_is_away(clock, database, make, away):

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.bounds import ACTUAL_COST
-from resilient.core.base.errors import ResourceStopped
+from resilient.core.base.errors import DatabaseUnreachable, ResourceStopped
 from resilient.core.base.loggers import apart, logger
 from resilient.core.base.resource_key import depth
 from resilient.core.gates.rate_limit import ROAD, Limit
@@ -193,13 +193,17 @@ class Drawing:
             self._observations[id_] = observation
 
     async def flush(self) -> None:
-        """Try once to write settlements, which stay pending while the database is away; write observations."""
+        """Try once to write settlements and observations; both stay pending while the database is away."""
         self._end_pause()
         if self._task is not None:
             await asyncio.shield(self._task)
-        if observations := list(self._observations.values()):
+        if observations := self._observations:
             self._observations = {}
-            await self._database.transaction(limits.observe, observations)
+            try:
+                await self._database.transaction(limits.observe, list(observations.values()))
+            except DatabaseUnreachable:
+                self._observations = observations | self._observations
+                raise
 
     async def close(self) -> None:
         """Wait for the try under way; what it could not settle is given up."""
