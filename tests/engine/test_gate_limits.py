@@ -139,6 +139,18 @@ async def test_a_busy_path_leases_and_gives_back(clock, database, make, draws):
     assert used <= 5  # 43 were drawn, 60 came back
 
 
+async def test_what_two_leases_left_over_comes_back_once(clock, database, make):
+    at, limit = clock.now().timestamp(), Limit(1000, 10, burst=1000, name="fast")
+    database.transaction_sync(limits.observe, [limits.Observation("p/b", limit, 900, at + 8, at)])
+    gate = await make(limit, monotonic=lambda: clock.now().timestamp())
+    for _ in range(40):
+        await gate.admit("p/b")
+    for _ in range(3):
+        clock.advance(0.2)
+        await gate.admit("p/b")
+    assert database.transaction_sync(limits.read, ["p/b"])["p/b"]["fast"].remaining == 900 - 43
+
+
 async def test_leases_never_pass_the_limit(database, make):
     """Three workers on one limit by the real clock: what went through in any second."""
     rate = 60

@@ -316,14 +316,12 @@ class Drawing:
         at = self._monotonic()
         over = [purse for purse in self._leased if purse.until <= at]
         self._leased = [purse for purse in self._leased if purse.until > at]
-        refunds = [
-            Settled(key, limit, -purse.units, until, unsent=True)
-            for purse in over
-            if purse.units
-            for (key, limit), until in zip(purse.path, purse.tats, strict=True)
-        ]
+        refunds = list[Settled]()
         for purse in over:
-            purse.units = 0.0
+            units, purse.units = purse.units, 0.0  # a purse that leased twice is here twice
+            if units:
+                of_path = zip(purse.path, purse.tats, strict=True)
+                refunds += [Settled(key, limit, -units, until, unsent=True) for (key, limit), until in of_path]
         return refunds
 
 
