@@ -90,6 +90,12 @@ async def test_memory_is_bounded(known, time, monkeypatch):
     assert set(known.known) == {"a"}
 
 
+def test_what_others_change_and_nobody_uses_here_takes_no_memory(known):
+    known.learn(facts(1), NOW)
+    known.forget(["a", *(f"k{n}" for n in range(1000))])
+    assert len(known._at) == 1
+
+
 async def test_a_fresh_key_is_not_read_again(known, time):
     await known.refresh(["a", "b"])
     assert set(known.known) == {"a", "b"}

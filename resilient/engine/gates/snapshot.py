@@ -91,7 +91,8 @@ class Snapshot:
     def forget(self, keys: Iterable[str]) -> None:
         """Read these keys again before they are used."""
         for key in keys:
-            self._at[key] = -1e9
+            if key in self._at:
+                self._at[key] = -1e9
 
     async def refresh(self, keys: Sequence[str]) -> None:
         """See that these keys are fresh; raises `ResourceStopped` if the database has been away for too long."""
