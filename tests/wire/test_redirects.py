@@ -73,6 +73,22 @@ async def test_once_bare_to_the_end_of_the_chain(client, provider, server, stran
     ]  # fmt: skip
 
 
+async def test_a_stranger_that_redirects_to_itself_gets_bare_requests(client, provider, stranger):
+    first = f"/out?status=302&location={stranger.url}/loop"
+    with pytest.raises(httpx.TooManyRedirects):
+        await client(provider()).get(first, headers={"x-own-key": "canary"}, follow_redirects=True)
+    assert len(stranger.app.seen) > 2
+    assert not any("canary" in str(sent) for _, _, sent, _ in stranger.app.seen)
+
+
+async def test_a_hop_to_a_stranger_that_is_sent_twice_is_bare_twice(client, provider, stranger):
+    api = client(provider())
+    answer = await api.get(f"/out?status=302&location={stranger.url}/there", headers={"x-own-key": "canary"})
+    for _ in range(2):
+        await api.send(answer.next_request)
+    assert stranger.app.seen.named("x-own-key") == [None, None]
+
+
 async def test_another_port_or_scheme_is_another_host(client, provider, stranger):
     await client(provider()).get(stranger.url + "/x")
     assert stranger.app.seen.named("authorization") == [None]

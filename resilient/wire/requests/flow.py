@@ -359,14 +359,21 @@ BARE: Final = frozenset({
 class CallState:
     """One call on its way; kept in ``request.extensions``, so that the next hop of a redirect knows it."""
 
-    __slots__ = ("bare", "failure", "origin", "request", "resendable", "sendings", "went_astray")
+    __slots__ = ("_id", "bare", "failure", "origin", "request", "resendable", "sendings", "went_astray")
 
-    def __init__(self, request: RequestFacts, origin: tuple[str, str, int | None], *, resendable: bool) -> None:
+    def __init__(
+        self, request: RequestFacts, origin: tuple[str, str, int | None], *, of: httpx.Request, resendable: bool
+    ) -> None:
         self.request, self.origin, self.resendable = request, origin, resendable
+        self._id = id(of)  # no reference: the request refers to this
         self.bare = False  # a redirect led to a foreign host, at this hop or one before
         self.went_astray = False  # some hop before was at a foreign host
         self.failure: Failure | None = None
         self.sendings = 0  # of this call so far, with those of the hops before
+
+    def is_of(self, request: httpx.Request) -> bool:
+        """Whether it was made for this very request, which its caller sends again, and not for a hop before it."""
+        return self._id == id(request)
 
 
 def plan(request_log: RequestLog, request: httpx.Request) -> CallState:
@@ -381,17 +388,18 @@ def plan(request_log: RequestLog, request: httpx.Request) -> CallState:
     target = Target(str(url), url.scheme, url.host, url.port, url.path)
     origin = (target.scheme, target.host, target.port)
     before = ext.get(KEY)
-    hop = before if isinstance(before, CallState) and before.request.url != target.url else None
-    went_astray = hop is not None and (hop.went_astray or not hop.request.trusted)
+    before = before if isinstance(before, CallState) else None
+    hop = None if before is None or before.is_of(request) else before
+    went_astray = before is not None and (before.went_astray or (hop is not None and not hop.request.trusted))
     whole = isinstance(request.stream, httpx.ByteStream)
     request_facts = request_log.facts(
         request.method, target, request.headers, request.read() if whole else None, ext,
         before=hop.request if hop else None, trust=not went_astray,
     )  # fmt: skip
-    state = CallState(request_facts, origin, resendable=whole)
+    state = CallState(request_facts, origin, of=request, resendable=whole)
     state.went_astray = went_astray
     state.sendings = hop.sendings if hop is not None else 0
-    state.bare = hop is not None and not request_facts.trusted and (hop.bare or hop.origin != origin)
+    state.bare = before is not None and not request_facts.trusted and (before.bare or before.origin != origin)
     ext[KEY] = state
     if request_log.guards(url.host):
         ext[GUARDED] = True
