@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import count
 from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 
 from resilient import Count, InvalidInput, JobFilter, JobNotFound, JobState
+from resilient.store.db.dialect import Dialect
 from resilient.store.jobs import queries
 from resilient.store.jobs.filters import JOB
 from resilient.store.jobs.queries import ATTEMPT
@@ -54,6 +56,20 @@ def test_pages_join_without_gap_or_repeat(database, f):
     put(database, ["ready", "dead", "ready", "ready", "dead", "ready", "dead"])
     assert pages(database, f, 3, "oldest") == [1, 2, 3, 4, 5, 6, 7]
     assert pages(database, f, 2, "newest") == [7, 6, 5, 4, 3, 2, 1]
+
+
+def test_a_job_that_has_ended_and_is_deleted_while_it_is_read_has_ended(database, monkeypatch):
+    put(database, ["dead", "ready"])
+    execute, statements = Dialect.execute, count()
+
+    def deleted_in_between(self, c, statement, params=None):
+        if next(statements) == 1:
+            execute(self, c, sa.delete(JOB).where(JOB.c.id == number(1)))
+        return execute(self, c, statement, params)
+
+    monkeypatch.setattr(Dialect, "execute", deleted_in_between)
+    ended = database.transaction_sync(queries.over, [number(1), number(2), number(3)])
+    assert {id_: info and info.state for id_, info in ended.items()} == {number(1): JobState.DEAD, number(3): None}
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001])

@@ -78,7 +78,7 @@ def over(c: Connection, d: Dialect, ids: Sequence[UUID]) -> dict[UUID, JobInfo |
     rows = d.execute(c, sa.select(*columns).where(JOB.c.id.in_(ids), JOB.c.finished_at.is_not(None))).mappings()
     ended: dict[UUID, JobInfo | None] = {info.id: info for info in map(_info, rows)}
     there = {row[0] for row in d.execute(c, sa.select(JOB.c.id).where(JOB.c.id.in_(ids)))}
-    return ended | dict.fromkeys(set(ids) - there)
+    return dict.fromkeys(set(ids) - there) | ended  # one that was deleted between the two has ended all the same
 
 
 def missing(*ids: UUID) -> str:
