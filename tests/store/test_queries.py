@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from resilient import Count, InvalidInput, JobFilter, JobNotFound, JobState
+from resilient.store import events
 from resilient.store.db.dialect import Dialect
 from resilient.store.jobs import queries
 from resilient.store.jobs.filters import JOB
@@ -17,6 +18,7 @@ from resilient.store.jobs.queries import ATTEMPT
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
 ALL = JobFilter()
+SPOIL = "UPDATE {job} SET payload = :text WHERE id = :id"
 
 
 def number(n):
@@ -70,6 +72,16 @@ def test_a_job_that_has_ended_and_is_deleted_while_it_is_read_has_ended(database
     monkeypatch.setattr(Dialect, "execute", deleted_in_between)
     ended = database.transaction_sync(queries.over, [number(1), number(2), number(3)])
     assert {id_: info and info.state for id_, info in ended.items()} == {number(1): JobState.DEAD, number(3): None}
+
+
+def test_an_event_whose_text_is_no_json_hides_no_other_of_its_type(sqlite_database):
+    """Written by hand: PostgreSQL takes no such text."""
+    put(sqlite_database, ["ready", "ready"])
+    for n, text in ((1, '{"type": "a"}'), (2, "{oops")):
+        values = {"text": text, "id": number(n).hex}
+        sqlite_database.transaction_sync(lambda c, d, v=values: d.run(c, SPOIL, v))
+    page = sqlite_database.transaction_sync(events.page, ALL, types=["a"])
+    assert [one.id for one in page] == [number(1)]
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001])
