@@ -37,12 +37,12 @@ ROOMS = {f"core/{name}": of_core(name) for name in CORE} | {
     ),
     "store/filters": Room(
         ("store/jobs/filters.py",),
-        ("tests/store/test_queries_filters.py",),
+        ("tests/store/test_filter_words.py", "tests/store/test_queries_filters.py"),
         r"JobFilter\.|\.(as_id|conditions|_one_of|_moments|within|matches|_glob)$",
     ),
     "store/gates": Room(
         ("store/gates",),
-        ("tests/store/test_circuits.py", "tests/store/test_gates.py", "tests/store/test_limits.py"),
+        tuple(f"tests/store/test_{name}.py" for name in ("circuits", "gate_decisions", "gates", "limits")),
         r"\._(rested|circuit|slow_start|settle|draw|regex|globs|calm|closed)$|\.(best_of_each|recheck_in)$",
     ),
     "store/changes": Room(
