@@ -88,7 +88,7 @@ def test_one_word_is_compared_and_several_are_listed(words, expected):
         ("*/x", r"key LIKE '%/x' ESCAPE '\' AND key NOT LIKE '%/%/%'"),
     ],
 )
-def test_a_pattern_is_a_range_or_a_pattern_of_postgresqls(pattern, expected):
+def test_a_pattern_is_a_range_or_a_pattern_of_the_servers(pattern, expected):
     assert text(matches(KEY, pattern, Dialect("postgresql"))) == expected
 
 

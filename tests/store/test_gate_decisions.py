@@ -58,8 +58,12 @@ def test_those_ways_of_settling_differ():
     """Else the table above would hold nothing."""
     ways = [rate_limit.give_back(LIMIT, DRAWN, 1, AT, AT + 10), rate_limit.refund(LIMIT, DRAWN, 1, AT, AT + 10)]
     assert [state.tat - AT for state in ways] == [20, 10]
-    ahead = LimitState(AT + 100)  # later draws wait for their moments
-    assert rate_limit.refund(LIMIT, ahead, 3, AT, AT + 20).tat != rate_limit.refund(LIMIT, ahead, 3, AT).tat
+
+
+def test_fewer_units_come_back_while_later_draws_wait_for_their_moments():
+    ahead = LimitState(AT + 100)
+    assert limits._settle(Settled("p/a", LIMIT, -3, AT + 20), ahead, AT).tat == AT + 80
+    assert limits._settle(Settled("p/a", LIMIT, -3), ahead, AT).tat == AT + 70
 
 
 @pytest.mark.parametrize(
