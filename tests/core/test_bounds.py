@@ -1,6 +1,8 @@
 """What is believed from outside has a cap, on one page."""
 
-from resilient.core.base.bounds import Bound, bounds
+import pytest
+
+from resilient.core.base.bounds import TOLD_WAIT, Bound, believed_wait, bounds
 from resilient.wire.requests.pool import PoolSettings
 
 
@@ -25,3 +27,25 @@ def test_defaults_of_settings_are_those_of_the_page():
     assert settings.largest == page["answer_body"]
     assert settings.error_largest == page["error_body"]
     assert settings.whole == page["answer_time"]
+
+
+DAY = TOLD_WAIT.value
+
+
+@pytest.mark.parametrize(
+    ("seconds", "window", "believed"),
+    [
+        (0, 0, 0),
+        (30, 0, 30),
+        (DAY - 0.5, 0, DAY - 0.5),
+        (DAY + 0.5, 0, DAY),
+        (DAY + 1, 3_600, DAY),
+        (7 * DAY, 30 * DAY, 7 * DAY),
+        (30 * DAY, 30 * DAY, 30 * DAY),
+        (30 * DAY + 1, 30 * DAY, DAY),  # beyond both: tried once a day
+    ],
+)
+def test_a_wait_is_believed_up_to_a_day_or_the_longest_window(seconds, window, believed):
+    assert believed_wait(seconds, window) == believed
+    if window == 0:
+        assert believed_wait(seconds) == believed

@@ -1,5 +1,6 @@
 """What servers say about their limits, in the headers they really send."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.base.budgets import GENERIC, Budget, BudgetFields, Fields, budgets
+from resilient.core.base.budgets import GENERIC, Budget, BudgetFields, Fields, budgets, counted_for
+from resilient.core.base.errors import InvalidInput
 from resilient.core.base.instants import Word
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -51,6 +53,7 @@ HUBSPOT = (
 SHOPIFY = BudgetFields("bucket", used="x-shopify-shop-api-call-limit")
 SALESFORCE = BudgetFields("daily", used="sforce-limit-info", window=86400.0)
 ZENDESK = BudgetFields("incremental", combined="zendesk-ratelimit-incremental")
+MAX = BudgetFields("x", limit="x-max")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +115,19 @@ ZENDESK = BudgetFields("incremental", combined="zendesk-ratelimit-incremental")
             [ZENDESK],
             [Budget("incremental", 10, 0, in_(41))],
         ),
+        (
+            {"Zendesk-RateLimit-Incremental": "limit=10; remaining=2; reset=41"},
+            [ZENDESK],
+            [Budget("incremental", 10, 2, in_(41))],
+        ),
+        # one of several fields is missing
+        ({"x-left": "5"}, [BudgetFields("x", used="x-used", remaining="x-left")], [Budget("x", None, 5)]),
+        ({"x-left": "5"}, [BudgetFields("x", combined="x-all", remaining="x-left")], [Budget("x", None, 5)]),
+        # the older policy within the limit
+        ({"x-max": "100, 10;w=1, 100;w=60"}, [MAX], [Budget("x", 100, None, None, 60)]),
+        ({"x-max": "100;w=60"}, [MAX], [Budget("x", 100, None, None, 60)]),
+        ({"x-max": "100, 10"}, [MAX], [Budget("x", 100)]),
+        ({"x-max": "100;w=60"}, [replace(MAX, window=10)], [Budget("x", 100, None, None, 10)]),
         # a reset that has passed is still what the server said
         ({"x-ratelimit-reset": str(EPOCH - 5)}, GENERIC, [Budget("x-ratelimit", reset_at=in_(-5))]),
         # garbage
@@ -153,6 +169,7 @@ def test_provider_fields(headers, fields, expected):
         ({"RateLimit": '"x";t=5'}, []),  # without r it says nothing
         ({"RateLimit": '"x";r=-1'}, []),
         ({"RateLimit": '"x";r=5;t="soon"'}, [Budget("x", None, 5)]),
+        ({"RateLimit": '"x";r=5;t=1.5'}, [Budget("x", None, 5)]),
         ({"RateLimit": '"x";r=5,'}, []),  # malformed: ignored as a whole
         ({"RateLimit-Policy": "nonsense("}, []),
         # the older dictionary
@@ -190,6 +207,82 @@ def test_absolute_resets_are_corrected_by_date_unless_cached():
     assert budgets(slow, NOW)[0].reset_at == in_(30)
     assert budgets({**slow, "Age": "3600"}, NOW)[0].reset_at == in_(-3570)
     assert budgets({**slow, "Date": "garbage"}, NOW)[0].reset_at == in_(-3570)
+
+
+def test_a_policy_adds_to_what_the_providers_own_fields_say():
+    headers = {"x-left": "7", "ratelimit-policy": '"burst";q=100;w=60'}
+    (found,) = budgets(headers, NOW, fields=[BudgetFields("burst", remaining="x-left")])
+    assert found == Budget("burst", 100, 7, None, 60)
+
+
+@pytest.mark.parametrize(
+    ("headers", "skew"),
+    [
+        ({}, 0),
+        ({"date": "Sun, 01 Mar 2026 11:00:00 GMT"}, 3600),
+        ({"date": "Sunday, 01-Mar-26 11:00:00 GMT"}, 3600),
+        ({"date": "Sun, 01 Mar 2026 12:00:30 GMT"}, -30),
+        ({"date": "Sun, 01 Mar 2026 11:00:00 GMT", "age": "9"}, 0),
+        ({"date": "soon"}, 0),
+    ],
+)
+def test_the_clocks_of_both_differ_by_the_date(headers, skew):
+    assert Fields.of(headers).skew(NOW) == timedelta(seconds=skew)
+
+
+NAMED = (BudgetFields("core", remaining="x-left", named_by="x-budget"),)
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({"x-budget": "search"}, "search"),
+        ({"X-Budget": "search", "x-left": "3"}, "search"),
+        ({"x-left": "3"}, ""),
+        ({}, ""),
+        ({"ratelimit": '"search";r=0;t=30'}, "search"),
+        ({"ratelimit": '"search";r=0;t=30, "daily";r=9;t=900'}, ""),
+        ({"ratelimit": '"search";r=0, 100;w=60'}, "search"),
+        ({"ratelimit": "limit=9, remaining=3"}, ""),
+        ({"x-budget": "", "ratelimit": '"search";r=0'}, "search"),
+        ({"x-budget": "core", "ratelimit": '"search";r=0'}, "core"),
+        ({"x-budget": "s" * 900}, "s" * 64),
+        ({"x-budget": "a\nb"}, "a b"),
+    ],
+)
+def test_the_budget_that_an_answer_names(headers, name):
+    assert counted_for(headers, fields=NAMED) == name
+
+
+def test_an_answer_may_name_no_budget_or_two():
+    both = (*NAMED, BudgetFields("more", remaining="x-more", named_by="x-other"), *GENERIC)
+    assert counted_for({"x-budget": "search", "x-other": "daily"}, fields=both) == ""
+    assert counted_for({"x-budget": "search", "x-other": "search"}, fields=both) == "search"
+    assert counted_for({"x-other": "daily"}, fields=both) == "daily"
+    assert counted_for({"ratelimit": '"search";r=0'}) == "search"
+
+
+@pytest.mark.parametrize("name", ["limit", "remaining", "reset", "used", "combined"])
+def test_a_budget_is_told_in_one_field_at_least(name):
+    fields = BudgetFields("x", **{name: "X-Told"}, named_by="X-Name")
+    assert (getattr(fields, name), fields.named_by, fields.stated_in) == ("x-told", "x-name", {"x-told"})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"named_by": "x-name"}, "BudgetFields('x'): say in which headers it is told: limit=, remaining=, ..."),
+        ({"limit": "x-max", "window": 0}, "BudgetFields(window=0): window is a number above 0"),
+        (
+            {"limit": "x-max", "word": "soon"},
+            "BudgetFields(word='soon'): word is one of " + ", ".join(f"Word.{one.name}" for one in Word),
+        ),
+    ],
+)
+def test_fields_that_cannot_be_meant_are_refused_in_words(options, words):
+    with pytest.raises(InvalidInput) as caught:
+        BudgetFields("x", **options)
+    assert str(caught.value) == words
 
 
 def test_names_are_short():

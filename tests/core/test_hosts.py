@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.hosts import address, origin_of, without_secrets
+from resilient.core.base.hosts import address, origin_of, without_params, without_secrets
 from resilient.core.sync.paginators import links
 from resilient.core.sync.paging import PageRequest, PagingError
 
@@ -59,6 +59,21 @@ def test_what_clients_read_in_different_ways_is_refused(url):
     assert str(caught.value).isprintable()
 
 
+def test_a_refusal_says_what_to_write():
+    with pytest.raises(InvalidInput) as caught:
+        address("ftp://user:pass@example.com/a?key=canary")
+    assert str(caught.value) == (
+        "'ftp://example.com/a?key=…' is no absolute URL of an API: write 'https://api.example.com/v1', with a host of"
+        " ASCII letters, and without user, backslash or blank"
+    )
+
+
+def test_of_a_long_url_the_beginning_is_shown():
+    with pytest.raises(InvalidInput) as caught:
+        address("ftp://" + "a" * 400)
+    assert repr("ftp://" + "a" * 294) in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("url", "parts"),
     [
@@ -67,6 +82,8 @@ def test_what_clients_read_in_different_ways_is_refused(url):
         ("http://127.0.0.1:8000/ü?q=ä", ("http", "127.0.0.1", 8000, "/ü")),
         ("http://[::1]:80/x@y:z", ("http", "::1", 80, "/x@y:z")),
         ("https://a_b-c.example?x=https://u:p@other/", ("https", "a_b-c.example", None, "/")),
+        ("https://api.example.com:1/", ("https", "api.example.com", 1, "/")),
+        ("https://api.example.com:65535/", ("https", "api.example.com", 65535, "/")),
         ("https://xn--mller-kva.example/", ("https", "xn--mller-kva.example", None, "/")),
     ],
 )
@@ -137,3 +154,47 @@ def test_link_headers(header, found):
 def test_logins_in_words_of_their_own():
     assert without_secrets("postgresql://u:p/w@host/db") == "postgresql://host/db"
     assert without_secrets("amqp://app:s:e@cret@host") == "amqp://host"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://h/a?b=c", "https://h/a?b=…"),
+        ("https://h/a?b=c=d&e&&f=#canary", "https://h/a?b=…&e=…&f=…"),
+        ("https://h/a?b=c#canary&d", "https://h/a?b=…"),
+        ("https://h/a#canary", "https://h/a"),
+        ("https://u@h/a", "https://h/a"),
+        ("https://h/users/ada@example.com", "https://h/users/ada@example.com"),
+        ("https://h/to/mail://ada@example.com/x", "https://h/to/mail://ada@example.com/x"),
+        ("https://h/x@y,https://u:p/w@other", "https://h/x@y,https://other"),
+        ("to https://u:p@h/a it failed", "to https://h/a it failed"),
+        ("no address at all", "no address at all"),
+        ("", ""),
+    ],
+)
+def test_what_people_see_of_a_url(url, shown):
+    assert without_secrets(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://h/a?key=1", "https://h/a"),
+        ("https://h/a?key=1&b=2", "https://h/a?b=2"),
+        ("https://h/a?a=0&key=1&b=2=3&key=4&token", "https://h/a?a=0&b=2=3"),
+        ("https://h/a?key=1=2", "https://h/a"),
+        ("https://h/a?k%65y=1&+=2&a=key", "https://h/a?+=2&a=key"),
+        ("https://h/a?key=1#key=2#3", "https://h/a#key=2#3"),
+        ("https://h/a?b=1?key=2&key=3#f", "https://h/a?b=1?key=2#f"),
+        ("https://h/key=1", "https://h/key=1"),
+        ("https://h/a#f", "https://h/a#f"),
+        ("https://h/a?a b=1&a+b=2&c d=3", "https://h/a?c d=3"),
+    ],
+)
+def test_parameters_that_carry_a_key_are_taken_out(url, kept):
+    assert without_params(url, frozenset({"key", "token", "a b"})) == kept
+
+
+@pytest.mark.parametrize("url", ["https://h/a?key=1&b=2#c", "https://h/a?", "https://h/a"])
+def test_where_none_carries_a_key_a_url_stays_as_it_is(url):
+    assert without_params(url, frozenset()) == url

@@ -32,6 +32,10 @@ def in_(**kwargs: float) -> datetime:
         ("0.249", Word.DELTA_S_FLOAT, in_(milliseconds=249)),
         ("1.0000001", Word.DELTA_S_FLOAT, in_(seconds=1, microseconds=1)),  # rounded up: a hint is a floor
         ("1." + "0" * 30 + "1", Word.DELTA_S_FLOAT, in_(seconds=1, microseconds=1)),
+        ("1." + "0" * 18 + "1", Word.DELTA_S_FLOAT, in_(seconds=1, microseconds=1)),
+        ("1." + "0" * 30, Word.DELTA_S_FLOAT, in_(seconds=1)),
+        ("0." + "0" * 6 + "9" * 12 + "1", Word.DELTA_S_FLOAT, in_(microseconds=1)),
+        ("0" * 20 + "5", Word.DELTA_S, in_(seconds=5)),
         ("1500", Word.DELTA_MS, in_(seconds=1.5)),
         ("1500.5", Word.DELTA_MS, in_(microseconds=1_500_500)),
         (str(EPOCH + 60), Word.EPOCH_S, in_(seconds=60)),
@@ -62,6 +66,7 @@ def in_(**kwargs: float) -> datetime:
         (f"{EPOCH + 5}000", Word.AUTO, in_(seconds=5)),
         ("2026-03-01T12:01:00Z", Word.AUTO, in_(minutes=1)),  # not the year 2026 read as seconds
         ("Sun, 01 Mar 2026 12:00:10 GMT", Word.AUTO, in_(seconds=10)),
+        ("Sunday, 01-Mar-26 12:00:10 GMT", Word.AUTO, in_(seconds=10)),
         ("6m0s", Word.AUTO, in_(minutes=6)),
     ],
 )
@@ -120,6 +125,76 @@ def test_skew_moves_absolute_moments_only():
     for text in ("30", "30s"):
         assert read(text, Word.AUTO, NOW, ahead) == in_(seconds=30)
     assert read("30", Word.DELTA_S, NOW, ahead) == in_(seconds=30)
+
+
+TEXTS = {
+    number: "30",
+    duration: "30s",
+    iso8601: "2026-03-01T12:00:00Z",
+    lambda text: http_date(text, NOW): "Sunday, 01-Mar-26 12:00:00 GMT",
+    lambda text: read(text, Word.DELTA_S, NOW): "30",
+}
+
+
+@pytest.mark.parametrize(("parse", "text"), TEXTS.items())
+def test_blanks_and_tabs_around_it_are_no_part_of_a_text(parse, text):
+    assert parse(f" \t{text}\t ") == parse(text) is not None
+    for other in ("\n", "\r", "\x0c", "\xa0", "\u3000", "X"):
+        assert parse(text + other) is parse(other + text) is None
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "last", "expected"),
+    [
+        (number, "0" * 62, "7", 7.0),
+        (duration, "0" * 62, "s", 0),
+        (iso8601, "2026-03-01T12:00:00." + "0" * 42, "0Z", NOW),
+    ],
+)
+def test_a_text_of_sixty_four_characters_is_read_and_a_longer_one_is_not(parse, text, last, expected):
+    longest = text[: 64 - len(last)].ljust(64 - len(last), "0") + last
+    assert len(longest) == 64
+    assert parse(longest) == expected
+    assert parse(longest[: -len(last)] + "0" + last) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("", None),
+        (" ", None),
+        ("0s", 0),
+        ("1d1h1m1s1ms1us", 90_061_001_001),
+        ("9" * 15 + "us", 10**15 - 1),
+        ("9" * 16 + "us", 10**18),  # thirty thousand years: more than any wait
+    ],
+)
+def test_a_duration_is_counted_in_microseconds(text, micros):
+    assert duration(text) == micros
+
+
+EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("at", "seconds", "moment"),
+    [
+        (NOW, 1.5, in_(seconds=1.5)),
+        (NOW, -1.5, in_(seconds=-1.5)),
+        (NOW, 1e300, FAR),
+        (NOW, -1e300, EARLIEST),
+        (datetime.max.replace(tzinfo=UTC), 1, FAR),
+        (EARLIEST, -1, EARLIEST),
+    ],
+)
+def test_beyond_the_calendar_stands_its_end(at, seconds, moment):
+    assert add_seconds(at, seconds) == moment
+
+
+def test_a_moment_before_the_calendar_is_its_beginning():
+    assert iso8601("0001-01-01T00:00:00+23:59") == EARLIEST
+    assert read("0001-01-01T00:00:00Z", Word.ISO8601, NOW, timedelta(days=-1)) == EARLIEST
+    assert read("9999-12-31T00:00:00Z", Word.ISO8601, NOW, timedelta(days=1)) == FAR
 
 
 # -- HTTP-date (RFC 9110, 5.6.7) -------------------------------------------------------------------

@@ -23,7 +23,7 @@ from resilient import (
     handler,
 )
 from resilient.core.base.errors import BadPayload, InvalidInput
-from resilient.core.base.numbers import json_text, json_value
+from resilient.core.base.numbers import json_text, json_value, lost_number
 from resilient.core.sync.paging import PageRequest, PagingError
 from resilient.engine.ground.kinds import Kind
 
@@ -110,6 +110,72 @@ def test_json_text_names_the_place():
     with pytest.raises(TypeError):
         json_text({"a": object()})
     assert json_text({"a": [1.5, None]}) == '{"a": [1.5, null]}'
+
+
+class Far(float, Enum):
+    AWAY = INF
+
+
+REMEDY = "JSON has no infinity and no NaN: leave it out, or send null or a text"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (INF, "the value is inf"),
+        ({"a": {INF: 1}}, "a.a key is inf"),
+        ({1.5: NAN}, "1.5 is nan"),
+        ({"a": Far.AWAY}, "a is inf"),
+        ({"a": [1.5, (2.5, -INF)]}, "a.1.1 is -inf"),
+    ],
+)
+def test_json_text_says_where_and_what_to_do(value, words):
+    with pytest.raises(ValueError, match="JSON has no") as caught:
+        json_text(value)
+    assert str(caught.value) == f"{words}; {REMEDY}"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "words"),
+    [
+        (INF, "null", "the value is inf"),
+        ({"a": [1, NAN]}, '{"a": [1, null]}', "a.1 is nan"),
+        ({"a": [1, NAN]}, '{"a": [1, NaN]}', "a.1 is nan"),
+        ({"a": (Size.ENDLESS,)}, '{"a": [null]}', "a.0 is inf"),
+        ({"None": INF}, '{"None": null}', "None is inf"),
+        ({"a": {NAN: 1}}, '{"a": {"None": 1}}', "a.a key is nan"),
+        ({NAN: 1, "None": 2}, '{"None": 1, "None": 2}', "a key is nan"),
+        ({1.5: INF}, '{"1.5": null}', "1.5 is inf"),
+        ({"a": None, "b": {INF}}, '{"a": null, "b": [null]}', "b.0 is inf"),
+        # the text says it, or says something else
+        (INF, '"Infinity"', None),
+        ({"a": INF}, '{"a": "Infinity"}', None),
+        ({NAN: 1}, '{"NaN": 1}', None),
+        ({"a": INF}, "null", None),
+        ({"a": INF}, "[null]", None),
+        ({"a": INF, "b": 1}, '{"b": 1}', None),
+        ([INF], "null", None),
+        ([INF], '{"0": null}', None),
+        ([INF, 1], "[null]", None),
+        ({"a": [INF], "b": {"c": NAN}}, '{"a": "inf", "b": 7}', None),
+    ],
+)
+def test_a_number_that_a_text_has_lost_is_named_by_its_place(value, text, words):
+    assert lost_number(value, text) == (None if words is None else f"{words}; {REMEDY}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a", 7, None, 1.5, Far, [], [1, "a", None, True, 1.5], {"a": None, "b": [{"c": 1.5}]}, {1: 2, 2.5: {None: "x"}}],
+)
+def test_where_no_number_can_be_lost_the_text_is_not_even_read(value):
+    assert lost_number(value, "{ no JSON") is None
+
+
+def test_a_number_too_large_is_shown_by_its_beginning():
+    with pytest.raises(ValueError, match="larger") as caught:
+        json_value("1" + "0" * 400 + ".5")
+    assert str(caught.value) == "1" + "0" * 39 + " is larger than any number here; send a text"
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", '{"a": -Infinity}', "1e999", '{"a": [-1e400]}'])

@@ -13,8 +13,10 @@ from resilient.core.base.resource_key import (
     depth,
     each_depth,
     is_below,
+    is_budget,
     matches,
     may_hold,
+    of_budget,
     parent,
     path,
     serves,
@@ -199,6 +201,9 @@ def test_what_a_worker_of_a_pattern_serves(pattern, served, others):
         ("github", "github/*", True),
         ("github", "github/**", True),
         ("github", "github/a/b", True),
+        ("github/a", "github/a/b", True),
+        ("github/a", "github/*/b/**", True),
+        ("github/a", "github/b/a", False),
         ("github/a", "github", True),
         ("crm", "github/*", False),
         ("github/b", "github/a/*", False),
@@ -206,6 +211,50 @@ def test_what_a_worker_of_a_pattern_serves(pattern, served, others):
 )
 def test_where_a_worker_of_a_pattern_may_have_jobs(key, pattern, may):
     assert may_hold(key, [pattern]) is may
+
+
+@pytest.mark.parametrize(
+    ("pattern", "depths"),
+    [
+        ("github", ("github", "github/*", "github/*/*", "github/*/*/*")),
+        ("github/*", ("github/*", "github/*/*", "github/*/*/*")),
+        ("github/**", ("github/*", "github/*/*", "github/*/*/*")),
+        ("github/a/b/**", ("github/a/b/*",)),
+        ("a/b/c/d", ("a/b/c/d",)),
+        ("a/b/c/d/**", ()),
+    ],
+)
+def test_the_patterns_of_each_depth(pattern, depths):
+    assert each_depth(pattern) == depths
+
+
+@pytest.mark.parametrize(
+    ("account_key", "name", "key"),
+    [
+        ("p/a", "search", "p/a/budget:search"),
+        ("p/a", "Search API/v2: é", "p/a/budget:Search-API-v2---"),
+        ("p/a", "a@b_c.d+e-f", "p/a/budget:a@b_c.d+e-f"),
+        ("p/a", "", None),
+        ("p/a/b/c", "search", None),  # a fifth segment
+        ("p/a b", "search", None),
+        ("p", "x" * 246, "p/budget:" + "x" * 246),
+        ("p", "x" * 247, None),
+    ],
+)
+def test_a_budget_that_a_provider_names_is_below_its_account(account_key, name, key):
+    assert of_budget(account_key, name) == key
+    assert key is None or is_budget(check(key))
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("p/a/budget:search", True), ("p/budget:search", True), ("budget:search", True), ("p/a/budgets", False),
+        ("p/a/my-budget:search", False), ("p/budget:search/deeper", False), ("p/a", False),
+    ],
+)  # fmt: skip
+def test_a_budget_is_told_by_its_last_segment(key, expected):
+    assert is_budget(key) is expected
 
 
 @given(KEY, st.lists(SEGMENT | st.sampled_from(["*", "a*", "?"]), min_size=1, max_size=4).map("/".join), st.booleans())

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from resilient.core.base.bounds import STRUCTURED_FIELD
 from resilient.core.base.budgets import Date, Item, parse_dictionary, parse_list
 
 
@@ -25,6 +26,9 @@ from resilient.core.base.budgets import Date, Item, parse_dictionary, parse_list
         ("?0, ?1;x=?0", [Item(value=False, params={}), Item(value=True, params={"x": False})]),
         ("-5, *tok/en", [Item(-5, {}), Item("*tok/en", {})]),
         ('"a";r=1;r=2', [Item("a", {"r": 2})]),
+        ("  X;r=1  ", [Item("X", {"r": 1})]),
+        ("a, X", [Item("a", {}), Item("X", {})]),
+        (":QUJX:", [Item(b"ABW", {})]),
         ("", None),
         ("  ", None),
         ('"a",', None),
@@ -55,6 +59,8 @@ def test_lists(text, expected):
         ("a;x=1, b=2;y", {"a": Item(value=True, params={"x": 1}), "b": Item(2, {"y": True})}),
         ("a=1, a=2", {"a": Item(2, {})}),
         ("limit=100; remaining", {"limit": Item(100, {"remaining": True})}),
+        ("  a=1,b=X  ", {"a": Item(1, {}), "b": Item("X", {})}),
+        ("\ta=1", None),
         ("limit=", None),
         ("limit=1,", None),
         ("Limit=1", None),
@@ -63,6 +69,13 @@ def test_lists(text, expected):
 )
 def test_dictionaries(text, expected):
     assert parse_dictionary(text) == expected
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_field_may_be_so_long(more):
+    word = "a" * (STRUCTURED_FIELD.value + more)
+    assert (parse_list(word) is None) is (more > 0)
+    assert (parse_dictionary(word) is None) is (more > 0)
 
 
 GRAMMAR = st.text(alphabet='abq*19.-;=, \t":?01\\()/\x7fä', max_size=40)

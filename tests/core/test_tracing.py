@@ -339,6 +339,7 @@ def test_without_the_api_there_is_no_tracer(monkeypatch, module):
         (1, None, {"traceparent": ONE}),
         (1, [("a", "b")], {"traceparent": ONE, "tracestate": "a=b"}),
         (0x11, None, {"traceparent": ONE[:-2] + "11"}),
+        (0x1F, None, {"traceparent": ONE[:-2] + "1f"}),
         (0, None, None),
         (2, None, None),
     ],
@@ -500,7 +501,7 @@ def test_a_large_id_is_read_whole():
 
 @pytest.mark.parametrize(
     ("share", "roll", "is_left_out"),
-    [(1, 0.999, False), (0.5, 0.499, False), (0.5, 0.5, True), (0.5, 0.9, True), (0, 0.0, True)],
+    [(1, 1, False), (0.5, 0.499, False), (0.5, 0.5, True), (0.5, 0.9, True), (0, 0.0, True)],
 )
 def test_chance_leaves_out_the_rest_of_a_share(spans, run, share, roll, is_left_out):
     mine = Tracing(spans.provider, share=share)

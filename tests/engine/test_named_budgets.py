@@ -21,7 +21,6 @@ from resilient import (
     WaitDialect,
     handler,
 )
-from resilient.core.base.budgets import counted_for
 from resilient.core.base.resource_key import account, is_budget, of_budget
 from resilient.core.gates.learnt import CLOSE
 from resilient.core.gates.policy import Policies
@@ -34,22 +33,6 @@ from resilient.testing.fake.meter import Wait
 FIELDS = (BudgetFields("core", remaining="x-left", named_by="x-budget"),)
 WAITS = WaitDialect(budgets=FIELDS)
 SEARCH = "p/a/budget:search"
-
-
-@pytest.mark.parametrize(
-    ("headers", "name"),
-    [
-        ({"x-budget": "search"}, "search"),
-        ({"X-Budget": "search", "x-left": "3"}, "search"),
-        ({"x-left": "3"}, ""),
-        ({"ratelimit": '"search";r=0;t=30'}, "search"),
-        ({"ratelimit": '"search";r=0;t=30, "daily";r=9;t=900'}, ""),
-        ({"ratelimit": "limit=9, remaining=3"}, ""),
-        ({"x-budget": "s" * 900}, "s" * 64),
-    ],
-)
-def test_the_budget_that_an_answer_names(headers, name):
-    assert counted_for(headers, fields=FIELDS) == name
 
 
 @pytest.mark.parametrize(
@@ -159,12 +142,6 @@ def test_what_paths_have_in_common_is_common_to_itself(path):
     form = shape(path)
     assert shape(form) == form
     assert form.count("/") == path.count("/")
-
-
-def test_a_name_is_made_a_key():
-    assert of_budget("p/a", "Search API/v2: é") == "p/a/budget:Search-API-v2---"
-    assert of_budget("p/a", "") is None
-    assert of_budget("p/" + "a" * 250, "search") is None
 
 
 @pytest.fixture
