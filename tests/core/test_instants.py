@@ -48,7 +48,9 @@ def in_(**kwargs: float) -> datetime:
         ("2026-03-02T11:59:00+23:59", Word.ISO8601, NOW),
         ("2026-03-01T12:01Z", Word.ISO8601, in_(minutes=1)),  # Atlassian: minutes only
         ("2026-03-01t12:00:00.123456789z", Word.ISO8601, in_(microseconds=123_457)),
+        ("2026-03-01T12:00:00.999999Z", Word.ISO8601, in_(microseconds=999_999)),
         ("Sun, 01 Mar 2026 12:00:10 GMT", Word.HTTP_DATE, in_(seconds=10)),
+        ("Sunday, 01-Mar-26 12:00:10 GMT", Word.HTTP_DATE, in_(seconds=10)),
         ("6m0s", Word.DURATION, in_(minutes=6)),
         ("1h2m", Word.DURATION, in_(hours=1, minutes=2)),
         ("250ms", Word.DURATION, in_(milliseconds=250)),
@@ -264,8 +266,11 @@ def test_fifty_year_rule_across_the_century():
     assert http_date("Friday, 01-Jan-10 00:00:00 GMT", late) is None  # a Friday in 2010, long past
 
 
-def test_leap_second_is_the_next_start():
-    assert http_date("Sat, 31 Dec 2016 23:59:60 GMT", NOW) == datetime(2017, 1, 1, tzinfo=UTC)
+@pytest.mark.parametrize(
+    "text", ["Sat, 31 Dec 2016 23:59:60 GMT", "Saturday, 31-Dec-16 23:59:60 GMT", "2016-12-31T23:59:60Z"]
+)
+def test_leap_second_is_the_next_start(text):
+    assert read(text, Word.AUTO, NOW) == datetime(2017, 1, 1, tzinfo=UTC)
 
 
 SPAN = (datetime(1900, 1, 1), datetime(9998, 1, 1))  # noqa: DTZ001 - Hypothesis adds the zone
