@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import sys
 import threading
 from collections import deque
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import text
@@ -166,6 +169,23 @@ def test_a_permit_that_came_too_late_is_given_back():
         share.take(0.01, asynchronous=False)
     share.give()
     share.take(0.01, asynchronous=False)
+
+
+def test_who_needs_two_permits_waits_for_both_no_longer_than_for_one(monkeypatch):
+    """A handler's session takes one of the sessions, then one of all: it is told after the time that one is told."""
+    now, waits = [0.0], []
+
+    class Slow(pool.Share):
+        def take(self, seconds, *, asynchronous):
+            waits.append(seconds)
+            now[0] += 20.0
+            super().take(seconds, asynchronous=asynchronous)
+
+    one = pool.BudgetPool(partial(sqlite3.connect, ":memory:"))
+    one.place(pool.Budget(1), [Slow(1), Slow(1), Slow(1)], timeout=30.0)
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one._do_get()
+    assert waits == [30.0, 10.0, 0.0]
 
 
 async def test_a_server_without_a_free_connection_is_named_and_waited_for(own_postgres):

@@ -42,7 +42,7 @@ KEPT: Final = 2  # of the others: what handlers' sessions leave
 LEAST: Final = RESERVED + 2
 IDLE: Final = 30.0  # seconds until a connection that rests is closed
 _HAS_POLL: Final = hasattr(select, "poll")
-TIMEOUT: Final = 30.0  # seconds somebody waits for a permit
+TIMEOUT: Final = 30.0  # seconds somebody waits for a permit, or for both that a session needs
 
 for _name in ("BudgetPool", "AsyncBudgetPool"):  # SQLAlchemy logs what drivers say, by the name of the pool's class
     logger(f"store.db.pool.{_name}")
@@ -201,9 +201,10 @@ class BudgetPool(Pool):
         budget.join(self)
 
     def _do_get(self) -> ConnectionPoolEntry:
+        deadline = time.monotonic() + self._timeout  # for all permits together
         with contextlib.ExitStack() as undo:
             for share in self._shares:
-                share.take(self._timeout, asynchronous=self._is_asyncio)
+                share.take(max(0.0, deadline - time.monotonic()), asynchronous=self._is_asyncio)
                 undo.callback(share.give)
             while (entry := self._take_resting()) is not None:
                 if not has_word(_driver(entry.dbapi_connection)):
