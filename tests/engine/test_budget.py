@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sqlite3
 import sys
 import threading
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.util import greenlet_spawn
 
 from resilient import DatabaseBusy, DatabaseUnreachable, Job, Resilient, SetupError, SyncJob, handler
 from resilient.engine.inspect.doctor import check_server, examine
@@ -186,6 +188,24 @@ def test_who_needs_two_permits_waits_for_both_no_longer_than_for_one(monkeypatch
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now[0]))
     one._do_get()
     assert waits == [30.0, 10.0, 0.0]
+
+
+def test_a_permit_for_a_loop_that_was_closed_is_given_back_once():
+    share = pool.Share(1)
+    share.take(1, asynchronous=False)
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(greenlet_spawn(share.take, 60, asynchronous=True))
+    loop.run_until_complete(asyncio.sleep(0))
+    waiting._log_destroy_pending = False
+    loop.close()
+    share.give()  # nobody hears of it there: the permit is free
+    with contextlib.suppress(GeneratorExit, RuntimeError):
+        waiting.get_coro().close()
+    del waiting
+    gc.collect()
+    share.take(0, asynchronous=False)
+    with pytest.raises(pool.PoolTimeout):
+        share.take(0, asynchronous=False)
 
 
 async def test_a_server_without_a_free_connection_is_named_and_waited_for(own_postgres):

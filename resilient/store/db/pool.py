@@ -59,7 +59,6 @@ class _Waiter:
 
     def grant(self) -> bool:
         """Give it the permit; False if its loop is closed. Call it under the share's lock."""
-        self.granted = True
         if self._event is not None:
             self._event.set()
         elif self._loop is not None:
@@ -67,6 +66,7 @@ class _Waiter:
                 self._loop.call_soon_threadsafe(self._tell)
             except RuntimeError:  # the loop is closed
                 return False
+        self.granted = True
         return True
 
     def _tell(self) -> None:
@@ -108,7 +108,8 @@ class Share:
         """Stop waiting; True if it goes away without a permit."""
         with self._lock:
             if not waiter.granted:
-                self._waiters.remove(waiter)
+                with contextlib.suppress(ValueError):  # its loop is closed, so `give` has passed over it
+                    self._waiters.remove(waiter)
             return not waiter.granted
 
     def give(self) -> None:
