@@ -208,6 +208,24 @@ def test_a_permit_for_a_loop_that_was_closed_is_given_back_once():
         share.take(0, asynchronous=False)
 
 
+def test_a_connection_that_comes_back_while_its_pool_is_disposed_of_is_closed(monkeypatch):
+    """Else it rests in a pool that nobody looks into, and counts as open for ever."""
+    budget = pool.Budget(1)
+    one = pool.BudgetPool(partial(sqlite3.connect, ":memory:"))
+    one.place(budget, [pool.Share(1)])
+    monkeypatch.setattr(pool, "has_word", lambda _driver: False)
+    record = one._do_get()
+
+    class Clock:
+        def monotonic(self):
+            one.dispose()  # by another thread, after this one has looked whether it is over
+            return 0.0
+
+    monkeypatch.setattr(pool, "time", Clock())
+    one._do_return_conn(record)
+    assert budget._open == 0
+
+
 async def test_a_server_without_a_free_connection_is_named_and_waited_for(own_postgres):
     """It costs no attempt: the job is run when there is one."""
     name = own_postgres.create()

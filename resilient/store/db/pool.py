@@ -225,10 +225,12 @@ class BudgetPool(Pool):
             return None
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
-        if self._over or record.dbapi_connection is None:
+        if record.dbapi_connection is None:
             self._finish(record)
         else:
             self._resting.append((record, time.monotonic()))
+            if self._over:  # looked at behind the append: `dispose` may have been called in between
+                self.dispose()
         for share in reversed(self._shares):
             share.give()
 
