@@ -15,6 +15,7 @@ from resilient.engine.jobs import queue
 from resilient.engine.run.completer import write
 from resilient.store.gates import controls as gates
 from resilient.store.gates import resources
+from resilient.store.inspect import audit
 from resilient.store.jobs import claim, ready
 from resilient.store.jobs import insert as jobs
 
@@ -101,6 +102,16 @@ def test_staging_reads_only_what_is_due(database):
     assert database.transaction_sync(lambda c, d: ready.stage(c, d, d.steer(c))) == 10
     meter.close()
     assert meter.rows < 100
+
+
+def test_a_change_is_audited_at_the_same_cost_however_many_were_before(database):
+    """None of which is old enough to be deleted: the look for those must not read all."""
+    young = "INSERT INTO {audit} (at, who, via, action, subject) SELECT now(), 'w', 'v', 'a', 's' FROM generate_series"
+    database.transaction_sync(lambda c, d: d.run(c, young + "(1, 20000)"))
+    meter = Meter(database.sync_engine)
+    database.transaction_sync(audit.begin, who="w", via="v", action="a", subject="s", why=None)
+    meter.close()
+    assert meter.rows < 1000
 
 
 FOLLOWERS = (

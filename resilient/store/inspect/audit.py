@@ -29,8 +29,10 @@ _BATCH: Final = 100
 def begin(c: Connection, d: Dialect, *, who: str, via: str, action: str, subject: str, why: str | None) -> int:
     """Note a change before it is made; returns the row's number, for `settle`."""
     now = d.now(c)
-    old = "SELECT id FROM {audit} WHERE at < :before ORDER BY id LIMIT :limit {skip_locked}"
-    d.run(c, f"DELETE FROM {{audit}} WHERE id {d.chosen(old)}", {"before": now - KEPT, "limit": _BATCH})
+    # Only the oldest by number are looked at: there is no index by time, and mostly none of them is old enough.
+    oldest = d.chosen("SELECT id FROM {audit} ORDER BY id LIMIT :limit")
+    old = d.chosen(f"SELECT id FROM {{audit}} WHERE at < :before AND id {oldest} ORDER BY id {{skip_locked}}")
+    d.run(c, f"DELETE FROM {{audit}} WHERE id {old}", {"before": now - KEPT, "limit": _BATCH})
     values = {"who": who, "via": via, "action": action, "subject": subject, "why": why}
     texts = {name: None if text is None else plain(text)[:_LONGEST] for name, text in values.items()}
     number: int = d.run(
