@@ -307,6 +307,16 @@ def test_edit_of_the_time_moves_between_ready_and_scheduled(clock, add, sweep, j
     assert len(database.transaction_sync(turns.take, turns.Selection(9))) == 1
 
 
+@pytest.mark.parametrize("state", [JobState.SCHEDULED, JobState.READY])
+def test_a_job_that_was_put_off_to_a_time_waits_for_no_gate_any_more(clock, add, sweep, job, database, state):
+    """Else it would begin when that gate opens, and not when somebody said."""
+    id_ = add(state=state.value, run_at=clock.now() + timedelta(seconds=30), waiting_for="crm/a")
+    later = clock.now() + timedelta(hours=1)
+    sweep(Edit(run_at=later), ids=[id_])
+    assert database.transaction_sync(turns.hasten, "crm/a", 10, clock.now()) == 0
+    assert (job(id_).state, job(id_).run_at, job(id_).waiting_for) == (JobState.SCHEDULED, later, None)
+
+
 # -- against a worker ------------------------------------------------------------------------------------------------
 
 

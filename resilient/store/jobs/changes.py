@@ -330,6 +330,7 @@ class Edit:
         """Give jobs another time. Blocked ones stay blocked, ready ones stay ready if they are due."""
         write_all(c, d, rows, run_at=run_at)
         if run_at > now:
+            write_all(c, d, rows, waiting_for=None)  # a gate that opens would make them due before that time
             due = [row for row in rows if row.state == JobState.READY]
             write_all(c, d, due, state=JobState.SCHEDULED.value)
             return
