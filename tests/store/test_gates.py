@@ -12,6 +12,7 @@ from resilient.store.db.dialect import TIME
 from resilient.store.gates import circuits, resources, turns
 from resilient.store.gates import controls as gates
 from resilient.store.gates.circuits import Evidence
+from resilient.store.inspect import resources as resource_queries
 
 KEY = "p/a"
 
@@ -197,3 +198,24 @@ def test_every_gate_bumps_the_revision(clock, do, facts):
         do(fn, KEY, *arguments)
         assert facts().revision > last
         last = facts().revision
+
+
+def test_a_pause_and_an_isolation_each_end_with_their_own_reason(do):
+    """They share a column: what is still shut keeps its reason, and what is open again has none."""
+
+    def reason():
+        return do(resource_queries.get, KEY).paused_reason
+
+    do(gates.pause, KEY, reason="maintenance")
+    do(gates.open_, KEY)
+    assert reason() == "maintenance"
+    do(gates.close, KEY)
+    assert reason() == "maintenance"
+    do(gates.resume, KEY)
+    assert reason() is None
+    do(gates.open_, KEY, reason="wrong answers")
+    do(gates.pause, KEY, reason="wrong answers")
+    do(gates.resume, KEY)
+    assert reason() == "wrong answers"
+    do(gates.close, KEY)
+    assert reason() is None

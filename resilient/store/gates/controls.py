@@ -275,7 +275,7 @@ def resume(c: Connection, d: Dialect, key: str) -> int:
     facts, now = _lock_one(c, d, key), d.now(c)
     after = facts.learnt if facts.paused_at is None else _slow_start(facts, now)
     _set(
-        c, d, key, now, f"paused_at = NULL, paused_until = NULL, paused_reason = NULL, {_learnt_sql(d)}",
+        c, d, key, now, f"paused_at = NULL, paused_until = NULL, paused_reason = {_OF_ISOLATION}, {_learnt_sql(d)}",
         learnt=packed(after),
     )  # fmt: skip
     return _opened(c, d, key, _FIRST, now)
@@ -286,7 +286,7 @@ def open_(c: Connection, d: Dialect, key: str, *, until: datetime | None = None,
     facts = _lock_one(c, d, key)
     now = d.now(c)
     circuits.write_breakers(c, d, [(key, breaker.isolate(facts.breaker, now, until))], now)
-    _set(c, d, key, now, "paused_reason = :reason", reason=reason)
+    _set(c, d, key, now, f"paused_reason = coalesce(:reason, {_OF_PAUSE})", reason=reason)
     if until is not None:
         turns.arm(c, d, key, until)
 
@@ -297,7 +297,13 @@ def close(c: Connection, d: Dialect, key: str) -> int:
     now = d.now(c)
     after = breaker.reset(facts.breaker, now)
     circuits.write_reset(c, d, facts, after, now)
+    _set(c, d, key, now, f"paused_reason = {_OF_PAUSE}")
     return _opened(c, d, key, 1, now)
+
+
+# A pause and an isolation share the column of their reasons: one that ends leaves the other's.
+_OF_PAUSE: Final = "CASE WHEN paused_at IS NOT NULL THEN paused_reason END"
+_OF_ISOLATION: Final = "CASE WHEN breaker = 'isolated' THEN paused_reason END"
 
 
 def set_auth(c: Connection, d: Dialect, key: str, auth: str) -> int:
