@@ -128,7 +128,7 @@ def function_of(module, name):
     for one in classes:
         owner = getattr(owner, one)
     function = vars(owner)[last]
-    return getattr(function, "__func__", function)
+    return inspect.unwrap(getattr(function, "__func__", function))
 
 
 def put_in(mutant):

@@ -107,16 +107,17 @@ def test_only_another_refresh_token_in_place_of_one_is_a_rotation(stored, answer
         (10**20, None),
         (-(10**20), None),
         (float("inf"), None),
-        ("a\ud800b", None),  # a lone surrogate cannot be stored
-        ("a\udbffb", None),
-        ("a\udfffb", None),
-        ("a\ud7ffb", "a\ud7ffb"),
-        ("a\ue000b", "a\ue000b"),
         ("a😀", "a😀"),
     ],
 )
 def test_which_values_of_an_answer_are_kept(value, kept):
     assert merged({"team": value}, keep=("team",)).values == ({} if kept is None else {"team": kept})
+
+
+@pytest.mark.parametrize(("number", "is_kept"), [(0xD7FF, True), (0xD800, False), (0xDFFF, False), (0xE000, True)])
+def test_a_lone_surrogate_cannot_be_stored(number, is_kept):
+    text = f"a{chr(number)}b"
+    assert merged({"team": text}, keep=("team",)).values == ({"team": text} if is_kept else {})
 
 
 def test_the_first_of_several_values_is_kept():

@@ -216,7 +216,7 @@ def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, n
         " once_more = false, progress = NULL,"
         " idempotency_key = coalesce(:key, CASE WHEN {job}.executions > 0 THEN {next_key}"
         " ELSE {job}.idempotency_key END), version = {job}.version + 1, updated_at = :now,"
-        " state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '{state}' END"
+        " waiting_for = NULL, state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '{state}' END"
     )
     for name, text in (
         ("json_payload", json_param(d, "payload", "json")),

@@ -39,7 +39,7 @@ _NAME: Final = 70  # characters of a statement
 
 
 class Case(NamedTuple):
-    """What is drained: ``with_rows``: the resources have theirs, as after their first job; ``kept`` are finished jobs."""
+    """What is drained. ``with_rows``: resources have their rows, as after a first job; ``kept``: finished jobs."""
 
     workers: int = 1
     resources: int = 1_000
