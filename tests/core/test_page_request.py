@@ -1,6 +1,7 @@
 """The request for a page: edited, stored, and never led astray."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -54,12 +55,15 @@ def test_the_error_shows_no_values():
 
 def test_relative_urls_go_below_the_base():
     assert PageRequest("/users?x=1").on("https://h/v1/").url == "https://h/v1/users?x=1"
+    assert PageRequest("Xusers").on("https://h/v1X/").url == "https://h/v1X/Xusers"
+    assert PageRequest("/X").on("https://h//").url == "https://h/X"
     assert HERE.on("https://other") is HERE
 
 
 def test_parameters():
     assert HERE.with_query(b=3, c="x y").url == "https://api.example.com/v1/things?a=1&b=3&c=x+y"
     assert HERE.with_query(a=None).url == "https://api.example.com/v1/things?b=2"
+    assert PageRequest("https://h/?a=&b=1").with_query(c=2).url == "https://h/?a=&b=1&c=2"
     assert HERE.query("b") == "2"
     assert HERE.query("z") is None
     assert PageRequest("https://h/?a=&b").query("a") == ""
@@ -71,11 +75,14 @@ def test_the_body():
     assert request.body == {"a": 1, "variables": {"n": 2}}  # untouched
     assert request.with_body("x.y", 1).body["x"] == {"y": 1}
     assert request.with_body("a", None).body == {"variables": {"n": 2}}
+    assert request.with_body("z", None) == request
     assert request.in_body("variables.n") == 2
     assert request.in_body("a.n") is None
     assert PageRequest("https://h/").with_body("cursor", "c").body == {"cursor": "c"}
-    with pytest.raises(PagingError, match="JSON object"):
-        PageRequest("https://h/", "POST", [1]).with_body("cursor", "c")
+    for body, path in (([1], "cursor"), ({"page": 3}, "page.after")):
+        message = f"the request's body has no place for '{path}': it must be a JSON object"
+        with pytest.raises(PagingError, match=f"^{re.escape(message)}$"):
+            PageRequest("https://h/", "POST", body).with_body(path, "c")
 
 
 def test_a_fingerprint_is_the_pages_own():
@@ -107,9 +114,30 @@ def test_any_value_survives_the_query(values):
     assert {name: request.query(name) for name in values} == {name: str(value) for name, value in values.items()}
 
 
+def test_only_what_is_said_is_stored():
+    assert PageRequest("https://h/").to_json() == {"url": "https://h/"}
+    whole = {"url": "https://h/", "method": "POST", "body": {}, "headers": {"A": "b"}}
+    assert PageRequest("https://h/", "POST", {}, {"A": "b"}).to_json() == whole
+
+
+@pytest.mark.parametrize(
+    ("to", "place"),
+    [
+        ("https://evil.test/x?t=canary", "https://evil.test/x?t=…, which is another host"),
+        ("https://api.example.com\\@evil.test/x", "'https://evil.test/x': another host, or no URL"),
+        ("https://[" + "x" * 400, f"'https://[{'x' * 291}': another host, or no URL"),
+    ],
+)
+def test_where_an_answer_leads_is_said(to, place):
+    with pytest.raises(PagingError) as caught:
+        HERE.at(to)
+    assert str(caught.value) == f"the next page of https://api.example.com/v1/things?a=…&b=… is said to be at {place}"
+
+
 @pytest.mark.parametrize("doc", [None, {}, "x", {"url": 1}])
 def test_what_is_no_page_is_refused(doc):
-    with pytest.raises(InvalidInput, match="reset the stream"):
+    message = "the stored page is none: reset the stream, so that it starts a full pass"
+    with pytest.raises(InvalidInput, match=f"^{message}$"):
         PageRequest.from_json(doc)
 
 

@@ -133,7 +133,7 @@ class Incremental:
         check_number("Incremental", "precision", self.precision, above=False)
         check_number("Incremental", "life", self.life)
         check_braces("Incremental", "form", self.form, ("cursor",))
-        check_paths("Incremental", self, "cursor")
+        check_paths("Incremental", self, "cursor", "field")
         made = self.style in ("filter", "key")
         if made and not self.field:
             raise InvalidInput(f"Incremental(style={self.style!r}) needs field=, which its cursor is made of")
@@ -156,9 +156,17 @@ class Incremental:
             )
         if "{cursor}" not in self.form:
             raise InvalidInput(f"Incremental(form={self.form!r}) has no place for the {{cursor}}")
-        if (self.deleted or self.deleted_key) and self.deletions != "marked":
-            raise InvalidInput(f"Incremental(deletions={self.deletions!r}): deleted= is for deletions='marked'")
-        for path in self.deleted_key.split():
-            pick(None, path)  # raises for what is no path
+        self._check_deletions()
+
+    def _check_deletions(self) -> None:
+        for name in ("deleted", "deleted_key"):
+            if getattr(self, name) and self.deletions != "marked":
+                raise InvalidInput(f"Incremental(deletions={self.deletions!r}): {name}= is for deletions='marked'")
         if self.deletions == "marked" and not self.deleted:
             raise InvalidInput("Incremental(deletions='marked') needs deleted=, the field that marks them")
+        for name, paths in (("deleted", [self.deleted.partition("=")[0]]), ("deleted_key", self.deleted_key.split())):
+            for path in paths:
+                try:
+                    pick(None, path)
+                except InvalidInput as error:
+                    raise InvalidInput(f"Incremental({name}=...): {error}") from None
