@@ -5,8 +5,6 @@ import re
 import pytest
 
 from resilient.core.base.bounds import CURSOR
-from resilient.core.base.budgets import Fields
-from resilient.core.base.exchange import AnswerFacts
 from resilient.core.sync.paginators import (
     GraphQLPages,
     LastKey,
@@ -19,21 +17,16 @@ from resilient.core.sync.paginators import (
     links,
 )
 from resilient.core.sync.paging import Loop, PageRead, PageRequest, PagingError, cursor_at
+from tests.core.pages import FIRST, URL, answer
 
-URL = "https://api.example.com/things"
-FIRST = PageRequest(URL)
 ONE, TWO, THREE = [{"id": 1}], [{"id": 1}, {"id": 2}], [{"id": 1}, {"id": 2}, {"id": 3}]
 TEXT = Offset(items="d", query="q", clause="START {offset}", start=1)
 
 
-def answer(body=None, status=200, **headers):
-    return AnswerFacts(status, Fields.of({name.replace("_", "-"): value for name, value in headers.items()}), body=body)
-
-
-def following(paginator, url, found):
-    """The URL that is asked for next, without the host and path that all have; None at the end."""
-    asked = paginator.read(PageRequest(URL + url), found).next
-    return None if asked is None else asked.url.removeprefix(URL)
+def following(paginator, url, page):
+    """The URL of the next request, without the host and path that all have; None at the end."""
+    request = paginator.read(PageRequest(URL + url), page).next
+    return None if request is None else request.url.removeprefix(URL)
 
 
 def refusal(call, *args):
@@ -43,7 +36,7 @@ def refusal(call, *args):
 
 
 @pytest.mark.parametrize(
-    ("paginator", "url", "body", "asked"),
+    ("paginator", "url", "body", "expected"),
     [
         # By the number of records of a full page
         (PageNumber(items="d"), "", {"d": []}, None),
@@ -91,12 +84,12 @@ def refusal(call, *args):
         (TEXT, "?q=find+start+5", {"d": ONE}, "?q=find+START+6"),
     ],
 )
-def test_the_next_page(paginator, url, body, asked):
-    assert following(paginator, url, answer(body)) == asked
+def test_the_next_page(paginator, url, body, expected):
+    assert following(paginator, url, answer(body)) == expected
 
 
 @pytest.mark.parametrize(
-    ("paginator", "headers", "asked"),
+    ("paginator", "headers", "expected"),
     [
         (PageNumber(header="X-Next"), {"x_next": " 7 "}, "?page=7"),
         (PageNumber(header="X-Next"), {"x_next": " "}, None),
@@ -108,8 +101,8 @@ def test_the_next_page(paginator, url, body, asked):
         (LinkHeader(), {}, None),
     ],
 )
-def test_the_next_page_by_a_header(paginator, headers, asked):
-    assert following(paginator, "", answer(ONE, **headers)) == asked
+def test_the_next_page_by_a_header(paginator, headers, expected):
+    assert following(paginator, "", answer(ONE, **headers)) == expected
 
 
 def test_an_offset_in_the_body():
@@ -121,22 +114,22 @@ def test_an_offset_in_the_body():
 
 
 @pytest.mark.parametrize(
-    ("facts", "request_", "asked"),
+    ("facts", "request_", "expected"),
     [
         ({"size": "n", "most": 50}, FIRST, FIRST.with_query(n=50)),
         ({"size": "n"}, PageRequest(URL + "?q=a%20b"), PageRequest(URL + "?q=a%20b")),
         ({"most": 50}, FIRST, FIRST),
     ],
 )
-def test_a_size_is_asked_for_where_both_its_name_and_the_most_are_known(facts, request_, asked):
-    assert OnePage(**facts).first(request_) == asked
+def test_a_size_is_asked_for_where_both_its_name_and_the_most_are_known(facts, request_, expected):
+    assert OnePage(**facts).first(request_) == expected
 
 
 # -- cursors ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("url", "asked"),
+    ("url", "expected"),
     [
         ("https://h/x?a=1", "https://h/x/more?c=n"),
         ("https://h/x/?a=1", "https://h/x/more?c=n"),
@@ -146,9 +139,9 @@ def test_a_size_is_asked_for_where_both_its_name_and_the_most_are_known(facts, r
         ("https://h/x?a=1?b=2", "https://h/x/more?c=n"),
     ],
 )
-def test_pages_after_the_first_with_a_path_of_their_own(url, asked):
+def test_pages_after_the_first_with_a_path_of_their_own(url, expected):
     paginator = NextCursor(cursor="n", query="c", path="/more", alone=True)
-    assert paginator.from_cursor(PageRequest(url), "n").url == asked
+    assert paginator.from_cursor(PageRequest(url), "n").url == expected
 
 
 def test_a_cursor_alone_leaves_out_every_other_parameter():

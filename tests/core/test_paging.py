@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient.core.base.budgets import Fields
-from resilient.core.base.exchange import AnswerFacts
 from resilient.core.sync.paginators import (
     GraphQLPages,
     LastKey,
@@ -18,13 +16,7 @@ from resilient.core.sync.paginators import (
     links,
 )
 from resilient.core.sync.paging import Loop, PageRead, PageRequest, PagingError
-
-URL = "https://api.example.com/things"
-FIRST = PageRequest(URL)
-
-
-def answer(body=None, status=200, **headers):
-    return AnswerFacts(status, Fields.of(headers), body=body)
+from tests.core.pages import FIRST, URL, answer
 
 
 def walk(paginator, server, request=FIRST, most=100):
