@@ -319,6 +319,35 @@ async def test_a_keyed_post_is_repeated_with_the_same_key(client, patient, provi
     assert [body for *_, body in server.app.seen] == [b'{"a":1}'] * 2
 
 
+async def test_a_post_after_one_that_was_repeated_is_another_one(client, patient, provider, server):
+    api = client(provider(idempotency=Idempotency()), over=patient)
+    await api.post("/x?status=503&times=1", json={"a": 1})
+    await api.post("/x?status=503&times=1", json={"a": 1})
+    one, two = derive("job-1", "POST /x #1"), derive("job-1", "POST /x #2")
+    assert server.app.seen.named("idempotency-key") == [one, one, two]
+
+
+async def test_while_a_post_may_be_repeated_another_like_it_is_none_of_its_repeats(client, patient, provider, server):
+    api = client(provider(idempotency=Idempotency()), over=patient)
+    first = asyncio.create_task(api.post("/x?status=503&times=1", json={"a": 1}))
+    while not server.app.seen:  # noqa: ASYNC110 - the server is in another thread
+        await asyncio.sleep(0.001)
+    await asyncio.gather(first, api.post("/x?status=503&times=1", json={"a": 1}))
+    one, two = derive("job-1", "POST /x #1"), derive("job-1", "POST /x #2")
+    assert sorted(server.app.seen.named("idempotency-key")) == sorted([one, one, two])
+
+
+async def test_a_post_that_its_gate_refused_keeps_its_name(client, hooks, provider, server):
+    api = client(provider(idempotency=Idempotency()))
+    await api.post("/x?status=500", json={"a": 1})
+    hooks.stop_from = 2
+    with pytest.raises(ResourceStopped):
+        await api.post("/x", json={"a": 1})
+    hooks.stop_from = None
+    await api.post("/x", json={"a": 1})
+    assert server.app.seen.named("idempotency-key") == [derive("job-1", "POST /x #1")] * 2
+
+
 async def test_a_post_without_a_key_is_sent_once(client, patient, server):
     response = await client(over=patient).post("/x?status=503&times=1")
     assert response.status_code == 503
@@ -379,6 +408,17 @@ async def test_refused_credentials_are_refreshed_once_and_the_request_repeated(c
         "admit", "mark", "answered", "clear",
     ]  # fmt: skip
     assert hooks.log[3] == ("answered", 401, None)
+
+
+async def test_a_post_after_one_whose_credentials_were_refused_is_another_one(client, hooks, provider, server):
+    hooks.credentials = {"Authorization": "Bearer stale-token"}
+    hooks.refreshes = [{"Authorization": "Bearer fresh-token"}]
+    api = client(provider(idempotency=Idempotency()))
+    await api.post("/bearer", json={"a": 1})
+    hooks.credentials = {"Authorization": "Bearer fresh-token"}
+    await api.post("/bearer", json={"a": 1})
+    one, two = derive("job-1", "POST /bearer #1"), derive("job-1", "POST /bearer #2")
+    assert server.app.seen.named("idempotency-key") == [one, one, two]
 
 
 async def test_a_second_refusal_is_a_failure_of_the_account(client, hooks, provider):

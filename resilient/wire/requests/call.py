@@ -140,14 +140,15 @@ class Call:
         parts = address(self._url)
         if self._request_log.guards(parts.host):  # the caller's client resolves it again, so `job.client` is safer
             yield resolved(parts.host, parts.port or PORTS[parts.scheme])
-        self._permit = yield hooks.admit(request)
-        if request.marked:
-            try:
+        try:
+            self._permit = yield hooks.admit(request)
+            if request.marked:
                 yield hooks.mark(self._permit)
-            except BaseException:
-                self._request_log.give_up(request)
+        except BaseException:
+            self._request_log.give_up(request)
+            if self._permit is not None:
                 hooks.abandoned(self._permit)
-                raise
+            raise
         self._span = spans.begin(self._request_log, request)
         if request.trusted:
             self.headers.update(self._request_log.headers)
@@ -181,6 +182,7 @@ class Call:
                 )
             return
         self._request_log.note(request, self.failure)
+        self._request_log.settle(request, self.failure)
         try:
             yield from self._report(permit)
         finally:  # also if the database is away: the outcome of the request is certain

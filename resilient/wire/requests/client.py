@@ -252,6 +252,9 @@ class Envelope:
                     self._stopped[number] = stopped
                     self._request_log.give_up(request)
                     continue
+                except BaseException:
+                    self._request_log.give_up(request)
+                    raise
                 if request.is_forgettable:
                     yield self._request_log.hooks.mark(permit)
         except BaseException:
@@ -330,8 +333,7 @@ class Envelope:
 
     def _note(self, permit: Permit, failure: Failure | None) -> None:
         """Take in the outcome of a part; without a conclusion the next part like it has its name, and so its key."""
-        if failure is not None and failure.kind is not FailureKind.PERMANENT:
-            self._request_log.give_up(permit.request)
+        self._request_log.settle(permit.request, failure)
         if permit.request.is_forgettable and is_concluded(permit, failure, unsent=False):
             self._request_log.hooks.clear(permit, took_effect=failure is None)
 

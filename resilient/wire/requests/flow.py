@@ -96,6 +96,19 @@ def exchange(request_log: RequestLog, settings: PoolSettings, request: httpx.Req
     """Send ``request`` as its job may; returns the `Answer` or raises httpx's errors and the RequestHooks's."""
     started = time.monotonic()
     state: CallState = yield from _plan(request_log, request)
+    try:
+        return (yield from _tries(request_log, settings, request, state, started))
+    finally:  # only now: while it may be repeated, no other request like it is its repeat
+        if state.has_outcome:
+            request_log.settle(state.request, state.failure)
+        else:
+            request_log.give_up(state.request)
+
+
+def _tries(
+    request_log: RequestLog, settings: PoolSettings, request: httpx.Request, state: CallState, started: float
+) -> Flow:
+    """`exchange` of a request whose name is taken."""
     last: Outcome | None = None
     repeats = Repeats(settings, started)
     renewed = False
@@ -163,6 +176,7 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
     """One physical request, up to the classification of what came back."""
     request_facts = state.request
     permit: Permit = yield request_log.hooks.admit(request_facts)
+    state.has_outcome = False
     answer = facts = failure = error = span = None
     try:
         if request_facts.marked:
@@ -187,14 +201,13 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
     except BaseException as reason:
         if span is not None:
             spans.end(span, error=reason)
-        request_log.give_up(request_facts)
         request_log.hooks.abandoned(permit)
         yield from _close(answer, reason)
         raise
     if span is not None:
         words = (None, b"") if answer is None else (answer.status_code, answer.extensions.get("http_version", b""))
         spans.end(span, status=words[0], version=words[1], failure=failure, error=error)
-    state.failure = failure
+    state.failure, state.has_outcome = failure, True
     request_log.note(request_facts, failure)
     return Outcome(permit, answer, facts, failure, error)
 
@@ -359,20 +372,23 @@ BARE: Final = frozenset({
 class CallState:
     """One call on its way; kept in ``request.extensions``, so that the next hop of a redirect knows it."""
 
-    __slots__ = ("_id", "bare", "failure", "origin", "request", "resendable", "sendings", "went_astray")
+    __slots__ = (
+        "_id", "bare", "failure", "has_outcome", "origin", "request", "resendable", "sendings", "went_astray",
+    )  # fmt: skip
 
     def __init__(
         self, request: RequestFacts, origin: tuple[str, str, int | None], *, of: httpx.Request, resendable: bool
     ) -> None:
         self.request, self.origin, self.resendable = request, origin, resendable
-        self._id = id(of)  # no reference: the request refers to this
-        self.bare = False  # a redirect led to a foreign host, at this hop or one before
-        self.went_astray = False  # some hop before was at a foreign host
-        self.failure: Failure | None = None
+        self._id = id(of)  # no reference, because the request refers to this state
+        self.bare = False  # sent without the caller's headers, because a redirect led to a foreign host
+        self.went_astray = False  # an earlier hop was at a foreign host: no credentials any more
+        self.failure: Failure | None = None  # of the latest sending
+        self.has_outcome = False  # it is known what became of the latest sending
         self.sendings = 0  # of this call so far, with those of the hops before
 
     def is_of(self, request: httpx.Request) -> bool:
-        """Whether it was made for this very request, which its caller sends again, and not for a hop before it."""
+        """Whether this state was made for ``request`` itself; if not, ``request`` is the next hop of a redirect."""
         return self._id == id(request)
 
 

@@ -46,7 +46,7 @@ class Names:
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
         self._count: dict[str, int] = defaultdict(int)  # by stem: method and path
-        self._open: dict[str, dict[str, str]] = {}  # stem -> names without a known outcome -> body hash
+        self._open: dict[str, dict[str, str]] = {}  # stem -> names of requests with an unknown outcome -> body hash
         self._made_up: dict[str, str] = {}  # an SDK's key -> the name it stands for
         self._bodies: dict[str, str] = {}  # op -> body hash
 
@@ -75,10 +75,9 @@ class Names:
             self._made_up[made_up] = name
         return name
 
-    def settle(self, name: str, body_hash: str | None, failure: Failure | None) -> None:
-        """Note the outcome of a request; without a conclusion its name is open again."""
-        if failure is not None and failure.kind is not FailureKind.PERMANENT:
-            self._open.setdefault(name.rpartition(" #")[0], {})[name] = body_hash or _NO_BODY
+    def reopen(self, name: str, body_hash: str | None) -> None:
+        """Nobody knows what became of a request: the next one like it has its name."""
+        self._open.setdefault(name.rpartition(" #")[0], {})[name] = body_hash or _NO_BODY
 
 
 def derive(base_key: str, name: str) -> str:
@@ -93,7 +92,6 @@ def hash_of(body: bytes | None) -> str | None:
 
 # -- the log ----------------------------------------------------------------------------------------------------------
 
-_UNKNOWN: Final = Failure(FailureKind.AMBIGUOUS)
 _MOST_SECRETS: Final = 64  # of several tokens that were refreshed within one execution
 
 
@@ -279,18 +277,21 @@ class RequestLog:
         return changes
 
     def note(self, request: RequestFacts, failure: Failure | None) -> None:
-        """Take in the outcome of a request."""
-        if request.needs_mark or request.idempotency_key:
-            self.names.settle(request.name, request.body_hash, failure)
+        """Take in what became of one sending."""
         if request.gated:
             self.last_failure = failure
             if failure is not None:
                 self.last_key = request.key
 
+    def settle(self, request: RequestFacts, failure: Failure | None) -> None:
+        """Take in the outcome of a request, with all its repeats; without a conclusion it is given up."""
+        if failure is not None and failure.kind is not FailureKind.PERMANENT:
+            self.give_up(request)
+
     def give_up(self, request: RequestFacts) -> None:
-        """Nobody waited for the outcome of a request: the next request like it is a repeat of it."""
+        """The outcome of a request is unknown: the next request like it is a repeat of it."""
         if request.needs_mark or request.idempotency_key:
-            self.names.settle(request.name, request.body_hash, _UNKNOWN)
+            self.names.reopen(request.name, request.body_hash)
 
     def cut_off(self, permit: Permit) -> None:
         """The answer broke off after it was noted: the next request like it is a repeat of it."""
