@@ -356,6 +356,48 @@ async def test_what_a_server_says_is_left_is_written_once_the_database_is_there_
     assert database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 3
 
 
+@pytest.fixture
+async def drawer(clock, database):
+    """A `Drawing` of its own, by the test's clock."""
+    one = drawing.Drawing(database, lambda: clock.now().timestamp(), clock.now, lambda: 0.5)
+    yield one
+    await one.close()
+
+
+@pytest.mark.parametrize("way", ["given back", "refunded"])
+async def test_a_unit_that_comes_back_can_be_drawn_at_once(drawer, way):
+    path = (("p/a", Limit(1, "1h", name="r")),)
+    place = await drawer.draw(path, 1)
+    with pytest.raises(ResourceStopped):
+        await drawer.draw(path, 1)
+    if way == "given back":
+        drawer.give_back(place)
+    else:
+        drawer.settle(place, -1)
+    assert (await drawer.draw(path, 1)).cost == 1
+
+
+async def test_an_older_observation_that_comes_while_a_newer_one_is_written_does_not_replace_it(
+    clock, database, drawer, monkeypatch
+):
+    limit, now = Limit(100, 1, name="r"), clock.now().timestamp()
+    newer, older = (limits.Observation("p/a", limit, left, now + 60, now - age) for left, age in ((3, 0), (7, 1)))
+    real = database.transaction
+
+    async def away(fn, *args, **kwargs):
+        drawer.observe(older)
+        raise DatabaseUnreachable("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", away)
+        drawer.observe(newer)
+        with pytest.raises(DatabaseUnreachable):
+            await drawer.flush()
+    assert database.transaction == real
+    await drawer.flush()
+    assert database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 3
+
+
 async def test_saving_and_closing_end_while_the_database_is_away(clock, database, make, away):
     gate = await make(Limit(100, 1, burst=100, name="r"))
     ticket = await gate.admit("p/a", 10)

@@ -164,7 +164,8 @@ class Drawing:
         return await self.draw(place.purse.path, place.cost)
 
     def give_back(self, place: Place) -> None:
-        """Nothing was sent on this draw: it comes back with the next one, if it is the last by then."""
+        """Nothing was sent on this draw: its units come back with the next transaction, if nobody has drawn since."""
+        place.purse.shut_until = 0.0  # so the next request asks again
         for (key, limit), until in zip(place.purse.path, place.tats, strict=True):
             self._settled.append(Settled(key, limit, -place.cost, until, unsent=True))
         self._start()
@@ -175,6 +176,8 @@ class Drawing:
         A cost is bounded by what the limit gives in its window, and at a limit that accounts share also by what the
         account's own limits give in theirs. ``shared``: settle at such limits too.
         """
+        if units < 0:
+            place.purse.shut_until = 0.0
         if units:
             path = place.purse.path
             most = min((limit.rate for key, limit in path if depth(key) > 1), default=float("inf"))
@@ -193,7 +196,11 @@ class Drawing:
             self._observations[id_] = observation
 
     async def flush(self) -> None:
-        """Try once to write settlements and observations; both stay pending while the database is away."""
+        """Try once to write settlements and observations.
+
+        While the database is away, what is to be drawn and what was observed stay pending. What would come back is
+        lost.
+        """
         self._end_pause()
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -202,7 +209,9 @@ class Drawing:
             try:
                 await self._database.transaction(limits.observe, list(observations.values()))
             except DatabaseUnreachable:
-                self._observations = observations | self._observations
+                newer, self._observations = self._observations, observations
+                for one in newer.values():
+                    self.observe(one)
                 raise
 
     async def close(self) -> None:
