@@ -99,4 +99,9 @@ SAME: dict[tuple[str, str], str] = {
     ): "less than a second is taken off a moment that is later than midnight by more",
     ("instants._micros", "fraction[:19]"): "the rest is rounded up either way",
     ("resource_key.may_hold", "depth(pattern) >= depth(key)"): "one as deep is its own beginning",
+    ("why._budget", "(stop.until) or True"): "a limit always has an end; the type checker wants the rest",
+    ("why._gate_text", 'stop.code or "XXXX"'): "neither is a state of credentials",
+    ("why._gate_text", "concurrency or 1"): "only a cap stops so; the type checker wants the rest",
+    ("why.gates", "now, None, priority)"): "the probe that it elects is thrown away",
+    ("why.budgets", "now, None).stop"): "the probe that it elects is thrown away",
 }

@@ -21,7 +21,7 @@ from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.accounts.tokens import NOT_CONNECTED, REFRESHING, UNREADABLE
 from resilient.core.base.phrases import brief, counted, error_line, learnt_limit, when
 from resilient.core.base.resource_key import is_below, may_hold, serves
-from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit, stop_of
+from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit
 from resilient.core.gates.learnt import summary
 from resilient.core.gates.rate_limit import FRESH
 from resilient.core.jobs import marks
@@ -204,7 +204,7 @@ def gates(path: Path, now: datetime, priority: int = 0) -> Iterator[Reason]:
     """Every gate of the path that would not let one more job of this priority through, the deepest key first."""
     for level in path.levels:
         key = level.facts.key
-        stop = stop_of(level.facts, now) or admit([level], 1, now, _NOBODY, priority).stop
+        stop = admit([level], 1, now, _NOBODY, priority).stop
         if stop is not None:
             budget = _budget(stop, level, now, priority) if stop.gate == "limit" else None
             text = _gate_text(stop, level, path.errors.get(key), now) if budget is None else budget
@@ -213,7 +213,7 @@ def gates(path: Path, now: datetime, priority: int = 0) -> Iterator[Reason]:
                     "" if text.endswith((".", "…")) else "."
                 ) + f" {counted(waiting, 'job waits', 'jobs wait')} there."
             yield Reason(stop.gate, text, key, stop.since, stop.until)
-        if stop is None and (taught := summary(level.facts.learnt, now.timestamp())) is not None:
+        if stop is None and (taught := _taught(level, now)) is not None:
             yield Reason("learnt", f"{key} is asked no faster than {learnt_limit(taught, now)}.", key)
         if stop is None and level.facts.breaker.state != "closed":
             text = f"The circuit of {key} is due for a probe: the next job to start there is the one."
@@ -226,12 +226,17 @@ def budgets(path: Path, now: datetime) -> Iterator[Reason]:
         key = level.facts.key
         if key in {one.facts.key for one in path.levels}:
             continue  # told as a gate of the path
-        stop = stop_of(level.facts, now) or admit([level], 1, now, _NOBODY).stop
+        stop = admit([level], 1, now, _NOBODY).stop
         whom = f"What counts for {key.rpartition(':')[2]} waits apart"
         if stop is not None:
             yield Reason("budget", f"{whom}: {_gate_text(stop, level, None, now)}", key, stop.since, stop.until)
-        elif (taught := summary(level.facts.learnt, now.timestamp())) is not None:
+        elif (taught := _taught(level, now)) is not None:
             yield Reason("budget", f"{whom}: {key} is asked no faster than {learnt_limit(taught, now)}.", key)
+
+
+def _taught(level: Level, now: datetime) -> dict[str, Any] | None:
+    """What throttles taught about it, as far as that is in force."""
+    return summary(level.facts.learnt, now.timestamp()) if level.policy.learn.on else None
 
 
 def _gate_text(  # noqa: C901, PLR0911 - one sentence a gate
@@ -258,16 +263,17 @@ def _gate_text(  # noqa: C901, PLR0911 - one sentence a gate
             code = f" ({stop.code})" if stop.code else ""
             return f"{key} was told to slow down{code}{since} and rests until {end}."
         case "limit":
-            taught = summary(level.facts.learnt, now.timestamp())
+            taught = _taught(level, now)
             if stop.code == SLOWER and taught is not None:
                 return f"{key} is asked no faster than {learnt_limit(taught, now)}; the next request may go at {end}."
             return f"Limit {stop.code} of {key} is used up until {end}."
         case "concurrency":
             cap = counted(level.policy.concurrency or 0, "job")
-            taught = summary(level.facts.learnt, now.timestamp())
+            taught = _taught(level, now)
             if taught is not None and taught["at_once"] == level.policy.concurrency:
-                return f"{key} takes {learnt_limit(taught, now)}, and {level.running:,} run."
-            return f"{key} lets {cap} run at once and {level.running:,} do: it goes on when one of them ends."
+                return f"{key} takes {learnt_limit(taught, now)}, and {counted(level.running, 'runs', 'run')}."
+            do = counted(level.running, "does", "do")
+            return f"{key} lets {cap} run at once and {do}: it goes on when one of them ends."
         case "breaker":
             text = _breaker_text(stop, level, since, end)
             if error is None or stop.code == "ramp":
@@ -284,23 +290,32 @@ def _budget(stop: Stop, level: Level, now: datetime, priority: int) -> str | Non
         state = level.limits.get(name, FRESH)
         if state.remaining is None or state.reset_at is None or state.reset_at <= epoch:
             continue
-        is_kept = state.remaining >= 1 > state.remaining - kept * limit.rate
-        if stop.code != (RESERVED if is_kept else name) or not (is_kept or limit in level.stated):
+        units = state.remaining - kept * limit.rate
+        is_kept = state.remaining >= 1 > units
+        is_awaited = units >= 1 > units - level.running  # what the running jobs leave of it
+        is_told = limit in level.stated or is_kept or (is_awaited and kept > 0)
+        if stop.code != (RESERVED if is_kept else name) or not is_told:
             continue
         budget = name.partition("/")[2] if name.startswith("~") else name
-        rest = f"{state.remaining:,.0f} of {limit.rate:,.0f} requests left"
+        rest = f"{max(0, int(state.remaining)):,} of {limit.rate:,.0f} requests left"
         reset = when(datetime.fromtimestamp(state.reset_at, UTC), now)
         text = f"{stop.resource} has {rest} until {reset}, as its answers say ({budget})"
         if is_kept:
-            above = min(least for least, _ in level.policy.reserve if least > priority)
-            return f"{text}: they are kept for jobs of priority {above} and above."
+            return f"{text}: they are {_kept_for(level, priority)}."
         if state.remaining < 1:
             return f"{text}."
-        if level.policy.pace == "even" and state.remaining - level.running >= 1:
+        if level.policy.pace == "even" and not is_awaited:
             end = when(stop.until, now) if stop.until else reset
             return f"{text}: they are spread evenly, and the next may go at {end}."
+        if kept:
+            text += f", {kept * limit.rate:,.0f} of them {_kept_for(level, priority)}"
         return f"{text}, and {counted(level.running, 'job runs', 'jobs run')}: it goes on as those end."
     return None
+
+
+def _kept_for(level: Level, priority: int) -> str:
+    above = min(least for least, _ in level.policy.reserve if least > priority)
+    return f"kept for jobs of priority {above} and above"
 
 
 _REMEDIES: Final = {
@@ -339,8 +354,9 @@ def line(path: Path, ahead: Count | None, now: datetime, *, stopped: bool) -> It
     """The place in line, and whether the line moves."""
     key, turn = path.key, path.turn
     if ahead:
-        before, all_ = counted(ahead, "job is", "jobs are"), counted(path.waiting.get(key, ahead), "job")
-        yield Reason("line", f"{before} ahead of it in the line of {key}; {all_} wait there.", key)
+        before = counted(ahead, "job is", "jobs are")
+        all_ = counted(path.waiting.get(key, ahead), "job waits", "jobs wait")
+        yield Reason("line", f"{before} ahead of it in the line of {key}; {all_} there.", key)
     elif ahead is not None:
         yield Reason("first", f"It is the next one of {key}.", key)
     if turn is None:
@@ -359,7 +375,7 @@ def stuck(path: Path) -> Iterator[Reason]:
         if slots is None:
             continue
         most = share_of_key(max(LEAST_STUCK, slots))
-        jobs = counted(number, "job", "jobs")
+        jobs = counted(number, "job")
         text = (
             f"{jobs} of {path.key} should have ended and {'do' if number > 1 else 'does'} not, on worker {id_}: with"
             f" {most} such handlers of one key there, it runs nothing more of it until they end or it is restarted."
