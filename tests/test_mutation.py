@@ -56,6 +56,14 @@ def test_each_is_one_change_of_one_function():
     assert ("twice", "number + number", "number - number") in made
 
 
+def test_the_type_of_a_cast_is_nothing_to_change():
+    text = 'class Gate:\n    def rest(self, number):\n        return cast("list[int]", number + 1)\n'
+    made = {one.after for one in mutation.mutants_of("a_module", text)}
+    assert 'return cast("list[int]", number - 1)' in made
+    assert 'return cast("list[int]", None)' in made
+    assert not [one for one in made if "list[int]" not in one and "number + 1" in one and "cast(number" not in one]
+
+
 def test_each_changes_what_its_function_does_and_nothing_else(module):
     seen = set()
     for mutant in mutants():

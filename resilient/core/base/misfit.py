@@ -250,7 +250,7 @@ def _within(value: Any, wants: ast.Subscript, names: Mapping[str, Any], where: s
     elif outer == "Callable":
         fits = callable(value)
     else:
-        cls = type if outer == "type" else _class_of(wants.value, names)
+        cls = _class_of(wants.value, names)
         fits = cls is None or isinstance(value, cls)
     return None if fits else Misfit(where, wants, value)
 
@@ -299,21 +299,15 @@ def _advice(bad: Misfit, names: Mapping[str, Any]) -> str:
     text = f"{at} {_in_words(bad.wants)}, not {what}"
     if isinstance(value, type) and _fits_class(value, bad.wants, names):
         return f"{text}: write {value.__name__}(...)"
-    for one in _alternatives(bad.wants):
-        outer = ast.unparse(one.value) if isinstance(one, ast.Subscript) else ""
-        if (
-            value is not None
-            and isinstance(one, ast.Subscript)
-            and outer in _MANY
-            and _fits(value, _inner(one)[0], names)
-        ):
+    for one in (side for side in _alternatives(bad.wants) if isinstance(side, ast.Subscript)):
+        outer, inner = ast.unparse(one.value), _inner(one)
+        takes_one = outer in _MANY and (len(inner) == 1 or _is_endless(inner))
+        if value is not None and takes_one and _fits(value, inner[0], names):
             return f"{text}: write " + _WRITTEN.get(outer, "[it]")
     return text
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
     if inspect.isroutine(value):
         return "a function"
     name = type(value).__name__

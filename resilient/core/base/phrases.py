@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
+_AMPLE: Final = 10  # so many of a unit need no second one
 _NEAR: Final = 0.66  # of difflib's ratio: a letter or two; of three letters, two that changed places
 
 
@@ -25,16 +26,14 @@ def span(seconds: float) -> str:
     whole = max(0, round(seconds))
     if whole < _MINUTE:
         return f"{whole} s" if whole else "less than 1 s"
-    for size, unit, below, rest, ample in (
-        (_MINUTE, "min", _HOUR, "s", 10),
-        (_HOUR, "h", _DAY, "min", 10),
-        (_DAY, "d", None, "h", 10),
-    ):
-        if below is None or whole < below:
-            many, remainder = divmod(whole, size)
-            remainder //= {"s": 1, "min": _MINUTE, "h": _HOUR}[rest]
-            return f"{many} {unit}" if many >= ample or not remainder else f"{many} {unit} {remainder} {rest}"
-    raise AssertionError("unreachable")
+    if whole < _HOUR:
+        size, unit, part, rest = _MINUTE, "min", 1, "s"
+    elif whole < _DAY:
+        size, unit, part, rest = _HOUR, "h", _MINUTE, "min"
+    else:
+        size, unit, part, rest = _DAY, "d", _HOUR, "h"
+    many, remainder = whole // size, whole % size // part
+    return f"{many} {unit} {remainder} {rest}" if many < _AMPLE and remainder else f"{many} {unit}"
 
 
 def length(seconds: float) -> str:
@@ -190,10 +189,10 @@ def _is_read(match: re.Match[str]) -> bool:
     if match[0] not in _JOINERS:
         return False
     text, (start, end) = match.string, match.span()
-    before = text[start - 1 : start] if start else ""
+    before = text[start - 1 : start]
     if match[0] == "\ufe0f":
         return _EMOJI.match(before) is not None
     if before == "\ufe0f":  # of an emoji
-        before = text[start - 2 : start - 1] if start > 1 else ""
-    kind = _EMOJI if _EMOJI.match(before) else _LETTER if _LETTER.match(before) else None
+        before = text[start - 2 : start - 1]
+    kind = _EMOJI if _EMOJI.fullmatch(before) else _LETTER if _LETTER.fullmatch(before) else None
     return kind is not None and kind.match(text, end) is not None
