@@ -344,13 +344,12 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
 
     def eof_received(self) -> None:
         """Nothing more will come."""
-        self._over = True
+        self._end(None)
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone. What becomes of it behind its end concerns nobody."""
-        if not self._over:
-            self._over, self._error = True, exc
+        self._end(exc)
         self._wake()
         self.resume_writing()
         if self._timer is not None:
@@ -366,6 +365,15 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
+
+    def _end(self, error: Exception | None) -> None:
+        """Note the first end. If TLS has not ended, too, somebody cut the connection (RFC 9112, 9.8)."""
+        if self._over:
+            return
+        tls = self._transport.get_extra_info("ssl_object")
+        if error is None and tls is not None and not _has_ended(tls):
+            error = ConnectionResetError("the connection was cut before TLS ended")
+        self._over, self._error = True, error
 
     def _wake(self) -> None:
         if self._reading is not None and not self._reading.done():
@@ -505,6 +513,16 @@ def decrypts(tls: Any) -> bool:
     try:
         return bool(tls.read(1))  # it is dropped with its connection
     except ssl.SSLError:  # nothing is there, or it was closed
+        return False
+
+
+def _has_ended(tls: Any) -> bool:
+    """Whether the other side has ended TLS (by a ``close_notify``); all that it sent before has been read."""
+    try:
+        return not tls.read(1)
+    except ssl.SSLZeroReturnError:
+        return True
+    except ssl.SSLError:
         return False
 
 

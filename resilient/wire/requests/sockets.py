@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import httpcore
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Iterable, Iterator
 
 _thread: Final = threading.local()
@@ -163,7 +163,11 @@ class _Stream(httpcore.NetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
         with line().waiting(self._socket, httpcore.ConnectTimeout):
-            return _Stream(self._inner.start_tls(ssl_context, server_hostname, timeout))
+            made = self._inner.start_tls(ssl_context, server_hostname, timeout)
+        if isinstance(sock := made.get_extra_info("socket"), ssl.SSLSocket):
+            # An end that TLS does not tell is a cut (RFC 9112, 9.8).
+            sock.suppress_ragged_eofs = False  # type: ignore[attr-defined]  # typeshed leaves it out
+        return _Stream(made)
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)
