@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from urllib.parse import parse_qsl
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -68,3 +70,22 @@ def test_what_is_no_key(key):
     with pytest.raises(SetupError, match="no private key") as raised:
         endpoints.sign({}, key, {}, "the private key of idp/a")
     assert "canary" not in str(raised.value)
+
+
+async def test_an_account_of_a_key_at_a_provider_where_the_application_has_one_too(rude):
+    """The account's assertion is the grant; the application's own key, and its header, have no part in it."""
+    asked = []
+
+    async def behave(reader, writer):
+        asked.append(dict(parse_qsl((await reader.read(10_000)).decode())))
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\n{"access_token":"t"}')
+        await writer.drain()
+
+    key, token = pem(KEYS["ES256"][0]), endpoints.TokenClient()
+    async with rude(behave) as (url, _):
+        facts = oauth(client_auth="jwt", client_secret=key, key_header={"kid": "k1"}, flows=("jwt_bearer",))
+        account = Credentials(refresh_token=key, user="robot@x")
+        answer = await token.by_key(replace(facts, token_url=url), account, NOW)
+    await token.aclose()
+    assert answer.body == {"access_token": "t"}
+    assert asked[0].keys() == {"grant_type", "assertion"}

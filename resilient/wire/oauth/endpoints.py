@@ -32,6 +32,7 @@ from resilient.core.base.bounds import TOKEN_ANSWER
 from resilient.core.base.errors import Failure, FailureKind, SetupError
 from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.frames import Hidden, frameless
+from resilient.core.provider.rules import NONE
 from resilient.wire.requests import redact
 from resilient.wire.requests.answer import ASKED_FOR, Intake
 from resilient.wire.requests.flow import fields
@@ -192,7 +193,8 @@ class TokenClient:
     async def by_key(self, oauth: OAuth2, account: Credentials, now: datetime) -> TokenAnswer:
         """A token for an account that consists of a key (RFC 7523, 2.1)."""
         body = urlencode({**grant_assertion(oauth, account, now), **oauth.token_params})
-        return await self._ask(replace(oauth, client_auth="none", client_id=""), oauth.token_url, body, now)
+        own = replace(oauth, client_auth="none", client_id="", key_header=NONE)  # the application proves nothing here
+        return await self._ask(own, oauth.token_url, body, now)
 
     @_encodable
     async def revoke(self, oauth: OAuth2, token: str, now: datetime) -> Failure | None:
