@@ -150,6 +150,16 @@ def test_what_honest_servers_send(coding, step):
     assert got + decoder.rest() == text
 
 
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+@pytest.mark.parametrize("behind", [b"", b"\x1f", b"\x00" * 10])
+def test_gzip_of_several_members(step, behind):
+    """Servers that join files which are compressed already send it (RFC 1952, 2.2)."""
+    sent = gzip.compress(b"one, ") + gzip.compress(b"") + gzip.compress(b"two") + behind
+    decoder = Decoder("gzip")
+    got = b"".join(part for at in range(0, len(sent), step) for part in decoder.feed(sent[at : at + step]))
+    assert got + decoder.rest() == b"one, two"
+
+
 def test_deflate_without_its_frame():
     bare = zlib.compressobj(wbits=-15)
     sent = bare.compress(b"hello" * 100) + bare.flush()

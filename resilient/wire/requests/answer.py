@@ -319,13 +319,14 @@ __all__ = ["ASKED_FOR", "PIECE", "Cookies", "Decoder", "DecodingError", "Intake"
 PIECE: Final = 64 * 1024  # bytes that are decoded at once
 ASKED_FOR: Final = "gzip, deflate"
 _CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
+_MEMBER: Final = b"\x1f\x8b"  # the beginning of each member of gzip
 _OTHERS: Final = frozenset({"br", "zstd", "compress", "x-compress", "dcb", "dcz"})
 
 
 class Decoder:
     """Undoes the coding that ``Content-Encoding`` names; ``identity``, ``utf-8`` and the like name none."""
 
-    __slots__ = ("_coding", "_inflate", "_refusal", "_request")
+    __slots__ = ("_coding", "_inflate", "_refusal", "_request", "_tail")
 
     def __init__(self, content_encoding: str = "", request: httpx.Request | None = None) -> None:
         self._request = request  # what its errors name
@@ -338,6 +339,7 @@ class Decoder:
         elif self._coding in _OTHERS:
             self._refusal = f"the answer is encoded as {self._coding}: {ASKED_FOR} are decoded"
         self._inflate = zlib.decompressobj(zlib.MAX_WBITS | (32 if self._coding != "deflate" else 0))
+        self._tail = b""  # the first bytes behind the end
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """What some more bytes decode to, in pieces of at most `PIECE`. Raises `DecodingError`."""
@@ -348,11 +350,22 @@ class Decoder:
         if not self._coding:
             yield from (data[at : at + PIECE] for at in range(0, len(data), PIECE))
             return
-        while data and not self._inflate.eof:  # what follows the end of the stream is nobody's
+        while data:
+            if self._inflate.eof and not (data := self._next_member(data)):
+                return
             part = self._decompress(data)
-            data = self._inflate.unconsumed_tail
+            data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
             if part:
                 yield part
+
+    def _next_member(self, data: bytes) -> bytes:
+        """What begins another member of gzip (RFC 1952, 2.2); nothing else that follows an end is decoded."""
+        data = self._tail + data
+        self._tail = data[: len(_MEMBER)]
+        if self._tail != _MEMBER or "gzip" not in self._coding:
+            return b""
+        self._tail, self._inflate = b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
+        return data
 
     def rest(self) -> bytes:
         """What is left when all has come. Raises `DecodingError`."""
