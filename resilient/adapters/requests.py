@@ -30,7 +30,7 @@ from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.base.errors import Failure, FailureKind, Permanent
 from resilient.engine.run.job import SyncRequests
 from resilient.wire.requests import redact
-from resilient.wire.requests.answer import DecodingError, Intake
+from resilient.wire.requests.answer import DecodingError, Intake, RemoteProtocolError
 from resilient.wire.requests.flow import BARE
 from resilient.wire.requests.sockets import Line, line
 
@@ -161,12 +161,14 @@ def _read(response: requests.Response, largest: int, seconds: float, *, whole: b
         headers.pop("content-encoding", None)  # urllib3 would decode it, in one piece and through every layer
     try:
         fits = all(intake.take(data) for data in response.iter_content(_SLICE)) and intake.end()
-    except (DecodingError, requests.RequestException) as error:
+    except (DecodingError, RemoteProtocolError, requests.RequestException) as error:
         fits = False
         if whole:
             response.close()
             if isinstance(error, requests.RequestException):
                 raise
+            if isinstance(error, RemoteProtocolError):
+                raise requests.exceptions.ChunkedEncodingError(str(error), response=response) from None
             raise requests.exceptions.ContentDecodingError(str(error), response=response) from None
     if not fits:
         response.close()

@@ -95,6 +95,12 @@ def test_honest_answers_are_read_as_ever(coding):
         assert s.get(url).content == text
 
 
+def test_a_body_that_was_cut_behind_its_server_is_not_whole():
+    sent = gzip.compress(b"".join(b"%d\n" % n for n in range(5_000)))[:-1_000]
+    with answering(sent, "gzip") as url, pytest.raises(requests.exceptions.ChunkedEncodingError):
+        over_requests.session(sync_job(None)).get(url)
+
+
 @pytest.mark.parametrize(("packed", "coding"), BOMBS[1:], ids=["single", "plain"])
 async def test_aiohttp_reads_no_more_than_the_bound(small, packed, coding):
     with answering(bodies(packed), coding) as url:

@@ -286,7 +286,7 @@ def a_coded_body(text):
             for part in decoder.feed(raw(text)):
                 assert len(part) <= 64 * 1024
             decoder.rest()
-        except httpx.DecodingError:
+        except (httpx.DecodingError, httpx.RemoteProtocolError):
             pass
 
 

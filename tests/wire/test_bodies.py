@@ -14,6 +14,7 @@ from resilient import OAuth2
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests.answer import PIECE, AnswerTooLarge, Decoder, DecodingError, Intake
 from resilient.wire.requests.client import build_client
+from resilient.wire.requests.explain import explain
 from resilient.wire.requests.pool import Pool, PoolSettings
 from resilient.wire.requests.request_log import RequestLog
 from tests.helpers import LIMIT, bomb
@@ -182,3 +183,28 @@ async def test_bodies_that_are_not_what_they_say(client, rude, body):
             return
         with pytest.raises(httpx.DecodingError):
             await client().get(url)
+
+
+CSV = b"".join(b"%d,%d\n" % (n, n * n) for n in range(5_000))
+
+
+async def posted(api, url):
+    await api.post(url)
+
+
+async def streamed(api, url):
+    async with api.stream("POST", url) as response:
+        async for _ in response.aiter_bytes():
+            pass
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"deflate"])
+@pytest.mark.parametrize("read", [posted, streamed])
+async def test_a_body_that_was_cut_behind_its_server_is_not_whole(client, hooks, rude, coding, read):
+    """A proxy whose own server is gone may end the answer as if it were whole: only the coding tells."""
+    sent = (gzip.compress(CSV) if coding == b"gzip" else zlib.compress(CSV))[:-5_000]
+    async with rude(answering(sent, (coding,))) as (url, _):
+        with pytest.raises(httpx.RemoteProtocolError, match="ends within its") as raised:
+            await read(client(), url)
+    assert hooks.steps == ["admit", "mark", "answered", "clear", "cut_off"]
+    assert explain(raised.value, RequestLog(hooks), hooks.now()).failure.kind == "ambiguous"

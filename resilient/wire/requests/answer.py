@@ -25,10 +25,10 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx
-from httpx import DecodingError
+from httpx import DecodingError, RemoteProtocolError
 
 from resilient.core.base.bounds import ERROR_MESSAGE
 from resilient.core.base.errors import Ambiguous, Failure, FailureKind, JobFailure, Permanent, Throttled, Transient
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from resilient.core.base.budgets import Budget, Fields
     from resilient.wire.requests.pool import PoolSettings
+
+T = TypeVar("T")
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class Answer(httpx.Response):
                 *chunks, rest = cut(rest + part, chunk_size)
                 for chunk in chunks:
                     yield chunk
-        for chunk in cut(rest + decoder.rest(), chunk_size or PIECE):
+        for chunk in cut(rest + self._last(decoder.rest), chunk_size or PIECE):
             if chunk:
                 yield chunk
 
@@ -204,7 +206,7 @@ class Answer(httpx.Response):
                     continue
                 *chunks, rest = cut(rest + part, chunk_size)
                 yield from chunks
-        yield from filter(None, cut(rest + decoder.rest(), chunk_size or PIECE))
+        yield from filter(None, cut(rest + self._last(decoder.rest), chunk_size or PIECE))
 
     def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
         """As httpx's."""
@@ -285,9 +287,18 @@ class Answer(httpx.Response):
 
     def _whole(self, intake: Intake) -> bytes:
         """The whole body that ``intake`` has read. Raises `AnswerTooLarge`."""
-        if not intake.end():
+        if not self._last(intake.end):
             raise self._too_large()
         return intake.content()
+
+    def _last(self, end: Callable[[], T]) -> T:
+        """What ``end`` returns; a body that it finds cut is one that breaks off."""
+        try:
+            return end()
+        except RemoteProtocolError:
+            if self.cut is not None:
+                self.cut()
+            raise
 
     def _too_large(self) -> AnswerTooLarge:
         return AnswerTooLarge(
@@ -315,10 +326,11 @@ class Cookies(httpx.Cookies):
 # the wire and what was made of it, and looks at the clock with each part, because a compressed body may also say
 # nothing for ever.
 
-__all__ = ["ASKED_FOR", "PIECE", "Cookies", "Decoder", "DecodingError", "Intake", "cut"]
+__all__ = ["ASKED_FOR", "PIECE", "Cookies", "Decoder", "DecodingError", "Intake", "RemoteProtocolError", "cut"]
 PIECE: Final = 64 * 1024  # bytes that are decoded at once
 ASKED_FOR: Final = "gzip, deflate"
 _CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
+_SLICE: Final = 4 * 1024  # bytes of a body that zlib gets at once: for each member of gzip it copies what follows
 _MEMBER: Final = b"\x1f\x8b"  # the beginning of each member of gzip
 _OTHERS: Final = frozenset({"br", "zstd", "compress", "x-compress", "dcb", "dcz"})
 
@@ -326,7 +338,7 @@ _OTHERS: Final = frozenset({"br", "zstd", "compress", "x-compress", "dcb", "dcz"
 class Decoder:
     """Undoes the coding that ``Content-Encoding`` names; ``identity``, ``utf-8`` and the like name none."""
 
-    __slots__ = ("_coding", "_inflate", "_refusal", "_request", "_tail")
+    __slots__ = ("_coding", "_has_begun", "_inflate", "_refusal", "_request", "_tail")
 
     def __init__(self, content_encoding: str = "", request: httpx.Request | None = None) -> None:
         self._request = request  # what its errors name
@@ -340,6 +352,7 @@ class Decoder:
             self._refusal = f"the answer is encoded as {self._coding}: {ASKED_FOR} are decoded"
         self._inflate = zlib.decompressobj(zlib.MAX_WBITS | (32 if self._coding != "deflate" else 0))
         self._tail = b""  # the first bytes behind the end
+        self._has_begun = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """What some more bytes decode to, in pieces of at most `PIECE`. Raises `DecodingError`."""
@@ -347,9 +360,14 @@ class Decoder:
             return
         if self._refusal:
             raise DecodingError(self._refusal, request=self._request)
+        self._has_begun = True
         if not self._coding:
             yield from (data[at : at + PIECE] for at in range(0, len(data), PIECE))
             return
+        for at in range(0, len(data), _SLICE):
+            yield from self._decoded(data[at : at + _SLICE])
+
+    def _decoded(self, data: bytes) -> Iterator[bytes]:
         while data:
             if self._inflate.eof and not (data := self._next_member(data)):
                 return
@@ -368,13 +386,16 @@ class Decoder:
         return data
 
     def rest(self) -> bytes:
-        """What is left when all has come. Raises `DecodingError`."""
-        if not self._coding or self._refusal:
+        """What is left when all has come. Raises `DecodingError`, `RemoteProtocolError` for a body that was cut."""
+        if not self._coding or self._refusal or not self._has_begun:
             return b""
         try:
-            return self._inflate.flush()
+            rest = self._inflate.flush()
         except zlib.error as error:
             raise DecodingError(f"the answer is no {self._coding}: {error}", request=self._request) from None
+        if not self._inflate.eof:  # by a server, behind the one that answers, which did not say so
+            raise RemoteProtocolError(f"the answer's body ends within its {self._coding}", request=self._request)
+        return rest
 
     def _decompress(self, data: bytes) -> bytes:
         try:
@@ -414,7 +435,7 @@ class Intake:
         return all(self._add(part) for part in self._decoder.feed(data))
 
     def end(self) -> bool:
-        """All has come; False if a bound is passed. Raises `DecodingError`."""
+        """All has come; False if a bound is passed. Raises as `Decoder.rest` does."""
         return self._add(self._decoder.rest())
 
     def content(self) -> bytes:
