@@ -176,6 +176,13 @@ async def test_refused_credentials_are_refreshed_for_the_next_call(hooks):
     assert hooks.log[-1] == ("answered", 401, K.AUTH)
 
 
+@pytest.mark.parametrize("url", ["/search?url=https://a.test/b", "proxy/https://a.test", "//a.test/x"])
+async def test_a_relative_url_may_hold_another_one(hooks, url):
+    async with AsyncCall(RequestLog(hooks, DECLARED), "GET", url) as one:
+        one.report(200)
+    assert one.url == f"https://api.example.com/{url.lstrip('/')}"
+
+
 @pytest.mark.parametrize("url", ["/relative", "ftp://x/y", "https://"])
 async def test_a_url_has_to_be_absolute(hooks, url):
     with pytest.raises(InvalidInput, match="absolute"):

@@ -12,8 +12,9 @@ block itself raises nothing of its own.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlencode
 
 from resilient.core.base.bounds import ERROR_BODY, ERROR_MESSAGE
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from resilient.wire.requests.transport import Bridge
 
 
+_ABSOLUTE: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]{0,30}://")
+
+
 class Call:
     """What the block sees.
 
@@ -62,9 +66,10 @@ class Call:
         trusted: bool = True,
         **words: Any,
     ) -> None:
-        if request_log.base_url and "://" not in url:
+        is_absolute = _ABSOLUTE.match(url) is not None
+        if request_log.base_url and not is_absolute:
             url = f"{request_log.base_url.rstrip('/')}/{url.lstrip('/')}"
-        if "://" not in url:
+        elif not is_absolute:
             raise InvalidInput(
                 f"call: {one_line(without_secrets(url))!r} is no absolute URL, such as 'https://api.example.com/v1';"
                 f" {request_log.without_address()}"
