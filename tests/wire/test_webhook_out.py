@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -273,11 +274,20 @@ class TestAddresses:
     def test_allowed_in_any_case(self):
         StandardWebhook("http://localhost:8080/hook", NEW, allow=["LocalHost"])
 
-    def test_proxies_of_the_environment_are_not_asked(self, monkeypatch):
-        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-        to = asyncio.run(StandardWebhook("https://example.com/hook", NEW).connect())
-        assert not to._client._mounts
-        asyncio.run(to.close())
+    async def test_proxies_of_the_environment_are_not_asked(self, receiver, monkeypatch):
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+        async with publisher(receiver.url) as to:
+            await to.publish(MESSAGE)
+        assert len(receiver.seen) == 1
+
+    async def test_no_log_shows_more_of_its_address_than_the_host(self, receiver, caplog):
+        caplog.set_level(logging.DEBUG)
+        for name in ("httpx", "httpcore"):
+            caplog.set_level(logging.DEBUG, logger=name)
+        async with publisher(f"http://127.0.0.1:{receiver.port}/canary/hook?token=canary") as to:
+            await to.publish(MESSAGE)
+        assert receiver.seen[0][0] == "POST /canary/hook?token=canary HTTP/1.1"
+        assert "canary" not in caplog.text
 
     @pytest.mark.parametrize(
         ("url", "words"),

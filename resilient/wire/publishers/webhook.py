@@ -120,25 +120,30 @@ class StandardWebhook(Destination):
 
 
 class _Poster:
+    """Posts straight over its transport: httpx's client would log the whole URL, whose path may be a secret."""
+
     mends = True
 
     def __init__(self, destination: StandardWebhook, signers: Sequence[Any]) -> None:
         self._destination, self._signers = destination, signers
-        self._client = httpx.AsyncClient(
-            transport=transport(destination.allow, public_certificates(), destination.batch),
-            timeout=destination.timeout, follow_redirects=False, trust_env=False,
-        )  # fmt: skip
+        self._transport = transport(destination.allow, public_certificates(), destination.batch)
+        self._times = {"timeout": httpx.Timeout(destination.timeout).as_dict()}
 
     async def publish(self, message: Message) -> None:
         """Post it; a 2xx answer is the confirm."""
+        request = httpx.Request(
+            "POST", self._destination.url, content=message.body, headers=self._headers(message), extensions=self._times
+        )
         try:
-            async with self._client.stream(
-                "POST", self._destination.url, content=message.body, headers=self._headers(message)
-            ) as answer:
+            answer = await self._transport.handle_async_request(request)
+            try:
                 await _read_some(answer)
+            finally:
+                await answer.aclose()
         except httpx.HTTPError as error:
-            host = httpx.URL(self._destination.url).host
-            raise lost(f"the webhook at {host} does not answer: {type(error).__name__}", "no_answer") from error
+            raise lost(
+                f"the webhook at {request.url.host} does not answer: {type(error).__name__}", "no_answer"
+            ) from error
         if (failure := _failure(answer)) is not None:
             raise failure
 
@@ -157,7 +162,7 @@ class _Poster:
     async def close(self) -> None:
         """See `Publisher`."""
         with contextlib.suppress(Exception):
-            await self._client.aclose()
+            await self._transport.aclose()
 
 
 def _parsed(url: str) -> httpx.URL | None:
