@@ -19,7 +19,7 @@ from resilient.core.base.errors import MissingExtra
 try:
     import aiohttp
     from aiohttp.payload import BytesPayload
-    from multidict import CIMultiDict
+    from multidict import CIMultiDict, CIMultiDictProxy
     from yarl import URL
 except ModuleNotFoundError as error:
     raise MissingExtra("sessions of aiohttp need it: pip install 'resilient-engine[aiohttp]'") from error
@@ -115,6 +115,7 @@ class Middleware:
         self, request: ClientRequest, handler: ClientHandlerType, body: bytes | None, hop: _Hop
     ) -> tuple[AsyncCall, ClientResponse]:
         url = str(request.url)
+        own = request.request_info._replace(headers=CIMultiDictProxy(request.headers.copy()))
         async with self._job.call(
             request.method, url, body=body, headers=dict(request.headers), trusted=not hop.went_astray
         ) as call:
@@ -126,6 +127,7 @@ class Middleware:
                 request.url = URL(call.url, encoded=True)
             _drop_spoilt(request.session.connector)
             response = await handler(request)
+            response._request_info = own  # noqa: SLF001 - without our credentials: the text of an error shows it
             call.report(response.status, list(response.headers.items()), await _look(response, call))
         return call, response
 

@@ -125,7 +125,8 @@ class JobAdapter(BaseAdapter):
             sent = _outgoing(request, call)
             try:
                 response = self._inner.send(sent, stream=True, **options)
-                response.request = request  # not the one with our credentials: errors and logs show it
+                # Not those with our credentials: errors and logs show them.
+                response.request, response.url = request, request.url or ""
                 content = _look(response, call, stream=stream)
                 if content is not None and line().broke:  # its end looks like the body's
                     response.close()
