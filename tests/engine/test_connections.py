@@ -462,6 +462,33 @@ async def test_a_table_of_theirs_that_fails_once_loses_no_token(make, idp):
     assert (len(idp.asked), own.saves, own.credentials.version) == (1, 1, 8)
 
 
+async def test_a_table_of_theirs_that_fails_before_the_refresh_keeps_no_lease(make, idp, read_all):
+    """Nothing was sent: the next refresh need not wait for the lease to end, and no answer was lost."""
+    access, refresh = idp.issue()
+    own, troubles = Own(Credentials(token=access, refresh_token=refresh, version=7)), []
+    load = own.load
+
+    async def fails_once(key):
+        if troubles:
+            raise troubles.pop()
+        return await load(key)
+
+    own.load = fails_once
+    app = make(credentials=own, secrets=[])
+    seen = await app.credentials(A)
+    idp.expire()
+    account = await app.grants.accounts.load(A)
+    app.grants.accounts.load = lambda _key: asyncio.sleep(0, account)
+    troubles.append(OSError("canary-away"))
+    with pytest.raises(OSError, match="away"):
+        await app.grants.renew(A, seen)
+    (row,) = read_all("SELECT * FROM {grant}")
+    assert (row["state"], row["lease_until"], idp.asked) == ("active", None, [])
+    del app.grants.accounts.load
+    assert await app.grants.renew(A, seen)
+    assert len(idp.asked) == 1
+
+
 async def test_an_own_grant_that_died_goes_on_after_the_app_says_so(make, idp):
     access, refresh = idp.issue()
     own = Own(Credentials(token=access, refresh_token="canary-gone"))

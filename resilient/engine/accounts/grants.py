@@ -355,8 +355,7 @@ class Grants:
         """Take the lease and send, or wait for the process that has it."""
         grant, endpoint = account.bound.grant, account.endpoint
         await self._endpoints.check(endpoint)
-        room, patience = await self._endpoints.room(endpoint), time.monotonic() + LONGEST
-        pause = POLL
+        room, patience, pause = await self._endpoints.room(endpoint), time.monotonic() + LONGEST, POLL
         while True:
             async with room:
                 begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
@@ -395,16 +394,17 @@ class Grants:
         """Refresh under the lease and commit."""
         key, oauth, grant = account.bound.resource_key, account.oauth, begun.grant
         assert oauth is not None  # noqa: S101 - callers looked
-        own = grant.secrets is not None
-        credentials = self.accounts.decrypt(grant) if own or self._store is None else await self._store.load(key)
-        if credentials is None or (not own and credentials.version != account.credentials.version):
-            await self._run(grants.let_go, grant)  # the app's table has moved on
-            return await self._again(key)
+        own, ticket = grant.secrets is not None, None
         try:
-            ticket = await self._endpoints.admit(account.endpoint)
+            credentials = self.accounts.decrypt(grant) if own or self._store is None else await self._store.load(key)
+            if credentials is not None and (own or credentials.version == account.credentials.version):
+                ticket = await self._endpoints.admit(account.endpoint)
         except BaseException:
             await self._run(grants.let_go, grant)
             raise
+        if credentials is None or ticket is None:  # the app's table has moved on
+            await self._run(grants.let_go, grant)
+            return await self._again(key)
         async with self._kept_up(grant):
             return await self._sent(account, oauth, credentials, ticket, begun, own=own)
 
