@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import threading
+import traceback
+from functools import partial
 
 import httpx
 import pytest
@@ -265,3 +267,23 @@ def test_a_fault_in_a_thread(sync_client, hooks, closed_port):
     with pytest.raises(httpx.ConnectError):
         sync_client().get(f"http://127.0.0.1:{closed_port}/")
     assert hooks.steps == ["admit", "failed"] * 2
+
+
+SECRET = "geheim"  # so that no line of a traceback shows it
+
+
+@pytest.mark.parametrize("proxied", [False, True], ids=["thread", "proxy"])
+async def test_a_header_with_the_end_of_a_line_is_named_without_its_value(hooks, bridge, server, proxied):
+    """As over our own connections; these two are httpcore's."""
+    from resilient.wire.requests.client import build_async_client
+    from resilient.wire.requests.pool import Pool, PoolSettings
+
+    pool = Pool(PoolSettings(proxy=server.url if proxied else None, tries=1))
+    if proxied:
+        get = build_async_client(RequestLog(hooks), pool, server.url).get
+    else:
+        get = partial(asyncio.to_thread, build_client(RequestLog(hooks), pool, bridge, server.url).get)
+    with pytest.raises(httpx.LocalProtocolError, match="'authorization'") as caught:
+        await get("/", headers={"authorization": f"Bearer {SECRET}\n"})
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    await pool.aclose()

@@ -26,6 +26,7 @@ from resilient.wire.requests import span as spans
 from resilient.wire.requests.answer import KEY, Answer
 from resilient.wire.requests.explain import by_transport
 from resilient.wire.requests.guard import GUARDED
+from resilient.wire.requests.http11 import without_value
 from resilient.wire.requests.redact import without_secrets_in_code
 from resilient.wire.requests.request_log import Target
 
@@ -178,6 +179,7 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
     permit: Permit = yield request_log.hooks.admit(request_facts)
     state.has_outcome = False
     answer = facts = failure = error = span = None
+    sent = request
     try:
         if request_facts.marked:
             yield request_log.hooks.mark(permit)
@@ -192,8 +194,8 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
             if answer.is_closed:
                 answer.elapsed = timedelta(seconds=time.perf_counter() - started)
         except httpx.RequestError as caught:
-            error, failure = caught, by_transport(caught, repeatable=request_facts.repeatable)
-            caught.request = request
+            error, failure = _shown(caught, sent), by_transport(caught, repeatable=request_facts.repeatable)
+            error.request = request
         except ResourceStopped:  # by the last look before its first byte
             if request_facts.marked and permit.fresh:
                 request_log.hooks.clear(permit, took_effect=False)
@@ -210,6 +212,13 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
     state.failure, state.has_outcome = failure, True
     request_log.note(request_facts, failure)
     return Outcome(permit, answer, facts, failure, error)
+
+
+def _shown(error: httpx.RequestError, sent: httpx.Request) -> httpx.RequestError:
+    """The error; one of httpcore's that quotes a header without its value, and without its causes, which do so, too."""
+    if not isinstance(error, httpx.LocalProtocolError):
+        return error
+    return httpx.LocalProtocolError(without_value(str(error), sent.headers.raw))
 
 
 def _classified(request_log: RequestLog, sent: httpx.Request, answer: Answer, state: CallState) -> Flow:

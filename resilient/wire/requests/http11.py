@@ -128,7 +128,7 @@ class Connection:
         try:
             head = h11.Request(method=request.method, target=target, headers=request.headers.raw)
         except h11.LocalProtocolError as error:
-            raise httpcore.LocalProtocolError(_without_value(str(error), request.headers.raw)) from None
+            raise httpcore.LocalProtocolError(without_value(str(error), request.headers.raw)) from None
         return self._h11.send(head) or b""
 
     async def _write_parts(self, request: httpx.Request, seconds: float | None) -> None:
@@ -241,8 +241,8 @@ class Connection:
 _NO_TIMES: Final[dict[str, float | None]] = {}
 
 
-def _without_value(message: str, headers: list[tuple[bytes, bytes]]) -> str:
-    """What is wrong with a head; h11 quotes the whole value of a header, which may be a key with a line's end."""
+def without_value(message: str, headers: list[tuple[bytes, bytes]]) -> str:
+    """What is wrong with a request's head; h11 quotes a header's whole value, which may be a key with a line's end."""
     for name, value in headers:
         if repr(value) in message and repr(name) not in message:
             shown = name.decode("ascii", "replace")
