@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from resilient.store.db.pipeline import Line
 from resilient.store.gates import resources
 from resilient.surface.bench.crew import ROOT, Load, Server, account, build, noop, run_measured, work
-from resilient.surface.bench.jobs import fill
+from resilient.surface.bench.jobs import fill, useless_executions
 from resilient.surface.scratch import scratch
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def _measure(url: str, jobs: int, case: Case) -> tuple[float, dict[str, float]]:
             done = multiprocessing.get_context("spawn").Array("q", case.workers, lock=False)
             server = Server(place)
             crew, cpu = run_measured(server, _watched, case.workers, done, Load(place, jobs, 100))
+            useless_executions(app, jobs + case.kept)
         finally:
             app.database.close_sync()
     spent: dict[str, float] = {}

@@ -170,17 +170,23 @@ def _drained(app: Resilient, load: Load, workers: int) -> dict[str, Any]:
     done = multiprocessing.get_context("spawn").Array("q", workers, lock=False)
     server = Server(load.place)
     crew, cpu = run_measured(server, work, workers, done, load)
-    succeeded, executions = app.database.transaction_sync(_counts)
-    if succeeded < load.jobs:
-        raise BenchFailed(f"{succeeded} of {load.jobs} jobs succeeded")
+    useless = useless_executions(app, load.jobs)
     return {
         "jobs_per_second": rate(load.jobs, crew.seconds),
         "seconds": round(crew.seconds, 3),
         "cpu_seconds": cpu,
         "worker_cpu_seconds": round(crew.cpu, 3),
         "worker_memory_mb": crew.memory,
-        "useless_executions": executions - succeeded,
+        "useless_executions": useless,
     }
+
+
+def useless_executions(app: Resilient, jobs: int) -> int:
+    """How many executions brought no job to its end. Raises `BenchFailed` unless so many jobs succeeded."""
+    succeeded, executions = app.database.transaction_sync(_counts)
+    if succeeded < jobs:
+        raise BenchFailed(f"{succeeded} of {jobs} jobs succeeded")
+    return executions - succeeded
 
 
 def _counts(c: Connection, d: Dialect) -> tuple[int, int]:
