@@ -78,7 +78,7 @@ async def test_a_result_that_was_stale_is_not_counted(app):
         job = await app.enqueue(push, "ok", resource_key="crm/1")
         one = type("One", (), {"row": row, "resource_key": "crm/1", "ending": ("retry", "transient")})()
         one.probes = ()
-        finisher.unwritten[job.id.int] = one
+        finisher.unwritten[job.id.int, 1] = one
         one.fence = 1
         ids.append((job.id, 1))
     finisher._written(ids, {ids[0][0]}, released=False)

@@ -141,6 +141,7 @@ class Executor:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._slots: list[asyncio.Task[None]] = []
         self.running: dict[int, Execution] = {}  # by number: claimed and not yet decided, waiting ones included
+        self._outdated: list[Execution] = []  # their jobs were claimed here again, and they have not ended
         self._solo: deque[Execution | SharedCall] = deque()  # suspects: rescued before
         self._alone: Execution | SharedCall | None = None  # the suspect that runs now
         self._gathering: dict[tuple[str, str], BatchRun] = {}  # by kind and resource: not started, takes more
@@ -164,6 +165,8 @@ class Executor:
         """Run an execution as soon as a slot is free; one that was rescued before runs alone in this process."""
         if (old := self.find(execution.number)) is not None:  # this process slept through its lease
             self.interrupt(old, "lost")
+            if self.running.pop(old.number, None) is old:  # its slot, or its batch, goes on for a moment or for long
+                self._outdated.append(old)
         self.running[execution.number] = execution
         loop = asyncio.get_running_loop()
         execution.since = loop.time()
@@ -218,6 +221,10 @@ class Executor:
         """An execution that is claimed and not decided, by its job's number."""
         return self.running.get(number) or self.aside.get(number)
 
+    def _is_here(self, execution: Execution) -> bool:
+        """Whether it is claimed and not decided; another execution of its job may be here, too."""
+        return self.find(execution.number) is execution or execution in self._outdated
+
     @property
     def crowded(self) -> set[str]:
         """Resource keys with so many stuck handlers here that nothing more of them is run."""
@@ -244,7 +251,7 @@ class Executor:
     @property
     def slots_in_use(self) -> int:
         """The number of slots that are taken, or that waiting executions will take."""
-        return len(self.running) - self._shared + self._blocked
+        return len(self.running) + len(self._outdated) - self._shared + self._blocked
 
     def _plain(self) -> bool:
         """Whether the first of the queue may start without a look at suspects."""
@@ -331,10 +338,12 @@ class Executor:
     def _leave(self, execution: Execution) -> bool:
         """Take an execution out of those that run: it may send and mark nothing more. False if it was out before."""
         execution.leave()
-        was_running = self.find(execution.number) is execution
+        was_running = self._is_here(execution)
         if was_running:
-            self.running.pop(execution.number, None)
-            self.aside.pop(execution.number, None)
+            for place in (self.running, self.aside):
+                if place.get(execution.number) is execution:
+                    del place[execution.number]
+            self._outdated = [one for one in self._outdated if one is not execution]
         unit: Execution | SharedCall = execution
         if execution.run is not None:
             unit = execution.run
@@ -373,6 +382,7 @@ class Executor:
         unit.aside = True
         self._started -= 1
         self._shared -= len(members) - 1
+        members = [one for one in members if self.running.get(one.number) is one]
         for one in members:
             one.aside = True
             self.aside[one.number] = self.running.pop(one.number)
@@ -421,13 +431,15 @@ class Executor:
         """Interrupt what has run for too long. One look at all costs less than a timer for each."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for execution in [*self.running.values(), *self.aside.values()]:
+        for execution in self._all():
             try:
                 self._check_deadline(execution, now)
             except Exception:
                 log.exception("the engine failed over the timeout of job %s (%s)", execution.id, execution.row.kind)
-        watched = self.running or self.aside
-        self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines) if watched else None
+        self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines) if self._all() else None
+
+    def _all(self) -> list[Execution]:
+        return [*self.running.values(), *self.aside.values(), *self._outdated]
 
     def _check_deadline(self, execution: Execution, now: float) -> None:
         if execution.over:  # it is committed, and calls what was to be called after that
@@ -511,7 +523,7 @@ class Executor:
 
         One that has committed its job has ended it, whatever it waits for after that.
         """
-        if self.find(execution.number) is not execution:
+        if not self._is_here(execution):
             return
         unit = execution.run or execution
         if execution.over:
@@ -534,7 +546,9 @@ class Executor:
             self._deadlines.cancel()
         for slot in self._slots:
             slot.cancel()
-        if self._slots:
-            await asyncio.wait(self._slots, timeout=CLOSE_PATIENCE)
-        for execution in [*self.running.values(), *self.aside.values()]:
-            self.abandon(execution)
+        try:
+            if self._slots:
+                await asyncio.wait(self._slots, timeout=CLOSE_PATIENCE)
+        finally:
+            for execution in self._all():
+                self.abandon(execution)

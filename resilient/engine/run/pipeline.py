@@ -506,21 +506,22 @@ class Finisher:
         self.completer = Completer(
             ground.database, context.gate.capped, self._written, self._refused, ground.poke, roll=context.roll
         )
-        self.unwritten: dict[int, Execution] = {}  # decided, not yet committed: their leases still matter
+        # Decided, not yet committed: their leases still matter. By number and fence: a job may be run here once more.
+        self.unwritten: dict[tuple[int, int], Execution] = {}
         self.ended = 0
         self.outcomes: Counter[str] = Counter()
 
     def conclude(self, execution: Execution, outcome: Outcome) -> None:
         """An execution is over: what it came to goes to the completer."""
         self.ended += 1
-        self.unwritten[execution.number] = execution
+        self.unwritten[execution.number, execution.fence] = execution
         try:
             if isinstance(outcome, Succeeded):
                 self._succeed(execution, outcome)
             else:
                 self._decide(execution, outcome)
         except BaseException:  # nobody writes it: its lease must end, so that it is rescued
-            self.unwritten.pop(execution.number, None)
+            self.unwritten.pop((execution.number, execution.fence), None)
             raise
         self._tell(self._wire.ended, execution, outcome)
         self._on_end(execution)
@@ -584,8 +585,7 @@ class Finisher:
     def _written(self, ids: Sequence[FencedId], stale: Collection[UUID], released: bool) -> None:  # noqa: FBT001
         followed = False
         for id_, fence in ids:
-            if (execution := self.unwritten.get(id_.int)) is not None and execution.fence == fence:
-                del self.unwritten[id_.int]
+            if (execution := self.unwritten.pop((id_.int, fence), None)) is not None:
                 if not stale or id_ not in stale:
                     self._counts.ended(execution.row.kind, execution.resource_key, execution.ending)
                 followed = followed or execution.row.followed
@@ -595,6 +595,6 @@ class Finisher:
 
     def _refused(self, id_: UUID, fence: int, error: Exception) -> None:
         """Take a decision back: the follow-up jobs cannot be written, so neither can the job's end. It has failed."""
-        if (execution := self.unwritten.get(id_.int)) is not None and execution.fence == fence:
+        if (execution := self.unwritten.get((id_.int, fence))) is not None:
             execution.take_back_follow_ups()
             self._decide(execution, explain_bug(execution, error))

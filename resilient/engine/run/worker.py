@@ -464,8 +464,10 @@ class Worker:
 
     def fences(self) -> list[tuple[UUID, int]]:
         """Every job this worker holds, with its fence (heartbeat)."""
-        executions = {**self.finisher.unwritten, **self.executor.running, **self.executor.aside}
-        return [(e.id, e.fence) for e in list(executions.values()) if not e.lost]
+        executor, unwritten = self.executor, self.finisher.unwritten
+        executions = [*unwritten.values(), *executor.running.values(), *executor.aside.values()]
+        latest = {e.number: e for e in executions if not e.lost}
+        return [(e.id, e.fence) for e in latest.values()]
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
