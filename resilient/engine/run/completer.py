@@ -7,6 +7,9 @@ A program's open transaction may hold a job, or what follows it: a lane, a workf
 batch are written without it (jobs are looked at, anything else is found by halving), and it is tried again beside them.
 Nobody can rescue a job that is held; once it is let go, a living worker's is spared for a while (`sweeper.py`).
 
+What the database refuses for another reason is found by halving, too. A result whose words it does not take is written
+without them; one that nothing helps is tried again beside the others, which do not wait for its pauses.
+
 A process that slept through a lease may run a job again while its earlier result waits here. No statement gets both: it
 could not tell whose end it wrote.
 """
@@ -15,14 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sqlalchemy.exc import DataError, IntegrityError
+
 from resilient.core.base.errors import DuplicateJob
 from resilient.core.base.loggers import FailureLog, apart, logger
 from resilient.core.jobs.backoff import retry_pause
+from resilient.engine.ground.sessions import BROKEN_OFF
 from resilient.engine.jobs import queue
+from resilient.store.db import trouble
 from resilient.store.db.dialect import LOCK_WAIT, SHORT_LOCK_WAIT, is_lock_timeout
 from resilient.store.db.direct import direct, operation, reserved
 from resilient.store.gates import resources, turns
@@ -31,7 +39,7 @@ from resilient.store.jobs.dependencies import Ends
 from resilient.store.jobs.queries import locked_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -46,6 +54,7 @@ BATCH: Final = 500
 BACKLOG: Final = 5_000  # results waiting to be written, beyond which no job is begun
 CAREFUL_FOR: Final = 30.0  # seconds after somebody was found to hold what a result needs
 HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
+LOUD_TRIES: Final = 5  # of a result that is refused again and again, each of which is a warning
 Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
 FencedId = tuple["UUID", int]  # id, fence: a job may be run here again while an earlier result of it is not written
 
@@ -160,7 +169,7 @@ class Completer:
     @property
     def full(self) -> bool:
         """Whether so many results wait that no more jobs should be begun."""
-        return self._backlog() > BACKLOG
+        return self._backlog() + sum(len(one.done) + len(one.finishes) for one in self._held) > BACKLOG
 
     async def flushed(self) -> None:
         """Wait until everything is written."""
@@ -171,11 +180,19 @@ class Completer:
         self._task = asyncio.create_task(self._run(), name="resilient-completer")
 
     async def close(self) -> None:
-        """End once everything is written, unless it was abandoned."""
+        """End once everything is written, unless it was abandoned; a cancel abandons it."""
         self._closing = True
         self._wake.set()
-        if self._task is not None and not self._abandoned:
-            await self._task
+        try:
+            while self._task is not None and not self._abandoned:
+                await asyncio.wait([self._task])
+                if self._idle.is_set():
+                    return
+                self._wake.set()
+                await self.start()  # whoever ended the program cancelled the task
+        except asyncio.CancelledError:
+            await self.abandon()
+            raise
 
     async def abandon(self) -> None:
         """End without what is not written. A commit that is on its way may still take place."""
@@ -185,6 +202,7 @@ class Completer:
             await asyncio.wait([self._task], timeout=1.0)  # the driver asks a server that may be silent
 
     async def _run(self) -> None:
+        self._start_beside()
         try:
             while not (self._closing and self._idle.is_set()):
                 await self._wake.wait()
@@ -197,15 +215,32 @@ class Completer:
         finally:
             if self._beside is not None:
                 self._beside.cancel()
+                await asyncio.wait([self._beside])  # what it was about to write is put aside again
+                self._beside = None
 
     async def _write_batch(self) -> None:
         if alone := [self._alone.popleft() for _ in range(min(BATCH, len(self._alone)))]:
-            for results in Results(alone, []).rounds():
-                await self._save_alone(results)
+            await self._save_each(Results(alone, []).rounds(), self._save_alone)
         done = [self._done.popleft() for _ in range(min(BATCH, len(self._done)))]
         finishes = [self._finishes.popleft() for _ in range(min(BATCH, len(self._finishes)))]
-        for results in Results(done, finishes).rounds() if done or finishes else ():
-            await self._save(results)
+        if done or finishes:
+            await self._save_each(Results(done, finishes).rounds(), self._save)
+
+    async def _save_each(self, batches: list[Results], save: Callable[[Results], Awaitable[None]]) -> None:
+        """Write them in turn. What is broken off, by a cancel or a mistake, is put aside: no result is thrown away."""
+        while batches:
+            results = batches[0]
+            try:
+                await save(results)
+                del batches[0]
+            except BaseException as error:
+                batches[0] = results._replace(tries=results.tries + 1)  # it may have been committed
+                self._held += batches
+                if not isinstance(error, Exception):
+                    raise
+                log.exception("the engine failed over %d results (first: job %s)", len(results.ids), min(results.ids))
+                self._start_beside()
+                return
 
     async def _save_alone(self, results: Results) -> None:
         """Write successes the short way; what it leaves goes the other."""
@@ -266,28 +301,30 @@ class Completer:
         return effective, bool(is_released) or ends.released
 
     async def _failed(self, results: Results, error: Exception) -> list[Results]:
-        """What to try next."""
-        pause, results = retry_pause(results.tries, self._roll()), results._replace(tries=results.tries + 1)
-        is_about_data = _is_about_data(error)
-        tell = log.warning if is_about_data else self._failures.failed
-        tell(
-            "cannot save %d results (%s: %s); trying again in %.1f s",
-            len(results.ids),
-            type(error).__name__,
-            error,
-            pause,
-        )
-        if is_about_data:
-            if parts := results.parts():
-                return parts
+        """What to try next, at once; what nothing helps is put aside, because nobody else may wait for that."""
+        tries, pause = results.tries, retry_pause(results.tries, self._roll())
+        words = len(results.ids), type(error).__name__, error
+        if _is_passing(error):
+            self._failures.failed("cannot save %d results (%s: %s); trying again in %.1f s", *words, pause)
+            await asyncio.sleep(pause)
+            return [results._replace(tries=tries + 1)]
+        if parts := results.parts():
+            log.debug("cannot save %d results (%s: %s); trying them apart", *words)
+            return parts
+        level = logging.DEBUG if tries > LOUD_TRIES and tries % 30 else logging.WARNING
+        log.log(level, "cannot save %d results (%s: %s; job %s)", *words, results.ids[0])
+        if _is_about_data(error):
             (one,) = results.fenced_ids
             if self._follow_ups.pop(one, None):
                 with _contained(results.ids):
                     self._on_refused(*one, error)
                 return []
-            results = _bare(results)
-        await asyncio.sleep(pause)
-        return [results]
+            if (bare := _bare(results)) != results:
+                log.error("the result or error of job %s cannot be stored and is left out", one[0])
+                return [bare]
+        self._held.append(results._replace(tries=tries + 1))
+        self._start_beside()
+        return []
 
     # -- what somebody holds --------------------------------------------------------------------------------------
 
@@ -318,14 +355,19 @@ class Completer:
                 len(results.ids),
                 min(results.ids),
             )
+        self._start_beside()
+
+    def _start_beside(self) -> None:
+        """See that what is put aside is written."""
+        if self._held and self._beside is None:
             self._beside = asyncio.create_task(self._write_held(), name="resilient-held-results", context=apart())
 
     async def _write_held(self) -> None:
         while self._held:
-            await asyncio.sleep(HELD_PAUSE)
+            pause = min(retry_pause(results.tries, self._roll()) for results in self._held)
+            await asyncio.sleep(max(HELD_PAUSE, pause))
             batches, self._held = self._held, []
-            for results in batches:
-                await self._save(results)
+            await self._save_each(batches, self._save)
         self._beside = None
         self._wake.set()
 
@@ -370,16 +412,26 @@ def _nothing() -> None:
 
 
 def _is_about_data(error: Exception) -> bool:
-    """Whether the same batch would fail for ever: a value the database refuses, or one beyond its limits."""
-    if isinstance(error, (ValueError, TypeError, OverflowError, RecursionError, DuplicateJob)):
+    """Whether the same result would be refused for ever: a value the database does not take, or its triggers."""
+    if isinstance(error, _ABOUT_DATA):
         return True
-    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
-    return state[:2] in ("22", "54") or "malformed JSON" in str(error)
+    return _state(error)[:2] in ("22", "23", "54", "P0") or "malformed JSON" in str(error)
+
+
+_ABOUT_DATA: Final = (ValueError, TypeError, OverflowError, RecursionError, DuplicateJob, DataError, IntegrityError)
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether the same batch will be taken later: the database is away, or broke it off because of somebody else."""
+    return isinstance(error, OSError) or trouble.is_of_database(error) or _state(error) in BROKEN_OFF
+
+
+def _state(error: Exception) -> str:
+    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
 
 
 def _bare(results: Results) -> Results:
     """The same decision without the words and values that cannot be stored."""
-    log.error("the result or error of job %s cannot be stored and is left out", results.ids[0])
     finishes = [
         (replace(f, transition=f.transition.without_words(mark=bool(f.marks)), marks=None), key)
         for f, key in results.finishes
