@@ -9,21 +9,24 @@ The first failure is logged, the fifth, and then each thirtieth.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from resilient.core.base.loggers import logger
 from resilient.core.jobs.backoff import retry_pause
 from resilient.store.db.wake import Listener, listener_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from sqlalchemy import URL
 
     from resilient.store.db.database import Database
 
+T = TypeVar("T")
 log = logger("worker")
+HURRY: Final = 5.0  # seconds that are left for what must come to its end, once its task was cancelled
 SMALL_FLEET: Final = 8  # workers, up to which each looks as often as if it were alone
 LONGEST_REST: Final = 3.0  # times as long between two looks as alone
 
@@ -36,6 +39,27 @@ def idle_pause(seconds: float, spread: float, fleet: int, roll: float) -> float:
     """
     least, rest = 1 - spread, max(1.0, min(LONGEST_REST, fleet / SMALL_FLEET))
     return seconds * (least + 2 * (rest - least) * roll)
+
+
+async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await what a cancel of this task must not break off at once: it has `HURRY` seconds left, before it is cancelled.
+
+    Then it is cancelled each second, because it may have more than one thing to end.
+    """
+    task = asyncio.create_task(coroutine, name="resilient-to-its-end")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        hurry = asyncio.get_running_loop().time() + HURRY
+        while not task.done():
+            rest = hurry - asyncio.get_running_loop().time()
+            if rest <= 0:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task], timeout=rest if rest > 0 else 1.0)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("%s: %s", type(error).__name__, error)
+        raise
 
 
 class Service(Protocol):
@@ -143,17 +167,23 @@ class Attachment:
 
 
 class Services:
-    """Services as a block: ``async with Services(...)``. What follows one that cannot start is not started."""
+    """Services as a block: ``async with Services(...)``. What follows one that cannot start is not started.
+
+    All are closed, whoever is cancelled meanwhile.
+    """
 
     def __init__(self, services: Iterable[Service]) -> None:
         self._services = services
 
     async def __aenter__(self) -> None:
-        async with AsyncExitStack() as stack:
+        self._stack = AsyncExitStack()
+        try:
             for service in self._services:
                 await service.start()
-                stack.push_async_callback(service.close)
-            self._stack = stack.pop_all()
+                self._stack.push_async_callback(service.close)
+        except BaseException:
+            await to_its_end(self._stack.aclose())
+            raise
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        await to_its_end(self._stack.aclose())

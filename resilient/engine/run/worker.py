@@ -42,7 +42,7 @@ from resilient.engine.run.execution import Execution, RunContext, WorkerLoop, el
 from resilient.engine.run.executor import Executor
 from resilient.engine.run.heartbeat import DatabaseLink, Heartbeat, code_version
 from resilient.engine.run.pipeline import Finisher, stuck_text
-from resilient.engine.run.services import Attachment, Loop, Services, Wakeups
+from resilient.engine.run.services import Attachment, Loop, Services, Wakeups, to_its_end
 from resilient.engine.run.sweeper import Sweeper
 from resilient.store.db.wake import AWAITED
 from resilient.store.gates import resources
@@ -320,9 +320,8 @@ class Worker:
         if self.completer.full:  # not awaited: the database may be away for hours, and a signal must be heard
             return 0.05
         self._wake.clear()
-        claimed, delay = await self._claim(slots)
+        claimed, delay = await to_its_end(self._take(slots))
         if claimed is not None:
-            self._submit(claimed)
             if claimed.stops:
                 self.sweeper.parked(claimed.stops.values())
             await asyncio.sleep(0)
@@ -335,9 +334,8 @@ class Worker:
             slots = self.concurrency - self.executor.slots_in_use
             if slots <= 0 or self.executor.wants_quiet:
                 return total
-            claimed, delay = await self._claim(slots)
+            claimed, delay = await to_its_end(self._take(slots))
             if claimed is not None:
-                self._submit(claimed)
                 total += len(claimed.jobs)
             elif delay > 0:
                 return total
@@ -350,6 +348,13 @@ class Worker:
         claimed, delay = await self.dispatcher.poll(slots)
         if claimed is not None and claimed.full:
             self.shares.passed(claimed.full)
+        return claimed, delay
+
+    async def _take(self, slots: int) -> tuple[Claimed | None, float]:
+        """Give a look's jobs to the slots. To its end: a worker that is cancelled hands back only what it knows of."""
+        claimed, delay = await self._claim(slots)
+        if claimed is not None:
+            self._submit(claimed)
         return claimed, delay
 
     def _submit(self, claimed: Claimed) -> None:
