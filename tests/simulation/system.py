@@ -272,7 +272,7 @@ class Heartbeat(heartbeat.Heartbeat):
         import asyncio
 
         self._loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._beat)
+        await self._database.call(self._beat)
         self._tick()
         self._beats = self._loop.create_task(self._beat_on())
 
@@ -282,13 +282,13 @@ class Heartbeat(heartbeat.Heartbeat):
         while True:
             await asyncio.sleep(self._interval)
             try:
-                await asyncio.to_thread(self._beat)
+                await self._database.call(self._beat)
             except Exception as error:  # noqa: BLE001 - as the thread does
                 heartbeat.log.warning("heartbeat failed (%s: %s)", type(error).__name__, error)
 
     async def close(self):
         self._beats.cancel()
-        self._thread = types.SimpleNamespace(join=lambda _: None)
+        self._thread = types.SimpleNamespace(is_alive=lambda: False)
         await super().close()
 
 
@@ -298,8 +298,10 @@ class Listener:
     def __init__(self, *_, **__):
         pass
 
+    is_over = True
+
     def start(self, *_):
         pass
 
-    def close(self):
+    def end(self):
         pass

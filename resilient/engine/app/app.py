@@ -6,7 +6,6 @@ is reached through it. It starts nothing by itself: `worker()` makes the process
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from contextlib import asynccontextmanager
 from functools import partial
@@ -182,7 +181,7 @@ class Resilient:
             return Credentials(collector, grants, RequestTests(ground, grants, collector))
 
         self.alerts, self.grants, tests = credentials_on(ground)
-        side = SyncSide(ground, credentials_on)
+        self._side = side = SyncSide(ground, credentials_on)
         self.resources = Resources(ground, Tests(tests.send, side.test))
         self.connections, self.webhooks = Connections(ground, self.grants), Webhooks(ground, webhooks)
         self.accounts = Accounts(ground, self.grants.accounts.forget)
@@ -254,7 +253,7 @@ class Resilient:
         An app that is used again, such as by the next test's ``lifespan``, opens new ones.
         """
         await self.grants.close()
-        await asyncio.to_thread(self.sync.close)
+        await self._side.aclose()
         await self.alerts.close()
         self.ground.waker.close()
         await self.session_engines.close()

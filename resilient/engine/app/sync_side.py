@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import CancelledError
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from resilient.core.base.errors import SetupError
+from resilient.engine.ground.foreign import Ended, tried
+from resilient.engine.run.services import over
 from resilient.store.db import pool
 
 if TYPE_CHECKING:
@@ -101,6 +104,16 @@ class SyncSide:
         side.loop.call_soon_threadsafe(side.loop.stop)
         side.thread.join()
         side.loop.close()
+
+    async def aclose(self) -> None:
+        """`close`, in a thread of its own: the program may have filled those of its loop."""
+        if self._side is None:
+            return
+        ended: list[Ended] = []
+        thread = threading.Thread(target=lambda: ended.append(tried(self.close)), name="resilient-sync-close")
+        thread.start()
+        await over(lambda: not thread.is_alive(), inf)
+        ended[0].unpacked()
 
 
 async def _closed(features: Credentials) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from resilient.core.base.errors import DatabaseUnreachable
 from resilient.core.base.loggers import logger
+from resilient.engine.run.services import over
 from resilient.store.db.direct import operation, reserved
 from resilient.store.inspect import throughput, workers
 from resilient.store.jobs import leases
@@ -108,7 +109,7 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         try:
-            await asyncio.to_thread(self._beat)
+            await self._database.call(self._beat)
         except DatabaseUnreachable as error:
             if not self._link.is_signed_on:
                 raise
@@ -121,7 +122,7 @@ class Heartbeat:
         if self._ticker is not None:
             self._ticker.cancel()
         self._stop.set()
-        await asyncio.to_thread(self._thread.join, 5)
+        await over(lambda: not self._thread.is_alive(), 5.0)
         sums = self._counts.take_sums()
         try:
             await self._database.transaction(sign_off, self._worker_id, sums)

@@ -62,6 +62,13 @@ async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+async def over(is_over: Callable[[], bool], seconds: float) -> None:
+    """Wait for a thread's end, at most so long. In none of the loop's threads: the program may have filled them."""
+    until = asyncio.get_running_loop().time() + seconds
+    while not is_over() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 class Service(Protocol):
     """Something that runs from `start` to `close`."""
 
@@ -147,7 +154,8 @@ class Wakeups:
 
     async def close(self) -> None:
         """Stop."""
-        await asyncio.to_thread(self._listener.close)
+        self._listener.end()
+        await over(lambda: self._listener.is_over, 2.0)
 
 
 class Attachment:

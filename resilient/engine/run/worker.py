@@ -214,7 +214,7 @@ class Worker:
                 await self._features.grants.accounts.check_keys()
                 await self._look_for_room()
                 await self._look_for_accounts()
-                await asyncio.to_thread(self.heartbeat.sign_on)
+                await self._ground.database.call(self.heartbeat.sign_on)
             except DatabaseUnreachable as error:
                 if tries in (0, 5) or tries % 30 == 0:
                     log.warning("worker %s waits for the database: %s", self.id, error)

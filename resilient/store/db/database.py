@@ -256,6 +256,10 @@ class Database:
         if self.on_commit is not None:
             self.on_commit(operation_of(fn), time.perf_counter() - began)
 
+    async def call(self, fn: Callable[[], T]) -> T:
+        """Call what blocks for this database in a thread of its own: the program may have filled those of its loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, fn)
+
     async def statement(self, fn: Callable[..., T], *args: Any) -> T:
         """`transaction` for a `direct` function that runs exactly one statement: it needs no BEGIN and no COMMIT."""
         if not self._goes_direct:

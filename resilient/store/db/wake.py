@@ -247,6 +247,11 @@ class Listener:
         self._stop.set()
         self._ring()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
     def _ring(self) -> None:
         """End the thread's wait."""
         if (bell := self._bell) is not None:
