@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from resilient import InvalidInput, JobNotFound, JobNotOver, Permanent, Resilient, handler
+from resilient import Batch, InvalidInput, Job, JobNotFound, JobNotOver, Permanent, Resilient, SyncJob, handler
 from resilient.engine.jobs import waiting
 from resilient.store.db import wake
 from resilient.store.db.database import Database
@@ -115,6 +115,70 @@ async def test_what_nobody_can_wait_for(app):
     for wrong in (-1, "5", True):
         with pytest.raises(InvalidInput, match="give seconds, from 0 on"):
             await app.jobs.wait(id_, timeout=wrong)
+
+
+REFUSED: list[str] = []
+
+
+@handler("asks")
+async def asks(job: Job[str]) -> None:
+    """Wait where that would never end."""
+    other = job.payload.partition(" ")[2] or job.id
+    wait = job.deps["app"].jobs.wait
+    try:
+        if job.payload.startswith("prepare"):
+            async with job.prepare():
+                await wait(other)
+        elif job.payload.startswith("complete"):
+            async with job.complete():
+                pass
+            await wait(other)
+        else:
+            await wait(other)
+    except InvalidInput as error:
+        REFUSED.append(str(error))
+
+
+@handler("asks.thread")
+def asks_in_thread(job: SyncJob[str]) -> None:
+    try:
+        with job.prepare():
+            job.deps["app"].sync.jobs.wait(job.payload)
+    except InvalidInput as error:
+        REFUSED.append(str(error))
+
+
+@handler("asks.batch", batch=2)
+async def asks_in_batch(jobs: Batch[str]) -> None:
+    for job in jobs:
+        try:
+            await job.deps["app"].jobs.wait(job.id)
+        except InvalidInput as error:
+            REFUSED.append(str(error))
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "words"),
+    [
+        (asks, "", "waits for its own end"),
+        (asks_in_batch, "", "waits for its own end"),
+        (asks, "prepare ", "with a transaction of its own open"),
+        (asks, "complete ", "with a transaction of its own open"),
+        (asks_in_thread, "", "with a transaction of its own open"),
+    ],
+)
+async def test_a_handler_that_would_wait_for_itself_is_refused(database_url, kind, where, words):
+    REFUSED.clear()
+    deps = {}
+    deps["app"] = app = Resilient(database_url, handlers=[double, asks, asks_in_thread, asks_in_batch], deps=deps)
+    other = await app.enqueue(double, 1, resource_key="a/1", delay=3600)
+    payload = f"{where}{other.id}" if where or kind is asks_in_thread else ""
+    await app.enqueue_many(kind, [payload] * 2, resource_key="a/1")
+    await app.worker().drain(timeout=30)
+    assert len(REFUSED) == 2
+    assert all(words in text for text in REFUSED)
+    assert await app.jobs.count(state="succeeded") == 2
+    await app.close()
 
 
 async def test_a_database_in_memory_is_looked_at():

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from resilient.core.base.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self
+    from uuid import UUID
 
     from opentelemetry.trace import Tracer, TracerProvider
 
@@ -49,6 +50,9 @@ _OURS: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # 
 class Run(Protocol):
     """What runs: an execution, or the call that several share."""
 
+    id: UUID  # its job, or the first of those that share the call
+    ids: Sequence[UUID]  # of those that share the call
+    transaction_open: bool  # of its handler
     unseen: Any  # its span context, if nobody will see its span; made when somebody asks
 
     def log_fields(self) -> Mapping[str, Any]:

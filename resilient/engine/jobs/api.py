@@ -23,7 +23,7 @@ from resilient.engine.ground.audited import audited
 from resilient.engine.ground.kinds import Kind
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
-from resilient.engine.jobs.waiting import Ends, checked_timeout, not_over
+from resilient.engine.jobs.waiting import Ends, checked_timeout, not_over, require_waitable
 from resilient.store.inspect import why
 from resilient.store.jobs import queries
 from resilient.store.jobs.changes import UNSET, Cancel, Delete, Discard, Edit, Retry, Sweep, Unset
@@ -194,9 +194,11 @@ class Jobs:
         """Wait until a job has ended, and return it: succeeded (with its ``result``), dead or cancelled.
 
         ``timeout`` is in seconds; by default it waits for ever. Any number may wait at once: they share one listener
-        and one look. Raises `JobNotOver`, a TimeoutError, if the job has not ended by then.
+        and one look. Raises `JobNotOver`, a TimeoutError, if the job has not ended by then, and `InvalidInput` in a
+        handler that waits for its own job, or with its own transaction open.
         """
         id_, seconds = as_id(job_id), checked_timeout(timeout)
+        require_waitable(id_)
         if self._db.here:
             info = self._ends.wait_here(id_, seconds)
             if info is not None:

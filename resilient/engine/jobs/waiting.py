@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from resilient.core.base.errors import InvalidInput, JobNotFound, JobNotOver
+from resilient.core.base.tracing import running
 from resilient.engine.ground.sessions import Transactions
 from resilient.store.db.wake import ENDS, Listener
 from resilient.store.jobs import queries
@@ -165,6 +166,19 @@ def _or_missing(id_: UUID, info: JobInfo | None) -> JobInfo:
     if info is None:
         raise JobNotFound(queries.missing(id_))
     return info
+
+
+def require_waitable(id_: UUID) -> None:
+    """Raises `InvalidInput` in a handler that would wait for itself."""
+    if (run := running.get()) is None:
+        return
+    if id_ in (run.id, *run.ids):
+        raise InvalidInput(f"job {id_} waits for its own end: that comes when its handler has returned")
+    if run.transaction_open:
+        raise InvalidInput(
+            f"job {run.id} waits for job {id_} with a transaction of its own open, for which that may wait: end it"
+            " before (the block of job.prepare() or job.checkpoint()), or wait before job.complete()"
+        )
 
 
 def checked_timeout(timeout: Any) -> float | None:

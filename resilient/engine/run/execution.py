@@ -166,9 +166,11 @@ class Work:
 
 
 class Pausable:
-    """What has a timeout. Its attributes change on the worker's loop alone."""
+    """What has a timeout. Its waits change on the worker's loop alone."""
 
     # Class attributes: most executions never change them.
+    ids: Sequence[UUID] = ()  # of the jobs that share a call
+    transaction_open = False  # of the handler's: nothing may be sent
     waits = 0  # requests that wait inside the engine now
     waits_since = 0.0  # loop time at which the first of them began
     waited_before = 0.0  # seconds of the waits that have ended
@@ -201,7 +203,6 @@ class Execution(Pausable):
     over = False  # its end was decided; a thread that goes on sends nothing more
     checkpointed = False  # saved progress of a sync since the claim
     passes: frozenset[tuple[str, str, str]] = frozenset()  # streams whose pass it asked for
-    transaction_open = False  # of the handler's: nothing may be sent
     is_answered = False  # some request of this execution was answered; written by `count_answer`
     elected: Probes = ()  # circuits off its path that its requests probe
     begun_at = 0.0  # loop time at which its handler was called; 0 again with its first request
@@ -418,12 +419,11 @@ class SharedCall(Pausable):
         self.interrupted = False  # the call was told to end
         self.is_warned = False  # the handler looked, and saw that it should stop
         self.span: Span | None = None
-        self._ids: Sequence[UUID] = ()
 
     def log_fields(self) -> dict[str, Any]:
         """See `tracing.Run`; ``job_id`` names the first few."""
-        more = len(self._ids) - LABELLED
-        ids = " ".join(map(str, self._ids[:LABELLED])) + (f" +{more}" if more > 0 else "")
+        more = len(self.ids) - LABELLED
+        ids = " ".join(map(str, self.ids[:LABELLED])) + (f" +{more}" if more > 0 else "")
         return {"job_id": ids, "kind": self.row.kind, "resource_key": self.row.resource_key, "attempt": None}
 
     def add(self, execution: Execution) -> None:
@@ -442,7 +442,7 @@ class SharedCall(Pausable):
 
     def begin(self) -> None:
         """It has a slot now."""
-        self._ids = [one.id for one in self.members.values()]
+        self.ids = [one.id for one in self.members.values()]
         for one in self.members.values():
             one.started = self.started
             one.thread = not self.handler.is_async
