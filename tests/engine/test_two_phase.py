@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -25,6 +26,7 @@ from resilient import (
     InvalidInput,
     Job,
     Kind,
+    LostLease,
     Permanent,
     Resilient,
     Retry,
@@ -38,7 +40,8 @@ from resilient import (
 )
 from resilient.engine.run import executor
 from tests import nursery
-from tests.helpers import LIMIT, bury, use_up
+from tests.helpers import LIMIT, bury, until, use_up
+from tests.interleaving import waiters
 
 
 class Base(DeclarativeBase):
@@ -254,6 +257,33 @@ async def test_a_lease_lost_before_prepare_commits_nothing(make):
     await app.enqueue(robbed, resource_key="p/1")
     await drain(app)
     assert (rows(app), SEEN) == ([], [])
+
+
+@pytest.mark.parametrize("phase", ["prepare", "complete"])
+async def test_a_job_whose_row_somebody_has_for_a_moment_is_still_held(postgres_url, phase):
+    """Its lease is being renewed, say, or a program that asks it to end has not committed yet."""
+
+    @handler("held")
+    async def held(job: Job[None]) -> None:
+        renewal.execute("UPDATE resilient_job SET lease_until = lease_until")
+        try:
+            async with getattr(job, phase)() as session:
+                session.add(Row(name=phase))
+        except LostLease as error:
+            SEEN.append(error)
+
+    app = Resilient(postgres_url, handlers=[held], upgrade=False)
+    app.database.transaction_sync(lambda c, _d: Row.__table__.create(c))
+    await app.enqueue(held, resource_key="p/1")
+    arguments = app.database.driver_arguments()
+    with psycopg.connect(**arguments) as renewal, psycopg.connect(**arguments, autocommit=True) as watch:
+        draining = asyncio.create_task(drain(app))
+        await until(lambda: SEEN or waiters(watch))
+        renewal.commit()
+        await draining
+    assert SEEN == []
+    assert ((await only(app, "held")).state, rows(app)) == ("succeeded", [phase])
+    await app.close()
 
 
 @pytest.mark.parametrize("mode", ["staged", "atomic"])

@@ -112,11 +112,14 @@ def overdue(c: Connection, d: Dialect, now: datetime, only: UUID | None = None) 
 
 
 def is_held(c: Connection, d: Dialect, id_: UUID, version: int) -> bool:
-    """Whether a running job's fence still holds; it goes on holding until the commit."""
+    """Whether a running job's fence still holds; it goes on holding until the commit.
+
+    Waits for whoever has the row, as the end of a job does: a renewal of its lease, say, or a program that cancels it.
+    """
     return (
         d.run(
             c,
-            "SELECT 1 FROM {job} WHERE id = :id AND version = :version AND state = 'running' {share_lock}",
+            "SELECT 1 FROM {job} WHERE id = :id AND version = :version AND state = 'running' {row_lock}",
             {"id": d.id(id_), "version": version},
         ).first()
         is not None
