@@ -50,6 +50,18 @@ def test_lock_leaves_reads_leaves_and_ancestors(clock, database, keys):
     assert run(database, resources.lock_leaves, ["none"], []) == (clock.now(), [], {})
 
 
+def test_a_row_that_is_locked_is_read_once(postgres_database):
+    """Read beside that as the statement began, it would be older than what was committed until it was locked."""
+
+    def read(c, d):
+        params = {"keys": d.pack_keys(["p/a"]), "above": d.pack_keys(["p/a", "p"])}
+        return d.run(c, resources._lock_leaves_sql(d), params).all()
+
+    run(postgres_database, resources.ensure, ["p/a", "p"])
+    rows = run(postgres_database, read)
+    assert [(row[0], row[resources.WIDTH]) for row in rows] == [("p/a", True), ("p", False)]
+
+
 def test_without_a_test_clock_now_is_the_databases(database, keys):
     before = run(database, lambda c, d: d.now(c))
     now, _, _ = run(database, resources.lock_leaves, ["p/a"], [])

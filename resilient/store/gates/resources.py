@@ -224,6 +224,7 @@ def _lock_leaves_sql(d: Dialect) -> str:
         # Steers the statements after it, in the round trip it makes anyway.
         f" SELECT *, true AS is_locked, clock_timestamp(), (SELECT concat({{steering}})) FROM locked UNION ALL"
         f" SELECT {names}, false, clock_timestamp(), '' FROM {{resource}} WHERE {_within(d, 'above')}"
+        " AND key NOT IN (SELECT key FROM locked)"  # as this statement began: older than under the lock, perhaps
     )
 
 
