@@ -99,12 +99,6 @@ def test_what_the_server_says_holds_for_the_next_draw(clock, database):
     assert draw(database, Ask((("p/a", wide),)))[0].draw.granted
 
 
-def test_forgetting(database):
-    draw(database, Ask((("p/a", SLOW), ("p", SLOW)), cost=2))
-    assert database.transaction_sync(limits.forget, "p/a") == 1
-    assert set(states(database, "p", "p/a")) == {"p"}
-
-
 def test_a_draw_locks_exactly_its_rows(postgres_database):
     """A job limit of the same name elsewhere is the claim's: a draw must not wait for it."""
     draw(postgres_database, Ask((("p/a", SLOW), ("p/b", FAST), ("p/b", Limit(1, 1, name="slow")))))

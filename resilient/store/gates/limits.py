@@ -166,11 +166,6 @@ def observe(c: Connection, d: Dialect, observations: Sequence[Observation]) -> N
     write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
 
 
-def forget(c: Connection, d: Dialect, key: str) -> int:
-    """Drop what is known about a resource's limits (full buckets again); returns how many there were."""
-    return d.run(c, "DELETE FROM {rate_limit} WHERE resource_key = :key", {"key": key}).rowcount
-
-
 def insert(c: Connection, d: Dialect, ids: Iterable[LimitId]) -> None:
     """Make the missing rows, in lock order."""
     d.later(
