@@ -621,9 +621,9 @@ def shuts_accounts_out(c, d):
     return connections.shut_unconnected(c, d, "p/3", tell=True)
 
 
-@act("accounts.connections: connections.open_if_shut", "accounts.grants: connections.open_if_shut")
+@act("accounts.connections: gates.open_auth", "accounts.grants: gates.open_auth")
 def lets_an_account_in(c, d):
-    return connections.open_if_shut(c, d, "p/3", "not_connected")
+    return gates.open_auth(c, d, "p/3", "not_connected")
 
 
 @act("accounts.connections: _share")

@@ -32,6 +32,7 @@ from resilient.engine.ground.providers import account_of, oauth_of
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
 from resilient.store.accounts import connections, fuse, grants
 from resilient.store.accounts.secrets import key_id_of
+from resilient.store.gates import controls as gates
 
 if TYPE_CHECKING:
     import builtins
@@ -228,7 +229,7 @@ class Connections:
 
     async def restored(self, key: str) -> None:
         """Let the jobs of an account go on whose grant died, and which has new credentials in the app's own table."""
-        await self._db.write(None, connections.open_if_shut, check_stored(key), tokens.NOT_CONNECTED)
+        await self._db.write(None, gates.open_auth, check_stored(key), tokens.NOT_CONNECTED)
         bound = await self._db.read(None, connections.find, key)
         if bound is None:  # it was never used: its first job reads the app's table
             return self._grants.accounts.forget()

@@ -197,7 +197,7 @@ def _notices_of(provider: str) -> str:
 
 
 def _shut(c: Connection, d: Dialect, provider: str, auth: str) -> datetime:
-    if gates.auth_of(c, d, provider) not in SHUT:
+    if gates.lock_auth(c, d, provider) not in SHUT:
         gates.set_auth(c, d, provider, auth)
     return d.now(c)
 

@@ -227,7 +227,7 @@ class Grants:
             log.warning("credentials.load() of %s failed (%s): it waits on", key, type(error).__name__)
             return
         if account is not None:
-            await self._run(connections.open_if_shut, key, auth)
+            await self._run(gates.open_auth, key, auth)
 
     async def required(self, key: str) -> Access:
         """`access` of the account of a resource. Raises `ResourceStopped`, `ConnectionNotFound`."""

@@ -168,11 +168,10 @@ def arrived(c: Connection, d: Dialect, id_: str) -> tuple[str, str, bool] | None
 
 def shut_unconnected(c: Connection, d: Dialect, key: str, *, tell: bool) -> bool:
     """Shut the gate of an account without a connection; False if it has one by now. ``tell``: write the alert, too."""
-    before = gates.auth_of(c, d, key)
-    gates.set_auth(c, d, key, NOT_CONNECTED)
+    before = gates.lock_auth(c, d, key)
     if find(c, d, key) is not None:
-        gates.set_auth(c, d, key, before)
         return False
+    gates.set_auth(c, d, key, NOT_CONNECTED)
     if tell and before != NOT_CONNECTED:
         alerts.record(c, d, [of_credentials(key, NOT_CONNECTED, d.now(c))], d.now(c), lasting=True)
     return True
@@ -180,12 +179,11 @@ def shut_unconnected(c: Connection, d: Dialect, key: str, *, tell: bool) -> bool
 
 def shut_unreadable(c: Connection, d: Dialect, key: str, grant_id: UUID, version: int, *, tell: bool) -> bool:
     """Shut the gate of an account whose secrets no key here opens; False if they changed meanwhile."""
-    before = gates.auth_of(c, d, key)
-    gates.set_auth(c, d, key, UNREADABLE)
+    before = gates.lock_auth(c, d, key)
     grant = grants.read(c, d, grant_id)
     if grant is None or grant.version != version:
-        gates.set_auth(c, d, key, before)
         return False
+    gates.set_auth(c, d, key, UNREADABLE)
     if tell and before != UNREADABLE:
         alerts.record(c, d, [of_credentials(key, UNREADABLE, d.now(c))], d.now(c), lasting=True)
     return True
@@ -199,12 +197,6 @@ def shut(c: Connection, d: Dialect, auth: str, after: str, limit: int) -> list[s
         {"auth": auth, "after_key": after, "limit": limit},
     )
     return [row[0] for row in rows]
-
-
-def open_if_shut(c: Connection, d: Dialect, key: str, auth: str) -> None:
-    """Open the gate of an account that has what it lacked."""
-    if gates.auth_of(c, d, key) == auth:
-        gates.set_auth(c, d, key, "ok")
 
 
 def sealed_with(c: Connection, d: Dialect) -> dict[str, int]:

@@ -118,8 +118,7 @@ def well(c: Connection, d: Dialect, provider: str) -> list[UUID]:
 
 def client_taken(c: Connection, d: Dialect, provider: str) -> None:
     """The provider accepted our client: open its gate, if it was shut because the client was refused."""
-    if gates.auth_of(c, d, provider) == APP_REFUSED:
-        gates.set_auth(c, d, provider, "ok")
+    gates.open_auth(c, d, provider, APP_REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +252,7 @@ def _decide(c: Connection, d: Dialect, provider: str, event: GrantEvent, *, beli
         decided.append(replace(grant, state=state, state_since=now, died_at=None))
     for key in _keys(c, d, decided):
         gates.set_auth(c, d, key, "ok" if event is GrantEvent.CLEARED else GrantState.NEEDS_REAUTH.value)
-    if gates.auth_of(c, d, provider) == SUSPECT_AUTH:
-        gates.set_auth(c, d, provider, "ok")
+    gates.open_auth(c, d, provider, SUSPECT_AUTH)
     return decided
 
 

@@ -323,10 +323,22 @@ def set_auth(c: Connection, d: Dialect, key: str, auth: str) -> int:
     return _opened(c, d, key, _FIRST, now) if auth == "ok" else 0
 
 
+def open_auth(c: Connection, d: Dialect, key: str, before: str) -> int:
+    """The credentials are ``ok``, if this was what was wrong with them; returns as `set_auth`."""
+    if auth_of(c, d, key) != before or lock_auth(c, d, key) != before:
+        return 0
+    return set_auth(c, d, key, "ok")
+
+
 def auth_of(c: Connection, d: Dialect, key: str) -> str:
-    """What one row says about credentials, without locking it."""
+    """What one row says about credentials, without locking it: who then writes it, looks again (`lock_auth`)."""
     value = d.run(c, "SELECT auth FROM {resource} WHERE key = :key", {"key": key}).scalar()
     return "ok" if value is None else str(value)
+
+
+def lock_auth(c: Connection, d: Dialect, key: str) -> str:
+    """What one row says about credentials until the commit."""
+    return _lock_one(c, d, key).auth
 
 
 def set_policy(c: Connection, d: Dialect, key: str, override: Mapping[str, Any] | None) -> int:
