@@ -698,6 +698,17 @@ async def test_a_reconcile_hook_may_complete(make):
 # -- the user's sessions ---------------------------------------------------------------------------------------
 
 
+async def test_a_database_in_memory_has_no_sessions(worker_kind):
+    """It has one connection: what the engine does meanwhile would be part of the handler's transaction."""
+    app = Resilient("sqlite://", handlers=[follow, WORKERS[worker_kind]])
+    await app.enqueue("work", "fine", resource_key="p/1")
+    await drain(app)
+    job = await only(app)
+    assert job.state == "scheduled"
+    assert "a database in memory has no second connection for sessions: use a file" in job.last_error
+    await app.close()
+
+
 async def test_sqlmodel_and_sessions_of_the_user_s_own(make):
     @handler("models")
     async def models(job: Job[str]) -> None:

@@ -28,6 +28,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, create_async_engine
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.pool import StaticPool
 
 from resilient.core.base.errors import DatabaseBusy, DatabaseUnreachable, InvalidInput, SetupError
 
@@ -332,6 +333,7 @@ def one_by_one(values: AsyncGenerator[T, None]) -> Iterator[T]:
 
 
 PATIENCE: Final = 120.0  # seconds a handler waits for a connection
+_IN_MEMORY: Final = "a database in memory has no second connection for sessions: use a file"
 
 
 class Writer:
@@ -371,7 +373,10 @@ class SessionEngines:
         """For plain handlers."""
         database = self._database
         if database.is_sqlite or not database.is_own:
-            return database.sync_engine
+            engine = database.sync_engine
+            if isinstance(engine.pool, StaticPool):
+                raise SetupError(_IN_MEMORY)
+            return engine
         with self._lock:
             if self._sync is None:
                 self._sync = database.new_engine("sessions", timeout=PATIENCE)
@@ -392,7 +397,7 @@ class SessionEngines:
         if not database.is_sqlite:
             return database.new_async_engine("sessions", timeout=PATIENCE)
         if database.file is None:
-            raise SetupError("a database in memory has no second connection for sessions: use a file")
+            raise SetupError(_IN_MEMORY)
         url, options = database.url.set(drivername="sqlite+aiosqlite"), {"timeout": 30}
         return create_async_engine(url, hide_parameters=True, connect_args=options)
 
