@@ -457,6 +457,47 @@ async def test_busy_threads_of_the_application_do_not_stop_us(postgres_url, open
         engine.dispose()
 
 
+def test_an_async_engine_of_theirs_serves_one_loop_after_the_other(database_url):
+    """As in scripts that call ``asyncio.run`` several times, with more to do at once than there are connections."""
+    engine = engine_for(database_url, asynchronous=True, pool_size=1, max_overflow=0)
+    database = Database(engine)
+
+    async def write_many(first):
+        await asyncio.gather(*(database.transaction(write, name=f"{n}") for n in range(first, first + 4)))
+
+    async def read():
+        found = await database.transaction(names)
+        await engine.dispose()
+        return found
+
+    asyncio.run(write_many(0))
+    asyncio.run(write_many(4))
+    assert asyncio.run(read()) == [f"{n}" for n in range(8)]
+
+
+def test_an_async_engine_of_theirs_serves_one_loop_at_a_time(postgres_url):
+    engine = engine_for(postgres_url, asynchronous=True, pool_size=1, max_overflow=0)
+    database = Database(engine)
+
+    async def write_many(first):
+        await asyncio.gather(*(database.transaction(write, name=f"{n}") for n in range(first, first + 4)))
+
+    with asyncio.Runner() as home:
+        home.run(write_many(0))
+        with pytest.raises(SetupError, match=r"is in use by another event loop: hand over its address instead"):
+            asyncio.run(write_many(4))
+        home.run(engine.dispose())
+
+
+def test_an_async_engine_in_memory_is_one_and_the_same_in_every_loop():
+    engine = create_async_engine("sqlite+aiosqlite://")
+    database = Database(engine)
+    asyncio.run(schema.upgrade(database))
+    asyncio.run(database.transaction(write))
+    assert asyncio.run(database.transaction(names)) == ["a"]
+    asyncio.run(engine.dispose())
+
+
 async def test_an_async_engine_in_memory_has_no_synchronous_side(open_database):
     engine = create_async_engine("sqlite+aiosqlite://")
     database = open_database(engine)

@@ -90,6 +90,7 @@ class Database:
         self._uses: weakref.WeakKeyDictionary[Engine, tuple[str, float]] = weakref.WeakKeyDictionary()
         self._owned: list[Engine | AsyncEngine] = []
         self._watch: Watch | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which an engine that was handed over is used
         self.on_commit: Callable[[str, float], None] | None = None  # the operation, and the seconds it took
         self._asked = threading.local()
         self._direct_sync: Engine | None = None
@@ -229,6 +230,7 @@ class Database:
 
             return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread)
         with self.named_errors():
+            await self._come_home(engine)
             async with self._writer(), engine.connect() as ac:
                 c = await ac.execution_options(**self._isolation(engine))
                 async with c.begin():
@@ -332,6 +334,21 @@ class Database:
         is_foreign = engine not in self._owned
         return {"isolation_level": "READ COMMITTED"} if is_foreign and not self.is_sqlite else {}
 
+    async def _come_home(self, engine: AsyncEngine) -> None:
+        """Give an engine that was handed over a new pool once the event loop it was used in is closed.
+
+        Whoever waits for its connections waits in one loop. Our own engines serve any (`pool.py`).
+        """
+        home, loop = self._loop, asyncio.get_running_loop()
+        if self.is_own or home is loop or (home is not None and not home.is_closed()):
+            return
+        self._loop = loop
+        if home is not None:
+            self._async_turn = asyncio.Lock()
+            if isinstance(old := engine.pool, sa.AsyncAdaptedQueuePool):
+                engine.sync_engine.dispose(close=False)  # whoever comes now finds the new one
+                await greenlet_spawn(old.dispose)
+
     @asynccontextmanager
     async def _writer(self) -> AsyncIterator[None]:
         """SQLite's one writer of this process, so that its busy timeout is left for other processes."""
@@ -369,6 +386,13 @@ class Database:
             raise SetupError(
                 f"the database user of {self.address} is set up to write times as psycopg cannot read them ({error}):"
                 " ALTER ROLE ... SET DateStyle = 'ISO', or add ?options=-cDateStyle=ISO to the address"
+            ) from None
+        except RuntimeError as error:
+            if "different event loop" not in str(error):
+                raise
+            raise SetupError(
+                f"the AsyncEngine for {self.address} is in use by another event loop: hand over its address instead,"
+                " a plain Engine, or one without a pool (create_async_engine(..., poolclass=NullPool))"
             ) from None
         except DBAPIError as error:
             if loses_statements(error):
