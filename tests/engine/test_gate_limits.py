@@ -364,6 +364,82 @@ async def drawer(clock, database):
     await one.close()
 
 
+async def test_a_connection_that_opens_slowly_makes_no_other_path_wait(clock, drawer):
+    slow, other = ((f"p/{name}", Limit(100, 1, burst=100, name="r")) for name in "ab")
+    place = await drawer.draw((slow,), 1)
+    clock.advance(3)
+    assert drawer.is_late(place)
+    again = await drawer.draw_again(place)
+    assert again.send_at == pytest.approx(clock.now().timestamp() + 1, abs=1e-3)  # it may be as slow again
+    place = await drawer.draw((other,), 1)
+    assert place.send_at == pytest.approx(clock.now().timestamp(), abs=1e-3)
+
+
+async def test_commits_that_are_slow_make_the_draws_of_every_path_early(clock, database, drawer, monkeypatch):
+    one, other = ((f"p/{name}", Limit(100, 1, burst=100, name="r")) for name in "ab")
+    real = database.transaction
+
+    async def slow(*args):
+        result = await real(*args)
+        clock.advance(0.4)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", slow)
+        place = await drawer.draw((one,), 1)
+        assert drawer.is_late(place)
+        assert not drawer.is_late(await drawer.draw_again(place))
+        assert not drawer.is_late(await drawer.draw((other,), 1))
+
+
+async def test_no_unit_is_kept_beyond_its_lease(clock, database, drawer, monkeypatch):
+    """A path that leases anew holds units of the new lease alone: older ones were counted in a moment that is past."""
+    limit, leased, spent, real = Limit(1000, 10, burst=1000, name="r"), [], 12, database.transaction
+    began = clock.now().timestamp()
+
+    async def transaction(fn, *args):
+        drawn = await real(fn, *args)
+        leased.extend(one.leased for one in drawn)
+        return drawn
+
+    monkeypatch.setattr(database, "transaction", transaction)
+    for _ in range(spent):
+        await drawer.draw((("p/a", limit),), 1)
+    for cost in (12, 23, 34):  # each more than what a lease holds
+        clock.advance(0.09)  # the lease lasts for 0.1
+        await drawer.draw((("p/a", limit),), cost)
+        spent += cost
+    assert leased[-1] > 0
+    assert tat(database) == pytest.approx(began + (spent + leased[-1]) * limit.interval, abs=1e-3)
+    count = len(leased)
+    await drawer.draw((("p/a", limit),), leased[-1] + 1)
+    assert len(leased) == count + 1
+
+
+async def test_saving_does_not_wait_for_draws_that_never_end(clock, database, drawer, monkeypatch):
+    """On a busy worker there is always a request that waits for the next transaction."""
+    limit, now, real, others = Limit(100, 1, burst=100, name="r"), clock.now().timestamp(), database.transaction, []
+
+    async def transaction(fn, *args):
+        if fn is limits.draw:
+            path = ((f"p/{len(others)}", Limit(1, "1h", name="r")),)
+            others.append(asyncio.create_task(drawer.draw(path, 1)))
+        return await real(fn, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", transaction)
+        place = await drawer.draw((("p/a", limit),), 1)
+        async with asyncio.timeout(LIMIT):
+            drawer.settle(place, 5)
+            drawer.observe(limits.Observation("p/b", limit, 3, now + 60, now))
+            await drawer.flush()
+            drawer.settle(place, 4)
+            await drawer.close()
+    await asyncio.gather(*others)
+    assert tat(database) == pytest.approx(now + 10 * limit.interval, abs=1e-6)
+    assert database.transaction_sync(limits.read, ["p/b"])["p/b"]["r"].remaining == 3
+
+
 @pytest.mark.parametrize("way", ["given back", "refunded"])
 async def test_a_unit_that_comes_back_can_be_drawn_at_once(drawer, way):
     path = (("p/a", Limit(1, "1h", name="r")),)

@@ -9,7 +9,7 @@ behind it until that time, without asking the database.
 A draw is for a moment of the database's clock, and good for a short while (`Place.until`): a request that reaches its
 socket later, because the commit was slow, a connection had to be opened or the process stood still, draws again, for a
 moment far enough ahead to be on time then (`lead`). So what goes over all sockets keeps to the limit, not only what was
-drawn.
+drawn. A slow commit makes every path's draws late; a connection that opens slowly, those of its own path alone.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Purse:
     units: float = 0.0  # leased and not spent
     until: float = 0.0  # monotonic
     tats: tuple[float, ...] = ()  # of each limit, its theoretical arrival time (GCRA) after the lease
+    lead: float = 0.0  # seconds; how far ahead its draws must be to be on time
     draws: int = 0  # in the present lease's time
     before: int = 0  # draws in the lease's time before
     since: float = 0.0  # monotonic
@@ -80,6 +81,12 @@ class Purse:
         self.units -= cost
         return True
 
+    def empty(self) -> list[Settled]:
+        """Take out the leased units that nobody spent."""
+        units, self.units = self.units, 0.0
+        of_path = zip(self.path, self.tats, strict=True) if units else ()
+        return [Settled(key, limit, -units, tat, unsent=True) for (key, limit), tat in of_path]
+
 
 @dataclass(slots=True)
 class Place:
@@ -91,6 +98,7 @@ class Place:
     until: float
     slot: float  # the earliest the moment it was drawn for can be, monotonic
     tats: tuple[float, ...]
+    arrived: float  # monotonic; when it was drawn
 
 
 @dataclass(slots=True)
@@ -113,13 +121,14 @@ class Drawing:
     ) -> None:
         self._database, self._monotonic, self._now, self._roll = database, monotonic, now, roll
         self._purses: dict[tuple[tuple[str, str], ...], Purse] = {}
-        self._leased: list[Purse] = []  # purses with units
+        self._leased: dict[int, Purse] = {}  # purses with units, by `id`
         self._waiting: list[_Waiting] = []
         self._settled: list[Settled] = []
         self._clocks = ClockBracket()
-        self._lead = 0.0  # seconds; how far ahead a draw must be to be on time
+        self._lead = 0.0  # seconds; how far ahead every draw must be, because commits are slow
         self._observations: dict[tuple[str, str], Observation] = {}
         self._task: asyncio.Task[None] | None = None
+        self._rounds: list[asyncio.Future[None]] = []  # those who wait for the end of the next transaction
         self._failures = 0  # transactions in a row that failed
         self._pause: asyncio.TimerHandle | None = None  # at its end settlements that failed are tried again
 
@@ -128,10 +137,11 @@ class Drawing:
         purse, at = self._purse(path), self._monotonic()
         purse.count(at)
         if purse.spend(cost, at):
-            return Place(purse, cost, at, purse.until + FRESH, at, purse.tats)
+            return Place(purse, cost, at, purse.until + FRESH, at, purse.tats, at)
         self._refuse_if_shut(purse, cost)
-        waiting = _Waiting(purse, cost, asyncio.get_running_loop().create_future(), self._lead)
-        self._lead = self._lead * 0.95 if self._lead > LEAST_LEAD else 0.0  # perhaps less will do
+        lead = max(purse.lead, self._lead)
+        waiting = _Waiting(purse, cost, asyncio.get_running_loop().create_future(), lead)
+        purse.lead, self._lead = _less(purse.lead), _less(self._lead)
         self._waiting.append(waiting)
         self._start()
         try:
@@ -150,7 +160,7 @@ class Drawing:
         until = slot + purse.lease + FRESH
         if self._clocks.settled:  # the bracket will get no narrower: it is sent as soon as it surely may be
             until = max(until, send_at + FRESH / 2)
-        return Place(purse, cost, send_at, until, slot, drawn.tats)
+        return Place(purse, cost, send_at, until, slot, drawn.tats, self._monotonic())
 
     def is_late(self, place: Place) -> bool:
         """Whether a request may not be sent on this draw any more. May be asked from any thread."""
@@ -158,8 +168,11 @@ class Drawing:
 
     async def draw_again(self, place: Place) -> Place:
         """Another draw for one that is late. Raises `ResourceStopped`."""
-        self._lead = min(LONGEST_LEAD, 1.25 * max(0.0, self._monotonic() - place.slot))
-        place.purse.units = 0.0  # leased at the same time, and as late
+        if place.arrived > place.until:
+            self._lead = _ahead(place.arrived - place.slot)
+        else:
+            place.purse.lead = _ahead(self._monotonic() - place.slot)
+        self._settled += place.purse.empty()  # leased at the same time, and as late
         self.give_back(place)
         return await self.draw(place.purse.path, place.cost)
 
@@ -196,14 +209,13 @@ class Drawing:
             self._observations[id_] = observation
 
     async def flush(self) -> None:
-        """Try once to write settlements and observations.
+        """Try once to write settlements and observations; draws that come meanwhile are not waited for.
 
         While the database is away, what is to be drawn and what was observed stay pending. What would come back is
         lost.
         """
         self._end_pause()
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        await self._round()
         if observations := self._observations:
             self._observations = {}
             try:
@@ -215,13 +227,19 @@ class Drawing:
                 raise
 
     async def close(self) -> None:
-        """Wait for the try under way; what it could not settle is given up."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        """Try once to settle; what could not be settled is given up."""
+        await self._round()
         self._settled.clear()
         self._end_pause()
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _round(self) -> None:
+        """Wait for the end of the transaction that takes along what is pending now, if anything is."""
+        if self._task is not None and not self._task.done():
+            end = asyncio.get_running_loop().create_future()
+            self._rounds.append(end)
+            await end
 
     def _purse(self, path: Path) -> Purse:
         id_ = tuple((key, limit.name) for key, limit in path)
@@ -271,32 +289,53 @@ class Drawing:
         self._failures += 1
 
     async def _run(self) -> None:
-        while self._waiting or (self._settled and self._pause is None):
-            batch = [w for w in self._waiting[:_BATCH] if not w.answer.cancelled()]
-            self._waiting = self._waiting[_BATCH:]
-            settled, self._settled = self._settled + self._left_over(), []
-            asks = [limits.Ask(w.purse.path, w.cost, PATIENCE, self._more(w, batch), w.lead) for w in batch]
+        while self._waiting or self._rounds or (self._settled and self._pause is None):
+            ends, self._rounds = self._rounds, []
             try:
-                drawn = await self._transaction(asks, settled)
-            except Exception as error:  # noqa: BLE001 - the database may be away; the jobs wait
-                self._settled += [one for one in settled if one.units > 0]
-                self._failed(error)
-                until = self._now() + timedelta(seconds=_AWAY)
-                for w in batch:
-                    if not w.answer.done():
-                        w.answer.set_exception(ResourceStopped(w.purse.path[0][0], "database", until))
-                continue
-            self._failures = 0
-            self._end_pause()
-            for w, answer in zip(batch, drawn, strict=True):
-                if answer.leased:
-                    w.purse.units, w.purse.tats = w.purse.units + answer.leased, answer.tats
-                    w.purse.until = self._clocks.earliest(answer.now) + w.purse.lease
-                    self._leased.append(w.purse)
+                await self._draw_batch()
+            finally:
+                for end in ends:
+                    if not end.done():
+                        end.set_result(None)
+
+    async def _draw_batch(self) -> None:
+        batch = [w for w in self._waiting[:_BATCH] if not w.answer.cancelled()]
+        self._waiting = self._waiting[_BATCH:]
+        settled, self._settled = self._settled + self._left_over(), []
+        asks = [self._ask(w, batch, settled) for w in batch]
+        if not batch and not settled:
+            return
+        try:
+            drawn = await self._transaction(asks, settled)
+        except Exception as error:  # noqa: BLE001 - the database may be away; the jobs wait
+            self._settled += [one for one in settled if one.units > 0]
+            self._failed(error)
+            until = self._now() + timedelta(seconds=_AWAY)
+            for w in batch:
                 if not w.answer.done():
-                    w.answer.set_result(answer)
-                elif answer.draw.granted:  # cancelled meanwhile
-                    self.give_back(self._place(w.purse, w.cost, answer))
+                    w.answer.set_exception(ResourceStopped(w.purse.path[0][0], "database", until))
+            return
+        self._failures = 0
+        self._end_pause()
+        self._take_in(batch, drawn)
+
+    def _ask(self, w: _Waiting, batch: list[_Waiting], settled: list[Settled]) -> limits.Ask:
+        """The ask for a draw; who leases anew gives back what is left, which was counted in a moment that is past."""
+        more = self._more(w, batch)
+        if more:
+            settled += w.purse.empty()
+        return limits.Ask(w.purse.path, w.cost, PATIENCE, more, w.lead)
+
+    def _take_in(self, batch: list[_Waiting], drawn: list[limits.Drawn]) -> None:
+        for w, answer in zip(batch, drawn, strict=True):
+            if answer.leased:
+                w.purse.units, w.purse.tats = answer.leased, answer.tats
+                w.purse.until = self._clocks.earliest(answer.now) + w.purse.lease
+                self._leased[id(w.purse)] = w.purse
+            if not w.answer.done():
+                w.answer.set_result(answer)
+            elif answer.draw.granted:  # cancelled meanwhile
+                self.give_back(self._place(w.purse, w.cost, answer))
 
     async def _transaction(self, asks: list[limits.Ask], settled: list[Settled]) -> list[limits.Drawn]:
         try:
@@ -315,7 +354,9 @@ class Drawing:
     def _more(self, w: _Waiting, batch: list[_Waiting]) -> int:
         """Units to lease on top: as many as the purse used lately, for the last of its draws in the batch."""
         purse = w.purse
-        if not purse.chunk or w.lead or next(x for x in reversed(batch) if x.purse is purse) is not w:
+        if not purse.chunk or w.lead or purse.units >= w.cost:  # its lease came while it waited
+            return 0
+        if next(x for x in reversed(batch) if x.purse is purse) is not w:
             return 0
         lately = max(purse.before, purse.draws)
         return min(purse.chunk, lately) if lately >= _LEAST_LEASE else 0
@@ -323,15 +364,20 @@ class Drawing:
     def _left_over(self) -> list[Settled]:
         """Leased units nobody spent in time."""
         at = self._monotonic()
-        over = [purse for purse in self._leased if purse.until <= at]
-        self._leased = [purse for purse in self._leased if purse.until > at]
-        refunds = list[Settled]()
+        over = [purse for purse in self._leased.values() if purse.until <= at]
         for purse in over:
-            units, purse.units = purse.units, 0.0  # a purse that leased twice is here twice
-            if units:
-                of_path = zip(purse.path, purse.tats, strict=True)
-                refunds += [Settled(key, limit, -units, until, unsent=True) for (key, limit), until in of_path]
-        return refunds
+            del self._leased[id(purse)]
+        return [one for purse in over for one in purse.empty()]
+
+
+def _less(lead: float) -> float:
+    """Perhaps less will do."""
+    return lead * 0.95 if lead > LEAST_LEAD else 0.0
+
+
+def _ahead(late: float) -> float:
+    """The lead for who came so many seconds after the moment of a draw."""
+    return min(LONGEST_LEAD, 1.25 * max(0.0, late))
 
 
 # -- clocks -----------------------------------------------------------------------------------------------------------
