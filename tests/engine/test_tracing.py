@@ -585,7 +585,8 @@ async def test_a_refresh_is_a_span_and_counted(database, clock, spans):
         await app.ready()
         await app.connections.import_("github/acme", **fake.account("acme").tokens)
         clock.advance(days=1)
-        await app.credentials("github/acme")
+        with spans.tracer.start_as_current_span("main"):
+            await app.credentials("github/acme")
         fake.revoke()
         clock.advance(days=1)
         with pytest.raises(ResourceStopped):

@@ -292,7 +292,9 @@ class Tracing:
         if tracer is None:
             return _NOTHING
         attributes = {"http.request.method": "POST", "resilient.provider": provider}
-        return _Whole(tracer.start_span(f"refresh {provider}", kind=_api().client, attributes=attributes))
+        api = _api()
+        span = tracer.start_span(f"refresh {provider}", context=api.nowhere, kind=api.client, attributes=attributes)
+        return _Whole(span)
 
     def request(self, method: str, describe: Callable[[], Mapping[str, Any]]) -> Span | None:
         """One sending of a request: a child of the current span. ``describe`` gives its attributes.
