@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from datetime import UTC, datetime
 
 import pytest
@@ -12,7 +14,7 @@ from sqlmodel import Session
 from resilient import AlertInfo, Batch, Event, Job, Notice, Resilient, Retry, SyncBatch, SyncJob, Transient, handler
 from resilient.core.jobs.backoff import Custom
 from resilient.engine.alerts import Sinks
-from resilient.engine.ground.foreign import Escaped, called
+from resilient.engine.ground.foreign import MOST, Escaped, called
 from resilient.engine.schedules import schedules
 from tests.helpers import LIMIT
 
@@ -133,6 +135,23 @@ async def run(app, *jobs):
     await app.worker(concurrency=2).drain(timeout=LIMIT)
     assert (await app.jobs.get(last.id)).state == "succeeded"
     return [await app.jobs.get(one) for one in ids]
+
+
+def test_loops_whose_calls_waited_for_each_other_are_not_kept():
+    loops, others = [], threading.Event()
+
+    async def crowd():
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        others.clear()
+        calls = [asyncio.create_task(called(others.wait, LIMIT)) for _ in range(MOST + 1)]
+        await asyncio.sleep(0)  # the last one waits
+        others.set()
+        await asyncio.gather(*calls)
+
+    for _ in range(3):
+        asyncio.run(crowd())
+    gc.collect()
+    assert [loop() for loop in loops[:2]] == [None, None]
 
 
 @every

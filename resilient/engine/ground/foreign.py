@@ -13,15 +13,15 @@ import contextlib
 import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from resilient.core.base.errors import ResilientError
+from resilient.core.base.loops import PerLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST: Final = 32  # calls that somebody waits for at once, on one event loop
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_turns: Final = PerLoop(lambda: asyncio.Semaphore(MOST))
 
 
 class Escaped(ResilientError):
@@ -95,7 +95,7 @@ async def called(fn: Callable[..., Any], *args: Any) -> Any:
 
 async def _in_thread(fn: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
-    async with _turns.setdefault(loop, asyncio.Semaphore(MOST)):
+    async with _turns.of(loop):
         end = await _one_thread(loop, fn)
     return end.unpacked()
 

@@ -12,9 +12,9 @@ import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
 
 from resilient.core.base.errors import InvalidInput, JobNotFound, JobNotOver
+from resilient.core.base.loops import PerLoop
 from resilient.core.base.tracing import running
 from resilient.engine.ground.sessions import Transactions
 from resilient.store.db.wake import ENDS, Listener
@@ -45,7 +45,7 @@ class Ends:
         self._wakes: list[Callable[[], None]] = []
         self._listener: Listener | None = None
         self._tell_at = -1e9
-        self._looks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Look] = WeakKeyDictionary()
+        self._looks = PerLoop(lambda: _Look(self, Transactions(ground)))
 
     @contextlib.contextmanager
     def hearing(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -77,10 +77,7 @@ class Ends:
 
     async def wait(self, id_: UUID) -> JobInfo:
         """Until the job has ended. Raises `JobNotFound`."""
-        loop = asyncio.get_running_loop()
-        if (look := self._looks.get(loop)) is None:
-            look = self._looks[loop] = _Look(self, Transactions(self._ground))
-        return await look.wait(id_)
+        return await self._looks.of(asyncio.get_running_loop()).wait(id_)
 
     def wait_here(self, id_: UUID, seconds: float | None) -> JobInfo | None:
         """The same in this thread; None if it has not ended by then."""

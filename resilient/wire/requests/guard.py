@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from weakref import WeakKeyDictionary
 
 import httpcore
 import httpx
 
 from resilient.core.base.errors import Failure, FailureKind, Permanent
 from resilient.core.base.hosts import denied
+from resilient.core.base.loops import PerLoop
 from resilient.wire.requests.sockets import Backend
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class _Lookups:
         self.under_way: dict[tuple[str, int], asyncio.Future[Rows]] = {}
 
 
-_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Lookups] = WeakKeyDictionary()
+_of_loops: Final = PerLoop(_Lookups)
 
 
 async def look_up(host: str, port: int) -> Rows:
     """The rows of `socket.getaddrinfo`. Raises what that raises."""
     loop = asyncio.get_running_loop()
-    lookups, name = _of_loops.setdefault(loop, _Lookups()), (host, port)
+    lookups, name = _of_loops.of(loop), (host, port)
     if name not in lookups.under_way:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(lookups.room)
