@@ -215,6 +215,8 @@ class TestPublish:
         [
             (Unrouted(), {}, "event 'order.lost' has no route"),
             (OrderPlaced(number=1), {"to": ["nowhere"]}, "'nowhere', which is not declared; known are: audit, orders"),
+            (OrderPlaced(number=1), {"to": []}, r"to=\[\]: event 'order.placed' would be published nowhere"),
+            (OrderPlaced(number=1), {"to": iter(())}, r"to=\[\]: event 'order.placed' would be published nowhere"),
             (Base(), {}, r"Base is no event: write `class Base\(Event, type='...'\)`"),
             ({"number": 1}, {}, "dict is no event"),
             (OrderPlaced(number=1), {"key": ""}, "partitionkey of an event must be 1 to 255"),
@@ -227,6 +229,13 @@ class TestPublish:
         with session() as s:
             with pytest.raises(InvalidInput, match=said):
                 app.outbox.publish(s, event, **words)
+            s.commit()
+        assert read_all("SELECT * FROM {job}") == []
+
+    def test_an_empty_route_leads_nowhere(self, database, session, sink, read_all):
+        app = Resilient(database, destinations={"a": sink}, routes={OrderPlaced: ["a"], OrderPaid: []})
+        with session() as s:
+            app.outbox.publish(s, OrderPaid(number=1))
             s.commit()
         assert read_all("SELECT * FROM {job}") == []
 

@@ -124,6 +124,9 @@ async def test_a_dry_run_and_a_limit(app, history, seen, monkeypatch):
 async def test_only_to_destinations_that_are_declared(app, history, seen, database):
     with pytest.raises(InvalidInput, match="'orders2', which is not declared; known are: audit, orders"):
         await app.outbox.replay(since=HOUR, destination="orders2", dry_run=True)
+    for asking in (app.outbox.replay(since=HOUR, destination=[]), app.outbox.list(destination=())):
+        with pytest.raises(InvalidInput, match=r"destination=\[\] names none"):
+            await asking
     later = Resilient(database, destinations={"audit": app.outbox.destinations["audit"]})  # orders was given up
     assert (await later.outbox.replay(since=9 * HOUR)).by_destination == {"audit": 2}
     assert (await Resilient(database).outbox.replay(since=9 * HOUR)).events == 0

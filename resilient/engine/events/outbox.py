@@ -187,7 +187,7 @@ def check_destinations(names: Sequence[str], destinations: Mapping[str, Destinat
 class Outbox:
     """The outbox of one app.
 
-    ``routes`` says where the events of a class (and of those derived from it) go.
+    ``routes`` says where the events of a class (and of those derived from it) go; an empty route: nowhere.
     """
 
     def __init__(
@@ -228,8 +228,8 @@ class Outbox:
         ``subject`` is CloudEvents' (what the event is about), ``to`` names destinations instead of the route.
         ``traceparent`` is by default the current span's.
 
-        Raises `InvalidInput` (one of its kinds) for an event without a route, a value that fits no attribute, or a
-        session that would commit it at once; then nothing will be written.
+        Raises `InvalidInput` (one of its kinds) for an event without a route, an empty ``to``, a value that fits no
+        attribute, or a session that would commit it at once; then nothing will be written.
         """
         class_ = self._encoder.class_of(event)
         names, tracing = self._names(event, class_.route, to), self._ground.tracing
@@ -246,7 +246,12 @@ class Outbox:
 
     def _names(self, event: Event, route: tuple[str, ...] | None, to: Sequence[str] | None) -> tuple[str, ...]:
         if to is not None:
-            return check_destinations(to, self.destinations, f"event {event.event_type!r}")
+            if not (names := check_destinations(to, self.destinations, f"event {event.event_type!r}")):
+                raise InvalidInput(
+                    f"to=[]: event {event.event_type!r} would be published nowhere; name a destination, leave to= out"
+                    " for its route, or do not publish it"
+                )
+            return names
         if route is None:
             raise InvalidInput(
                 f"event {event.event_type!r} has no route: say Resilient(routes={{{type(event).__name__}: [...]}}),"
@@ -297,7 +302,7 @@ class Outbox:
         session: CallersSession = None,
     ) -> builtins.list[EventInfo]:
         """A page of events, one line for each destination; the next page is ``after`` the last line's ``job_id``."""
-        f = _filter(_words(destination), state=state, created_after=created_after, created_before=created_before)
+        f = _filter(_named(destination), state=state, created_after=created_after, created_before=created_before)
         words: dict[str, Any] = {"types": _words(type) or (), "key": key, "limit": limit, "order": order}
         last = None if after is None else store.as_id(after)
         return [EventInfo.of(job) for job in await self._db.read(session, store.page, f, after=last, **words)]
@@ -333,7 +338,7 @@ class Outbox:
         """
         if limit is not None and limit < 1:
             raise InvalidInput(f"limit={limit}: replay at least 1 event, or give no limit")
-        names = check_destinations(_words(destination) or tuple(self.destinations), self.destinations, "the replay")
+        names = check_destinations(_named(destination) or tuple(self.destinations), self.destinations, "the replay")
         if not names:
             return Replayed()
         now = await self._db.read(None, _now)  # the replay leaves out what is published from now on, its own events too
@@ -404,6 +409,13 @@ class SyncOutbox(SyncFacade[Outbox]):
 def _filter(destinations: Sequence[str] | None, **criteria: Any) -> JobFilter:
     merged: Any = {"resource": store.resources(destinations), **criteria}
     return JobFilter.of(merged)
+
+
+def _named(destination: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """The names of destinations; None: all. Raises `InvalidInput` for an empty list: it would stand for all, too."""
+    if (names := _words(destination)) == ():
+        raise InvalidInput("destination=[] names none: give a destination's name, or leave it out for all of them")
+    return names
 
 
 def _words(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
