@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from uuid_utils.compat import uuid7
 
-from resilient import GrantState, Job, NeedsReauth, Resilient, ResourceStopped, handler
+from resilient import GrantState, Job, NeedsReauth, Provider, Resilient, ResourceStopped, handler
 from resilient.engine import alerts
 from resilient.engine.jobs import queue
 from resilient.store.accounts import fuse, grants
@@ -216,6 +216,37 @@ async def test_where_nobody_is_well_the_question_stays_open(app, idp):
     assert await states(app) == ["suspect"] * SIX
     await app.grants.fuse.keep_house()  # the next probe is not due
     assert len(idp.asked) == asked + 3
+
+
+async def test_a_suspect_that_cannot_be_read_keeps_no_other_from_acquitting_them(app, idp):
+    _, good = await blow(app, idp)
+    first = (await app.database.transaction(fuse.suspects, "idp"))[0]
+    spoil = "UPDATE {grant} SET secrets = 'v1:spoilt' WHERE id = :id"
+    await app.database.transaction(lambda c, d: d.run(c, spoil, {"id": d.id(first)}))
+    idp.refresh = good
+    await a_minute_later(app)
+    assert await states(app) == ["active"] * SIX
+
+
+async def test_a_provider_whose_probe_breaks_keeps_no_other_from_its_turn(make, idp, monkeypatch, caplog):
+    app = make(providers=[Provider(name="aaa"), idp.provider()])
+    _, good = await blow(app, idp)
+    await app.database.transaction(lambda c, d: gates.set_auth(c, d, "aaa", "suspect_auth"))
+    ago = "UPDATE {resource} SET auth_since = :ago_at WHERE key = 'aaa'"
+    await app.database.transaction(lambda c, d: d.run(c, ago, {"ago_at": datetime.now(UTC) - timedelta(seconds=61)}))
+    probe = app.grants.fuse._probe
+
+    async def breaks(name, facts):
+        if name == "aaa":
+            raise KeyError("canary-secret")
+        await probe(name, facts)
+
+    monkeypatch.setattr(app.grants.fuse, "_probe", breaks)
+    idp.refresh = good
+    await a_minute_later(app)
+    assert await states(app) == ["active"] * SIX
+    assert "cannot find out whether aaa is well again (KeyError)" in caplog.text
+    assert "canary-secret" not in caplog.text
 
 
 async def test_an_outage_during_the_probe_decides_nothing(app, idp):

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from resilient.core.accounts.fuse import APP_REFUSED, FIRST, SHUT, SUSPECT_AUTH, is_over, probe_every
 from resilient.core.accounts.tokens import GrantState
 from resilient.core.alerts.rules import of_credentials
-from resilient.core.base.errors import ResilientError
+from resilient.core.base.errors import DatabaseUnreachable, ResilientError
 from resilient.core.base.loggers import logger
 from resilient.engine.ground.sessions import Transactions
 from resilient.engine.jobs import queue
@@ -142,11 +142,13 @@ class Fuse:
         names = sorted(self._ground.providers)
         rows = await self._run(resources.read, names) if names else {}
         for name, facts in rows.items():
-            if facts.auth in SHUT and await self._run(_turn, name, facts):
-                try:
+            try:
+                if facts.auth in SHUT and await self._run(_turn, name, facts):
                     await self._probe(name, facts)
-                except ResilientError as error:  # no key here, or no database: the next round probes again
-                    log.warning("cannot find out whether %s is well again (%s)", name, error)
+            except DatabaseUnreachable:
+                raise
+            except Exception as error:  # noqa: BLE001 - one provider's keeps no other waiting; the next round probes again
+                log.warning("cannot find out whether %s is well again (%s)", name, _shown(error))
 
     async def _probe(self, provider: str, facts: ResourceFacts) -> None:
         """Probe once; see the top of this file for what the answers mean."""
@@ -154,7 +156,8 @@ class Fuse:
             await self.lives(await self._run(store.well, provider))
             return
         suspects = await self._run(store.suspects, provider)
-        answers = [await self.lives([one]) for one in suspects[:_PROBED]]
+        answers = [await self._answer(one) for one in suspects[:_PROBED]]
+        _require_some(answers)
         if True in answers or not suspects:
             cleared = await self.release(provider, believed=True)
             log.warning("%s erred: %d grants that it had called dead are used again", provider, cleared)
@@ -180,15 +183,40 @@ class Fuse:
 
     async def lives(self, ids: Sequence[UUID]) -> bool | None:
         """Whether the first of these grants that can be probed lives; None if none can."""
+        answers: list[bool | Exception | None] = []
         for id_ in ids[:_PROBED]:
-            keys = await self._run(grants.keys_of, id_)
-            lives = await self._probe_account(keys[0]) if keys else None
-            if lives is not None:
-                return lives
+            answer = await self._answer(id_)
+            if isinstance(answer, bool):
+                return answer
+            answers.append(answer)
+        _require_some(answers)
         return None
+
+    async def _answer(self, id_: UUID) -> bool | Exception | None:
+        """Whether a grant lives; None if it cannot be probed; the error of its account, which is no other account's."""
+        try:
+            keys = await self._run(grants.keys_of, id_)
+            return await self._probe_account(keys[0]) if keys else None
+        except DatabaseUnreachable:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised if every account has one
+            log.warning("cannot probe grant %s (%s)", id_, _shown(error))
+            return error
 
     async def _run(self, fn: Any, *args: Any) -> Any:
         return await self._ground.database.transaction(fn, *args)
+
+
+def _require_some(answers: Sequence[bool | Exception | None]) -> None:
+    """Raise the first error if there is nothing else: then nobody could be asked."""
+    errors = [one for one in answers if isinstance(one, Exception)]
+    if errors and len(errors) == len(answers):
+        raise errors[0]
+
+
+def _shown(error: Exception) -> object:
+    """What a log may say of it: the text of the program's own errors may hold secrets."""
+    return error if isinstance(error, ResilientError) else type(error).__name__
 
 
 def _notices_of(provider: str) -> str:
