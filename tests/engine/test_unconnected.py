@@ -33,7 +33,18 @@ async def open_(job: Job[None]) -> int:
     return (await job.client.get("/me")).status_code
 
 
-HANDLERS = [me, plain, call, open_]
+@handler("late")
+async def late(job: Job[str]) -> None:
+    if job.deps:
+        await job.deps.pop()()
+    if job.payload == "call":
+        async with job.call("GET", "/me") as asked:
+            asked.report(200)
+    else:
+        (await job.client.get("/me")).raise_for_status()
+
+
+HANDLERS = [me, plain, call, open_, late]
 
 
 @pytest.fixture
@@ -173,13 +184,32 @@ async def test_a_look_gets_on_by_one_account_however_slow_the_database_is(make, 
         assert (await app.resources.get(keys[-1])).auth == expected
 
 
-async def test_where_a_placeholder_is_missing_too(make, idp):
+@pytest.mark.parametrize("kind", [me, plain, call])
+async def test_where_a_placeholder_is_missing_too(make, idp, kind):
     facts = Provider(name="idp", base_url="https://{shop}.example.com", auth=idp.provider().auth)
     app = make(providers=[facts])
-    job = await app.enqueue(me, resource_key=A)
+    job = await app.enqueue(kind, resource_key=A)
     await app.worker().drain()
     assert (await app.jobs.get(job.id)).state.value == "ready"
     assert (await app.resources.get(A)).auth == "not_connected"
+
+
+@pytest.mark.parametrize("way", ["client", "call"])
+@pytest.mark.parametrize("where", ["address", "header"])
+async def test_an_account_that_is_connected_while_its_job_runs(make, idp, way, where):
+    """What its connection says of address and headers was looked up before: the job begins anew, uncharged."""
+    facts = {"base_url": idp.url + "/{shop}"} if where == "address" else {"headers": {"X-Shop": "{shop}"}}
+    facts = Provider(**{"name": "idp", "base_url": idp.url, "auth": idp.provider().auth, **facts})
+
+    async def connect():
+        idp.access.add("canary")
+        await app.connections.add(A, token="canary", details={"shop": "acme"})
+
+    app = make(providers=[facts], deps=[connect])
+    job = await app.enqueue(late, way, resource_key=A)
+    await app.worker().drain()
+    done = await app.jobs.get(job.id)
+    assert (done.state.value, done.attempts, done.executions) == ("succeeded", 0, 2)
 
 
 async def test_a_fake_provider_wants_credentials_unless_it_says_otherwise(make):

@@ -27,7 +27,7 @@ from resilient.core.provider.classify import Phase, classify, classify_error, co
 from resilient.wire.requests import redact
 from resilient.wire.requests import span as spans
 from resilient.wire.requests.explain import note, phase_of
-from resilient.wire.requests.flow import is_concluded
+from resilient.wire.requests.flow import is_concluded, require_connection
 from resilient.wire.requests.guard import resolved
 from resilient.wire.requests.request_log import Target
 from resilient.wire.requests.transport import drive, drive_sync
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
+    from resilient.core.base.exchange import RequestFacts
     from resilient.core.base.tracing import Span
     from resilient.wire.requests.flow import Flow
     from resilient.wire.requests.hooks import Permit
@@ -66,27 +67,33 @@ class Call:
         trusted: bool = True,
         **words: Any,
     ) -> None:
-        is_absolute = _ABSOLUTE.match(url) is not None
-        if request_log.base_url and not is_absolute:
-            url = f"{request_log.base_url.rstrip('/')}/{url.lstrip('/')}"
-        elif not is_absolute:
-            raise InvalidInput(
-                f"call: {one_line(without_secrets(url))!r} is no absolute URL, such as 'https://api.example.com/v1';"
-                f" {request_log.without_address()}"
-            )
-        parts = address(url)
-        target = Target(url, parts.scheme, parts.host, parts.port, parts.path)
-        self._request_log = request_log
+        self._request_log, self._url = request_log, url
         options = {k: v for k, v in words.items() if v is not None}
-        self._request = request_log.facts(method.upper(), target, headers or {}, body, options, trust=trusted)
+        self._words = method.upper(), headers or {}, body, options, trusted
+        if not request_log.is_unconnected:
+            self._request = self._facts()
         self._permit: Permit | None = None
         self._answer: AnswerFacts | None = None
         self._span: Span | None = None
         self.headers: dict[str, str] = {}
         self.params: dict[str, str] = {}  # where the provider takes credentials or key in the URL
-        self._url = url
         self.failure: Failure | None = None
         self.renewed = False
+
+    def _facts(self) -> RequestFacts:
+        """The facts of its request. Raises `InvalidInput`."""
+        log, url, (method, headers, body, options, trust) = self._request_log, self._url, self._words
+        is_absolute = _ABSOLUTE.match(url) is not None
+        if log.base_url and not is_absolute:
+            self._url = url = f"{log.base_url.rstrip('/')}/{url.lstrip('/')}"
+        elif not is_absolute:
+            raise InvalidInput(
+                f"call: {one_line(without_secrets(url))!r} is no absolute URL, such as 'https://api.example.com/v1';"
+                f" {log.without_address()}"
+            )
+        parts = address(url)
+        target = Target(url, parts.scheme, parts.host, parts.port, parts.path)
+        return log.facts(method, target, headers, body, options, trust=trust)
 
     @property
     def trusted(self) -> bool:
@@ -141,6 +148,10 @@ class Call:
     # -- around the block ------------------------------------------------------------------------------------
 
     def _enter(self) -> Flow:
+        if self._request_log.is_unconnected:
+            origin = address(self._url)[:3] if _ABSOLUTE.match(self._url) else ()
+            yield from require_connection(self._request_log, *origin)
+            self._request = self._facts()
         request, hooks = self._request, self._request_log.hooks
         parts = address(self._url)
         if self._request_log.guards(parts.host):  # the caller's client resolves it again, so `job.client` is safer

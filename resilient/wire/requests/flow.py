@@ -167,10 +167,21 @@ def _close(answer: Answer | None, error: BaseException) -> Flow:
 
 
 def _plan(request_log: RequestLog, request: httpx.Request) -> Flow:
-    """The state of a new call; it waits first if the account was never connected, so that its address is not there."""
-    if request_log.lacks_address and not request.url.scheme:
-        yield request_log.hooks.connection(request_log.account)
+    """The state of a new call; see `require_connection`."""
+    if request_log.is_unconnected:
+        yield from require_connection(request_log, request.url.scheme, request.url.host, request.url.port)
     return plan(request_log, request)
+
+
+def require_connection(request_log: RequestLog, scheme: str = "", host: str = "", port: int | None = None) -> Flow:
+    """Raise `ResourceStopped` for an account without a connection that needs one, or that got one while its job runs.
+
+    Then the job begins anew: address and headers were looked up before. A request to a foreign host needs neither.
+    """
+    if scheme and not request_log.origins.holds(scheme, host, port):
+        return
+    if (yield request_log.hooks.connection(request_log.account)) is not None:
+        raise ResourceStopped(request_log.account, "auth")
 
 
 def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Request, state: CallState) -> Flow:

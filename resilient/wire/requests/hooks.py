@@ -80,7 +80,7 @@ class RequestHooks(Protocol):
         """
 
     async def connection(self, account: str) -> object:
-        """See that an account has its credentials. Raises `ResourceStopped` if it has none and needs some."""
+        """An account's credentials; None if it has none and needs none. Raises `ResourceStopped` if it needs some."""
 
     async def mark(self, permit: Permit) -> None:
         """Commit the mark of the request on the job's row, if it has none yet.

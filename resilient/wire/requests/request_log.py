@@ -119,6 +119,7 @@ class RequestLog:
         "base_url",
         "headers",
         "hooks",
+        "is_unconnected",
         "last_failure",
         "last_key",
         "names",
@@ -144,6 +145,8 @@ class RequestLog:
         self.origins = provider.origins(base_url)
         self.base_url = base_url or ("" if "{" in provider.base_url else provider.base_url)
         self._guarded = bool(self.base_url) and provider.check_address(provider.base_url, self.base_url)
+        # The account had no connection when this was made, so its address, or some of its headers, are not here.
+        self.is_unconnected = headers is None and bool(provider.placeholders)
         self.headers = provider.headers_for({}) if headers is None else headers
         self.own_headers = tuple((n.lower().encode(), n.encode(), v.encode()) for n, v in self.headers.items())
         self.names = Names(prefix)
@@ -168,11 +171,6 @@ class RequestLog:
     def account(self) -> str:
         """The key of the account its requests are for."""
         return self._account
-
-    @property
-    def lacks_address(self) -> bool:
-        """Whether the account's address is not known, because its connection, which holds it, was not read."""
-        return not self.base_url and "{" in self.provider.base_url
 
     def guards(self, host: str) -> bool:
         """Whether only public addresses may be connected to: the account chose its own host, and what that names."""
