@@ -28,7 +28,7 @@ from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.base.errors import Failure, FailureKind, Permanent
 from resilient.engine.run.job import Requests
 from resilient.wire.requests.flow import BARE
-from resilient.wire.requests.http11 import is_readable
+from resilient.wire.requests.streams import is_readable
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse

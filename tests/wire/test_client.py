@@ -380,6 +380,25 @@ async def test_a_streamed_body_cannot_be_sent_twice(client, patient, server):
     assert len(server.app.seen) == 1
 
 
+async def test_a_length_beside_chunks_is_not_sent(client, server):
+    """A proxy may believe the one and its server the other: the rest of the body would be another request."""
+    for extra in ({}, {"Content-Length": "9"}):
+        await client().post("/x", content=b"{}", headers={"Transfer-Encoding": "chunked", **extra})
+        _, _, headers, body = server.app.seen[-1]
+        assert (headers.get("content-length"), headers["transfer-encoding"], body) == (None, "chunked", b"{}")
+
+
+async def test_an_upload_that_is_refused_before_it_has_come_is_not_in_doubt(client, hooks, rude):
+    async def behave(_reader, writer):
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
+        await asyncio.Event().wait()
+
+    async with rude(behave) as (url, _):
+        answer = await client().post(url, content=bytes(32 << 20))
+    assert answer.extensions["resilient"].kind is K.PERMANENT
+    assert hooks.steps == ["admit", "mark", "answered", "clear"]
+
+
 async def test_a_gate_that_closes_between_tries_leaves_the_first_answer(client, hooks, patient):
     hooks.stop_from = 2
     response = await client(over=patient).get("/x?status=503")

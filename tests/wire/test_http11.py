@@ -3,14 +3,17 @@
 import asyncio
 import contextlib
 import random
+import select
+import socket
 import ssl
 
 import httpcore
 import httpx
 import pytest
 
-from resilient.wire.requests.http11 import Network
 from resilient.wire.requests.pool import Pool, PoolSettings
+from resilient.wire.requests.sockets import Backend
+from resilient.wire.requests.streams import Network
 from tests.helpers import LIMIT
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -311,6 +314,98 @@ async def test_a_target_of_the_callers_own():
     async with serving(talk) as (url, client):
         await client.options(url, extensions={"target": b"*"})
     assert heads[0].startswith(b"OPTIONS * HTTP/1.1\r\n")
+
+
+# -- answers that come before their request is sent -------------------------------------------------------------------
+
+REFUSAL = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno"
+
+
+def refusing(*, ends):
+    """A server that answers the head and reads nothing more; ``ends``: it hangs up, which resets the connection."""
+
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(REFUSAL)
+        await writer.drain()
+        if not ends:
+            await asyncio.Event().wait()
+
+    return talk
+
+
+async def without_end():
+    """It never lets the loop run by itself."""
+    while True:
+        yield bytes(100_000)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("body", ["whole", "parts"])
+async def test_who_refuses_an_upload_before_it_has_come_is_heard(body, ends):
+    content = bytes(32 << 20) if body == "whole" else without_end()
+    async with serving(refusing(ends=ends), read=LIMIT, write=LIMIT) as (url, client):
+        answer = await client.post(url, content=content)
+        assert (answer.status_code, answer.content) == (413, b"no")
+        assert client._transport._open == 0  # what is left of the request would be read as the next one
+
+
+async def test_who_refuses_an_upload_of_a_thread_and_hangs_up_is_heard():
+    async with serving(refusing(ends=True)) as (url, _):
+        pool = Pool(PoolSettings(read=LIMIT, write=LIMIT))
+        with httpx.Client(transport=pool.for_threads, timeout=pool.timeout, trust_env=False) as client:
+            answer = await asyncio.to_thread(client.post, url, content=bytes(32 << 20))
+        assert (answer.status_code, answer.content) == (413, b"no")
+        pool.close()
+
+
+@pytest.mark.parametrize(("answer", "error"), [(REFUSAL, httpcore.WriteError), (b"", httpcore.WriteTimeout)])
+def test_a_thread_that_cannot_write_on_reads_if_an_answer_is_here(answer, error):
+    """httpcore reads after a `WriteError`."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stream = Backend().connect_tcp(*listening.getsockname(), timeout=LIMIT)
+        other, _ = listening.accept()
+        with other, contextlib.closing(stream):
+            other.sendall(answer)
+            if answer:
+                select.select([stream.get_extra_info("socket")], [], [], LIMIT)
+            with pytest.raises(error):
+                stream.write(bytes(32 << 20), timeout=0.1)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n"])
+@pytest.mark.parametrize("body", ["whole", "parts"])
+async def test_an_early_word_that_refuses_nothing_ends_no_upload(body, head):
+    size, part = 8 << 20, bytes(1 << 16)
+
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        await writer.drain()
+        await reader.readexactly(size)
+        writer.write((b"" if b"200" in head else ANSWER[:17] + b"content-length: 8\r\n\r\n") + b"%08d" % size)
+
+    async def parts():
+        for _ in range(size // len(part)):
+            yield part
+
+    content = bytes(size) if body == "whole" else parts()
+    async with serving(talk, read=LIMIT, write=LIMIT) as (url, client):
+        answer = await client.post(url, content=content, headers={"content-length": str(size)})
+        assert (answer.status_code, answer.content) == (200, b"%08d" % size)
+        assert client._transport._open == 1
+
+
+async def test_who_hangs_up_before_an_upload_has_come_is_not_waited_for():
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write_eof()
+        await asyncio.Event().wait()
+
+    async with serving(talk, read=LIMIT, write=LIMIT) as (url, client):
+        with pytest.raises(httpx.TransportError):
+            await client.post(url, content=bytes(32 << 20))
+        assert client._transport._open == 0
 
 
 # -- the same as httpx's ----------------------------------------------------------------------------------------------

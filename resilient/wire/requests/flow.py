@@ -463,9 +463,10 @@ def outgoing(
         if params:
             url = url.copy_merge_params(params)
     own = request_log.own_headers if request_facts.trusted else ()
-    if not added and not own and not state.bare and url is request.url:
+    is_chunked = "transfer-encoding" in request.headers  # then a length beside it is forbidden (RFC 9112, 6.2)
+    if not added and not own and not state.bare and url is request.url and not is_chunked:
         return request
-    names = {name.lower().encode("ascii") for name in added}
+    names = {name.lower().encode("ascii") for name in added} | ({b"content-length"} if is_chunked else set())
     kept = [
         pair for pair in request.headers.raw
         if (lower := pair[0].lower()) not in names and (not state.bare or lower in BARE)

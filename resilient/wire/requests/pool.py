@@ -22,9 +22,10 @@ from resilient.core.base import bounds
 from resilient.core.base.loggers import apart
 from resilient.wire.requests import redact
 from resilient.wire.requests.guard import GUARDED, PublicNetwork, PublicNetworkSync
-from resilient.wire.requests.http11 import Connection, Network, decrypts
+from resilient.wire.requests.http11 import Connection
 from resilient.wire.requests.proxy import ProxyTransport, SyncProxyTransport
 from resilient.wire.requests.sockets import Backend
+from resilient.wire.requests.streams import Network, decrypts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

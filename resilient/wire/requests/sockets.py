@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpcore
 
+from resilient.wire.requests.streams import is_readable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -157,7 +159,12 @@ class _Stream(httpcore.NetworkStream):
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         with line().waiting(self._socket, httpcore.WriteTimeout):
-            self._inner.write(buffer, timeout)
+            try:
+                self._inner.write(buffer, timeout)
+            except httpcore.WriteTimeout:
+                if is_readable(self._socket):  # it may be refused already: httpcore goes on to read
+                    raise httpcore.WriteError from None
+                raise
 
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
