@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilient.core.gates.rate_limit import (
-    FRESH,
+    FULL,
     Limit,
     LimitState,
     available,
@@ -21,7 +21,7 @@ from resilient.core.gates.rate_limit import (
 NOW = 1_900_000_000.0
 
 
-def spend(limit, gaps, costs, state=FRESH):
+def spend(limit, gaps, costs, state=FULL):
     """Draw at these moments whatever fits; [(time, cost)] of what went through."""
     at, passed = NOW, []
     for gap, cost in zip(gaps, costs, strict=True):
@@ -74,7 +74,7 @@ def test_a_bucket_holds_what_it_says(gaps, burst):
 )
 def test_the_greediest_flow_keeps_the_promise_and_gets_most_of_the_rate(rate, per):
     """A full bucket, then every unit at the first moment it fits: the worst there is."""
-    limit, state, at, times = Limit(rate, per), FRESH, NOW, []
+    limit, state, at, times = Limit(rate, per), FULL, NOW, []
     while at < NOW + 3 * limit.per / min(1, rate):
         (state,) = draw([(limit, state)], 1, at).states
         times.append((at, 1))
@@ -88,7 +88,7 @@ def test_the_greediest_flow_keeps_the_promise_and_gets_most_of_the_rate(rate, pe
 )
 def test_how_much_of_a_rate_is_used(rate, per, of_many, afterwards):
     """On average of 20 windows: the first ones, where the burst counts, and those after the first."""
-    limit, state, at, times = Limit(rate, per), FRESH, NOW, []
+    limit, state, at, times = Limit(rate, per), FULL, NOW, []
     while at < NOW + 21 * per:
         (state,) = draw([(limit, state)], 1, at).states
         times.append(at - NOW)
@@ -99,20 +99,20 @@ def test_how_much_of_a_rate_is_used(rate, per, of_many, afterwards):
 
 def test_a_burst_then_one_at_a_time():
     limit = Limit(2, 1, burst=3)
-    state = FRESH
+    state = FULL
     assert available(limit, state, NOW) == 3
     for left in (2, 1, 0):
         (state,) = draw([(limit, state)], 1, NOW).states
         assert available(limit, state, NOW) == pytest.approx(left, abs=1e-5)
     refused = draw([(limit, state)], 1, NOW)
-    assert (refused.granted, refused.until) == (False, pytest.approx(NOW + 0.5, abs=1e-3))
+    assert (refused.granted, refused.at) == (False, pytest.approx(NOW + 0.5, abs=1e-3))
     assert refused.states == (state,)
     assert draw([(limit, state)], 1, NOW + 0.5).granted
     assert available(limit, state, NOW + 100) == 3  # never more than the bucket
 
 
 def test_a_wait_reserves_its_place():
-    limit, state = Limit(1, 1, burst=1), FRESH
+    limit, state = Limit(1, 1, burst=1), FULL
     waits = []
     for _ in range(4):
         found = draw([(limit, state)], 1, NOW, patience=2.0)
@@ -124,19 +124,19 @@ def test_a_wait_reserves_its_place():
 
 def test_all_or_nothing():
     fast, slow = Limit(100, 1, burst=100), Limit(1, 10, burst=1)
-    first = draw([(fast, FRESH), (slow, FRESH)], 1, NOW)
+    first = draw([(fast, FULL), (slow, FULL)], 1, NOW)
     assert first.granted
     second = draw([(fast, first.states[0]), (slow, first.states[1])], 1, NOW)
-    assert (second.granted, second.by, second.until) == (False, 1, pytest.approx(NOW + 10, abs=1e-3))
+    assert (second.granted, second.by, second.at) == (False, 1, pytest.approx(NOW + 10, abs=1e-3))
     assert second.states == first.states
 
 
 def test_a_cost_above_the_burst_waits_for_a_longer_rest():
     limit = Limit(10, 10, burst=2)
-    assert draw([(limit, FRESH)], 8, NOW).granted  # idle for ever
+    assert draw([(limit, FULL)], 8, NOW).granted  # idle for ever
     state = LimitState(tat=NOW)
     found = draw([(limit, state)], 8, NOW)
-    assert (found.granted, found.until) == (False, pytest.approx(NOW + 6, abs=1e-3))
+    assert (found.granted, found.at) == (False, pytest.approx(NOW + 6, abs=1e-3))
 
 
 def test_giving_back_undoes_a_draw():
@@ -148,7 +148,7 @@ def test_giving_back_undoes_a_draw():
 
 
 def test_a_place_with_others_behind_it_does_not_come_back():
-    limit, state, ends = Limit(4, 1), FRESH, []
+    limit, state, ends = Limit(4, 1), FULL, []
     for _ in range(3):
         (state,) = draw([(limit, state)], 1, NOW, patience=2.0).states
         ends.append(state.tat)
@@ -161,7 +161,7 @@ def test_a_place_with_others_behind_it_does_not_come_back():
 def test_an_answer_that_cost_less_takes_no_moment_from_those_who_wait():
     one, ten = Limit(4, 1), Limit(100, 1)
     for limit, back in ((one, 0), (ten, 9)):
-        (first,) = draw([(limit, FRESH)], 10, NOW).states
+        (first,) = draw([(limit, FULL)], 10, NOW).states
         (then,) = draw([(limit, first)], 1, NOW, patience=60).states
         after = refund(limit, then, 10, NOW, first.tat)
         assert then.tat - after.tat == pytest.approx(back * limit.interval, abs=1e-3)
@@ -169,7 +169,7 @@ def test_an_answer_that_cost_less_takes_no_moment_from_those_who_wait():
 
 def test_a_limit_counts_a_request_when_another_lets_it_go():
     own, shared = Limit(4, 1), Limit(100, 1, burst=1)
-    found = draw([(shared, LimitState(tat=NOW + 1.5)), (own, FRESH)], 1, NOW, patience=2.0)
+    found = draw([(shared, LimitState(tat=NOW + 1.5)), (own, FULL)], 1, NOW, patience=2.0)
     assert (found.wait, found.by) == (pytest.approx(1.5), 0)
     assert found.states[1].tat == pytest.approx(NOW + 1.5 + own.interval, abs=1e-3)
 
@@ -178,7 +178,7 @@ class Places:
     """Draws from limits that several accounts share, of which some are never sent, in the order of time."""
 
     def __init__(self, shared, *own):
-        self.limits, self.states = (shared, *own), [FRESH] * (1 + len(own))
+        self.limits, self.states = (shared, *own), [FULL] * (1 + len(own))
         self.at, self.sent, self.unsent = NOW, [], []  # (moment, account); (moment it is known, account, tats)
 
     def draw(self, account, lead, back_after):
@@ -190,10 +190,10 @@ class Places:
         for i, state in zip(indices, found.states, strict=True):
             self.states[i] = state
         if back_after is None:
-            self.sent.append((found.until, account))
+            self.sent.append((found.at, account))
         else:
             tats = [state.tat for state in found.states]
-            self.unsent.append((self.at + back_after * (found.until - self.at), account, tats))
+            self.unsent.append((self.at + back_after * (found.at - self.at), account, tats))
 
     def advance(self, gap):
         self.at += gap
@@ -235,7 +235,7 @@ def test_places_that_wait_and_places_that_come_back_are_nobodys_excess(steps, ra
 # -- the server's word ---------------------------------------------------------------------------------------
 
 
-def told(remaining, reset_in, sent_at=NOW, state=FRESH):
+def told(remaining, reset_in, sent_at=NOW, state=FULL):
     return observe(state, remaining, NOW + reset_in, sent_at)
 
 
@@ -252,7 +252,7 @@ def test_what_the_server_has_left_is_not_exceeded_and_spread():
         (state,) = found.states
     assert times == pytest.approx([0, 5, 10, 15, 20, 25, 30, 35, 40, 45], abs=0.01)
     refused = draw([(limit, state)], 1, NOW + 46)
-    assert (refused.granted, refused.until >= NOW + 50) == (False, True)
+    assert (refused.granted, refused.at >= NOW + 50) == (False, True)
 
 
 def test_plenty_left_changes_nothing_but_the_end():
@@ -260,7 +260,7 @@ def test_plenty_left_changes_nothing_but_the_end():
     state = told(400, 5)
     assert pace(limit, state, NOW) == (limit.interval, 400)
     assert draw([(limit, state)], 400, NOW).granted
-    assert draw([(limit, state)], 401, NOW).until == NOW + 5
+    assert draw([(limit, state)], 401, NOW).at == NOW + 5
 
 
 def test_nothing_left_waits_for_the_reset():

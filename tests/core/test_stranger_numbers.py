@@ -15,7 +15,7 @@ from resilient.core.base.errors import FailureKind
 from resilient.core.base.exchange import AnswerFacts, RequestFacts
 from resilient.core.gates.admission import Level, ResourceFacts, admit
 from resilient.core.gates.policy import Policy, Tenancy
-from resilient.core.gates.rate_limit import FRESH, Limit, available, draw, give_back, observe, ready_at, refund
+from resilient.core.gates.rate_limit import FULL, Limit, available, draw, give_back, observe, ready_at, refund
 from resilient.core.gates.retry_after import cooled
 from resilient.core.provider.classify import classify, cost_of
 from resilient.core.provider.facts import Provider
@@ -84,7 +84,7 @@ def test_no_budget_binds_others_or_lasts(found, tenancy):
 def walk(told):
     """The limit goes on working with what it was told."""
     now, limit = NOW.timestamp(), told.limit
-    state = observe(FRESH, told.remaining, told.reset_at, told.sent_at)
+    state = observe(FULL, told.remaining, told.reset_at, told.sent_at)
     assert available(limit, state, now) >= 0
     assert now <= ready_at(limit, state, 1, now) <= now + DAY + limit.per
     drawn = draw([(limit, state)], 1, now, patience=2 * DAY)

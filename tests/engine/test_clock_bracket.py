@@ -34,8 +34,8 @@ def test_a_clock_that_was_set_begins_anew():
     bracket = ClockBracket()
     for n in range(10):
         bracket.learn(5000.0 + n, 100.0 + n, 100.001 + n)
-    assert bracket.settled
+    assert bracket.is_narrowest
     bracket.learn(9000.0, 120.0, 120.01)
-    assert not bracket.settled
+    assert not bracket.is_narrowest
     assert bracket.earliest(9000.0) == pytest.approx(120.0)
     assert bracket.latest(9000.0) == pytest.approx(120.01)

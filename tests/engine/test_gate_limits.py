@@ -162,7 +162,7 @@ async def test_leases_never_pass_the_limit(database, make):
         while loop.time() < end:
             try:
                 ticket = await gate.admit("p/a")
-                while gate.is_late(ticket) or (at := loop.time()) > ticket.place.until:  # it stood still on the way
+                while gate.is_late(ticket) or (at := loop.time()) > ticket.place.deadline:  # it stood still on the way
                     await gate.again(ticket)
                 times.append(at)
             except ResourceStopped:

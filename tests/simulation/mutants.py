@@ -126,7 +126,7 @@ def refresh_waited_for():
 def places_taken_twice():
     """A place in a limit's queue that is not used comes back also while others wait behind it."""
     assert rate_limit.give_back
-    rate_limit.give_back = lambda limit, state, units, now, _until: rate_limit.refund(limit, state, units, now)
+    rate_limit.give_back = lambda limit, state, units, now, _tat: rate_limit.refund(limit, state, units, now)
 
 
 def levels_count_early():

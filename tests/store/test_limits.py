@@ -22,7 +22,7 @@ def states(database, *keys):
 def test_draws_share_one_state(clock, database):
     found = draw(database, *[Ask((("p/a", SLOW),)) for _ in range(3)])
     assert [x.draw.granted for x in found] == [True, True, False]
-    assert found[2].draw.until == pytest.approx(clock.now().timestamp() + 10, abs=1e-3)
+    assert found[2].draw.at == pytest.approx(clock.now().timestamp() + 10, abs=1e-3)
     assert not draw(database, Ask((("p/a", SLOW),)))[0].draw.granted
     assert draw(database, Ask((("p/b", SLOW),)))[0].draw.granted
     clock.advance(10)
@@ -68,11 +68,11 @@ def test_a_place_in_the_middle_of_a_queue_is_given_to_nobody_else(clock, databas
     _, first, *_, last = draw(database, *[ask] * 4)
     unsent = [limits.Settled("p/a", limit, -1.0, first.tats[0], unsent=True)]
     (later,) = draw(database, ask, settled=unsent)
-    assert later.draw.until == pytest.approx(last.draw.until + limit.interval, abs=1e-3)
+    assert later.draw.at == pytest.approx(last.draw.at + limit.interval, abs=1e-3)
     both = [limits.Settled("p/a", limit, -1.0, one.tats[0], unsent=True) for one in (last, later)]
     (again,) = draw(database, ask, settled=both)
-    assert again.draw.until == pytest.approx(last.draw.until, abs=1e-3)
-    assert again.draw.until == pytest.approx(now + 3 * limit.interval, abs=1e-3)
+    assert again.draw.at == pytest.approx(last.draw.at, abs=1e-3)
+    assert again.draw.at == pytest.approx(now + 3 * limit.interval, abs=1e-3)
 
 
 def test_one_level_counts_when_another_lets_it_go(clock, database):
@@ -80,7 +80,7 @@ def test_one_level_counts_when_another_lets_it_go(clock, database):
     shared, own = Limit(100, 1, burst=1, name="app"), Limit(4, 1, name="own")
     draw(database, settled=[limits.Settled("p", shared, 190.0)])
     found = draw(database, *[Ask((("p", shared), ("p/a", own)), patience=9.0) for _ in range(3)])
-    times = [one.draw.until for one in found]
+    times = [one.draw.at for one in found]
     assert times[0] == pytest.approx(clock.now().timestamp() + 1.9, abs=1e-3)
     assert [b - a for a, b in pairwise(times)] == [pytest.approx(own.interval, abs=1e-3)] * 2
 
@@ -91,7 +91,7 @@ def test_what_the_server_says_holds_for_the_next_draw(clock, database):
     database.transaction_sync(limits.observe, [Observation("p/a", wide, 1, now + 30, now)])
     assert draw(database, Ask((("p/a", wide),)))[0].draw.granted
     refused = draw(database, Ask((("p/a", wide),)))[0].draw
-    assert (refused.granted, refused.until) == (False, pytest.approx(now + 30, abs=1e-3))
+    assert (refused.granted, refused.at) == (False, pytest.approx(now + 30, abs=1e-3))
     late = Observation("p/a", wide, 900, now + 30, now - 1)
     database.transaction_sync(limits.observe, [late])
     assert not draw(database, Ask((("p/a", wide),)))[0].draw.granted

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from resilient import Limit
-from resilient.core.gates.rate_limit import FRESH
+from resilient.core.gates.rate_limit import FULL
 from resilient.core.jobs.outcomes import Transition
 from resilient.core.schedules import cron
 from resilient.core.schedules.schedule import Spec, Template
@@ -312,7 +312,7 @@ def test_each_limit_is_read(database, meet):
     hold = "UPDATE resilient_rate_limit SET tat = 5 WHERE resource_key LIKE 'a/%'"
     found = meet(hold, limits._lock, ids)
     assert {state.tat for state in found.values()} == {5.0}
-    assert FRESH not in found.values()
+    assert FULL not in found.values()
 
 
 def test_each_draw_counts(database, meet, read_all):

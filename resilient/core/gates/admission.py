@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resilient.core.gates.breaker import BreakerFacts, elect, electable, ramp_allowance, ramp_step
 from resilient.core.gates.learnt import FEWEST, allowance, current
-from resilient.core.gates.rate_limit import FRESH, LEARNT, Limit, LimitState, available, ready_at, take
+from resilient.core.gates.rate_limit import FULL, LEARNT, Limit, LimitState, available, ready_at, take
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -257,7 +257,7 @@ def _room(level: Level, most: int, now: datetime, priority: int) -> tuple[int, S
     if policy.limits:
         epoch = now.timestamp()
         for limit in policy.limits:
-            state = level.limits.get(limit.name, FRESH)
+            state = level.limits.get(limit.name, FULL)
             ahead = LOOK_AHEAD if limit.counts == "requests" else 0.0
             units = available(limit, state, epoch, ahead)
             begun = level.running if _is_window(limit) else 0  # the running jobs may not have drawn yet
@@ -289,7 +289,7 @@ def _of_what_is_left(
     """
     kept = level.policy.kept_from(priority)
     for limit in (*level.policy.request_limits, *level.stated) if kept else level.stated:
-        state = level.limits.get(limit.name, FRESH)
+        state = level.limits.get(limit.name, FULL)
         if state.remaining is None or state.reset_at is None or state.reset_at <= now.timestamp():
             continue
         units = state.remaining - kept * limit.rate
@@ -309,7 +309,7 @@ def _with_started(level: Level, count: int, now: datetime, owner: str) -> Level:
         return level
     if policy.limits:
         epoch = now.timestamp()
-        drawn = {x.name: take(x, limits.get(x.name, FRESH), float(count), epoch) for x in policy.limits}
+        drawn = {x.name: take(x, limits.get(x.name, FULL), float(count), epoch) for x in policy.limits}
         limits = {**limits, **drawn}
     if facts.breaker.state != "closed":
         facts = replace(facts, breaker=elect(facts.breaker, owner, policy.breaker, now), revision=facts.revision + 1)

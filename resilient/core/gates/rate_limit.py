@@ -182,8 +182,6 @@ def _lease(span: float) -> float:
 
 # -- draws ------------------------------------------------------------------------------------------------------------
 #
-# Rate limits: the generic cell rate algorithm on one number, several limits at once, the server on top.
-#
 # A limit's state is `tat`, the "theoretical arrival time" in epoch seconds: when everything drawn so far will have come
 # back. A draw of ``cost`` fits once ``tat + (cost - capacity) * interval`` has passed. By the same rule a cost above
 # the capacity waits for the units above it, so a big request keeps the promise of `Limit`, too.
@@ -215,19 +213,20 @@ class LimitState(NamedTuple):
     observed_at: float | None = None
 
 
-FRESH: Final = LimitState()
+FULL: Final = LimitState()  # a bucket that nobody has drawn from
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Granted after ``wait`` seconds with the new ``states``, or refused until ``until``.
+    """Granted, to be sent ``wait`` seconds from now, with the new ``states``; or refused.
 
-    ``by`` is the index of the limit that made the draw wait longest.
+    ``at`` (epoch seconds): when it is to be sent, or would fit. ``by`` is the index of the limit that made the draw
+    wait longest.
     """
 
     granted: bool
     wait: float
-    until: float
+    at: float
     by: int
     states: tuple[LimitState, ...]
 
@@ -278,28 +277,28 @@ def take(limit: Limit, state: LimitState, cost: float, now: float, at: float | N
     return LimitState(start + cost * interval, remaining, state.reset_at, state.observed_at)
 
 
-def give_back(limit: Limit, state: LimitState, units: float, now: float, until: float) -> LimitState:
+def give_back(limit: Limit, state: LimitState, units: float, now: float, tat: float) -> LimitState:
     """The state with ``units`` that were drawn and never sent put back, if nobody has drawn since.
 
-    ``until``: the `tat` that their draw led to. The part of it that has passed does not come back: the bucket has
+    ``tat``: the one that their draw led to. The part of it that has passed does not come back: the bucket has
     refilled meanwhile.
     """
     state = _unspent(state, units)
-    if abs(state.tat - until) > _EPSILON:
+    if abs(state.tat - tat) > _EPSILON:
         return state
-    return _lowered(limit, state, units, now, until)
+    return _lowered(limit, state, units, now, tat)
 
 
-def refund(limit: Limit, state: LimitState, units: float, now: float, until: float | None = None) -> LimitState:
-    """The state after an answer said that its request cost ``units`` less than was drawn; ``until`` as for `give_back`.
+def refund(limit: Limit, state: LimitState, units: float, now: float, tat: float | None = None) -> LimitState:
+    """The state after an answer said that its request cost ``units`` less than was drawn; ``tat`` as for `give_back`.
 
     While later draws wait for their moments, fewer units come back, so that the last of them keeps its moment.
     """
     state = _unspent(state, units)
     interval, capacity = pace(limit, state, now)
-    if until is not None and state.tat > until and state.tat - capacity * interval > now:
+    if tat is not None and state.tat > tat and state.tat - capacity * interval > now:
         units = min(units, capacity - 1)
-    return _lowered(limit, state, units, now, until)
+    return _lowered(limit, state, units, now, tat)
 
 
 def _unspent(state: LimitState, units: float) -> LimitState:
@@ -309,33 +308,27 @@ def _unspent(state: LimitState, units: float) -> LimitState:
     return LimitState(state.tat, state.remaining + units, state.reset_at, state.observed_at)
 
 
-def _lowered(limit: Limit, state: LimitState, units: float, now: float, until: float | None) -> LimitState:
+def _lowered(limit: Limit, state: LimitState, units: float, now: float, tat: float | None) -> LimitState:
     interval, _ = pace(limit, state, now)
-    back = units * interval if until is None else max(0.0, min(units * interval, until - now))
+    back = units * interval if tat is None else max(0.0, min(units * interval, tat - now))
     return LimitState(state.tat - back, state.remaining, state.reset_at, state.observed_at)
 
 
 def draw(limits: Sequence[tuple[Limit, LimitState]], cost: float, now: float, patience: float = 0.0) -> Draw:
     """Draw ``cost`` from all limits or from none; a draw may wait at most ``patience`` seconds for its place."""
-    until, by = now, 0
+    at, by = now, 0
     for index, (limit, state) in enumerate(limits):
-        at = ready_at(limit, state, cost, now)
-        if at > until:
-            until, by = at, index
-    if until - now > patience:
-        return Draw(granted=False, wait=0.0, until=until, by=by, states=tuple(state for _, state in limits))
-    moments = [
-        None if i == by else until for i in range(len(limits))
-    ]  # the limit that delays it counts by its own `tat`
-    states = tuple(take(limit, state, cost, now, at) for (limit, state), at in zip(limits, moments, strict=True))
-    return Draw(granted=True, wait=until - now, until=until, by=by, states=states)
+        if (ready := ready_at(limit, state, cost, now)) > at:
+            at, by = ready, index
+    if at - now > patience:
+        return Draw(granted=False, wait=0.0, at=at, by=by, states=tuple(state for _, state in limits))
+    moments = [None if i == by else at for i in range(len(limits))]  # the limit that delays it counts by its own `tat`
+    states = tuple(take(limit, state, cost, now, one) for (limit, state), one in zip(limits, moments, strict=True))
+    return Draw(granted=True, wait=at - now, at=at, by=by, states=states)
 
 
 def observe(state: LimitState, remaining: float, reset_at: float, started_at: float) -> LimitState:
-    """The state after an answer stated ``remaining``; ``started_at`` is when its request was sent.
-
-    See the top of this file.
-    """
+    """The state after an answer stated ``remaining``; ``started_at`` is when its request was sent."""
     if state.observed_at is not None and started_at < state.observed_at:
         return state
     if state.remaining is not None and state.reset_at is not None and reset_at <= state.reset_at + _SAME_WINDOW:

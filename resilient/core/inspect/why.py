@@ -23,7 +23,7 @@ from resilient.core.base.phrases import brief, counted, error_line, learnt_limit
 from resilient.core.base.resource_key import is_below, may_hold, serves
 from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit
 from resilient.core.gates.learnt import summary
-from resilient.core.gates.rate_limit import FRESH
+from resilient.core.gates.rate_limit import FULL
 from resilient.core.jobs import marks
 from resilient.core.jobs.outcomes import LEAST_STUCK, share_of_key
 from resilient.core.jobs.records import Count, JobInfo, plain
@@ -287,7 +287,7 @@ def _budget(stop: Stop, level: Level, now: datetime, priority: int) -> str | Non
     kept, epoch = level.policy.kept_from(priority), now.timestamp()
     for limit in dict.fromkeys((*level.policy.request_limits, *level.stated)):
         name = limit.name
-        state = level.limits.get(name, FRESH)
+        state = level.limits.get(name, FULL)
         if state.remaining is None or state.reset_at is None or state.reset_at <= epoch:
             continue
         units = state.remaining - kept * limit.rate

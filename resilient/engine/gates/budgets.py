@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from resilient.core.base.budgets import Budget
-    from resilient.engine.gates.drawing import Path
+    from resilient.engine.gates.drawing import Limits
 
 MOST: Final = 8  # names of one provider
 _SURE: Final = 5  # requests of a kind, one after the other, that counted for the same budget
@@ -241,11 +241,11 @@ class Reach:
     of their name.
     """
 
-    own: Path
-    named: Path
+    own: Limits
+    named: Limits
 
     @classmethod
-    def of(cls, declared: Path, key: str, tenancy: Tenancy = Tenancy.SHARED) -> Reach:
+    def of(cls, declared: Limits, key: str, tenancy: Tenancy = Tenancy.SHARED) -> Reach:
         """The limits on the path of ``key``; a root's own requests speak about the root."""
         own = declared if depth(key) == 1 else tuple(one for one in declared if depth(one[0]) > 1)
         return cls(own, own if tenancy is Tenancy.APART else declared)

@@ -6,10 +6,11 @@ and spends them without asking; what is left over goes back with the next draw, 
 draw that must wait a moment has reserved its place; one that would wait longer is refused, and so are those
 behind it until that time, without asking the database.
 
-A draw is for a moment of the database's clock, and good for a short while (`Place.until`): a request that reaches its
-socket later, because the commit was slow, a connection had to be opened or the process stood still, draws again, for a
-moment far enough ahead to be on time then (`lead`). So what goes over all sockets keeps to the limit, not only what was
-drawn. A slow commit makes every path's draws late; a connection that opens slowly, those of its own path alone.
+A draw is for a moment of the database's clock, and good for a short while (`Place.deadline`): a request that reaches
+its socket later, because the commit was slow, a connection had to be opened or the process stood still, draws again,
+for a moment far enough ahead to be on time then (`lead`). So what goes over all sockets keeps to the limit, not only
+what was drawn. A slow commit makes every path's draws late; a connection that opens slowly, those of its own path
+alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from resilient.core.base.loggers import apart, logger
 from resilient.core.base.resource_key import depth
 from resilient.core.gates.rate_limit import ROAD, Limit
 from resilient.core.jobs.backoff import retry_pause
-from resilient.store.gates import limits
+from resilient.store.gates import limits as store
 from resilient.store.gates.limits import Settled
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 log = logger("gate")
 PATIENCE: Final = 2.0  # seconds a request may wait in place
-Path = tuple[tuple[str, "Limit"], ...]  # (resource, limit) of every request limit on a request's path
-FRESH: Final = ROAD / 2  # seconds a draw is good for; the other half is for the way from the last look to the socket
+Limits = tuple[tuple[str, "Limit"], ...]  # (resource, limit) of every request limit on a request's path
+GRACE: Final = ROAD / 2  # seconds a draw is good for; the other half is for the way from the last look to the socket
 LEAST_LEAD, LONGEST_LEAD = 0.005, 1.0  # seconds
 _BATCH: Final = 500  # draws in one transaction
 _MOST_PURSES: Final = 10_000
@@ -53,11 +54,11 @@ _AWAY: Final = 5.0  # seconds a job waits if the database does not answer
 class Purse:
     """What this worker holds of one path of limits: units that were leased, to be spent without asking."""
 
-    path: Path
+    limits: Limits
     chunk: int  # units worth leasing at once; below 2: none
     lease: float  # seconds
     units: float = 0.0  # leased and not spent
-    until: float = 0.0  # monotonic
+    lease_end: float = 0.0  # monotonic
     tats: tuple[float, ...] = ()  # of each limit, its theoretical arrival time (GCRA) after the lease
     lead: float = 0.0  # seconds; how far ahead its draws must be to be on time
     draws: int = 0  # in the present lease's time
@@ -76,7 +77,7 @@ class Purse:
 
     def spend(self, cost: float, at: float) -> bool:
         """Take from the leased units."""
-        if self.units < cost or at >= self.until:
+        if self.units < cost or at >= self.lease_end:
             return False
         self.units -= cost
         return True
@@ -84,19 +85,19 @@ class Purse:
     def empty(self) -> list[Settled]:
         """Take out the leased units that nobody spent."""
         units, self.units = self.units, 0.0
-        of_path = zip(self.path, self.tats, strict=True) if units else ()
-        return [Settled(key, limit, -units, tat, unsent=True) for (key, limit), tat in of_path]
+        limits = zip(self.limits, self.tats, strict=True) if units else ()
+        return [Settled(key, limit, -units, tat, unsent=True) for (key, limit), tat in limits]
 
 
 @dataclass(slots=True)
 class Place:
-    """One draw: when to send (monotonic), until when at the latest, and what `Settled` needs to give it back."""
+    """One draw: when to send (monotonic), when at the latest, and what `Settled` needs to give it back."""
 
     purse: Purse
     cost: float
     send_at: float
-    until: float
-    slot: float  # the earliest the moment it was drawn for can be, monotonic
+    deadline: float
+    earliest: float  # monotonic; the moment that it was drawn for is not before
     tats: tuple[float, ...]
     arrived: float  # monotonic; when it was drawn
 
@@ -132,12 +133,12 @@ class Drawing:
         self._failures = 0  # transactions in a row that failed
         self._pause: asyncio.TimerHandle | None = None  # at its end settlements that failed are tried again
 
-    async def draw(self, path: Path, cost: float) -> Place:
-        """Draw ``cost`` from every limit of ``path``; send at `Place.send_at`. Raises `ResourceStopped`."""
-        purse, at = self._purse(path), self._monotonic()
+    async def draw(self, limits: Limits, cost: float) -> Place:
+        """Draw ``cost`` from each of ``limits``; send at `Place.send_at`. Raises `ResourceStopped`."""
+        purse, at = self._purse(limits), self._monotonic()
         purse.count(at)
         if purse.spend(cost, at):
-            return Place(purse, cost, at, purse.until + FRESH, at, purse.tats, at)
+            return Place(purse, cost, at, purse.lease_end + GRACE, at, purse.tats, at)
         self._refuse_if_shut(purse, cost)
         lead = max(purse.lead, self._lead)
         waiting = _Waiting(purse, cost, asyncio.get_running_loop().create_future(), lead)
@@ -150,37 +151,37 @@ class Drawing:
             self._cancelled(waiting)
             raise
         if not drawn.draw.granted:
-            purse.shut_until, purse.shut_cost = drawn.draw.until, cost
-            purse.shut_by = path[drawn.draw.by][0]
+            purse.shut_until, purse.shut_cost = drawn.draw.at, cost
+            purse.shut_by = limits[drawn.draw.by][0]
             raise self._stopped(purse)
         return self._place(purse, cost, drawn)
 
     def _place(self, purse: Purse, cost: float, drawn: Drawn) -> Place:
-        slot, send_at = self._clocks.earliest(drawn.draw.until), self._clocks.latest(drawn.draw.until)
-        until = slot + purse.lease + FRESH
-        if self._clocks.settled:  # the bracket will get no narrower: it is sent as soon as it surely may be
-            until = max(until, send_at + FRESH / 2)
-        return Place(purse, cost, send_at, until, slot, drawn.tats, self._monotonic())
+        earliest, send_at = self._clocks.earliest(drawn.draw.at), self._clocks.latest(drawn.draw.at)
+        deadline = earliest + purse.lease + GRACE
+        if self._clocks.is_narrowest:  # it is sent as soon as it surely may be
+            deadline = max(deadline, send_at + GRACE / 2)
+        return Place(purse, cost, send_at, deadline, earliest, drawn.tats, self._monotonic())
 
     def is_late(self, place: Place) -> bool:
         """Whether a request may not be sent on this draw any more. May be asked from any thread."""
-        return self._monotonic() > place.until
+        return self._monotonic() > place.deadline
 
     async def draw_again(self, place: Place) -> Place:
         """Another draw for one that is late. Raises `ResourceStopped`."""
-        if place.arrived > place.until:
-            self._lead = _ahead(place.arrived - place.slot)
+        if place.arrived > place.deadline:
+            self._lead = _ahead(place.arrived - place.earliest)
         else:
-            place.purse.lead = _ahead(self._monotonic() - place.slot)
+            place.purse.lead = _ahead(self._monotonic() - place.earliest)
         self._settled += place.purse.empty()  # leased at the same time, and as late
         self.give_back(place)
-        return await self.draw(place.purse.path, place.cost)
+        return await self.draw(place.purse.limits, place.cost)
 
     def give_back(self, place: Place) -> None:
         """Nothing was sent on this draw: its units come back with the next transaction, if nobody has drawn since."""
         place.purse.shut_until = 0.0  # so the next request asks again
-        for (key, limit), until in zip(place.purse.path, place.tats, strict=True):
-            self._settled.append(Settled(key, limit, -place.cost, until, unsent=True))
+        for (key, limit), tat in zip(place.purse.limits, place.tats, strict=True):
+            self._settled.append(Settled(key, limit, -place.cost, tat, unsent=True))
         self._start()
 
     def settle(self, place: Place, units: float, *, shared: bool = True) -> None:
@@ -192,13 +193,13 @@ class Drawing:
         if units < 0:
             place.purse.shut_until = 0.0
         if units:
-            path = place.purse.path
-            most = min((limit.rate for key, limit in path if depth(key) > 1), default=float("inf"))
-            for (key, limit), until in zip(path, place.tats, strict=True):
+            limits = place.purse.limits
+            most = min((limit.rate for key, limit in limits if depth(key) > 1), default=float("inf"))
+            for (key, limit), tat in zip(limits, place.tats, strict=True):
                 if depth(key) > 1:
-                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS), until))
+                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS), tat))
                 elif shared:
-                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS, most), until))
+                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS, most), tat))
             self._start()
 
     def observe(self, observation: Observation) -> None:
@@ -219,7 +220,7 @@ class Drawing:
         if observations := self._observations:
             self._observations = {}
             try:
-                await self._database.transaction(limits.observe, list(observations.values()))
+                await self._database.transaction(store.observe, list(observations.values()))
             except DatabaseUnreachable:
                 newer, self._observations = self._observations, observations
                 for one in newer.values():
@@ -241,15 +242,15 @@ class Drawing:
             self._rounds.append(end)
             await end
 
-    def _purse(self, path: Path) -> Purse:
-        id_ = tuple((key, limit.name) for key, limit in path)
+    def _purse(self, limits: Limits) -> Purse:
+        id_ = tuple((key, limit.name) for key, limit in limits)
         purse = self._purses.get(id_)
-        if purse is None or purse.path != path:
+        if purse is None or purse.limits != limits:
             if len(self._purses) >= _MOST_PURSES:
                 self._purses.clear()
-            lease = min(limit.lease for _, limit in path)
-            chunk = int(min(lease / limit.interval for _, limit in path))
-            purse = self._purses[id_] = Purse(path, chunk if chunk >= _LEAST_LEASE else 0, lease)
+            lease = min(limit.lease for _, limit in limits)
+            chunk = int(min(lease / limit.interval for _, limit in limits))
+            purse = self._purses[id_] = Purse(limits, chunk if chunk >= _LEAST_LEASE else 0, lease)
         return purse
 
     def _refuse_if_shut(self, purse: Purse, cost: float) -> None:
@@ -313,40 +314,40 @@ class Drawing:
             until = self._now() + timedelta(seconds=_AWAY)
             for w in batch:
                 if not w.answer.done():
-                    w.answer.set_exception(ResourceStopped(w.purse.path[0][0], "database", until))
+                    w.answer.set_exception(ResourceStopped(w.purse.limits[0][0], "database", until))
             return
         self._failures = 0
         self._end_pause()
         self._take_in(batch, drawn)
 
-    def _ask(self, w: _Waiting, batch: list[_Waiting], settled: list[Settled]) -> limits.Ask:
+    def _ask(self, w: _Waiting, batch: list[_Waiting], settled: list[Settled]) -> store.Ask:
         """The ask for a draw; who leases anew gives back what is left, which was counted in a moment that is past."""
         more = self._more(w, batch)
         if more:
             settled += w.purse.empty()
-        return limits.Ask(w.purse.path, w.cost, PATIENCE, more, w.lead)
+        return store.Ask(w.purse.limits, w.cost, PATIENCE, more, w.lead)
 
-    def _take_in(self, batch: list[_Waiting], drawn: list[limits.Drawn]) -> None:
+    def _take_in(self, batch: list[_Waiting], drawn: list[store.Drawn]) -> None:
         for w, answer in zip(batch, drawn, strict=True):
             if answer.leased:
                 w.purse.units, w.purse.tats = answer.leased, answer.tats
-                w.purse.until = self._clocks.earliest(answer.now) + w.purse.lease
+                w.purse.lease_end = self._clocks.earliest(answer.now) + w.purse.lease
                 self._leased[id(w.purse)] = w.purse
             if not w.answer.done():
                 w.answer.set_result(answer)
             elif answer.draw.granted:  # cancelled meanwhile
                 self.give_back(self._place(w.purse, w.cost, answer))
 
-    async def _transaction(self, asks: list[limits.Ask], settled: list[Settled]) -> list[limits.Drawn]:
+    async def _transaction(self, asks: list[store.Ask], settled: list[Settled]) -> list[store.Drawn]:
         try:
             return await self._exchange(asks, settled)
         except Exception:  # noqa: BLE001 - once more: a deadlock or a cut connection is over by then
             await asyncio.sleep(0.05)
             return await self._exchange(asks, settled)
 
-    async def _exchange(self, asks: list[limits.Ask], settled: list[Settled]) -> list[limits.Drawn]:
+    async def _exchange(self, asks: list[store.Ask], settled: list[Settled]) -> list[store.Drawn]:
         before = self._monotonic()
-        drawn: list[limits.Drawn] = await self._database.transaction(limits.draw, asks, settled)
+        drawn: list[store.Drawn] = await self._database.transaction(store.draw, asks, settled)
         if drawn:
             self._clocks.learn(drawn[0].now, before, self._monotonic())
         return drawn
@@ -364,7 +365,7 @@ class Drawing:
     def _left_over(self) -> list[Settled]:
         """Leased units nobody spent in time."""
         at = self._monotonic()
-        over = [purse for purse in self._leased.values() if purse.until <= at]
+        over = [purse for purse in self._leased.values() if purse.lease_end <= at]
         for purse in over:
             del self._leased[id(purse)]
         return [one for purse in over for one in purse.empty()]
@@ -382,8 +383,6 @@ def _ahead(late: float) -> float:
 
 # -- clocks -----------------------------------------------------------------------------------------------------------
 #
-# Where a moment of the database's clock lies on this process's own clock: at the earliest, at the latest.
-#
 # Each exchange with the database that names its time brackets the difference of the two clocks: the time was read after
 # the question left and before the answer was here. The narrowest bracket of late is kept; drift widens it. A clock that
 # was set breaks it, and a new one begins.
@@ -393,7 +392,7 @@ _ENOUGH: Final = 8  # exchanges after which the bracket is as narrow as the way 
 
 
 class ClockBracket:
-    """See the top of this file. Moments of the database are epoch seconds, those of this process are monotonic."""
+    """Where a moment of the database's clock (epoch seconds) lies on this process's own (monotonic)."""
 
     def __init__(self) -> None:
         self._low = self._high = 0.0  # the database's clock less this process's: at least, at most
@@ -401,8 +400,8 @@ class ClockBracket:
         self._exchanges = 0
 
     @property
-    def settled(self) -> bool:
-        """Whether more exchanges would not make it narrower."""
+    def is_narrowest(self) -> bool:
+        """Whether more exchanges would make it no narrower."""
         return self._exchanges >= _ENOUGH
 
     def learn(self, moment: float, before: float, after: float) -> None:
@@ -428,8 +427,6 @@ class ClockBracket:
 
 
 # -- leave to send a request ------------------------------------------------------------------------------------------
-#
-# Leave to send a request (`Ticket`), and the place of one that is about to be sent (`Reservation`).
 
 
 @dataclass(slots=True)
@@ -452,7 +449,7 @@ class Reservation:
 
     key: str
     cost: float
-    limits: Path
+    limits: Limits
     flights: tuple[Flight, ...]
     place: Place | None = None
     waited: float = 0.0  # seconds, for the place

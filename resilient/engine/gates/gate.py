@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from resilient.core.gates.learnt import Refusal
     from resilient.core.gates.policy import Policies
     from resilient.core.jobs.outcomes import Outcome
-    from resilient.engine.gates.drawing import Path, Place
+    from resilient.engine.gates.drawing import Limits, Place
     from resilient.store.db.database import Database
     from resilient.store.gates.circuits import Change
 
@@ -262,7 +262,7 @@ class Gate:
         return ticket
 
     async def _drawn(
-        self, key: str, cost: float, limits: Path, place: Place | None, *, probes: Probes, own: str | None
+        self, key: str, cost: float, limits: Limits, place: Place | None, *, probes: Probes, own: str | None
     ) -> Ticket:
         """A ticket with what was drawn for it (perhaps before: ``place``), and with the circuits that it tries out."""
         elected: Probes = ()
@@ -512,7 +512,7 @@ class Gate:
         """Whether some gate of the path is known to stop or slow it."""
         return bool(self._snapshot.uneasy) and not self._snapshot.uneasy.isdisjoint(path(key))
 
-    def _limits(self, key: str) -> Path:
+    def _limits(self, key: str) -> Limits:
         limits: list[Any] = []
         facts_of = self._snapshot.known
         for level in path(key):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from resilient.core.gates.admission import ResourceFacts
     from resilient.core.gates.policy import Policies
-    from resilient.engine.gates.drawing import Path, Place, Ticket
+    from resilient.engine.gates.drawing import Limits, Place, Ticket
     from resilient.engine.gates.snapshot import Snapshot
     from resilient.store.db.database import Database
 
@@ -397,9 +397,9 @@ class Lessons:
             self.flows.give_back(key, refusal)
             self._wake(self.flows.changed(key))
 
-    def is_slower_now(self, place: Place, limits: Path) -> bool:
+    def is_slower_now(self, place: Place, limits: Limits) -> bool:
         """Whether a learnt limit has become slower since the draw."""
-        drawn = {key: limit.interval for key, limit in place.purse.path if limit.name == LEARNT}
+        drawn = {key: limit.interval for key, limit in place.purse.limits if limit.name == LEARNT}
         now = {key: limit.interval for key, limit in limits if limit.name == LEARNT}
         return any(now[key] > drawn.get(key, 0.0) * 1.001 for key in now)
 

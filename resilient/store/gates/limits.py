@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.gates import rate_limit
-from resilient.core.gates.rate_limit import FRESH, Draw, LimitState
+from resilient.core.gates.rate_limit import FULL, Draw, LimitState
 from resilient.store.db.direct import direct, operation
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Drawn:
 
 
 class Settled(NamedTuple):
-    """``units`` to draw from a limit without asking, or (negative) to take off a draw that led to ``until``.
+    """``units`` to draw from a limit without asking, or (negative) to take off a draw that led to ``tat``.
 
     ``unsent``: a place that was not used (`rate_limit.give_back`), not what an answer says (`rate_limit.refund`).
     """
@@ -67,7 +67,7 @@ class Settled(NamedTuple):
     resource_key: str
     limit: Limit
     units: float
-    until: float | None = None
+    tat: float | None = None
     unsent: bool = False
 
 
@@ -122,7 +122,7 @@ def draw(
     before = _lock(c, d, sorted(limits))
     now = d.now(c).timestamp()
     states = dict(before)
-    for one in sorted(settled, key=lambda one: -(one.until or 0.0)):  # of a queue the last first: then all come back
+    for one in sorted(settled, key=lambda one: -(one.tat or 0.0)):  # of a queue the last first: then all come back
         id_ = one.resource_key, one.limit.name
         states[id_] = _settle(one, states[id_], now)
     answers = [_draw(ask, states, now) for ask in asks]
@@ -133,9 +133,9 @@ def draw(
 def _settle(one: Settled, state: LimitState, now: float) -> LimitState:
     if one.units > 0:
         return rate_limit.take(one.limit, state, one.units, now)
-    if one.unsent and one.until is not None:
-        return rate_limit.give_back(one.limit, state, -one.units, now, one.until)
-    return rate_limit.refund(one.limit, state, -one.units, now, one.until)
+    if one.unsent and one.tat is not None:
+        return rate_limit.give_back(one.limit, state, -one.units, now, one.tat)
+    return rate_limit.refund(one.limit, state, -one.units, now, one.tat)
 
 
 def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
@@ -220,7 +220,7 @@ def _lock(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, Li
     if len(states) < len(ids):
         insert(c, d, [i for i in ids if i not in states])
         states = _select_locked(c, d, ids)
-    return {i: states.get(i, FRESH) for i in ids}
+    return {i: states.get(i, FULL) for i in ids}
 
 
 def _select_locked(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, LimitState]:

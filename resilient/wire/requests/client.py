@@ -209,7 +209,7 @@ def _graphql_data(request_log: RequestLog, response: httpx.Response) -> Any:
     state = response.request.extensions.get(KEY)
     if isinstance(state, CallState):
         state.failure = failure
-        request_log.note(state.request, failure)
+        request_log.note(state.facts, failure)
     messages = [m for m in pick(answer, "errors[].message") if isinstance(m, str)]
     message = plain(messages[0][: SCRUBBED_TEXT.value]) if messages else "no GraphQL answer"
     raise failed_answer(response, failure, message, request_log.secrets)

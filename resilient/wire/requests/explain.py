@@ -113,8 +113,8 @@ def _own(error: BaseException, _t: RequestLogs, _n: datetime) -> Explained | Non
         state = _extensions(error).get(KEY)
         if state is not None:
             failure = None if isinstance(error, JobFailure) else state.failure
-            failure = failure or by_transport(error, repeatable=state.request.repeatable)
-            return _at(failure, state.request.key) if state.request.gated else Explained(_local(failure))
+            failure = failure or by_transport(error, repeatable=state.facts.repeatable)
+            return _at(failure, state.facts.key) if state.facts.gated else Explained(_local(failure))
     noted = getattr(error, "_resilient", None)
     if noted is not None:
         failure, request = noted

@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
 
     permit: Permit
     answer: Answer | None
-    facts: AnswerFacts | None
+    answer_facts: AnswerFacts | None
     failure: Failure | None
     error: httpx.RequestError | None
 
@@ -101,15 +101,15 @@ def exchange(request_log: RequestLog, settings: PoolSettings, request: httpx.Req
         return (yield from _tries(request_log, settings, request, state, started))
     finally:  # only now: while it may be repeated, no other request like it is its repeat
         if state.has_outcome:
-            request_log.settle(state.request, state.failure)
+            request_log.settle(state.facts, state.failure)
         else:
-            request_log.give_up(state.request)
+            request_log.give_up(state.facts)
 
 
 def _tries(
     request_log: RequestLog, settings: PoolSettings, request: httpx.Request, state: CallState, started: float
 ) -> Flow:
-    """`exchange` of a request whose name is taken."""
+    """Send it until its outcome is the caller's."""
     last: Outcome | None = None
     repeats = Repeats(settings, started)
     renewed = False
@@ -186,29 +186,29 @@ def require_connection(request_log: RequestLog, scheme: str = "", host: str = ""
 
 def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Request, state: CallState) -> Flow:
     """One physical request, up to the classification of what came back."""
-    request_facts = state.request
-    permit: Permit = yield request_log.hooks.admit(request_facts)
+    facts = state.facts
+    permit: Permit = yield request_log.hooks.admit(facts)
     state.has_outcome = False
-    answer = facts = failure = error = span = None
+    answer = answer_facts = failure = error = span = None
     sent = request
     try:
-        if request_facts.marked:
+        if facts.marked:
             yield request_log.hooks.mark(permit)
         permit.sent_at = started = time.perf_counter()
         if request_log.tracing.tracer() is not None:
-            span = spans.begin(request_log, request_facts, state.sendings)
+            span = spans.begin(request_log, facts, state.sendings)
         state.sendings += 1
         try:
             sent = outgoing(request, state, permit, request_log, span)
             answer = Answer.of((yield Send(sent, request_log.hooks, permit)), settings)
-            facts, failure = yield from _classified(request_log, sent, answer, state)
+            answer_facts, failure = yield from _classified(request_log, sent, answer, state)
             if answer.is_closed:
                 answer.elapsed = timedelta(seconds=time.perf_counter() - started)
         except httpx.RequestError as caught:
-            error, failure = _shown(caught, sent), by_transport(caught, repeatable=request_facts.repeatable)
+            error, failure = _shown(caught, sent), by_transport(caught, repeatable=facts.repeatable)
             error.request = request
         except ResourceStopped:  # by the last look before its first byte
-            if request_facts.marked and permit.fresh:
+            if facts.marked and permit.fresh:
                 request_log.hooks.clear(permit, took_effect=False)
             raise
     except BaseException as reason:
@@ -221,8 +221,8 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
         words = (None, b"") if answer is None else (answer.status_code, answer.extensions.get("http_version", b""))
         spans.end(span, status=words[0], version=words[1], failure=failure, error=error)
     state.failure, state.has_outcome = failure, True
-    request_log.note(request_facts, failure)
-    return Outcome(permit, answer, facts, failure, error)
+    request_log.note(facts, failure)
+    return Outcome(permit, answer, answer_facts, failure, error)
 
 
 def _shown(error: httpx.RequestError, sent: httpx.Request) -> httpx.RequestError:
@@ -234,33 +234,33 @@ def _shown(error: httpx.RequestError, sent: httpx.Request) -> httpx.RequestError
 
 def _classified(request_log: RequestLog, sent: httpx.Request, answer: Answer, state: CallState) -> Flow:
     """The facts of an answer and its classification; reads as much of the body as that needs."""
-    provider, request = request_log.provider, state.request
+    provider, facts = request_log.provider, state.facts
     headers, now = fields(answer.headers), request_log.hooks.now()
     if answer.status_code >= CLIENT_ERROR:
         yield ReadError(answer, sent)
-    elif request.gated and provider.reads_success and "json" in headers.get("content-type", ""):
+    elif facts.gated and provider.reads_success and "json" in headers.get("content-type", ""):
         yield Read(answer)
     server_budgets: tuple[Budget, ...] = ()
-    if request.gated and not provider.budget_names.isdisjoint(headers):
+    if facts.gated and not provider.budget_names.isdisjoint(headers):
         server_budgets = budgets(headers, now, fields=provider.waits.budgets)
-    facts = answer.facts(headers, server_budgets)
-    if request.gated and (name := counted_for(headers, fields=provider.waits.budgets)):
-        facts = replace(facts, budget=name)
-    if request.gated and provider.cost is not None:
-        facts = replace(facts, cost=cost_of(facts, provider))
-    failure = without_secrets_in_code(classify(facts, request, provider, now), request_log.secrets)
+    answer_facts = answer.facts(headers, server_budgets)
+    if facts.gated and (name := counted_for(headers, fields=provider.waits.budgets)):
+        answer_facts = replace(answer_facts, budget=name)
+    if facts.gated and provider.cost is not None:
+        answer_facts = replace(answer_facts, cost=cost_of(answer_facts, provider))
+    failure = without_secrets_in_code(classify(answer_facts, facts, provider, now), request_log.secrets)
     answer.extensions[KEY], answer.secrets = failure, request_log.secrets
     if failure is not None:
-        answer.message = message_of(facts, provider)
-    return facts, failure
+        answer.message = message_of(answer_facts, provider)
+    return answer_facts, failure
 
 
 def _report(request_log: RequestLog, outcome: Outcome, failure: Failure | None) -> Flow:
     """Report to the engine, then clear the mark if the outcome is known."""
     permit, request = outcome.permit, outcome.permit.request
     try:
-        if request.gated and outcome.facts is not None:
-            yield request_log.hooks.answered(permit, outcome.facts, failure)
+        if request.gated and outcome.answer_facts is not None:
+            yield request_log.hooks.answered(permit, outcome.answer_facts, failure)
         elif request.gated and failure is not None:
             yield request_log.hooks.failed(permit, failure)
     finally:  # also if reporting raises (the account is gated, say): the outcome of the request is certain
@@ -294,7 +294,7 @@ def _unsent(error: httpx.RequestError | None) -> bool:
 def _may_renew(outcome: Outcome, state: CallState) -> bool:
     """Whether credentials that we added were refused, and the request can be sent a second time."""
     refused = outcome.failure is not None and outcome.failure.kind is FailureKind.AUTH
-    return refused and state.resendable and state.request.trusted and outcome.permit.trusting
+    return refused and state.resendable and state.facts.trusted and outcome.permit.trusting
 
 
 def _may_repeat(outcome: Outcome, state: CallState) -> bool:
@@ -302,7 +302,7 @@ def _may_repeat(outcome: Outcome, state: CallState) -> bool:
     failure = outcome.failure
     if failure is None or failure.kind is not FailureKind.TRANSIENT or not state.resendable:
         return False
-    return state.request.repeatable or (_unsent(outcome.error) and not isinstance(outcome.error, httpx.PoolTimeout))
+    return state.facts.repeatable or (_unsent(outcome.error) and not isinstance(outcome.error, httpx.PoolTimeout))
 
 
 def _conclude(outcome: Outcome) -> Answer:
@@ -375,11 +375,10 @@ class Repeats:
 
 # -- the request that is sent -----------------------------------------------------------------------------------------
 #
-# The request that is sent: the caller's, with credentials and key if its host may have them.
-#
-# The caller's request object is never changed, so httpx cannot copy our headers along a redirect, and no error or log
-# that shows the request shows a token. A hop from the provider to a foreign host is sent bare; once a chain of
-# redirects has left the provider's hosts, it gets no credentials even if it comes back.
+# It is the caller's, with credentials and key if its host may have them. The caller's request object is never changed,
+# so httpx cannot copy our headers along a redirect, and no error or log that shows the request shows a token. A hop
+# from the provider to a foreign host is sent bare; once a chain of redirects has left the provider's hosts, it gets no
+# credentials even if it comes back.
 
 # The headers of a redirected request that a foreign host may have.
 BARE: Final = frozenset({
@@ -393,13 +392,13 @@ class CallState:
     """One call on its way; kept in ``request.extensions``, so that the next hop of a redirect knows it."""
 
     __slots__ = (
-        "_id", "bare", "failure", "has_outcome", "origin", "request", "resendable", "sendings", "went_astray",
+        "_id", "bare", "facts", "failure", "has_outcome", "origin", "resendable", "sendings", "went_astray",
     )  # fmt: skip
 
     def __init__(
-        self, request: RequestFacts, origin: tuple[str, str, int | None], *, of: httpx.Request, resendable: bool
+        self, facts: RequestFacts, origin: tuple[str, str, int | None], *, of: httpx.Request, resendable: bool
     ) -> None:
-        self.request, self.origin, self.resendable = request, origin, resendable
+        self.facts, self.origin, self.resendable = facts, origin, resendable
         self._id = id(of)  # no reference, because the request refers to this state
         self.bare = False  # sent without the caller's headers, because a redirect led to a foreign host
         self.went_astray = False  # an earlier hop was at a foreign host: no credentials any more
@@ -423,19 +422,19 @@ def plan(request_log: RequestLog, request: httpx.Request) -> CallState:
         )
     target = Target(str(url), url.scheme, url.host, url.port, url.path)
     origin = (target.scheme, target.host, target.port)
-    before = ext.get(KEY)
-    before = before if isinstance(before, CallState) else None
-    hop = None if before is None or before.is_of(request) else before
-    went_astray = before is not None and (before.went_astray or (hop is not None and not hop.request.trusted))
+    last = ext.get(KEY)
+    last = last if isinstance(last, CallState) else None  # of this request, or of the hop whose redirect led here
+    hop = None if last is None or last.is_of(request) else last
+    went_astray = last is not None and (last.went_astray or (hop is not None and not hop.facts.trusted))
     whole = isinstance(request.stream, httpx.ByteStream)
-    request_facts = request_log.facts(
+    facts = request_log.facts(
         request.method, target, request.headers, request.read() if whole else None, ext,
-        before=hop.request if hop else None, trust=not went_astray,
+        hop=hop.facts if hop else None, trust=not went_astray,
     )  # fmt: skip
-    state = CallState(request_facts, origin, of=request, resendable=whole)
+    state = CallState(facts, origin, of=request, resendable=whole)
     state.went_astray = went_astray
     state.sendings = hop.sendings if hop is not None else 0
-    state.bare = before is not None and not request_facts.trusted and (before.bare or before.origin != origin)
+    state.bare = last is not None and not facts.trusted and (last.bare or last.origin != origin)
     ext[KEY] = state
     if request_log.guards(url.host):
         ext[GUARDED] = True
@@ -448,21 +447,21 @@ def outgoing(
     request: httpx.Request, state: CallState, permit: Permit, request_log: RequestLog, span: Span | None = None
 ) -> httpx.Request:
     """The request to send, a part of ``span``."""
-    request_facts = state.request
+    facts = state.facts
     url, added = request.url, dict[str, str]()
-    if request_facts.trusted:
+    if facts.trusted:
         added |= permit.headers
         if span is not None:
             added |= spans.propagated(span, request_log, request.headers)
         request_log.keep_secret(permit)
         if permit.params:
             url = url.copy_merge_params(permit.params)
-    if request_facts.idempotency_key and (idem := request_log.provider.idempotency) is not None:
-        headers, params = idem.fields(request_facts.idempotency_key)
+    if facts.idempotency_key and (idem := request_log.provider.idempotency) is not None:
+        headers, params = idem.fields(facts.idempotency_key)
         added |= headers
         if params:
             url = url.copy_merge_params(params)
-    own = request_log.own_headers if request_facts.trusted else ()
+    own = request_log.own_headers if facts.trusted else ()
     is_chunked = "transfer-encoding" in request.headers  # then a length beside it is forbidden (RFC 9112, 6.2)
     if not added and not own and not state.bare and url is request.url and not is_chunked:
         return request

@@ -197,13 +197,13 @@ class RequestLog:
         body: bytes | None,
         words: Mapping[str, Any],
         *,
-        before: RequestFacts | None = None,
+        hop: RequestFacts | None = None,
         trust: bool = True,
     ) -> RequestFacts:
         """Everything about a request that is known before it is sent.
 
-        ``words`` are the caller's options: ``op``, ``idempotent``, ``idempotency_key``, ``cost``. ``before``:
-        the request this one repeats or was redirected from. Raises `InvalidInput`.
+        ``words`` are the caller's options: ``op``, ``idempotent``, ``idempotency_key``, ``cost``. ``hop``:
+        the request whose redirect led here. Raises `InvalidInput`.
         """
         declared = self.origins.holds(target.scheme, target.host, target.port)
         request = RequestFacts(
@@ -217,7 +217,7 @@ class RequestLog:
         if reads and not words.get("idempotency_key"):
             keyed = False
         if keyed or not (reads or (word is None and method in IDEMPOTENT)):
-            changes.update(self._named(request, words, before, keyed=keyed))
+            changes.update(self._named(request, words, hop, keyed=keyed))
         elif op := words.get("op"):
             changes["name"] = op
         return replace(request, **changes) if changes else request
@@ -238,7 +238,7 @@ class RequestLog:
         return keyed
 
     def _named(
-        self, request: RequestFacts, words: Mapping[str, Any], before: RequestFacts | None, *, keyed: bool
+        self, request: RequestFacts, words: Mapping[str, Any], hop: RequestFacts | None, *, keyed: bool
     ) -> dict[str, Any]:
         """Its name and, if the provider takes one, its key."""
         idem = self.provider.idempotency
@@ -249,8 +249,8 @@ class RequestLog:
             key = request.headers.get(idem.header)
             if key and idem.made_up and re.fullmatch(idem.made_up, key):
                 key, made_up = None, key
-        if before is not None and before.name and before.method == request.method and before.body_hash == body_hash:
-            name = before.name
+        if hop is not None and hop.name and hop.method == request.method and hop.body_hash == body_hash:
+            name = hop.name
         elif op := words.get("op"):
             name = self.names.of_op(op, body_hash)
         else:
