@@ -5,6 +5,7 @@ import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import sqlalchemy as sa
 from sqlmodel import Session
 
 from resilient import (
@@ -442,6 +443,21 @@ async def test_without_a_job_one_of_many_requests_elects_itself(clock, database,
     assert {level for level, _ in ticket.elected} == {"p/a", "p"}
     assert {one.gate for one in found if one is not ticket} == {"breaker"}
     assert facts(database, "p/a").breaker.state == "half_open"
+
+
+async def test_a_circuit_that_a_program_holds_is_probed_later(clock, postgres_database):
+    gate = Gate(postgres_database, POLICIES, owner="w1")
+    await gate.start()
+    await outage(gate)
+    clock.advance(30)
+    with postgres_database.sync_engine.begin() as c:
+        c.execute(sa.text("SELECT 1 FROM resilient_resource WHERE key = 'p' FOR UPDATE"))
+        async with asyncio.timeout(LIMIT / 5):
+            with pytest.raises(ResourceStopped) as stopped:
+                await gate.admit("p/a", own="")
+    assert stopped.value.gate == "breaker"
+    assert {level for level, _ in (await gate.admit("p/a", own="")).elected} == {"p/a", "p"}
+    await gate.close()
 
 
 async def test_without_a_job_a_paused_resource_is_not_probed(clock, database, gate):

@@ -6,6 +6,8 @@ import time
 from datetime import timedelta
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from resilient import AnswerFacts, DatabaseUnreachable, Limit, ResourceStopped
 from resilient.core.base.budgets import Budget
@@ -438,6 +440,32 @@ async def test_saving_does_not_wait_for_draws_that_never_end(clock, database, dr
     await asyncio.gather(*others)
     assert tat(database) == pytest.approx(now + 10 * limit.interval, abs=1e-6)
     assert database.transaction_sync(limits.read, ["p/b"])["p/b"]["r"].remaining == 3
+
+
+async def test_limits_that_a_program_holds_stop_no_other(clock, postgres_database):
+    """It resets an account, and does not commit yet; a settlement of that account waits."""
+    drawer = drawing.Drawing(postgres_database, lambda: clock.now().timestamp(), clock.now, lambda: 0.5)
+    held, free = ((((key, Limit(10, "1h", burst=10, name="r")),)) for key in ("p/a", "p/b"))
+    place = await drawer.draw(held, 1)
+    at = clock.now().timestamp()
+    with postgres_database.sync_engine.begin() as c:
+        c.execute(sa.text("DELETE FROM resilient_rate_limit WHERE resource_key = 'p/a'"))
+        async with asyncio.timeout(LIMIT / 5):
+            drawer.settle(place, 2)
+            asked = await asyncio.gather(
+                drawer.draw(held, 1), drawer.draw(free, 1), drawer.draw((*held, *free), 1), return_exceptions=True
+            )
+            drawer.observe(limits.Observation("p/a", held[0][1], 5, at + 60, at))
+            with pytest.raises(DBAPIError):
+                await drawer.flush()
+    assert [getattr(one, "gate", None) for one in asked] == ["database", None, "database"]
+    await drawer.draw(held, 1)
+    await drawer.flush()
+    states = postgres_database.transaction_sync(limits.read, ["p/a", "p/b"])
+    drawn = {key: round((one["r"].tat - at) / held[0][1].interval) for key, one in states.items()}
+    assert drawn == {"p/a": 3, "p/b": 1}
+    assert states["p/a"]["r"].remaining == 5
+    await drawer.close()
 
 
 @pytest.mark.parametrize("way", ["given back", "refunded"])

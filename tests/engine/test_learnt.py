@@ -8,6 +8,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+import sqlalchemy as sa
 
 from resilient import (
     AnswerFacts,
@@ -608,6 +609,25 @@ async def test_answers_that_take_twice_as_long_are_a_limit_where_the_program_say
     assert one.stop("p/a") is None, "nobody rests"
     await answers(one, clock, 0.1)
     assert learnt(database, "p/a").throttles == 1
+
+
+async def test_an_answer_does_not_wait_for_a_row_that_a_program_holds(postgres_database, clock):
+    policies = Policies(learn={"p/*": "latency"}, limits={"p/*": [Limit(1000, 1, burst=1000)]})
+    one = Gate(postgres_database, policies, owner="w")
+    await one.start()
+    await answers(one, clock, 0.1)
+    await answers(one, clock, 0.15)
+    with postgres_database.sync_engine.begin() as c:
+        c.execute(sa.text("SELECT 1 FROM resilient_resource WHERE key = 'p/a' FOR UPDATE"))
+        async with asyncio.timeout(LIMIT / 5):
+            for _ in range(20):
+                ticket = await one.admit("p/a")
+                clock.advance(0.4)
+                await one.answered(ticket, "p/a", OK, None)
+    assert learnt(postgres_database, "p/a") is None
+    await answers(one, clock, 0.4)
+    assert learnt(postgres_database, "p/a").kind == "slots"
+    await one.close()
 
 
 async def test_latency_teaches_nothing_unless_the_program_says_so(database, clock, make):

@@ -415,7 +415,7 @@ def counts_answers(c, d):
     return gates.take_in(c, d, [gates.Report("p/2", Answers(0, 40)), gates.Report("p", Answers(0, 3))], POLICIES)
 
 
-@act("gates.lessons: gates.slow_down")
+@act("gates.lessons: gates.slow_down", "gates.lessons: fn")
 def slows_down(c, d):
     gates.slow_down(c, d, "p/2", Refusal(0, None, 20, 2.0, 4), 2.5)
 
@@ -450,10 +450,18 @@ for _name, _fn, _key, _options in (
     ACTS[_name] = Act(_name, ("gates.api: _if_selected",), _run, _run, lambda _: None)
 
 
-@act("gates.drawing: limits.draw")
+DRAWS = [limits.Ask((("p/1", LIMIT), ("p/2", LIMIT)), more=2), limits.Ask((("q/1", LIMIT),))]
+
+
+@act("gates.drawing: limits.draw", again=lambda c, d: limits.draw_free(c, d, DRAWS, []))
 def draws(c, d):
-    asks = [limits.Ask((("p/1", LIMIT), ("p/2", LIMIT)), more=2), limits.Ask((("q/1", LIMIT),))]
-    return limits.draw(c, d, asks)
+    return limits.draw(c, d, DRAWS)
+
+
+@act("gates.drawing: limits.draw_free")
+def draws_what_is_free(c, d):
+    settled = [limits.Settled("p/1", LIMIT, 1.0), limits.Settled("q/2", LIMIT, -1.0)]
+    return limits.draw_free(c, d, DRAWS, settled)
 
 
 @act("gates.drawing: limits.observe")

@@ -21,16 +21,17 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.bounds import ACTUAL_COST
-from resilient.core.base.errors import DatabaseUnreachable, ResourceStopped
+from resilient.core.base.errors import ResourceStopped
 from resilient.core.base.loggers import apart, logger
 from resilient.core.base.resource_key import depth
 from resilient.core.gates.rate_limit import ROAD, Limit
 from resilient.core.jobs.backoff import retry_pause
+from resilient.store.db.dialect import SHORT_LOCK_WAIT, is_lock_timeout
 from resilient.store.gates import limits as store
 from resilient.store.gates.limits import Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from resilient.core.gates.breaker import Probes
     from resilient.engine.gates.lessons import Flight
@@ -108,6 +109,7 @@ class _Waiting:
     cost: float
     answer: asyncio.Future[Drawn]
     lead: float = 0.0
+    is_passed: bool = False  # one of its limits was held by somebody when it was asked for
 
 
 class Drawing:
@@ -125,6 +127,8 @@ class Drawing:
         self._leased: dict[int, Purse] = {}  # purses with units, by `id`
         self._waiting: list[_Waiting] = []
         self._settled: list[Settled] = []
+        self._held: list[Settled] = []  # of limits that somebody holds
+        self._release: asyncio.TimerHandle | None = None  # at its end they are tried again
         self._clocks = ClockBracket()
         self._lead = 0.0  # seconds; how far ahead every draw must be, because commits are slow
         self._observations: dict[tuple[str, str], Observation] = {}
@@ -215,13 +219,14 @@ class Drawing:
         While the database is away, what is to be drawn and what was observed stay pending. What would come back is
         lost.
         """
+        self._take_held()
         self._end_pause()
         await self._round()
         if observations := self._observations:
             self._observations = {}
             try:
                 await self._database.transaction(store.observe, list(observations.values()))
-            except DatabaseUnreachable:
+            except Exception:  # the database is away, or somebody holds one of these limits
                 newer, self._observations = self._observations, observations
                 for one in newer.values():
                     self.observe(one)
@@ -230,6 +235,8 @@ class Drawing:
     async def close(self) -> None:
         """Try once to settle; what could not be settled is given up."""
         await self._round()
+        if self._release is not None:
+            self._release.cancel()
         self._settled.clear()
         self._end_pause()
 
@@ -307,17 +314,16 @@ class Drawing:
         if not batch and not settled:
             return
         try:
-            drawn = await self._transaction(asks, settled)
+            drawn, rest = await self._transaction(asks, settled)
         except Exception as error:  # noqa: BLE001 - the database may be away; the jobs wait
             self._settled += [one for one in settled if one.units > 0]
             self._failed(error)
-            until = self._now() + timedelta(seconds=_AWAY)
             for w in batch:
-                if not w.answer.done():
-                    w.answer.set_exception(ResourceStopped(w.purse.limits[0][0], "database", until))
+                self._refuse(w)
             return
         self._failures = 0
         self._end_pause()
+        self._hold(rest)
         self._take_in(batch, drawn)
 
     def _ask(self, w: _Waiting, batch: list[_Waiting], settled: list[Settled]) -> store.Ask:
@@ -327,8 +333,11 @@ class Drawing:
             settled += w.purse.empty()
         return store.Ask(w.purse.limits, w.cost, PATIENCE, more, w.lead)
 
-    def _take_in(self, batch: list[_Waiting], drawn: list[store.Drawn]) -> None:
+    def _take_in(self, batch: list[_Waiting], drawn: Sequence[store.Drawn | None]) -> None:
         for w, answer in zip(batch, drawn, strict=True):
+            if answer is None:
+                self._pass(w)
+                continue
             if answer.leased:
                 w.purse.units, w.purse.tats = answer.leased, answer.tats
                 w.purse.lease_end = self._clocks.earliest(answer.now) + w.purse.lease
@@ -338,16 +347,49 @@ class Drawing:
             elif answer.draw.granted:  # cancelled meanwhile
                 self.give_back(self._place(w.purse, w.cost, answer))
 
-    async def _transaction(self, asks: list[store.Ask], settled: list[Settled]) -> list[store.Drawn]:
+    def _hold(self, rest: list[Settled]) -> None:
+        """Keep what could not be settled apart for a while: with it each draw would wait for whoever holds a limit."""
+        self._held += [one for one in rest if one.units > 0]
+        if self._held and self._release is None:
+            self._release = asyncio.get_running_loop().call_later(_AWAY, self._take_held, context=apart())
+
+    def _take_held(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
+            self._settled, self._held, self._release = self._settled + self._held, [], None
+            self._start()
+
+    def _pass(self, w: _Waiting) -> None:
+        """Somebody holds a limit that it needs, perhaps for a moment only: ask once more, and then let its job wait."""
+        if not w.is_passed:
+            w.is_passed = True
+            self._waiting.append(w)
+        else:
+            self._refuse(w)
+
+    def _refuse(self, w: _Waiting) -> None:
+        if not w.answer.done():
+            until = self._now() + timedelta(seconds=_AWAY)
+            w.answer.set_exception(ResourceStopped(w.purse.limits[0][0], "database", until))
+
+    async def _transaction(
+        self, asks: list[store.Ask], settled: list[Settled]
+    ) -> tuple[Sequence[store.Drawn | None], list[Settled]]:
+        """What was drawn, and what could not be settled; None where somebody holds a limit of an ask."""
         try:
-            return await self._exchange(asks, settled)
-        except Exception:  # noqa: BLE001 - once more: a deadlock or a cut connection is over by then
-            await asyncio.sleep(0.05)
-            return await self._exchange(asks, settled)
+            return await self._exchange(asks, settled), []
+        except Exception as error:  # noqa: BLE001 - see below
+            if is_lock_timeout(error):
+                free: tuple[list[store.Drawn | None], list[Settled]] = await self._database.transaction(
+                    store.draw_free, asks, settled
+                )
+                return free
+            await asyncio.sleep(0.05)  # once more: a deadlock or a cut connection is over by then
+            return await self._exchange(asks, settled), []
 
     async def _exchange(self, asks: list[store.Ask], settled: list[Settled]) -> list[store.Drawn]:
         before = self._monotonic()
-        drawn: list[store.Drawn] = await self._database.transaction(store.draw, asks, settled)
+        drawn: list[store.Drawn] = await self._database.transaction(store.draw, asks, settled, SHORT_LOCK_WAIT)
         if drawn:
             self._clocks.learn(drawn[0].now, before, self._monotonic())
         return drawn

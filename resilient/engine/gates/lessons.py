@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sqlalchemy.exc import DBAPIError
+
 from resilient.core.base.errors import DatabaseUnreachable
 from resilient.core.base.loggers import FailureLog, logger
 from resilient.core.base.phrases import learnt_limit
@@ -28,6 +30,7 @@ from resilient.core.gates.policy import Tenancy
 from resilient.core.gates.rate_limit import LEARNT
 from resilient.core.gates.retry_after import BURST, CommonLimit
 from resilient.engine.gates.timer import Timer
+from resilient.store.db.dialect import is_lock_timeout
 from resilient.store.gates import controls as gates
 from resilient.store.gates.controls import Report
 
@@ -380,7 +383,7 @@ class Lessons:
     async def forget_latest(self, accounts: Sequence[str]) -> None:
         """Forget what these accounts learnt just now: it was their root's limit."""
         since = self._snapshot.now() - timedelta(seconds=2 * BURST)
-        await self._database.transaction(gates.forget_burst, accounts, since)
+        await self._carefully(gates.forget_burst, accounts, since)
         self._snapshot.forget(accounts)
 
     def cooled_down(self, facts: ResourceFacts, repeat: Refusal | None) -> None:
@@ -412,9 +415,10 @@ class Lessons:
         refusal = None if times is None else self.flows.refusal(key, ticket.flights, None)
         if times is None or refusal is None:
             return
-        facts = await self._database.transaction(gates.slow_down, key, refusal, times)
-        self._snapshot.put(facts)
-        self.cooled_down(facts, None)
+        facts = await self._carefully(gates.slow_down, key, refusal, times)
+        if facts is not None:
+            self._snapshot.put(facts)
+            self.cooled_down(facts, None)
 
     # -- answers ---------------------------------------------------------------------------------------------
 
@@ -434,6 +438,15 @@ class Lessons:
                 self._wake(self.flows.credit(level))
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _carefully(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """In a transaction; None if a program holds what it needs: no answer waits for that, and it is learnt again."""
+        try:
+            return await self._database.transaction(fn, *args)
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+            return None
 
     def _accounts_of(self, root: str) -> CommonLimit:
         if root not in self._common_limits and len(self._common_limits) >= MOST_ROOTS:

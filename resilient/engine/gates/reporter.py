@@ -329,11 +329,16 @@ class Probing:
         return due
 
     async def elect(self, key: str, own: str) -> Probes:
-        """Become the probe of the circuits off the job's own path; nothing if somebody else was faster."""
+        """Become the probe of the circuits off the job's own path; nothing if somebody else was faster, or has them."""
         levels = [level for level in path(key) if not is_below(own, level)]
-        rows, own_keys = await self._database.transaction(
-            circuits.elect_for_request, levels, self._owner, self._policies
-        )
+        try:
+            rows, own_keys = await self._database.transaction(
+                circuits.elect_for_request, levels, self._owner, self._policies
+            )
+        except DBAPIError as error:
+            if not is_lock_timeout(error):
+                raise
+            return ()
         for facts in rows:
             self._snapshot.put(facts)
         return tuple((facts.key, facts.breaker.generation) for facts in rows if facts.key in own_keys)

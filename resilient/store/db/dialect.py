@@ -351,4 +351,4 @@ def is_lock_timeout(error: BaseException) -> bool:
 def limit_lock_waits(c: Connection, d: Dialect, how_long: str) -> None:
     """Let this transaction of our own wait no longer than so for each lock; see also `Dialect.steer`."""
     if d.is_postgresql:
-        d.run(c, f"SELECT set_config('lock_timeout', '{how_long}', true)")
+        d.later(c, f"SELECT set_config('lock_timeout', '{how_long}', true)")

@@ -93,8 +93,9 @@ def elect_for_request(
 
     Returns the rows as they are then, and the keys of its circuits. All or none: if some gate of them is shut, nothing
     changes. For resources that no job has as its own, whose probes the claim therefore never elects. ``owner`` is a
-    process: another request of it may have been faster.
+    process: another request of it may have been faster. Waits for no row that a program holds (see `db/dialect.py`).
     """
+    limit_lock_waits(c, d, SHORT_LOCK_WAIT)
     rows = lock(c, d, keys)
     now = d.now(c)
     due = [facts for facts in rows.values() if facts.breaker.state != "closed"]

@@ -72,7 +72,11 @@ def after_refusal(
 
 
 def slow_down(c: Connection, d: Dialect, key: str, refusal: Refusal, times: float) -> ResourceFacts:
-    """Answers take so many ``times`` as long as usual; returns the facts as they are then."""
+    """Answers take so many ``times`` as long as usual; returns the facts as they are then.
+
+    Waits for no row that a program holds (see `db/dialect.py`).
+    """
+    limit_lock_waits(c, d, SHORT_LOCK_WAIT)
     facts, now = _lock_one(c, d, key), d.now(c)
     s = learnt.current(facts.learnt, now.timestamp())
     if not learnt.is_fresh(s, refusal.generation):
@@ -110,7 +114,11 @@ def take_in(c: Connection, d: Dialect, reports: Sequence[Report], policies: Poli
 
 
 def forget_burst(c: Connection, d: Dialect, keys: Sequence[str], since: datetime) -> None:
-    """Drop what these resources were taught since then: it was not their own limit."""
+    """Drop what these resources were taught since then: it was not their own limit.
+
+    Waits for no row that a program holds (see `db/dialect.py`).
+    """
+    limit_lock_waits(c, d, SHORT_LOCK_WAIT)
     rows, now = circuits.lock(c, d, sorted(keys)), d.now(c)
     young = [f for f in rows.values() if f.learnt is not None and f.learnt.changed_at >= since.timestamp()]
     _write(c, d, [replace(f, learnt=None) for f in young], now)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.gates import rate_limit
 from resilient.core.gates.rate_limit import FULL, Draw, LimitState
+from resilient.store.db.dialect import SHORT_LOCK_WAIT, limit_lock_waits
 from resilient.store.db.direct import direct, operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -115,11 +116,48 @@ def draw(
     d: Dialect,
     asks: Sequence[Ask],
     settled: Sequence[Settled] = (),
+    how_long: str | None = None,
 ) -> list[Drawn]:
-    """Draw for each ask in turn, after settling."""
-    limits = {(key, limit.name): limit for ask in asks for key, limit in ask.limits}
-    limits |= {(one.resource_key, one.limit.name): one.limit for one in settled}
-    before = _lock(c, d, sorted(limits))
+    """Draw for each ask in turn, after settling. ``how_long``: waits for each lock so long (see `db/dialect.py`)."""
+    if how_long is not None:
+        limit_lock_waits(c, d, how_long)
+    return _draw_each(c, d, asks, settled, _lock(c, d, _ids(asks, settled)))
+
+
+@direct
+@operation("limit")
+def draw_free(
+    c: Connection, d: Dialect, asks: Sequence[Ask], settled: Sequence[Settled]
+) -> tuple[list[Drawn | None], list[Settled]]:
+    """`draw` without the limits that another transaction holds now.
+
+    Returns None for an ask that needs one of those, and what could not be settled.
+    """
+    limit_lock_waits(c, d, SHORT_LOCK_WAIT)
+    ids = _ids(asks, settled)
+    there = read(c, d, sorted({key for key, _ in ids}))  # to make one that is held would wait
+    insert(c, d, [(key, name) for key, name in ids if name not in there.get(key, {})])
+    free = _select_locked(c, d, ids, skip=True)
+    is_free = [all((key, limit.name) in free for key, limit in ask.limits) for ask in asks]
+    rest = [one for one in settled if (one.resource_key, one.limit.name) not in free]
+    drawn = iter(
+        _draw_each(
+            c, d, [ask for ask, is_one in zip(asks, is_free, strict=True) if is_one],
+            [one for one in settled if one not in rest], free,
+        )
+    )  # fmt: skip
+    return [next(drawn) if is_one else None for is_one in is_free], rest
+
+
+def _ids(asks: Sequence[Ask], settled: Sequence[Settled]) -> list[LimitId]:
+    ids = {(key, limit.name) for ask in asks for key, limit in ask.limits}
+    return sorted(ids | {(one.resource_key, one.limit.name) for one in settled})
+
+
+def _draw_each(
+    c: Connection, d: Dialect, asks: Sequence[Ask], settled: Sequence[Settled], before: Mapping[LimitId, LimitState]
+) -> list[Drawn]:
+    """Under the locks of these rows."""
     now = d.now(c).timestamp()
     states = dict(before)
     for one in sorted(settled, key=lambda one: -(one.tat or 0.0)):  # of a queue the last first: then all come back
@@ -157,7 +195,8 @@ def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
 @direct
 @operation("limit")
 def observe(c: Connection, d: Dialect, observations: Sequence[Observation]) -> None:
-    """Take in what the server reported; see `core.gates.rate_limit`."""
+    """Take in what the server reported; see `core.gates.rate_limit`. Waits for no row that a program holds."""
+    limit_lock_waits(c, d, SHORT_LOCK_WAIT)
     before = _lock(c, d, sorted({(s.resource_key, s.limit.name) for s in observations}))
     states = dict(before)
     for s in observations:
@@ -223,12 +262,15 @@ def _lock(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, Li
     return {i: states.get(i, FULL) for i in ids}
 
 
-def _select_locked(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, LimitState]:
+def _select_locked(
+    c: Connection, d: Dialect, ids: Sequence[LimitId], *, skip: bool = False
+) -> dict[LimitId, LimitState]:
+    lock = " FOR NO KEY UPDATE OF l" + (" SKIP LOCKED" if skip else "") if d.is_postgresql else ""
     rows = d.run(
         c,
         "SELECT l.resource_key, l.name, l.tat, l.remaining, l.reset_at, l.observed_at FROM {rate_limit} l"
         f" JOIN {d.records('doc', _ID)} AS v ON l.resource_key = v.resource_key AND l.name = v.name"
-        " ORDER BY l.resource_key, l.name" + (" FOR NO KEY UPDATE OF l" if d.is_postgresql else ""),
+        f" ORDER BY l.resource_key, l.name{lock}",
         {"doc": json.dumps([{"resource_key": key, "name": name} for key, name in ids])},
     )
     return {(key, name): LimitState(*numbers) for key, name, *numbers in rows}
