@@ -43,23 +43,24 @@ def read(c: Connection, d: Dialect, place: Place) -> tuple[Cursor, datetime]:
     return Cursor() if row is None else _cursor(row), now
 
 
-def decisions_since(c: Connection, d: Dialect, place: Place, job: UUID) -> list[str]:
-    """The decisions about a running job's executions since it last wrote this cursor.
+def decisions_since(c: Connection, d: Dialect, place: Place, job: UUID, execution: int) -> list[str]:
+    """The decisions about a running job's executions from the one on that wrote this cursor (0: not noted).
 
     Empty if another job wrote the cursor, if the job's progress was cleared (a retry or a replacement clears it), or if
     an execution has no row in the history: then nobody knows whether the operation is the same.
     """
+    if execution < 1:
+        return []
     rows = d.run(
         c,
         "SELECT {attempt}.decision, {attempt}.execution, {job}.executions"
         " FROM {cursor} JOIN {job} ON {job}.id = {cursor}.job_id"
-        " JOIN {attempt} ON {attempt}.job_id = {job}.id AND {attempt}.finished_at >= {cursor}.updated_at"
+        " JOIN {attempt} ON {attempt}.job_id = {job}.id AND {attempt}.execution >= :execution"
         " WHERE {cursor}.resource_key = :resource_key AND {cursor}.stream = :stream AND {cursor}.part = :part"
         " AND {job}.id = :job AND {job}.progress IS NOT NULL",
-        {**_at(place), "job": d.id(job)},
+        {**_at(place), "job": d.id(job), "execution": execution},
     ).all()
-    numbers = {row.execution for row in rows}
-    if not rows or not numbers.issuperset(range(min(numbers), rows[0].executions)):
+    if not rows or not {row.execution for row in rows}.issuperset(range(execution, rows[0].executions)):
         return []
     return [row.decision for row in rows]
 

@@ -409,6 +409,26 @@ async def test_retried_and_cut_off_between_two_streams_it_reads_the_second_one_a
     assert [*FIRST, (2, "everything", True), (3, "items", False)] == SEEN
 
 
+async def test_without_the_history_of_once_more_its_retry_reads_its_pass(slow_app, shop):
+    """The oldest rows are pruned first; and versions before this one wrote none where a success runs once more."""
+
+    @handler("returning", retry=Retry(max_attempts=2, delay=0))
+    async def read(job: Job[dict]) -> None:
+        if job.execution == 2:
+            note = "DELETE FROM {attempt} WHERE decision = 'once_more'"
+            assert await job.app.database.transaction(lambda c, d: d.run(c, note).rowcount) == 1
+            raise Transient("before it has read anything")
+        await read_all(job, EVERYTHING)
+        if job.execution == 1:
+            await once_more(job)
+
+    shop.size = 20
+    app = slow_app(read)
+    await app.enqueue(**ONE)
+    await app.worker(concurrency=1).drain(timeout=LIMIT)
+    assert [FIRST[0], (3, "everything", True)] == SEEN
+
+
 async def test_a_sweep_is_no_pass(slow_app, shop):
     """A job that sweeps after another job's pass, and comes back before it has read anything, reads its own."""
 

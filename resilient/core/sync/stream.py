@@ -60,7 +60,7 @@ class Cursor:
     ``since``: where the next incremental pass begins; None: the next pass is a full one. ``provider_cursor`` (the one
     that the provider named for the next pass), ``newest``, ``began`` and ``fresh`` belong to the pass under way.
     ``full_pass``: the number of the last full pass that ended. ``nameless``: rejected records without a readable key,
-    in this pass.
+    in this pass. ``execution``: the number of the execution that read the latest page; 0: nobody noted it.
     """
 
     version: int = 0  # of its row; 0: it has none
@@ -76,6 +76,7 @@ class Cursor:
     loop: Loop = Loop()  # noqa: RUF009 - immutable
     resets: int = 0
     nameless: int = 0
+    execution: int = 0
     full_pass: int = 0
     full_nameless: int = 0
     swept_pass: int = 0
@@ -121,6 +122,7 @@ class Cursor:
 _STORED: Final = {  # field to its key in the stored document
     "next": "next", "since": "since", "provider_cursor": "told", "newest": "newest", "began": "began", "edge": "edge",
     "fresh": "fresh", "loop": "loop", "resets": "resets", "nameless": "nameless", "full_nameless": "full_nameless",
+    "execution": "execution",
 }  # fmt: skip
 
 

@@ -121,7 +121,7 @@ class Reader(Generic[T]):
         is_first, execution.passes = place not in execution.passes, execution.passes | {place}
         if not is_first or execution.row.executions < 1 or cursor.completed_at is None or cursor.next is not None:
             return False
-        decisions = await self._query(cursors.decisions_since, place, execution.id)
+        decisions = await self._query(cursors.decisions_since, place, execution.id, cursor.execution)
         return bool(decisions) and CONTINUATIONS.issuperset(decisions)
 
     async def _query(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -278,7 +278,7 @@ def _save(session: Session, execution: Execution, move: Move, *, swept: bool = F
     """The last statements before the commit: the cursor, then the fence. ``swept``: nothing was read."""
     session.flush()
     c, d = session.connection(), execution.context.ground.database.dialect
-    now, cursor = d.now(c), move.cursor
+    now, cursor = d.now(c), move.cursor if swept else replace(move.cursor, execution=execution.row.executions + 1)
     if not cursors.write_if_unmoved(c, d, move.place, cursor, None if swept else execution.id, now, keep_job=swept):
         raise _cursor_moved(move.place)
     progress = {"stream": move.place[1], "pass": cursor.pass_id, "pages": cursor.pages, "records": cursor.records}
