@@ -53,6 +53,20 @@ def make(database_url, open_database, clock):
     return make
 
 
+async def test_a_version_with_another_sort_of_the_schedule_leaves_it_alone(make, clock):
+    """Else one brings a job of no resource, the other moves a tick on that nobody served."""
+    each, alone = hourly(), Schedule(sync, {"n": 1}, every="1h", resource_key="github/z", name="s")
+    await connect(make(), "a")
+    for before, after, key in ((alone, each, "github/a"), (each, alone, "github/z")):
+        old, new = make(before), make(after)
+        for app in (old, new):
+            await app.schedules.tick()
+        clock.advance(hours=2)
+        assert await old.schedules.tick() == 0
+        assert await new.schedules.tick() == 1
+        assert [job.resource_key for job in await new.jobs.list(limit=1)] == [key]
+
+
 async def connect(app, *names):
     for name in names:
         await app.connections.add(f"github/{name}", token="t")

@@ -71,7 +71,7 @@ async def serve(database: Database, declared: Schedule, roll: float) -> int:
 
 def _elect(c: Connection, d: Dialect, name: str) -> bool:
     """Whether this worker is to read the accounts now."""
-    if (due := schedules.lock_if_due(c, d, name)) is None:
+    if (due := schedules.lock_if_due(c, d, name, for_each=True)) is None:
         return False
     row, now = due
     if row.accounts_at is not None and row.accounts_at > now:
@@ -161,7 +161,7 @@ def _join(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
 
 def _serve(c: Connection, d: Dialect, name: str, roll: float) -> tuple[int, bool]:
     """Enqueue the jobs of some accounts that are due; returns how many are new, and whether more may be due."""
-    if (pair := schedules.lock_if_due(c, d, name)) is None:
+    if (pair := schedules.lock_if_due(c, d, name, for_each=True)) is None:
         return 0, False
     row, now = pair
     most = JOBS // cron.MOST if row.spec.catch_up == "all" else JOBS

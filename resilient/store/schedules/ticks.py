@@ -227,8 +227,12 @@ def due(c: Connection, d: Dialect, names: Collection[str], limit: int = 100) -> 
     return [r[0] for r in rows]
 
 
-def lock_if_due(c: Connection, d: Dialect, name: str) -> tuple[Row, datetime] | None:
-    """Lock a schedule that is still due: its row, and now; None if another worker has it or had it."""
+def lock_if_due(c: Connection, d: Dialect, name: str, *, for_each: bool = False) -> tuple[Row, datetime] | None:
+    """Lock a schedule that is still due: its row, and now; None if another worker has it or had it.
+
+    ``for_each``: it is served for each account. Raises `InvalidInput` if its row, which another version may have
+    written, is not of that sort, or cannot be read here.
+    """
     now = d.now(c)
     row = _lock(
         c,
@@ -236,6 +240,11 @@ def lock_if_due(c: Connection, d: Dialect, name: str) -> tuple[Row, datetime] | 
         "name = :name AND kind IS NOT NULL AND NOT paused AND NOT removed AND next_at <= :now {leaf_lock}",
         {"name": name, "now": now},
     )
+    if row is not None and bool(row.spec.for_each) is not for_each:
+        sort = "for one resource" if for_each else "for each account"
+        raise InvalidInput(
+            f"schedule {name!r} was declared {sort} by another version of the program, whose workers serve it"
+        )
     return None if row is None else (row, now)
 
 
