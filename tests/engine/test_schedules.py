@@ -114,6 +114,10 @@ class TestDeclaration:
         with pytest.raises(error, match=words):
             make(*schedules)
 
+    def test_a_plain_function_is_no_handler(self):
+        with pytest.raises(InvalidInput, match=r"Schedule\(handler=\.\.\.\) takes Kind or text, not a function"):
+            Schedule(lambda _job: None, every=60, resource_key="a")
+
     def test_the_name_says_what_runs_where(self):
         assert Schedule(sync, every=60, resource_key="github/acct-7").name == "sync@github/acct-7"
         assert Schedule("sync", every=60, resource_key="a").kind == "sync"

@@ -82,6 +82,8 @@ class Schedule:
     ticks: Ticks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.handler, (Kind, str)):
+            raise TypeError("a handler or its kind")  # explained by the class's decorator
         if self.for_each is None:
             if not self.resource_key:
                 raise BadResourceKey(
