@@ -451,6 +451,14 @@ class TestRefused:
             await app.enqueue(arguments.pop("kind"), arguments.pop("payload"), **arguments)
         assert (count(app), turns(app)) == (0, 0)
 
+    async def test_one_idempotency_key_for_many(self, app):
+        """A provider would answer the second job's request with what it did for the first one."""
+        words = {"resource_key": "p/1", "idempotency_key": "k"}
+        with pytest.raises(InvalidInput, match=r"idempotency_key='k' for 2 jobs: a provider would take .* one by one"):
+            await app.enqueue_many(mail, [Mail(to="a"), Mail(to="b")], **words)
+        assert count(app) == 0
+        await app.enqueue_many(mail, [Mail(to="a")], **words)
+
     async def test_a_payload_that_is_too_large(self, database):
         app = Resilient(database, kinds=[Kind("blob")], max_payload=1000)
         with pytest.raises(

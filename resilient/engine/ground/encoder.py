@@ -274,6 +274,11 @@ class Encoder:
         if "after" in options:
             options = {**options, "after": _blockers(options["after"])}
         items = list(payloads)
+        if len(items) > 1 and options.get("idempotency_key") is not None:
+            raise InvalidInput(
+                f"idempotency_key={options['idempotency_key']!r:.42} for {len(items)} jobs: a provider would take the"
+                " requests of all but the first for repeats; leave it out, or enqueue them one by one"
+            )
         with no_collections():
             return self._encode_all(kind, items, resource_key, options)
 
