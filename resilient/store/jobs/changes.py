@@ -370,7 +370,8 @@ class Retry:
     def write(self, c: Connection, d: Dialect, jobs: Sorted, now: datetime) -> Counter[str]:
         """Take the unique keys back, then reset the jobs."""
         rows = jobs.get("retried", ())
-        lost = {row.id for row in rows if row.unique_key is not None and not _relock(c, d, row.id)}
+        unique = sorted((row.kind, row.unique_key, row.id) for row in rows if row.unique_key is not None)
+        lost = {id_ for _, _, id_ in unique if not _relock(c, d, id_)}  # in the order in which an enqueue locks them
         over = _turned_around(c, d, rows)  # of other jobs: steps have no unique key
         rows = [row for row in rows if row.id not in lost | over]
         fresh: dict[str, Any] = {"idempotency_key": next_key()} if self.new_operation else {}
