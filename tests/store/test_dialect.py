@@ -1,5 +1,6 @@
 """The words and parameters that differ between databases, and the one clock."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -97,3 +98,10 @@ async def test_expressions_go_to_the_schema(postgres_server, open_database):
     await schema.upgrade(database)
     count = sa.select(sa.func.count()).select_from(tables.Job)
     assert await database.transaction(lambda c, d: d.execute(c, count).scalar_one()) == 0
+
+
+def test_no_record_of_a_large_document_is_left_out(database):
+    """A job without some of its edges would start before what it waits for."""
+    doc = json.dumps([{"n": 1}] * 100_001)
+    query = f"SELECT count(*) FROM {database.dialect.records('doc', {'n': 'int'})} AS r"
+    assert database.transaction_sync(lambda c, d: d.run(c, query, {"doc": doc}).scalar_one()) == 100_001

@@ -250,11 +250,12 @@ class Dialect:
     def records(self, param: str, fields: Mapping[str, str]) -> str:
         """A sub-select of ``fields`` (name to PostgreSQL type) from a JSON array of objects in the parameter ``param``.
 
-        The LIMIT keeps PostgreSQL's planner from expecting 100 rows and choosing a hash over the whole job table.
+        The LIMIT keeps PostgreSQL's planner from expecting 100 rows and choosing a hash over the whole job table. It is
+        one that no document reaches (1 GB is the most): what is beyond it would be left out without a word.
         """
         if self.is_postgresql:
             shape = ", ".join(f"{name} {type_}" for name, type_ in fields.items())
-            return f"(SELECT * FROM json_to_recordset(CAST(:{param} AS json)) AS r({shape}) LIMIT 100000)"
+            return f"(SELECT * FROM json_to_recordset(CAST(:{param} AS json)) AS r({shape}) LIMIT 1000000000)"
         picked = ", ".join(
             # `->` gives a JSON null as the text 'null'; PostgreSQL gives NULL.
             f"nullif(value -> '$.{name}', 'null') AS {name}"
