@@ -1,7 +1,15 @@
-"""A waiting job that a newer one with its unique key replaces."""
+"""A job that a newer one with its unique key replaces, or for which it is kept."""
 
-from resilient import Job, Resilient, handler
-from resilient.store.gates import turns
+import threading
+from datetime import timedelta
+
+import pytest
+
+from resilient import DuplicateJob, Job, JobFilter, Resilient, handler
+from resilient.core.gates.policy import Policies
+from resilient.store.gates import resources, turns
+from resilient.store.jobs import changes, claim
+from tests.interleaving import until_somebody_waits
 
 WORDS = {"resource_key": "p/1", "unique_key": "u"}
 
@@ -22,4 +30,66 @@ async def test_a_job_that_is_replaced_by_one_for_later_waits_for_no_gate_any_mor
     job = await app.jobs.get(old.id)
     assert (new.id, job.state, job.waiting_for) == (old.id, "scheduled", None)
     assert (job.run_at - later).total_seconds() == 3599
+    await app.close()
+
+
+async def test_a_job_that_is_replaced_has_lost_no_worker_yet(database, clock):
+    """A third worker lost would be its end, and the newer one was run by none."""
+    app = Resilient(database, handlers=[send])
+    old = await app.enqueue(send, "old", **WORDS)
+    await database.transaction(lambda c, d: d.run(c, "UPDATE {job} SET rescues = 2"))
+    await app.enqueue(send, "new", on_conflict="replace", **WORDS)
+    assert (await app.jobs.get(old.id)).rescues == 0
+    await app.close()
+
+
+@pytest.mark.parametrize("while_running", [False, True])
+async def test_no_job_stands_for_one_of_another_account(database, while_running):
+    """Else the newer payload would go through the credentials of the older one's account, or nobody would run it."""
+    app = Resilient(database, handlers=[send])
+    words = WORDS | {"unique_until": "finish"}
+    await app.enqueue(send, "old", **words)
+    if while_running:
+        await database.transaction(lambda c, d: d.run(c, "UPDATE {job} SET state = 'running'"))
+    words |= {"resource_key": "p/2", "on_conflict": "replace", "while_running": "once_more"}
+    with pytest.raises(DuplicateJob, match=r"of p/1 holds unique_key 'u' and does nothing for p/2: name .* in the key"):
+        await app.enqueue(send, "new", **words)
+    assert not (await app.enqueue(send, "new", **words | {"on_conflict": "keep", "while_running": "drop"})).created
+    await app.close()
+
+
+def claims(c, d):
+    ask = claim.Ask("w", 8, [send.kind], timedelta(minutes=1), Policies().for_key, lambda: 0.5)
+    return claim.claim(c, d, ask).jobs
+
+
+async def test_a_job_that_is_kept_starts_after_what_the_other_transaction_writes(postgres_database):
+    """It was not enqueued, because this one is still to run: so it has to see what it was to be enqueued for."""
+    app = Resilient(postgres_database, handlers=[send])
+    old = await app.enqueue(send, "old", **WORDS)
+    await postgres_database.transaction(resources.ensure, ["p", "p/1"])
+    with postgres_database.sync_engine.begin() as c:
+        assert not app.sync.enqueue(send, "new", session=c, **WORDS).created
+        assert postgres_database.transaction_sync(claims) == []
+    assert [job.id for job in postgres_database.transaction_sync(claims)] == [old.id]
+    with postgres_database.sync_engine.begin() as c:
+        assert app.sync.enqueue(send, "new", session=c, **WORDS).created
+    await app.close()
+
+
+async def test_a_retry_takes_unique_keys_in_the_order_of_an_enqueue(postgres_database):
+    """Else the two of them wait for each other."""
+    app = Resilient(postgres_database, handlers=[send])
+    ids = [(await app.enqueue(send, "old", **WORDS | {"unique_key": key})).id for key in ("b", "a")]
+    over = "UPDATE {job} SET state = 'dead', finished_at = updated_at, unique_lock = NULL"
+    await postgres_database.transaction(lambda c, d: d.run(c, over) and None)
+    sweep = changes.Sweep(changes.Retry(), JobFilter(ids=tuple(ids)))
+    thread = threading.Thread(target=postgres_database.transaction_sync, args=(sweep.step,))
+    with postgres_database.sync_engine.begin() as c:
+        app.sync.enqueue(send, "new", session=c, **WORDS | {"unique_key": "a"})
+        thread.start()
+        until_somebody_waits(postgres_database, thread)
+        app.sync.enqueue(send, "new", session=c, **WORDS | {"unique_key": "b"})
+    thread.join()
+    assert sweep.tally == {"retried": 0, "duplicates": 2}
     await app.close()

@@ -53,19 +53,26 @@ BATCH: Final = 10_000  # jobs that `write_many` writes at once
 @direct
 @operation("enqueue")
 def write(
-    c: Connection, d: Dialect, ordered: Sequence[JobRequest], *, last: bool = True, ended: Collection[UUID] = ()
+    c: Connection,
+    d: Dialect,
+    ordered: Sequence[JobRequest],
+    *,
+    last: bool = True,
+    ended: Collection[UUID] = (),
+    alone: bool = False,
 ) -> list[Enqueued]:
     """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane.
 
     ``last``: the commit follows, so a look at what jobs wait for keeps nobody waiting; else staging does it.
-    ``ended``: jobs whose lanes go on in this transaction too. Raises `SchemaOutdated` where there are no tables.
+    ``ended``: jobs whose lanes go on in this transaction too. ``alone``: it writes nothing that jobs may want to see.
+    Raises `SchemaOutdated` where there are no tables.
     """
     with missing_tables_explained(c, d):
-        return _write(c, d, ordered, last=last, ended=ended)
+        return _write(c, d, ordered, last=last, ended=ended, alone=alone)
 
 
 def _write(
-    c: Connection, d: Dialect, ordered: Sequence[JobRequest], *, last: bool, ended: Collection[UUID]
+    c: Connection, d: Dialect, ordered: Sequence[JobRequest], *, last: bool, ended: Collection[UUID], alone: bool
 ) -> list[Enqueued]:
     if len(ordered) == 1 and not ordered[0].after and not ended and jobs.can_append(d, row := ordered[0].row):
         jobs.append(c, d, row)
@@ -77,7 +84,7 @@ def _write(
         return [Enqueued(row.id) for row in plain]
     results = {o.row.id: Enqueued(o.row.id) for o in ordered}
     for o in sorted((o for o in ordered if o.row.unique_key is not None), key=_unique_order):
-        results[o.row.id] = _write_unique(c, d, o)
+        results[o.row.id] = _write_unique(c, d, o, alone=alone)
     in_lanes = [o.row for o in ordered if o.row.ordering_key is not None and results[o.row.id].created]
     if in_lanes:
         _write_in_lanes(c, d, in_lanes, ended)
@@ -89,10 +96,10 @@ def _write(
 @direct
 @operation("enqueue")
 def write_many(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list[Enqueued]:
-    """`write`, in statements of a bounded size."""
+    """`write` in a transaction of its own, in statements of a bounded size."""
     done: list[Enqueued] = []
     for start in range(0, len(ordered), BATCH):
-        done += write(c, d, ordered[start : start + BATCH])
+        done += write(c, d, ordered[start : start + BATCH], alone=True)
     return done
 
 
@@ -150,7 +157,7 @@ def _unique_order(o: JobRequest) -> tuple[str, str]:
     return o.row.kind, o.row.unique_key or ""
 
 
-def _write_unique(c: Connection, d: Dialect, o: JobRequest) -> Enqueued:
+def _write_unique(c: Connection, d: Dialect, o: JobRequest, *, alone: bool) -> Enqueued:
     """Insert a job, or deal with the one that holds its key. Never select, then insert: the unique index decides."""
     row = o.row
     if row.unique_key is None:
@@ -166,18 +173,24 @@ def _write_unique(c: Connection, d: Dialect, o: JobRequest) -> Enqueued:
             raise DuplicateJob(
                 f"job {holder.id} ({row.kind}, {holder.state}) already holds unique_key {row.unique_key!r}"
             )
-        if _told_the_holder(c, d, o, holder):
+        if _told_the_holder(c, d, o, holder, alone=alone):
             return Enqueued(holder.id, created=False)
     raise DuplicateJob(f"unique_key {row.unique_key!r} of {row.kind!r} is taken and freed faster than it can be read")
 
 
-def _told_the_holder(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyHolder) -> bool:
+def _told_the_holder(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyHolder, *, alone: bool) -> bool:
     """Tell the job that holds the key what was ordered; False if it moved on meanwhile."""
-    row, now = o.row, d.now(c)
-    if holder.state == "running":
-        return o.while_running != "once_more" or jobs.mark_once_more(c, d, holder.id, now)
-    if o.on_conflict != "replace":
-        return True
+    row, is_running = o.row, holder.state == "running"
+    if (o.while_running != "once_more") if is_running else (o.on_conflict != "replace"):
+        return is_running or alone or holder.state == "blocked" or jobs.keep_if_waiting(c, d, holder)
+    if holder.resource_key != row.resource_key:
+        raise DuplicateJob(
+            f"job {holder.id} ({row.kind}, {holder.state}) of {holder.resource_key} holds unique_key"
+            f" {row.unique_key!r} and does nothing for {row.resource_key}: name the resource in the key"
+        )
+    now = d.now(c)
+    if is_running:
+        return jobs.mark_once_more(c, d, holder.id, now)
     if marks.unkeyed(holder.sent):
         raise DuplicateJob(
             f"job {holder.id} ({row.kind}, {holder.state}) holds unique_key {row.unique_key!r} and waits to look up a"
@@ -422,7 +435,7 @@ class Queue:
             if session is not None:
                 return (await self._join(session, ordered))[0]
             run = self._db.statement if is_one_statement(ordered[0]) else self._db.transaction
-            (done,) = await run(write, ordered)
+            (done,) = await run(write_many, ordered)
         self._accept(ordered, [done])
         self._ground.poke()
         return done

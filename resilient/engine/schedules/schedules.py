@@ -169,7 +169,7 @@ class Schedules:
             )
         if account is not None:
             per_account.require(c, d, name, account)
-        (done,) = queue.write(c, d, [job_of(row, None, 0.0, account=account or "")])
+        (done,) = queue.write(c, d, [job_of(row, None, 0.0, account=account or "")], alone=True)
         if done.created and account is None:
             store.move_on(c, d, name, now, next_at=row.next_at, last_at=row.last_at, job=done.id)
         elif done.created and account is not None:
@@ -208,7 +208,7 @@ def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:
         return 0
     row, now = due
     served = schedule.serve(row.spec, row.next_at, now)
-    done = queue.write(c, d, [job_of(row, tick, roll) for tick in served.ticks])
+    done = queue.write(c, d, [job_of(row, tick, roll) for tick in served.ticks], alone=True)
     new = [one.id for one in done if one.created]
     store.move_on(
         c, d, name, now, next_at=served.next_at, last_at=served.ticks[-1] if served.ticks else row.last_at,

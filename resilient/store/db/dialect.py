@@ -47,6 +47,7 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "row_lock": "FOR NO KEY UPDATE",
         "row_lock_o": "FOR NO KEY UPDATE OF o",
         "share_lock": "FOR SHARE SKIP LOCKED",
+        "stay_lock": "FOR SHARE",
         "timestamp": "timestamptz",
         "payload": "CAST(payload AS text)",  # decoded once, by the handler's model
     },
@@ -57,6 +58,7 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
         "row_lock": "",
         "row_lock_o": "",
         "share_lock": "",
+        "stay_lock": "",
         "timestamp": "text",
         "payload": "CAST(payload AS blob)",  # a byte that is no text must not fail the claim
     },

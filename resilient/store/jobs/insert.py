@@ -175,6 +175,7 @@ class KeyHolder(NamedTuple):
     """The job that holds a unique key."""
 
     id: UUID
+    resource_key: str
     state: str
     version: int
     sent: Any
@@ -190,6 +191,15 @@ def holder(c: Connection, d: Dialect, kind: str, unique_key: str) -> KeyHolder |
         **types(KeyHolder),
     ).one_or_none()
     return None if row is None else KeyHolder._make(row)
+
+
+def keep_if_waiting(c: Connection, d: Dialect, old: KeyHolder) -> bool:
+    """Let a job that is ready or scheduled not start before this transaction ends, so that it sees what that writes.
+
+    False if it has started, or has ended. No blocked job: whoever lets it go on has its ordering key locked by then.
+    """
+    where = "id = :id AND state IN ('scheduled', 'ready') AND unique_lock IS NOT NULL"
+    return d.run(c, f"SELECT 1 FROM {{job}} WHERE {where} {{stay_lock}}", {"id": d.id(old.id)}).first() is not None
 
 
 def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, now: datetime) -> bool:
@@ -212,8 +222,8 @@ def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, n
     }
     sets = (
         "payload = {json_payload}, payload_version = :version, priority = :priority, run_at = :run_at,"
-        " expires_at = :expires_at, tags = {json_tags}, trace = {json_trace}, attempts = 0, sent = NULL,"
-        " once_more = false, progress = NULL,"
+        " expires_at = :expires_at, tags = {json_tags}, trace = {json_trace}, attempts = 0, rescues = 0,"
+        " sent = NULL, once_more = false, progress = NULL,"
         " idempotency_key = coalesce(:key, CASE WHEN {job}.executions > 0 THEN {next_key}"
         " ELSE {job}.idempotency_key END), version = {job}.version + 1, updated_at = :now,"
         " waiting_for = NULL, state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '{state}' END"
