@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import DuplicateJob, Job, JobFilter, Resilient, handler
+from resilient import DuplicateJob, Item, Job, JobFilter, Resilient, handler
 from resilient.core.gates.policy import Policies
 from resilient.store.gates import resources, turns
 from resilient.store.jobs import changes, claim
@@ -93,3 +93,21 @@ async def test_a_retry_takes_unique_keys_in_the_order_of_an_enqueue(postgres_dat
     thread.join()
     assert sweep.tally == {"retried": 0, "duplicates": 2}
     await app.close()
+
+
+def test_two_large_enqueues_take_ordering_keys_in_one_order(postgres_database, monkeypatch):
+    """Written in two batches, those of the second one might come before those of the first."""
+    monkeypatch.setattr("resilient.engine.jobs.queue.BATCH", 1)
+    app = Resilient(postgres_database, handlers=[send])
+    items = [Item("new", ordering_key=key) for key in ("b", "a")]
+    done = []
+    thread = threading.Thread(
+        target=lambda: done.extend(app.sync.enqueue_many(send, items, resource_key="p/1"))
+    )  # fmt: skip
+    with postgres_database.sync_engine.begin() as c:
+        app.sync.enqueue(send, "old", session=c, resource_key="p/1", ordering_key="a")
+        thread.start()
+        until_somebody_waits(postgres_database, thread)
+        app.sync.enqueue(send, "old", session=c, resource_key="p/1", ordering_key="b")
+    thread.join()
+    assert [one.created for one in done] == [True, True]

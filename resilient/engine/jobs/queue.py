@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from resilient.store.jobs.columns import NewJob
 
 
-BATCH: Final = 10_000  # jobs that `write_many` writes at once
+BATCH: Final = 10_000  # plain jobs that `write_many` writes at once
 
 
 @direct
@@ -96,10 +96,15 @@ def _write(
 @direct
 @operation("enqueue")
 def write_many(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list[Enqueued]:
-    """`write` in a transaction of its own, in statements of a bounded size."""
-    done: list[Enqueued] = []
-    for start in range(0, len(ordered), BATCH):
-        done += write(c, d, ordered[start : start + BATCH], alone=True)
+    """`write` in a transaction of its own, in statements of a bounded size.
+
+    Jobs for which others may wait are written all at once: two batches would take their locks out of order.
+    """
+    done, size = list[Enqueued](), BATCH
+    if len(ordered) > size and any(o.waits_for_commit for o in ordered):
+        size = len(ordered)
+    for start in range(0, len(ordered), size):
+        done += write(c, d, ordered[start : start + size], alone=True)
     return done
 
 
