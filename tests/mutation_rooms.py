@@ -119,6 +119,7 @@ SAME: dict[tuple[str, str], str] = {
         "clock[2] / 60",
     ): "less than a second is taken off a moment that is later than midnight by more",
     ("instants._micros", "fraction[:19]"): "the rest is rounded up either way",
+    ("placeholders.check_placeholders", '"XXXX"'): "only braces are looked for in the rest",
     ("resource_key.may_hold", "depth(pattern) >= depth(key)"): "one as deep is its own beginning",
     ("why._budget", "(stop.until) or True"): "a limit always has an end; the type checker wants the rest",
     ("why._gate_text", 'stop.code or "XXXX"'): "neither is a state of credentials",

@@ -55,10 +55,7 @@ def fill_header(template: str, values: Mapping[str, str]) -> str | None:
 def at_origin(url: str, origin: str) -> str:
     """An address on another origin, its path kept; "" stays "". Raises `InvalidInput`."""
     origin_of(origin)
-    if not url:
-        return ""
-    _, _, path = (url.partition("//")[2] if "//" in url else url).partition("/")
-    return f"{origin.rstrip('/')}/{path}"
+    return url and origin.rstrip("/") + (url.removeprefix(prefix_of(url)) or "/")
 
 
 def prefix_of(url: str) -> str:
