@@ -27,6 +27,8 @@ from resilient.core.base.phrases import one_line
 from resilient.core.gates.retry_after import WaitDialect, ahead, in_text, when
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilient.core.base.exchange import AnswerFacts, RequestFacts
     from resilient.core.provider.facts import Provider
     from resilient.core.provider.rules import Rule, Wait
@@ -67,10 +69,10 @@ class Phase(StrEnum):
 
 def classify(answer: AnswerFacts, request: RequestFacts, provider: Provider, now: datetime) -> Failure | None:
     """What an answer means; None is success. ``now`` is when it came."""
-    status, errors = answer.status, provider.errors
-    if status < CLIENT_ERROR and not errors.reads_success:
+    status = answer.status
+    if status < CLIENT_ERROR and not provider.errors.reads_success:
         return None
-    codes = _codes(answer, provider) if errors.rules or status >= CLIENT_ERROR else ()
+    codes = _codes(answer, provider)
     rule = rule_for(answer, request, provider, codes)
     if rule is not None:
         return None if rule.kind is None else _by_rule(rule, rule.kind, answer, request, provider, codes, now)
@@ -193,13 +195,13 @@ def _wait_of(wait: Wait, answer: AnswerFacts, now: datetime) -> float | None:
         hint = in_text(answer.text, now, re.compile(wait.text), wait.word)
     if hint is not None:
         return _seconds(hint, now)
-    return _computed(wait, answer.body) if wait.seconds is not None else None
+    return _computed(wait.seconds, answer.body) if wait.seconds is not None and answer.body is not None else None
 
 
-def _computed(wait: Wait, body: Any) -> float | None:
+def _computed(seconds: Callable[[Any], float | None], body: Any) -> float | None:
     """Seconds by the provider's own function; None if that has nothing to say or fails."""
     try:
-        value = None if wait.seconds is None or body is None else wait.seconds(body)
+        value = seconds(body)
         return value if value is not None and 0 < value < float("inf") else None
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
         return None

@@ -111,7 +111,7 @@ class Rule:
     def _check_status(self) -> None:
         """Refuse what is no status, and a rule that would make every success a failure. Raises `InvalidInput`."""
         every = () if self.status is None else (self.status,) if isinstance(self.status, int) else self.status
-        if any(isinstance(one, bool) or not isinstance(one, int) or not 100 <= one < 600 for one in every):  # noqa: PLR2004
+        if any(not isinstance(one, int) or not 100 <= one < 600 for one in every):  # noqa: PLR2004
             raise InvalidInput(
                 f"Rule(status={self.status!r}): a status is a number from 100 to 599, several or a range"
             )
