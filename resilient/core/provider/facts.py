@@ -310,12 +310,13 @@ class Provider:
                 f"provider {self.name!r}: whoami={self.whoami!r}: write a method and a path below the base URL"
                 " ('GET /user'), or a GraphQL query ('{ viewer { id } }')"
             )
-        if "://" in target and prefix_of(target) != prefix_of(self.base_url):
+        if not target.startswith("/") and prefix_of(target) != prefix_of(self.base_url):
             raise InvalidInput(
                 f"provider {self.name!r}: whoami={self.whoami!r} is at another host than {self.base_url!r}: credentials"
                 " would go there"
             )
-        path = "/" + self.whoami_at(self.base_url)[1].partition("://")[2].partition("/")[2].partition("?")[0]
+        url = self.base_url.rstrip("/") + target if target.startswith("/") else target
+        path = url.removeprefix(prefix_of(url)).partition("?")[0]
         if method not in ("GET", "HEAD") and not self.is_read(method, path):
             raise InvalidInput(
                 f"provider {self.name!r}: whoami={self.whoami!r} could change something: use GET or HEAD, or name it in"
@@ -325,14 +326,14 @@ class Provider:
     def whoami_at(self, base_url: str) -> tuple[str, str]:
         """The method and the whole URL of the test request of an account at ``base_url``; not of a GraphQL query."""
         method, _, target = self.whoami.partition(" ")
-        if "://" in target:
-            return method, at_origin(target, prefix_of(base_url))
-        return method, base_url.rstrip("/") + target
+        if target.startswith("/"):
+            return method, base_url.rstrip("/") + target
+        return method, at_origin(target, prefix_of(base_url))
 
     def _whoami_below(self, base_url: str) -> str:
         """The test request at the host of another base URL, if it says where it goes."""
         method, _, target = self.whoami.partition(" ")
-        if "://" not in target or self.whoami.startswith("{"):
+        if not self.whoami or self.whoami.startswith("{") or target.startswith("/"):
             return self.whoami
         return f"{method} {prefix_of(base_url)}{target.removeprefix(prefix_of(target))}"
 
