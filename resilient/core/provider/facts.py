@@ -446,7 +446,9 @@ class Provider:
         own |= {name: rest.pop(name) for name in _OF_THE_CLIENT if name in rest}
         auth = rest.pop("auth", None)
         if auth is None:
-            auth = _signing_in(self, rest.get("base_url", ""), rest.pop("sign_in_at", ""))
+            auth = _following(self, rest.get("base_url", ""))
+        if sign_in_at := rest.pop("sign_in_at", ""):
+            auth = replace(self, auth=auth).signing_in_at(sign_in_at).auth
         if any(own.values()):
             if not any(one.kind == "oauth2" for one in auth):
                 raise InvalidInput(
@@ -484,12 +486,10 @@ class Provider:
         return bool(self.reads) and any(fnmatchcase(f"{method} {path}", pattern) for pattern in self.reads)
 
 
-def _signing_in(provider: Provider, base_url: str, sign_in_at: str) -> tuple[Auth, ...]:
-    """The ways to get credentials where an app has another address, or signs in elsewhere."""
-    if sign_in_at:
-        return provider.signing_in_at(sign_in_at).auth
+def _following(provider: Provider, base_url: str) -> tuple[Auth, ...]:
+    """The ways to get credentials where an app has another address."""
     here, there = prefix_of(provider.base_url), prefix_of(base_url)
-    if not here or not there or here == there:
+    if not here or not there:
         return provider.auth
     return tuple(one.following(here, there) if one.kind == "oauth2" else one for one in provider.auth)
 
