@@ -96,3 +96,95 @@ def test_moved_to_another_origin():
     assert not moved.origins().holds("https", "shop.example.com", None)
     sandbox = provider.signing_in_at("https://test.example.com")
     assert (sandbox.base_url, sandbox.oauth.token_url) == (provider.base_url, "https://test.example.com/t")
+
+
+def test_a_key_goes_into_the_header_or_the_url():
+    assert (ApiKey(prefix="t ").headers("k"), ApiKey(prefix="t ").params("k")) == ({"X-API-Key": "t k"}, {})
+    inside = ApiKey(query="key", prefix="t ")
+    assert (inside.headers("k"), inside.params("k")) == ({}, {"key": "t k"})
+
+
+def test_a_colon_would_end_the_name():
+    with pytest.raises(InvalidInput) as caught:
+        Basic().headers("a:b", "c")
+    assert str(caught.value) == "basic: a user name cannot contain a colon (RFC 7617, 2)"
+    assert Basic().headers("a", "b:c") == {"Authorization": "Basic YTpiOmM="}
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ({"token_url": "https://{shop}.example/t"}, True),
+        ({"token_url": "{home}/t"}, True),
+        ({"token_url": TOKEN, "refresh_url": "https://{shop}.example/t"}, True),
+        ({"token_url": "https://a.example/{shop}", "authorize_url": "https://{shop}.example/a"}, False),
+    ],
+)
+def test_whether_each_account_has_a_token_endpoint_of_its_own(urls, expected):
+    assert OAuth2(**urls).at_tenants is expected
+
+
+PLAIN = OAuth2(token_url=TOKEN, authorize_url="https://login.example.com/a")
+
+
+@pytest.mark.parametrize(
+    ("facts", "iss", "expected"),
+    [
+        (PLAIN, None, True),
+        (PLAIN, "https://auth.example.com", True),
+        (PLAIN, "https://login.example.com/", True),
+        (PLAIN, "https://evil.test", False),
+        (PLAIN, "http://auth.example.com", False),
+        (PLAIN, "auth.example.com", False),
+        (PLAIN, "", False),
+        (OAuth2(token_url=TOKEN), "https://auth.example.com/x", True),
+        (OAuth2(token_url=TOKEN, issuer="https://is.example.com"), "https://is.example.com", True),
+        (OAuth2(token_url=TOKEN, issuer="https://is.example.com"), "https://is.example.com/", False),
+        (OAuth2(token_url=TOKEN, issuer="https://is.example.com"), "https://auth.example.com", False),
+        (OAuth2(token_url=TOKEN, issuer="https://is.example.com"), None, False),
+    ],
+)
+def test_from_which_server_a_callback_may_come(facts, iss, expected):
+    assert facts.is_issuer(iss) is expected
+
+
+EVERYWHERE = OAuth2(
+    authorize_url="https://{shop}.example/authorize",
+    token_url="https://{shop}.example/token",
+    refresh_url="https://auth.example/refresh",
+    issuer="https://{shop}.example",
+    guarded=True,
+)
+
+
+def addresses(oauth):
+    return oauth.authorize_url, oauth.token_url, oauth.refresh_url, oauth.revoke_url, oauth.issuer, oauth.guarded
+
+
+def test_the_addresses_of_one_account():
+    assert addresses(EVERYWHERE.filled({"shop": "acme"})) == (
+        "https://acme.example/authorize", "https://acme.example/token", "https://auth.example/refresh", "",
+        "https://acme.example", True,
+    )  # fmt: skip
+    assert addresses(EVERYWHERE.moved("http://127.0.0.1:8000")) == (
+        "http://127.0.0.1:8000/authorize", "http://127.0.0.1:8000/token", "http://127.0.0.1:8000/refresh", "",
+        "https://{shop}.example", False,
+    )  # fmt: skip
+    assert addresses(EVERYWHERE.following("https://{shop}.example", "https://git.acme.example")) == (
+        "https://git.acme.example/authorize", "https://git.acme.example/token", "https://auth.example/refresh", "",
+        "https://{shop}.example", True,
+    )  # fmt: skip
+
+
+def test_scopes_are_separated_by_what_the_provider_says():
+    assert OAuth2(token_url=TOKEN, scopes=("b", "a")).scope_text() == "b a"
+    assert OAuth2(token_url=TOKEN).scope_text() == ""
+
+
+@pytest.mark.parametrize("url", ["{home}/token", "https://h.test/token", "http://127.0.0.1/token"])
+@pytest.mark.parametrize("name", ["authorize_url", "token_url", "refresh_url", "revoke_url"])
+def test_each_address_is_checked(name, url):
+    assert getattr(OAuth2(**{"token_url": TOKEN, name: url}), name) == url
+    for wrong, told in [("http://h.test/t", "must be https"), ("https://{a b}/", "placeholder")]:
+        with pytest.raises(InvalidInput, match=told):
+            OAuth2(**{"token_url": TOKEN, name: wrong})
