@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -75,6 +76,7 @@ def test_an_error_without_an_answer(phase, repeatable, failure):
         (Rule(K.AMBIGUOUS), 500, POST, Failure(K.AMBIGUOUS, code="http_500", status=500, provider_wide=True)),
         (Rule(K.AMBIGUOUS), 400, POST, Failure(K.AMBIGUOUS, code="http_400", status=400)),
         (Rule(K.AMBIGUOUS), 400, GET, Failure(K.TRANSIENT, code="http_400", status=400)),
+        (Rule(K.TRANSIENT), 504, POST, Failure(K.AMBIGUOUS, code="http_504", status=504, provider_wide=True)),
         (Rule(K.CONFLICT), 504, POST, Failure(K.CONFLICT, code="http_504", status=504)),
         (
             Rule(K.TRANSIENT, provider_wide=False, counts_for_breaker=True, scope=Scope.PROVIDER),
@@ -269,8 +271,14 @@ def test_a_moment_is_measured_by_the_answers_own_date(wait):
         ("month", datetime(2026, 12, 1, tzinfo=UTC), 31 * DAY),
     ],
 )
-def test_a_spent_budget_is_full_again_when_its_next_period_begins(period, now, seconds):
-    assert verdict(Rule(K.QUOTA, wait=Wait(period=period)), answer(429), now=now).retry_in == seconds
+def test_a_spent_budget_is_full_again_when_its_next_period_begins(monkeypatch, period, now, seconds):
+    monkeypatch.setenv("TZ", "XYZ+13")  # wherever the machine stands
+    time.tzset()
+    try:
+        assert verdict(Rule(K.QUOTA, wait=Wait(period=period)), answer(429), now=now).retry_in == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 SPENT = Fields.of({"x-ratelimit-limit": "9", "x-ratelimit-remaining": "3", "x-ratelimit-reset": "600"})

@@ -107,8 +107,10 @@ def classify_error(phase: Phase, *, repeatable: bool, code: str | None = None) -
 
 def cost_of(answer: AnswerFacts, provider: Provider) -> float | None:
     """What the request really cost, by the provider's function; None if that has nothing to say or fails."""
+    if provider.cost is None:
+        return None
     try:
-        cost = None if provider.cost is None else provider.cost(answer)
+        cost = provider.cost(answer)
         return float(cost) if cost is not None and 0 <= cost < float("inf") else None
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
         return None
@@ -187,7 +189,7 @@ def _by_rule(
 def _wait_of(wait: Wait, answer: AnswerFacts, now: datetime) -> float | None:
     """The seconds to wait that the rule's field, text or function states; None if they state none."""
     skew = answer.headers.skew(now)
-    hint = ahead(read(answer.headers.get(wait.header), wait.word, now, skew), now) if wait.header else None
+    hint = ahead(read(answer.headers.get(wait.header), wait.word, now, skew), now)
     if hint is None and wait.body:
         every = (ahead(read(value, wait.word, now, skew), now) for value in pick(answer.body, wait.body))
         hint = next((one for one in every if one is not None), None)
@@ -261,9 +263,8 @@ def believed(failure: Failure, provider: Provider | None, now: datetime) -> Fail
         return replace(failure, retry_in=believed_wait(failure.retry_in, window))
     if failure.retry_at is None:
         return failure
-    seconds = (failure.retry_at - now).total_seconds()
-    shorter = believed_wait(seconds, window)
-    return failure if shorter == seconds else replace(failure, retry_at=now + timedelta(seconds=shorter))
+    seconds = believed_wait((failure.retry_at - now).total_seconds(), window)
+    return replace(failure, retry_at=now + timedelta(seconds=seconds))
 
 
 def _next(period: str, now: datetime) -> datetime:
