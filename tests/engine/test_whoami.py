@@ -194,34 +194,3 @@ async def test_facts_without_one_say_so(database, clock):
     with pytest.raises(InvalidInput, match=r"name no request to test it with: Provider\(whoami="):
         await app.resources.test("bare/a")
     await app.close()
-
-
-# -- facts ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("whoami", "says"),
-    [
-        ("POST /me", "could change something"),
-        ("/me", "write a method and a path"),
-        ("GET me", "write a method and a path"),
-        ("FETCH /me", "write a method and a path"),
-        ("GET https://elsewhere.example/me", "is at another host"),
-        (7, "takes text"),
-    ],
-)
-def test_a_request_that_could_do_harm_is_refused(whoami, says):
-    with pytest.raises(InvalidInput, match=says):
-        Provider(name="api", base_url="https://api.example/v1", whoami=whoami)
-
-
-def test_what_it_asks_of_an_account():
-    at = "https://api.example/v1"
-    assert Provider(name="api", base_url=at, whoami="GET /me").whoami_at(at) == ("GET", f"{at}/me")
-    reads = Provider(name="api", base_url=at, whoami="POST /me", reads=("POST /v1/me",))
-    assert reads.whoami_at("http://127.0.0.1:9/v1") == ("POST", "http://127.0.0.1:9/v1/me")
-    whole = Provider(name="api", base_url=at, whoami="GET https://api.example/connections")
-    assert whole.whoami_at("http://127.0.0.1:9/v1") == ("GET", "http://127.0.0.1:9/connections")
-    for one in (whole.moved("http://127.0.0.1:9"), whole.configured(base_url="http://127.0.0.1:9/v2")):
-        assert one.whoami_at(one.base_url) == ("GET", "http://127.0.0.1:9/connections")
-    Provider(name="api", whoami="{ viewer { id } }")
