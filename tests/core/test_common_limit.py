@@ -70,6 +70,64 @@ def test_throttles_that_are_not_within_moments_are_no_event():
     assert not any(rule.throttled(name, n * BURST, 1.0, has_limit=True) for n, name in enumerate(names(9)))
 
 
+def test_a_burst_and_an_hour_are_over_in_their_last_moment():
+    rule = CommonLimit()
+    assert together(rule, names(FEW - 1), 0.0, has_limit=True) == []
+    assert rule.throttled("p/late", BURST + 0.01, 1.0, has_limit=True) == []  # both votes are gone, and who had them
+    rule = passing(names(LEAST + 1, "well"), 0.0)
+    answers = [rule.throttled(name, BURST, 1.0, has_limit=False) for name in names(LEAST)]
+    assert answers[-1] == names(LEAST)
+    rule = CommonLimit()
+    rule.throttled("p/before", 0.0, LONGEST_WAIT, has_limit=False)
+    assert [rule.throttled(name, BURST, 1.0, has_limit=True) for name in names(FEW)][-1] == names(FEW)
+
+
+def test_who_was_let_through_after_a_throttle_goes_on():
+    rule = CommonLimit()
+    for name in names(LEAST + 1, "well"):
+        rule.throttled(name, 0.0, 1.0, has_limit=False)
+        rule.passed(name, 10.0)
+    assert together(rule, names(LEAST), 10.1) == []
+    for name in names(LEAST + 1, "well"):
+        rule.throttled(name, 10.3, 1.0, has_limit=False)
+    rule.passed("p/well0", 10.3)
+    assert rule._passing(10.3) == 0, "in the same moment says nothing"
+
+
+def test_who_is_throttled_again_after_a_while_votes_again():
+    rule = CommonLimit()
+    assert [rule.throttled("p/a", n * REPEAT, 1.0, has_limit=True) for n in range(3)] == [[], [], []]
+    assert rule.throttled("p/a", 2.9 * REPEAT, 1.0, has_limit=True) is None
+
+
+@pytest.mark.parametrize(
+    ("well", "refused", "has_vote"),
+    [(0, 0, True), (1, 1, True), (2, 2, True), (2, 1, False), (1, 0, False), (3, 2, False), (2, 3, True)],
+)
+@pytest.mark.parametrize("works", [False, True])
+def test_who_was_throttled_more_often_than_half_of_the_others_has_no_vote(well, refused, has_vote, works):
+    """Whether its own requests are let through in between or not: it is none of the others."""
+    rule = passing(names(well, "well"), 1.0)
+    for name in [*names(refused), "p/me"]:
+        rule.throttled(name, 10.0, LONGEST_WAIT, has_limit=True)
+    if works:
+        rule.passed("p/me", 50.0)
+    assert (rule.throttled("p/me", 100.0, 1.0, has_limit=True) == []) is has_vote
+
+
+@pytest.mark.parametrize(("later", "has_vote"), [(HOUR - 1, False), (HOUR, True)])
+def test_who_was_not_at_work_for_an_hour_is_none_of_the_others(later, has_vote):
+    for begin in (
+        lambda rule: rule.passed("p/other", 0.0),
+        lambda rule: rule.throttled("p/other", 0.0, 1.0, has_limit=False),
+    ):
+        rule = CommonLimit()
+        begin(rule)
+        for at in (1800.0, 1900.0):
+            rule.throttled("p/me", at, 1.0, has_limit=True)
+        assert (rule.throttled("p/me", later, 1.0, has_limit=True) == []) is has_vote
+
+
 def test_an_account_that_is_throttled_again_and_again_has_one_vote():
     rule = CommonLimit()
     for at in range(200):
@@ -120,6 +178,7 @@ def test_where_a_limit_is_known_one_throttle_says_nothing_about_its_account():
     assert rule.throttled("p/a", 20.0, 1.0, has_limit=True) is None
     assert rule.throttled("p/a", 100.0, 1.0, has_limit=True) is None
     assert rule.throttled("p/b", 100.0, LONGEST_WAIT_OF_FEW + 1, has_limit=True) is None, "too long to be meant for all"
+    assert rule.throttled("p/d", 150.0, LONGEST_WAIT_OF_FEW, has_limit=True) == []
     assert rule.throttled("p/c", 200.0, 1.0, has_limit=False) is None
 
 
@@ -155,3 +214,10 @@ def test_what_is_remembered_is_bounded(monkeypatch):
         rule.passed(name, float(n))
         rule.throttled(name, float(n), 1.0, has_limit=False)
     assert (len(rule._passed_at), len(rule._records)) == (10, 10)
+
+
+def test_an_hour_of_one_account_is_bounded():
+    rule = CommonLimit()
+    for n in range(200):
+        rule.throttled("p/a", n * REPEAT, 1.0, has_limit=False)
+    assert len(rule._records["p/a"].events) == HOUR / REPEAT

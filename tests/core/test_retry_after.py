@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient.core.base.budgets import BudgetFields
+from resilient.core.base.errors import InvalidInput
 from resilient.core.base.instants import FAR, Word
 from resilient.core.gates.retry_after import WaitDialect, ahead, in_text, resume_at, when
 
@@ -30,6 +31,7 @@ def in_(seconds: float) -> datetime:
         ({"retry-after": " 30\t"}, 30),
         ({"RETRY-AFTER": "0030"}, 30),
         ({"Retry-After": "30, 60"}, 60),  # sent twice: the later one
+        ({"Retry-After": " 60,30\t"}, 60),
         ({"Retry-After": "Sun, 01 Mar 2026 12:00:45 GMT"}, 45),
         ({"Retry-After": "Sunday, 01-Mar-26 12:00:45 GMT"}, 45),
         ({"Retry-After": "Sun Mar  1 12:00:45 2026"}, 45),
@@ -134,6 +136,28 @@ def test_dialects(dialect, headers, seconds):
     assert found == in_(seconds)
 
 
+@pytest.mark.parametrize("name", ["x-reset", "Retry-After"])
+@pytest.mark.parametrize("text", [str(EPOCH - 510), f"{EPOCH - 520}, {EPOCH - 510}"])
+def test_absolute_times_are_corrected_by_the_date(name, text):
+    """The server's clock is ten minutes behind ours; a time that is sent twice is read in Retry-After alone."""
+    dialect = WaitDialect(retry_after=Word.EPOCH_S, hints=(("x-reset", Word.EPOCH_S),))
+    is_read = name == "Retry-After" or "," not in text
+    headers = {name: text, "Date": "Sun, 01 Mar 2026 11:50:00 GMT"}
+    assert when(headers, NOW, dialect) == (in_(90) if is_read else None)
+
+
+def test_numbers_where_a_date_belongs_are_no_hint():
+    assert when({"Retry-After": "30, 60"}, NOW, WaitDialect(retry_after=Word.ISO8601)) is None
+
+
+def test_words_of_a_dialect_are_checked_and_names_of_headers_are_not_case_sensitive():
+    assert when({"x-reset": "3"}, NOW, WaitDialect(hints=(("X-Reset", Word.DELTA_S),))) == in_(3)
+    for argument, wrong in (("retry_after", {"retry_after": "soon"}), ("hints: X", {"hints": (("X", "soon"),)})):
+        with pytest.raises(InvalidInput) as error:
+            WaitDialect(**wrong)
+        assert str(error.value).startswith(f"WaitDialect({argument}='soon'): {argument} is one of Word.")
+
+
 # -- budgets as hints ------------------------------------------------------------------------------
 
 
@@ -232,6 +256,7 @@ def test_a_providers_own_pattern():
     assert in_text("again at 2026-03-01T12:01:00Z!", NOW, re.compile(r"again at (\S+)!"), Word.ISO8601) == in_(60)
     assert in_text("42", NOW, re.compile(r"\d+"), Word.DELTA_S) == in_(42)
     assert in_text("none", NOW, named) is None
+    assert in_text("app: 42", NOW, re.compile(r"(\w+): (?P<value>\d+)"), Word.DELTA_S) == in_(42)
 
 
 # -- the waiting rule ------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from resilient import (
     Shards,
     handler,
 )
-from resilient.core.gates.rate_limit import check_shares, divided, divided_caps, divided_learning
 from resilient.store.accounts.secrets import new_key
 from resilient.surface.cli import main
 from tests.helpers import LIMIT, until
@@ -198,35 +197,6 @@ def test_each_shard_has_its_own_schedules_and_all_the_handlers(tmp_path):
         ["push@crm/*"],
         ["push@crm/*", "push@crm/u1"],
     ]
-
-
-def test_what_a_whole_provider_allows_is_divided():
-    limits = {
-        "crm": [Limit(10, per=1, burst=5, name="r")],
-        "crm/*": [Limit(7, per=1)],
-        "crm:token@*": [Limit(2, per=1)],
-    }
-    parts = [divided(limits, share, "x") for share in (0.6, 0.4)]
-    assert [(part["crm"][0].rate, part["crm"][0].burst, part["crm"][0].name) for part in parts] == [
-        (6, 3, "r"),
-        (4, 2, "r"),
-    ]
-    assert all(part[key] == limits[key] for part in parts for key in ("crm/*", "crm:token@*"))
-    assert divided_caps({"crm": 5, "crm/*": 3}, 0.5, "x") == {"crm": 2, "crm/*": 3}
-    with pytest.raises(SetupError, match="leaves shard 'x' no job at once"):
-        divided_caps({"crm": 5}, 0.1, "x")
-    for limit in (Limit(10, per=1, burst=1), Limit(1, per=1)):
-        with pytest.raises(SetupError, match="is less than one request"):
-            divided({"crm": [limit]}, 0.5, "x")
-    assert check_shares({"a": 0.7, "b": 0.3}, ["crm"]) == {"a": 0.7, "b": 0.3}
-    tenths = dict.fromkeys("abcdefghij", 0.1)
-    assert check_shares(tenths, ["crm"]) == tenths
-    assert divided_caps({"crm": 10, "dms": 30}, 0.1, "x") == {"crm": 1, "dms": 3}
-    assert divided({"crm": [Limit(10, per=1)]}, 0.1, "x")["crm"][0].rate == 1
-    learning = {"crm": (1.0, 50.0), "crm/*": (1.0, 50.0), "dms": "latency", "erp": False}
-    assert divided_learning(learning, 0.5) == {**learning, "crm": (0.5, 25.0)}
-    with pytest.raises(SetupError, match="above 0"):
-        check_shares({"a": 0.0}, [])
 
 
 def test_the_command_line_takes_one_shard(tmp_path, monkeypatch, capsys):

@@ -52,12 +52,11 @@ def tenancy_of(address: str, *, confined: bool = False) -> Tenancy:
 
     ``confined``: an account's host must be one of those that the provider's facts list.
     """
-    authority = re.split(r"[/?#]", _SCHEME.sub("", address, count=1), maxsplit=1)[0]
+    authority = re.split(r"[/?#]", _SCHEME.sub("", address))[0]
     if "{" not in authority:
         return Tenancy.SHARED
     fixed = _PLACEHOLDER.split(authority)[-1]  # what follows the last placeholder is the provider's
-    name = fixed.partition(":")[0]
-    return Tenancy.SUBDOMAIN if confined or (name.startswith(".") and "." in name[1:]) else Tenancy.APART
+    return Tenancy.SUBDOMAIN if confined or (fixed.startswith(".") and "." in fixed[1:]) else Tenancy.APART
 
 
 LEAST_CHILDREN, MOST_CHILDREN = 2, 16  # accounts whose failures may open a provider's circuit; the most remembered

@@ -106,11 +106,9 @@ class Limit:
             raise InvalidInput(f"{name!r} cannot name a limit: use at most 64 letters, digits and ._:@+/-")
         if burst is not None:
             interval, capacity = span / rate, float(burst)
-        elif rate >= 1:
+        else:
             capacity = max(1.0, rate / 10)
-            interval = (span + _lease(span) + ROAD) / (rate - capacity + 1)
-        else:  # less than one per span: one per longer span
-            capacity, interval = 1.0, (span + _lease(span) + ROAD) / rate
+            interval = (span + _lease(span) + ROAD) / (rate - (capacity - 1))
         values = (float(rate), span, burst, name, counts, interval, capacity)
         for item, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, item.name, value)
@@ -137,14 +135,14 @@ class Limit:
     @classmethod
     def learnt(cls, rate: float, per: float, burst: float) -> Limit:
         """A limit that throttles taught; no declared limit can have its name."""
-        made = cls(rate, per, burst=burst, name="learnt")
+        made = cls(rate, per, burst=burst)
         object.__setattr__(made, "name", LEARNT)
         return made
 
     @classmethod
     def stated(cls, name: str, total: float, per: float) -> Limit:
         """A limit that only the provider's answers state, by the name they give it; no declared one is named so."""
-        made = cls(total, per, name="stated")
+        made = cls(total, per)
         object.__setattr__(made, "name", f"~{total:.12g}/{name}")
         return made
 

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import takewhile
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.budgets import GENERIC, Budget, BudgetFields, Fields, budgets
@@ -38,7 +39,7 @@ JITTER: Final = 0.1  # of the wait, so that not everybody returns in the same se
 MOST_JITTER: Final = 30.0
 
 _TEXT: Final = 4096  # characters of a message that are searched
-_REPEATED: Final = re.compile(r"[0-9]+(?:[ \t]*,[ \t]*[0-9]+)+")
+_REPEATED: Final = re.compile(r"[ \t]*[0-9]+(?:[ \t]*,[ \t]*[0-9]+)+[ \t]*")
 _IN_TEXT: Final = re.compile(
     r"(?:retry|try again|wait)(?:[ ]+(?:after|in|at|until|for))?:?[ ]+"
     r"(?P<value>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,20}(?:Z|[+-][0-9:]{4,6})"  # Gmail: Retry after 2025-...Z
@@ -139,7 +140,7 @@ def _plain_text(text: str, now: datetime) -> datetime | None:
 
 def _retry_after(value: str, word: Word, now: datetime, skew: timedelta) -> datetime | None:
     """Retry-After by its dialect, else as an HTTP-date. Sent twice, the later one counts."""
-    if _REPEATED.fullmatch(value.strip(" \t")):
+    if _REPEATED.fullmatch(value):
         every = [read(part, word, now, skew) for part in value.split(",")]
         return max((at for at in every if at is not None), default=None)
     return read(value, word, now, skew) or read(value, Word.HTTP_DATE, now, skew)
@@ -215,7 +216,7 @@ _MOST_EVENTS: Final = int(HOUR / REPEAT)
 class _Record:
     """The throttles of one account: the latest, and when each event of the last hour began."""
 
-    latest: float
+    latest: float = -inf
     events: list[float] = field(default_factory=list)
 
     def count(self, at: float) -> int:
@@ -268,12 +269,9 @@ class CommonLimit:
         ``has_limit``: the provider has learnt a limit before.
         """
         self._votes = {name: then for name, then in self._votes.items() if then > at - BURST}
-        record = self._records.pop(account, None)
-        is_repeat = record is not None and at - record.latest < REPEAT
-        if record is None:
-            record = _Record(at)
-        if not is_repeat:
-            if self._is_usual(record.count(at), at):
+        record = self._records.pop(account, None) or _Record()
+        if at - record.latest >= REPEAT:
+            if self._is_usual(account, record.count(at), at):
                 self._votes[account] = at
             record.events = [*record.events[1 - _MOST_EVENTS :], at]
         record.latest = at
@@ -306,13 +304,13 @@ class CommonLimit:
             count += record is None or record.latest < passed_at
         return count
 
-    def _is_usual(self, count: int, at: float) -> bool:
+    def _is_usual(self, account: str, count: int, at: float) -> bool:
         """Whether half of the other accounts at work, or more, had as many events in the last hour, or more."""
         if not count:
             return True
         self._forget(at)
         counts = [record.count(at) for record in self._records.values()]
-        fewer = sum(one < count for one in counts) + sum(name not in self._records for name in self._passed_at)
+        fewer = sum(one < count for one in counts) + len(self._passed_at.keys() - self._records.keys() - {account})
         others = fewer + sum(one >= count for one in counts)
         return 2 * fewer <= others
 
