@@ -1,12 +1,15 @@
 """Limits as declared, and which policy a key gets."""
 
 import json
+from dataclasses import asdict
 from datetime import timedelta
+from math import inf
 
 import pytest
 
 from resilient.core.base.errors import BadResourceKey, InvalidInput
-from resilient.core.gates.policy import BreakerPolicy, Policies, Policy
+from resilient.core.gates import policy as policies
+from resilient.core.gates.policy import BreakerPolicy, Learning, Policies, Policy, Tenancy
 from resilient.core.gates.rate_limit import Limit, seconds
 
 
@@ -162,7 +165,7 @@ def test_a_policy_survives_json():
 def test_bad_declarations_fail_at_the_start():
     with pytest.raises(BadResourceKey):
         Policies(limits={"git hub/*": [Limit(1, 1)]})
-    with pytest.raises(InvalidInput, match="share a name"):
+    with pytest.raises(InvalidInput, match=r"of one resource share a name \(1/1s, 1/1s\): give them names"):
         Policies(limits={"a": [Limit(1, 1), Limit(1, 1)]})
     with pytest.raises(InvalidInput, match="pause it"):
         Policies(concurrency={"a": 0})
@@ -173,10 +176,6 @@ def test_bad_declarations_fail_at_the_start():
             Policies(limits={"a": found})
     with pytest.raises(InvalidInput, match=r"the breaker of 'a' is 5: write BreakerPolicy\("):
         Policies(breakers={"a": 5})
-    for bad in ({"streak": 0}, {"ratio": 0.0}, {"ratio": 2.0}, {"window": 0}, {"children": 0}, {"ramp": -1}):
-        with pytest.raises(InvalidInput, match=rf"BreakerPolicy\({next(iter(bad))}=.*\): {next(iter(bad))} is "):
-            BreakerPolicy(**bad)
-    assert BreakerPolicy(streak=None, ratio=None, ramp=0).streak is None
 
 
 @pytest.mark.parametrize(
@@ -189,3 +188,186 @@ def test_an_override_of_older_code_stops_no_worker(members, children, first, lon
     assert (breaker.children, breaker.first_open, breaker.longest_open) == (children, first, longest)
     with pytest.raises(InvalidInput):
         Policy().overridden({"breaker": members})
+
+
+COUNTS, TIMES = (
+    ("volume", "children", "ramp_first", "streak"),
+    ("window", "first_open", "longest_open", "probe_lease", "calm"),
+)
+CHILDREN = "use 2 to 16; one account never stops its provider, its own circuit does that work"
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "what"),
+    [
+        *((name, number, "a count from 1") for name in COUNTS for number in (0, 2.5, inf)),
+        *((name, number, "a positive number of seconds") for name in TIMES for number in (0, -1, inf)),
+        *(("ramp", number, "a number of seconds from 0") for number in (-1, inf)),
+        *(("ratio", number, "above 0 and at most 1") for number in (0, 1.5)),
+    ],
+)
+def test_a_number_of_a_breaker_that_means_nothing_is_named(name, number, what):
+    with pytest.raises(InvalidInput) as error:
+        BreakerPolicy(**{name: number})
+    assert str(error.value) == f"BreakerPolicy({name}={number!r}): {name} is {what}"
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ({"children": 1}, f"BreakerPolicy(children=1): {CHILDREN}"),
+        ({"children": 17}, f"BreakerPolicy(children=17): {CHILDREN}"),
+        (
+            {"first_open": 900},
+            "BreakerPolicy(first_open=900, longest_open=600): a circuit cannot first be open for longer than it may be;"
+            " raise longest_open too",
+        ),
+    ],
+)
+def test_numbers_of_a_breaker_that_do_not_fit(members, text):
+    with pytest.raises(InvalidInput) as error:
+        BreakerPolicy(**members)
+    assert str(error.value) == text
+
+
+def test_the_least_that_a_breaker_may_have():
+    least = dict.fromkeys(TIMES, 0.5) | {
+        "volume": 1,
+        "children": 2,
+        "ramp_first": 1,
+        "streak": 1,
+        "ramp": 0,
+        "ratio": 0.5,
+    }
+    assert asdict(BreakerPolicy(**least)) == least
+    assert BreakerPolicy(streak=None, ratio=None, children=16).streak is None
+    assert BreakerPolicy(ratio=1, ramp=0.5).ratio == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "learning"),
+    [
+        (False, Learning(on=False)),
+        (True, Learning()),
+        ("latency", Learning(latency=True)),
+        ("concurrency", Learning(slots=True)),
+        ("rate", Learning(slots=False)),
+        ((0.5, 50), Learning(bounds=(0.5, 50.0))),
+        ((2, 2.0), Learning(bounds=(2.0, 2.0))),
+    ],
+)
+def test_what_may_be_learnt(word, learning):
+    assert Policies(learn={"crm/*": word}).for_key("crm/a").learn == learning
+    assert Policies(learn={"crm/*": word}).for_key("crm/a/budget:core").learn == learning, "its budgets learn alike"
+    assert Policies(learn={"crm/*": word}).for_key("crm/a/core").learn == Learning()
+
+
+@pytest.mark.parametrize("word", ["fast", 5, None, (), (1,), (1, 2, 3), ("a", "b"), (2, 1), (0, 5), [1, 2]])
+def test_what_cannot_be_learnt(word):
+    with pytest.raises(InvalidInput) as error:
+        Policies(learn={"crm/*": word})
+    assert str(error.value) == (
+        f"learn={{'crm/*': {word!r}}}: write False, (0.5, 50) in requests a second, 'rate', 'concurrency' or 'latency'"
+    )
+
+
+def test_pace():
+    assert Policies(pace={"crm/*": "even"}).for_key("crm/a").pace == "even"
+    with pytest.raises(InvalidInput) as error:
+        Policies(pace={"crm/*": "odd"})
+    assert str(error.value) == "pace={'crm/*': 'odd'}: write 'even', or leave it out"
+
+
+def test_a_reserve_is_kept_from_lower_priorities():
+    policy = Policies(reserve={"crm/*": {9: 0.5, 5: 0.25}}).for_key("crm/a")
+    assert (policy.reserve, policy.plain) == (((5, 0.25), (9, 0.5)), False)
+    assert [policy.kept_from(priority) for priority in (0, 4, 5, 8, 9)] == [0.75, 0.75, 0.5, 0.5, 0]
+
+
+@pytest.mark.parametrize("shares", [5, None, {}, {"5": 0.2}, {5: 0}, {5: "much"}, {5: 1}, {5: 0.5, 9: 0.5}])
+def test_a_reserve_that_leaves_nothing_or_is_none(shares):
+    with pytest.raises(InvalidInput) as error:
+        Policies(reserve={"crm/*": shares})
+    assert str(error.value) == f"reserve={{'crm/*': {shares!r}}}: write priorities and shares, such as {{5: 0.2}}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a/xx", "a/x?"), ("a/x?", "a/*"), ("a/x*", "a/*"), ("a/*", "a/**"), ("a/x*", "a/**"), ("a/xx", "a/x*")],
+)
+def test_which_pattern_is_more_specific(first, second):
+    for patterns in ((first, second), (second, first)):
+        caps = {pattern: 1 + (pattern == first) for pattern in patterns}
+        assert Policies(concurrency=caps).for_key("a/xx").concurrency == 2
+
+
+def test_the_roots_that_patterns_spell_out():
+    said = Policies(
+        limits={"github/*": [Limit(1, 1)], "*/a": [Limit(1, 1)], "gi?/a": [Limit(1, 1)]},
+        concurrency={"Xing": 1},
+        breakers={"b/**": BreakerPolicy()},
+        learn={"c/*": False},
+        pace={"d/*": "even"},
+        reserve={"e/*": {5: 0.2}},
+    )
+    assert said.roots == {"github", "Xing", "b", "c", "d", "e"}
+    assert Policies().roots == set()
+
+
+def test_capped_keys_and_tenancies():
+    some = Policies(concurrency={"github": 8, "github/*/search": 2}, tenancies={"shop": Tenancy.APART})
+    assert some.capped("github/a/search") == ("github/a/search", "github")
+    assert (some.capped("gitlab/a"), Policies().capped("a/b")) == ((), ())
+    assert [some.tenancy(key) for key in ("shop", "shop/a/b", "github/a")] == [*[Tenancy.APART] * 2, Tenancy.SHARED]
+
+
+def test_choices_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr(policies, "_MOST_KNOWN", 3)
+    some = Policies(concurrency={"a/*": 2})
+    for n in range(10):
+        assert some.for_key(f"a/{n}").concurrency == 2
+        assert len(some._known) == n % 3 + 1
+
+
+def test_what_a_row_overrides_is_all_that_can_be_read_of_it():
+    """Whatever stands there: a claim reads it, and must go on."""
+    declared = Policy(concurrency=3, breaker=BreakerPolicy(streak=9))
+    wrong = ["x", 5, [1], {"rate": "x"}, [{"rate": 10**400, "per": 1}], [{"rate": 1, "per": 10**400}], [5]]
+    for doc in (
+        None,
+        [],
+        "limits",
+        5,
+        {"newer": 1},
+        {"breaker": "x"},
+        {"breaker": {"calm": "x"}},
+        {"concurrency": "x"},
+    ):
+        assert declared.stored(doc) == declared
+    for limits in wrong:
+        changed = declared.stored({"concurrency": 1, "limits": limits, "breaker": {"volume": 2, "newer": 1}})
+        assert changed == Policy(concurrency=1, breaker=BreakerPolicy(streak=9, volume=2))
+    assert declared.stored({"breaker": None, "limits": ["10/min"]}) == Policy((Limit(10, 60),), 3, declared.breaker)
+
+
+@pytest.mark.parametrize(
+    ("doc", "text"),
+    [
+        ({"limit": [], "cap": 1}, "a policy has limits, concurrency and breaker, not cap, limit"),
+        (
+            {"breaker": {"streaks": 1, "calm": 9, "v": 2}},
+            "a breaker policy has no 'streaks', 'v', only streak, ratio, volume, window, children, first_open,"
+            " longest_open, probe_lease, calm, ramp, ramp_first",
+        ),
+    ],
+)
+def test_an_override_names_what_is_no_aspect(doc, text):
+    with pytest.raises(InvalidInput) as error:
+        Policy().overridden(doc)
+    assert str(error.value) == text
+
+
+def test_a_policy_as_json():
+    doc = Policy((Limit(1, 2, burst=3, name="n"),), 4).to_json()
+    assert doc == {"limits": [{"rate": 1, "per": 2, "burst": 3, "name": "n", "counts": "requests"}], "concurrency": 4,
+                   "breaker": asdict(BreakerPolicy())}  # fmt: skip

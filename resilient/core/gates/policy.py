@@ -91,7 +91,7 @@ class BreakerPolicy:
     def __post_init__(self) -> None:
         for name in ("volume", "children", "ramp_first", "streak"):
             value = getattr(self, name)
-            self._require(name, value is None or 1 <= value < inf, "a count from 1")
+            self._require(name, value is None or (isinstance(value, int) and value >= 1), "a count from 1")
         for name in ("window", "first_open", "longest_open", "probe_lease", "calm"):
             self._require(name, 0 < getattr(self, name) < inf, "a positive number of seconds")
         self._require("ramp", 0 <= self.ramp < inf, "a number of seconds from 0")
@@ -198,7 +198,7 @@ class Policy:
         """
         policy = self
         for name, value in doc.items() if isinstance(doc, Mapping) else ():
-            with suppress(InvalidInput, TypeError, ValueError, AttributeError):
+            with suppress(InvalidInput, TypeError, AttributeError, OverflowError):
                 policy = policy.overridden({name: _possible(self.breaker, value) if name == "breaker" else value})
         return policy
 
