@@ -201,8 +201,12 @@ CHILDREN = "use 2 to 16; one account never stops its provider, its own circuit d
     ("name", "number", "what"),
     [
         *((name, number, "a count from 1") for name in COUNTS for number in (0, 2.5, inf)),
-        *((name, number, "a positive number of seconds") for name in TIMES for number in (0, -1, inf)),
-        *(("ramp", number, "a number of seconds from 0") for number in (-1, inf)),
+        *(
+            (name, number, "a positive number of seconds, at most 1e9")
+            for name in TIMES
+            for number in (0, -1, inf, 2e9)
+        ),
+        *(("ramp", number, "a number of seconds from 0 to 1e9") for number in (-1, inf, 2e9)),
         *(("ratio", number, "above 0 and at most 1") for number in (0, 1.5)),
     ],
 )
@@ -242,6 +246,8 @@ def test_the_least_that_a_breaker_may_have():
     assert asdict(BreakerPolicy(**least)) == least
     assert BreakerPolicy(streak=None, ratio=None, children=16).streak is None
     assert BreakerPolicy(ratio=1, ramp=0.5).ratio == 1
+    longest = dict.fromkeys((*TIMES, "ramp"), 1e9)
+    assert asdict(BreakerPolicy(**longest)).items() >= longest.items()
 
 
 @pytest.mark.parametrize(
@@ -341,6 +347,7 @@ def test_what_a_row_overrides_is_all_that_can_be_read_of_it():
         {"newer": 1},
         {"breaker": "x"},
         {"breaker": {"calm": "x"}},
+        {"breaker": {"calm": 10**400}},
         {"concurrency": "x"},
     ):
         assert declared.stored(doc) == declared

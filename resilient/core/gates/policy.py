@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resilient.core.base.errors import InvalidInput
@@ -60,6 +59,7 @@ def tenancy_of(address: str, *, confined: bool = False) -> Tenancy:
 
 
 LEAST_CHILDREN, MOST_CHILDREN = 2, 16  # accounts whose failures may open a provider's circuit; the most remembered
+_MOST_SECONDS: Final = 1e9  # 31 years; far beyond it dates end
 _MOST_KNOWN: Final = 65536  # keys whose choice is remembered
 
 
@@ -93,8 +93,8 @@ class BreakerPolicy:
             value = getattr(self, name)
             self._require(name, value is None or (isinstance(value, int) and value >= 1), "a count from 1")
         for name in ("window", "first_open", "longest_open", "probe_lease", "calm"):
-            self._require(name, 0 < getattr(self, name) < inf, "a positive number of seconds")
-        self._require("ramp", 0 <= self.ramp < inf, "a number of seconds from 0")
+            self._require(name, 0 < getattr(self, name) <= _MOST_SECONDS, "a positive number of seconds, at most 1e9")
+        self._require("ramp", 0 <= self.ramp <= _MOST_SECONDS, "a number of seconds from 0 to 1e9")
         self._require("ratio", self.ratio is None or 0 < self.ratio <= 1, "above 0 and at most 1")
         if not LEAST_CHILDREN <= self.children <= MOST_CHILDREN:
             raise InvalidInput(
