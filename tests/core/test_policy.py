@@ -223,8 +223,10 @@ def test_a_number_of_a_breaker_that_means_nothing_is_named(name, number, what):
         ({"children": 17}, f"BreakerPolicy(children=17): {CHILDREN}"),
         (
             {"first_open": 900},
-            "BreakerPolicy(first_open=900, longest_open=600): a circuit cannot first be open for longer than it may be;"
-            " raise longest_open too",
+            (
+                "BreakerPolicy(first_open=900, longest_open=600): a circuit cannot first be open for longer than it may be;"
+                " raise longest_open too"
+            ),
         ),
     ],
 )
@@ -363,8 +365,10 @@ def test_what_a_row_overrides_is_all_that_can_be_read_of_it():
         ({"limit": [], "cap": 1}, "a policy has limits, concurrency and breaker, not cap, limit"),
         (
             {"breaker": {"streaks": 1, "calm": 9, "v": 2}},
-            "a breaker policy has no 'streaks', 'v', only streak, ratio, volume, window, children, first_open,"
-            " longest_open, probe_lease, calm, ramp, ramp_first",
+            (
+                "a breaker policy has no 'streaks', 'v', only streak, ratio, volume, window, children, first_open,"
+                " longest_open, probe_lease, calm, ramp, ramp_first"
+            ),
         ),
     ],
 )
