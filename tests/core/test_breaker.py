@@ -19,7 +19,9 @@ from resilient.core.gates.breaker import (
     growth,
     ill_enough,
     isolate,
+    orphaned,
     ramp_allowance,
+    ramp_step,
     report,
     reset,
 )
@@ -273,6 +275,132 @@ def test_a_window_survives_json():
     w = after(ok(), failed(2, children=("a", "b"))).window
     assert Window.from_json(json.loads(json.dumps(w.to_json()))) == w
     assert Window.from_json(None) == Window()
+
+
+@pytest.mark.parametrize(
+    ("state", "owner", "lost", "answer"),
+    [
+        ("half_open", "w1", {"w1", "w2"}, True),
+        ("half_open", "w3", {"w1", "w2"}, False),
+        ("open", "w1", {"w1"}, False),
+    ],
+)
+def test_whose_probe_is_lost(state, owner, lost, answer):
+    assert orphaned(BreakerFacts(state, probe_owner=owner), lost) is answer
+
+
+# -- what each step leaves of the others ------------------------------------------------------------------------------
+
+USED = BreakerFacts(
+    "closed", 7, open_until=at(-50), opened_at=at(-90), closed_at=at(-40), reopens=3, streak=2, window_at=at(-9),
+    window=Window(1, 2, 3, 4, {"a": 1.0}, {"b": 2.0}),
+)  # fmt: skip
+PROBED = replace(USED, state="half_open", probe_owner="w", probe_until=at(9), closed_at=None)
+
+
+def test_what_each_step_leaves():
+    opened = replace(USED, state="open", generation=8, closed_at=None)
+    assert elect(opened, "w9", P, NOW) == replace(
+        opened, state="half_open", generation=9, probe_owner="w9", probe_until=at(60)
+    )
+    assert elect(replace(opened, opened_at=None), "w9", P, NOW).opened_at == NOW
+    assert isolate(PROBED, NOW, at(5)) == replace(
+        PROBED, state="isolated", generation=8, open_until=at(5), opened_at=NOW, probe_owner=None, probe_until=None
+    )
+    assert reset(PROBED, NOW) == BreakerFacts("closed", 8, closed_at=NOW)
+    probe = Report(7, ok=1, probe=True)
+    assert report(PROBED, probe, P, NOW, 0.5) == BreakerFacts("closed", 8, closed_at=NOW, reopens=3)
+    again = report(PROBED, replace(probe, ok=0, failed=1), P, NOW, 0.0)
+    assert again == replace(
+        PROBED, state="open", generation=8, open_until=at(240), reopens=4, probe_owner=None, probe_until=None
+    )
+    neutral = report(PROBED, replace(probe, ok=0), P, NOW, 0.0)
+    assert neutral == replace(again, open_until=at(1), reopens=3)
+
+
+def test_open_times_end_however_often_it_opened():
+    often = replace(PROBED, reopens=5000)
+    again = report(often, Report(7, failed=1, probe=True), P, NOW, 0.0)
+    assert (again.reopens, again.open_until) == (32, at(400))
+
+
+@pytest.mark.parametrize(
+    ("closed", "reopens", "left"),
+    [(None, 3, 3), (0, 3, 3), (-59, 3, 3), (-60, 3, 2), (-600, 3, 0), (5, 3, 3)],
+)
+def test_growth(closed, reopens, left):
+    b = BreakerFacts(closed_at=None if closed is None else at(closed), reopens=reopens)
+    assert growth(b, P, NOW) == left
+
+
+def test_a_ramp_of_nothing_and_one_that_is_half_over():
+    closed = BreakerFacts(closed_at=NOW)
+    assert ramp_allowance(closed, BreakerPolicy(ramp=0), at(-5)) is None
+    assert ramp_allowance(closed, BreakerPolicy(ramp=0.5), NOW) == 2
+    assert ramp_allowance(replace(closed, state="open"), P, NOW) is None
+    assert ramp_step(BreakerPolicy(ramp=5)) == timedelta(seconds=0.5)
+    settling = BreakerPolicy(ramp=500, calm=1)
+    assert after(ok(), b=closed, policy=settling, seconds=499).closed_at == NOW
+    assert after(ok(), b=closed, policy=settling, seconds=500).closed_at is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counts", "window_at"),
+    [
+        (-31, (1, 2, 0, 0), -31),  # a clock that was wrong
+        (-30, (6, 8, 7, 8), 0),
+        (29, (6, 8, 7, 8), 0),
+        (30, (1, 2, 5, 6), 30),
+        (59, (1, 2, 5, 6), 30),
+        (60, (1, 2, 0, 0), 60),
+    ],
+)
+def test_a_window_has_two_halves(seconds, counts, window_at):
+    b = BreakerFacts(window_at=NOW, window=Window(5, 6, 7, 8))
+    counted = after(Report(0, ok=1, failed=2), b=b, seconds=seconds)
+    w = counted.window
+    assert ((w.ok, w.failed, w.ok_before, w.failed_before), counted.window_at) == (counts, at(window_at))
+    assert after(Report(0), b=b, seconds=seconds) is b, "neutral"
+
+
+def test_of_the_children_the_latest_are_kept():
+    policy, b = BreakerPolicy(streak=None, ratio=None), BreakerFacts()
+    for second in range(20):
+        b = after(
+            failed(children=(f"ill{second:02}",)),
+            ok(children=(f"well{second:02}",)),
+            b=b,
+            policy=policy,
+            seconds=second,
+        )
+    assert set(b.window.ill) == {f"ill{second:02}" for second in range(4, 20)}
+    assert b.window.well == {f"well{second:02}": at(second).timestamp() for second in range(4, 20)}
+    over = after(failed(children=("new",)), b=b, policy=policy, seconds=4 + 60)
+    assert set(over.window.well) == {f"well{second:02}" for second in range(5, 20)}, "a window ago is too long ago"
+
+
+@pytest.mark.parametrize(
+    ("policy", "counts", "streak", "state"),
+    [
+        ({"streak": 3, "ratio": None}, (0, 0, 0, 0), 1, "closed"),
+        ({"streak": 3, "ratio": None}, (0, 0, 0, 0), 2, "open"),
+        ({"streak": 3, "volume": 9}, (0, 0, 0, 9), 0, "open"),
+        ({"streak": None, "volume": 9}, (0, 7, 0, 0), 0, "closed"),
+        ({"streak": None, "volume": 9}, (2, 3, 2, 1), 0, "open"),  # 5 of 9
+        ({"streak": None, "volume": 9}, (1, 2, 4, 1), 0, "closed"),  # 4 of 9
+        ({"streak": None, "volume": 10, "ratio": 0.5}, (2, 3, 3, 1), 0, "open"),  # 5 of 10
+    ],
+)
+def test_what_trips(policy, counts, streak, state):
+    b = BreakerFacts(streak=streak, window_at=NOW, window=Window(*counts))
+    assert after(failed(), b=b, policy=BreakerPolicy(**policy)).state == state
+
+
+def test_a_window_as_json():
+    window = Window(1, 2, 3, 4, {"a": 1.0}, {"b": 2.0})
+    doc = {"n": [1, 2, 3, 4], "well": {"a": 1.0}, "ill": {"b": 2.0}}
+    assert (window.to_json(), Window.from_json(doc)) == (doc, window)
+    assert Window.from_json({}) == Window()
 
 
 # -- the machine ---------------------------------------------------------------------------------------------

@@ -25,6 +25,10 @@ ONE = Limit(1, 1, burst=1)  # one a second
 TEN = Limit(1, 1, burst=10)
 
 
+def granted(wait, until, by, *tats):
+    return Draw(granted=True, wait=wait, until=NOW + until, by=by, states=tuple(LimitState(NOW + tat) for tat in tats))
+
+
 def told(remaining, reset_in, *, tat=0.0, sent_at=NOW):
     return LimitState(tat, remaining, NOW + reset_in, sent_at)
 
@@ -56,7 +60,7 @@ def test_how_far_ahead_a_limit_may_be_drawn(per, lease):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Limit(True, 1), "Limit(rate=True): write a number, such as Limit(100, per='1m', burst=20)"),
+        (lambda: Limit(rate=True, per=1), "Limit(rate=True): write a number, such as Limit(100, per='1m', burst=20)"),
         (lambda: Limit(1, 1, burst="9"), "Limit(burst='9'): write a number, such as Limit(100, per='1m', burst=20)"),
         (
             lambda: Limit(1, "1m", burst=0.5),
@@ -239,15 +243,12 @@ def test_a_refund_takes_no_moment_from_those_who_wait(tat, until, back):
 
 def test_a_draw_that_fits_just_within_patience():
     one, two = (ONE, LimitState(NOW + 2)), (TEN, LimitState(NOW + 11))
-    assert draw([two, one], 1, NOW, patience=2.0) == Draw(
-        True, 2, NOW + 2, 0, (LimitState(NOW + 12), LimitState(NOW + 3))
-    )
-    assert draw([one, two], 1, NOW, patience=1.9) == Draw(False, 0, NOW + 2, 0, (one[1], two[1]))
-    assert draw([two, (ONE, FRESH)], 1, NOW, patience=2.0) == Draw(
-        True, 2, NOW + 2, 0, (LimitState(NOW + 12), LimitState(NOW + 3))
-    )
-    assert draw([(ONE, FRESH)], 1, NOW) == Draw(True, 0, NOW, 0, (LimitState(NOW + 1),))
-    assert draw([], 1, NOW) == Draw(True, 0, NOW, 0, ())
+    assert draw([two, one], 1, NOW, patience=2.0) == granted(2, 2, 0, 12, 3)
+    refused = Draw(granted=False, wait=0.0, until=NOW + 2, by=0, states=(one[1], two[1]))
+    assert draw([one, two], 1, NOW, patience=1.9) == refused
+    assert draw([two, (ONE, FRESH)], 1, NOW, patience=2.0) == granted(2, 2, 0, 12, 3)
+    assert draw([(ONE, FRESH)], 1, NOW) == granted(0, 0, 0, 1)
+    assert draw([], 1, NOW) == granted(0, 0, 0)
 
 
 OLD = LimitState(7.0, 20.0, NOW + 60, NOW)

@@ -224,8 +224,8 @@ def test_a_number_of_a_breaker_that_means_nothing_is_named(name, number, what):
         (
             {"first_open": 900},
             (
-                "BreakerPolicy(first_open=900, longest_open=600): a circuit cannot first be open for longer than it may be;"
-                " raise longest_open too"
+                "BreakerPolicy(first_open=900, longest_open=600): a circuit cannot first be open for longer than it"
+                " may be; raise longest_open too"
             ),
         ),
     ],
