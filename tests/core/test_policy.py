@@ -12,6 +12,8 @@ from resilient.core.gates import policy as policies
 from resilient.core.gates.policy import BreakerPolicy, Learning, Policies, Policy, Tenancy
 from resilient.core.gates.rate_limit import Limit, seconds
 
+PLAIN = Policy()
+
 
 @pytest.mark.parametrize(
     ("span", "expected"),
@@ -128,8 +130,16 @@ def test_of_equal_patterns_the_later_wins():
 
 
 def test_keys_of_one_pattern_share_one_policy():
-    assert POLICIES.for_key("github/a") is POLICIES.for_key("github/b")
-    assert POLICIES.for_key("github/a") is POLICIES.for_key("github/a")
+    some = Policies(concurrency={"github/*": 4})
+    assert some.for_key("github/a") is some.for_key("github/b")
+    assert some.for_key("github/a") is some.for_key("github/a")
+
+
+def test_limits_of_jobs_and_of_requests_are_apart():
+    jobs, requests = Limit(1, 1, counts="jobs", name="j"), Limit(1, 1, name="r")
+    policy = Policy((jobs, requests))
+    assert (policy.job_limits, policy.request_limits, policy.plain) == ((jobs,), (requests,), False)
+    assert (PLAIN.job_limits, PLAIN.request_limits, PLAIN.plain) == ((), (), True)
 
 
 def test_an_override_replaces_only_its_aspects():
