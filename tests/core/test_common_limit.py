@@ -72,14 +72,21 @@ def test_throttles_that_are_not_within_moments_are_no_event():
 
 def test_a_burst_and_an_hour_are_over_in_their_last_moment():
     rule = CommonLimit()
-    assert together(rule, names(FEW - 1), 0.0, has_limit=True) == []
-    assert rule.throttled("p/late", BURST + 0.01, 1.0, has_limit=True) == []  # both votes are gone, and who had them
+    assert [rule.throttled(name, 0.0, 1.0, has_limit=True) for name in names(FEW - 1)] == [[]] * (FEW - 1)
+    assert rule.throttled("p/late", BURST, 1.0, has_limit=True) == []  # their votes are gone
     rule = passing(names(LEAST + 1, "well"), 0.0)
     answers = [rule.throttled(name, BURST, 1.0, has_limit=False) for name in names(LEAST)]
     assert answers[-1] == names(LEAST)
     rule = CommonLimit()
     rule.throttled("p/before", 0.0, LONGEST_WAIT, has_limit=False)
     assert [rule.throttled(name, BURST, 1.0, has_limit=True) for name in names(FEW)][-1] == names(FEW)
+
+
+def test_who_is_let_through_again_goes_on():
+    rule = passing(names(LEAST + 2, "well"))
+    for name in names(LEAST + 1, "well"):
+        rule.passed(name, 10.0)
+    assert together(rule, names(LEAST), 10.1) == []
 
 
 def test_who_was_let_through_after_a_throttle_goes_on():
