@@ -8,26 +8,27 @@ from resilient.core.gates.learnt import Refusal
 from resilient.store.gates import controls, limits, resources
 from tests.store.test_claim import new, ordinary, put, take
 
-KEY, SEARCH = "p/a", "p/a/budget:search"
+KEY, SEARCH, MAIL = "p/a", "p/a/budget:search", "p/a/budget:mail"
 BUDGETS = {KEY: {"find": SEARCH}}
-KINDS = ["find", "read"]
+BOTH = {KEY: {"find": SEARCH, "send": MAIL}}
+KINDS = ["find", "read", "send"]
 
 
 @pytest.fixture
 def throttle(database, clock):
-    """A throttle of the budget, which teaches three in a second; it rests for a minute."""
+    """A throttle of a budget, which teaches three in a second; it rests for a minute."""
 
-    def throttle(accepted=3):
+    def throttle(accepted=3, budget=SEARCH, seconds=60):
         database.transaction_sync(resources.ensure, [KEY, "p"])
         refusal = Refusal(0, 1.0, accepted, 0.2, 3)
-        until = clock.now() + timedelta(seconds=60)
-        database.transaction_sync(controls.cool_down, SEARCH, until, "429", 0.0, exact=True, refusal=refusal)
+        until = clock.now() + timedelta(seconds=seconds)
+        database.transaction_sync(controls.cool_down, budget, until, "429", 0.0, exact=True, refusal=refusal)
 
     return throttle
 
 
 def claimed_kinds(database, **over):
-    claimed = take(database, kinds=KINDS, budgets=BUDGETS, **over)
+    claimed = take(database, **{"kinds": KINDS, "budgets": BUDGETS, **over})
     return [row.kind for row in claimed.jobs], claimed
 
 
@@ -108,3 +109,24 @@ def test_a_budget_that_somebody_changes_is_not_waited_for(database, throttle):
 def test_a_budget_without_a_row_stops_nobody(database):
     put(database, *(new(KEY, kind="find") for _ in range(3)))
     assert claimed_kinds(database)[0] == ["find"] * 3
+
+
+def test_behind_the_jobs_of_a_spent_budget_another_budget_has_room_for_as_many_as_ever(database, clock, throttle):
+    throttle(seconds=600)
+    throttle(budget=MAIL)
+    put(database, *(new(KEY, kind="find") for _ in range(6)))
+    clock.advance(61)
+    put(database, *(new(KEY, kind="send") for _ in range(3)))
+    assert claimed_kinds(database, budgets=BOTH, per_key=4)[0] == ["send"], "one, as after every rest"
+    assert claimed_kinds(database, budgets=BOTH, per_key=4)[0] == [], "as long as that one runs"
+
+
+@pytest.mark.parametrize("kinds", [["find", "send"], ["send", "find"], ["find"] * 6 + ["send"]])
+def test_a_key_whose_jobs_wait_for_two_budgets_waits_for_the_first_that_has_room(database, clock, throttle, kinds):
+    throttle(seconds=600)
+    throttle(budget=MAIL, seconds=9)
+    for kind in kinds:
+        put(database, new(KEY, kind=kind))
+        clock.advance(0.001)
+    assert claimed_kinds(database, budgets=BOTH, per_key=4)[0] == []
+    assert parked(database) == [(KEY, MAIL)]

@@ -27,11 +27,12 @@ of kinds this worker does not run; the worker passes over it for a while (`Claim
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from resilient.core.base.instants import FAR
 from resilient.core.base.resource_key import account, ancestors, depth, path
 from resilient.core.gates import admission
 from resilient.core.gates.admission import Admission, Level, ResourceFacts, Stop, admit
@@ -212,37 +213,33 @@ class _Claim:
     def _within_budgets(self, key: str, rows: list[ClaimedJob]) -> list[ClaimedJob]:
         """The candidates of a key without those of kinds that count for a budget with no room for them."""
         budget_of = self.ask.budgets[key]
-        rooms = {budget: self._room_of(key, budget) for budget in sorted(set(budget_of.values()))}
-        within, stop = list[ClaimedJob](), None
-        for row in rows:
-            budget = budget_of.get(row.kind)
-            if budget is None or rooms[budget].count > 0:
-                within.append(row)
-                if budget is not None:
-                    rooms[budget] = replace(rooms[budget], count=rooms[budget].count - 1)
-            else:
-                stop = rooms[budget].stop
-        if stop is None:
+        rooms, stops = dict[str, int](), dict[str, Stop]()
+        for budget in sorted(set(budget_of.values())):
+            rooms[budget], stop = self._room_of(key, budget)
+            if stop is not None:
+                stops[budget] = stop
+        within = _within(rows, budget_of, rooms)
+        if len(within) == len(rows):
             return within
         if not within:  # others may stand behind them
-            spent = {kind for kind, budget in budget_of.items() if not rooms[budget].count}
-            kinds = [kind for kind in self.ask.kinds if kind not in spent]
-            within = best_ready(self.c, self.d, [key], self.ask.per_key + 1, kinds).get(key, []) if kinds else []
+            kinds = [kind for kind in self.ask.kinds if budget_of.get(kind) not in stops]
+            more = best_ready(self.c, self.d, [key], self.ask.per_key + 1, kinds).get(key, []) if kinds else []
+            within = _within(more, budget_of, rooms)
         if within:
             self.mixed.add(key)
-        else:
-            self.used_up[key] = stop
+        else:  # parked where there is room first
+            self.used_up[key] = min(stops.values(), key=_end)
         return within
 
-    def _room_of(self, key: str, budget: str) -> Admission:
-        """How many jobs of a key may start for one of its account's budgets, and what stops more.
+    def _room_of(self, key: str, budget: str) -> tuple[int, Stop | None]:
+        """How many jobs of a key may start for one of its account's budgets, and if none may, what stops them.
 
         Its row is deeper than the leaf that is locked already, so it is not waited for: see `_drop_idle`.
         """
         _, got, read = resources.lock_leaves(self.c, self.d, [budget], [budget])
         self.locked.update(got)
         if budget not in read or read[budget].calm:
-            return Admission(self.ask.per_key + BATCH_ROWS, None, (), ())
+            return self.ask.per_key + BATCH_ROWS, None
         facts = self.facts[budget] = read[budget]
         policy, running = self._policy(budget), 0
         if admission.needs_count(facts, policy, self.now):
@@ -250,7 +247,8 @@ class _Claim:
             running = resources.count_running_kinds(self.c, self.d, key, kinds)
         states = limits.read(self.c, self.d, [budget]).get(budget, _NO_LIMITS)
         most = self.ask.per_key + BATCH_ROWS
-        return admit([Level(facts, policy, states, running)], most, self.now, self.ask.worker_id)
+        verdict = admit([Level(facts, policy, states, running)], most, self.now, self.ask.worker_id)
+        return verdict.count, None if verdict.count else verdict.stop
 
     def _read_deeper(
         self, leaves: Sequence[turns.Turn], jobs: Mapping[str, list[ClaimedJob]]
@@ -480,6 +478,23 @@ def _beside_each_other(rows: Sequence[ClaimedJob]) -> int:
 def _alike(rows: Sequence[ClaimedJob]) -> int:
     """How many of these jobs, from the first on, are of one kind."""
     return next((n for n, row in enumerate(rows) if row.kind != rows[0].kind), len(rows))
+
+
+def _within(rows: Sequence[ClaimedJob], budget_of: Mapping[str, str], rooms: dict[str, int]) -> list[ClaimedJob]:
+    """The jobs that count for no budget, and those for which theirs has room; that room is taken."""
+    within = []
+    for row in rows:
+        budget = budget_of.get(row.kind)
+        if budget is None or rooms[budget] > 0:
+            within.append(row)
+            if budget is not None:
+                rooms[budget] -= 1
+    return within
+
+
+def _end(stop: Stop) -> datetime:
+    """When a stop is over; the end of time if nobody knows."""
+    return stop.until or FAR
 
 
 def _lock_order(key: str) -> tuple[int, str]:
