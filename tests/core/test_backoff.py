@@ -22,6 +22,8 @@ from resilient.core.jobs.backoff import (
     PlusMinus,
     Retry,
     as_delay,
+    retry_pause,
+    spread_upwards,
 )
 
 HIGH = 0.9999999
@@ -56,10 +58,54 @@ HIGH = 0.9999999
         (as_delay(timedelta(seconds=3)), 0.9, [3, 3, 3, 3]),
         (as_delay(2.5), 0.9, [2.5, 2.5, 2.5, 2.5]),
         (Decorrelated(), 0.0, [1, 1, 1, 1]),
+        (Exponential(factor=1), 0.9, [1, 1, 1, 1]),
+        (Exponential(base=5, cap=5), 0.9, [5, 5, 5, 5]),
+        (PlusMinus(10, ratio=1), 0.75, [15, 15, 15, 15]),
     ],
 )
 def test_strategies(delay, roll, expected):
     assert [delay.seconds(n, roll) for n in (1, 2, 3, 4)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("default", "spelt"),
+    [
+        (Linear(), Linear(step=30, cap=3600)),
+        (Exponential(), Exponential(base=1, factor=2, cap=600)),
+        (Decorrelated(), Decorrelated(base=1, cap=600)),
+        (PlusMinus(), PlusMinus(Exponential(), ratio=0.2)),
+    ],
+)
+def test_what_is_not_said(default, spelt):
+    assert default == spelt
+
+
+def test_the_delay_after_ever_so_many_attempts():
+    assert Exponential(base=1, factor=10, cap=600).seconds(10**6, 0.5) == 600
+    assert Exponential(base=0, factor=10).seconds(10**6, 0.5) == 0
+    assert Exponential(base=3, factor=10).seconds(0, 0.5) == 3  # a job that waited only
+
+
+@pytest.mark.parametrize(
+    ("tries", "roll", "longest", "pause"),
+    [
+        (0, 0.0, {}, 0.1),
+        (1, 0.0, {}, 0.2),
+        (1, 0.5, {}, 0.25),
+        (6, 0.0, {}, 6.4),
+        (7, 0.0, {}, 10),
+        (7, 0.5, {}, 12.5),
+        (3, 0.0, {"longest": 0.3}, 0.3),
+        (10, 0.0, {"longest": 1000}, 102.4),
+        (10**9, 0.0, {"longest": 1000}, 102.4),
+    ],
+)
+def test_the_pause_before_a_database_is_tried_again(tries, roll, longest, pause):
+    assert retry_pause(tries, roll, **longest) == pytest.approx(pause)
+
+
+def test_who_was_stopped_together_comes_back_apart_and_not_earlier():
+    assert [spread_upwards(8, roll) for roll in (0.0, 0.5, 0.75)] == [8, 10, 11]
 
 
 JITTERED = [
@@ -182,6 +228,35 @@ def test_tenacitys_wait_exception_sees_the_failure():
     assert as_delay(tenacity.wait_exception(by_error)).seconds(1, 0.5) == 1
 
 
+class State(tenacity.wait.wait_base):
+    """Keeps what it is called with."""
+
+    def __call__(self, retry_state):
+        self.state = retry_state
+        return 1.0
+
+
+def test_a_tenacity_wait_is_called_with_all_that_tenacity_calls_it_with():
+    wait, error = State(), Failure(FailureKind.BUG, code="x")
+    Retry(delay=wait).seconds(FailureKind.BUG, 3, 0.5, error)
+    fresh = tenacity.RetryCallState(retry_object=None, fn=None, args=(), kwargs={})
+    names = {name for name in (*vars(fresh), "seconds_since_start") if not name.startswith("_")}
+    same = names - {"attempt_number", "outcome", "start_time"}
+    assert {name: getattr(wait.state, name) for name in same} == {name: getattr(fresh, name) for name in same}
+    assert (wait.state.attempt_number, wait.state.start_time) == (3, 0.0)
+    outcome = wait.state.outcome
+    assert (outcome.failed, outcome.attempt_number) == (True, 3)
+    assert (str(outcome.exception()), outcome.exception().failure) == ("failed", error)
+    as_delay(wait).seconds(2, 0.5)
+    assert wait.state.outcome.exception().failure == Failure(FailureKind.TRANSIENT)
+
+
+@pytest.mark.parametrize("module", ["tenacity", "tenacity.wait", "tenacity.some.where"])
+def test_what_comes_from_anywhere_in_tenacity_is_a_wait_of_its(module):
+    wait = type("Wait", (), {"__module__": module, "__call__": lambda _, state: state.attempt_number * 2})()
+    assert as_delay(wait).seconds(4, 0.5) == 8
+
+
 # -- Retry -----------------------------------------------------------------------------------------
 
 
@@ -248,50 +323,66 @@ def test_a_conflict_waits_shortly_unless_told_otherwise():
     assert Retry(delay=0, by_kind={"conflict": 300}).seconds(FailureKind.CONFLICT, 1, HIGH) == 300
 
 
+SECONDS = "is no delay: use seconds from 0 on, or a timedelta"
+TIMES = "is no number of times: use an integer of at least 1"
+LIKE = (
+    "is no delay: use seconds, a timedelta, a strategy such as FullJitter(base=1), a function of the attempt, or one of"
+)
+LIKE += " tenacity's waits"
+FACTOR = "would shrink the delay: use a number of at least 1, such as 2"
+SHARE = "is not a share: use a number from 0 to 1, such as 0.2 for +-20 %"
+KINDS = (
+    "throttled, quota, auth, transient, ambiguous, conflict, permanent, reset_cursor, database, timeout, bug,"
+    " lost_worker, expired, undecodable"
+)
+CAP = "base=10 s is longer than cap=5 s: raise the cap or lower the base"
+NESTED = "by_kind['bug'] has a by_kind of its own: name its kinds in the outer one"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: Retry(max_attempts=0),
-            "max_attempts=0 is no number of times: use an integer of at least 1 or None",
-        ),
-        (lambda: Retry(max_attempts=True), "max_attempts=True"),
-        (lambda: Retry(max_attempts=2.5), "max_attempts=2.5"),
-        (lambda: Retry(max_rescues=0), "max_rescues=0 is no number of times: use an integer of at least 1"),
-        (lambda: Retry(delay=-1), "delay=-1 is no delay: use seconds from 0 on"),
-        (lambda: Retry(delay=float("nan")), "delay=nan"),
-        (lambda: Retry(delay=float("inf")), "delay=inf"),
-        (lambda: Retry(delay=timedelta(seconds=-1)), "delay=-1.0"),
-        (lambda: Retry(delay=True), "delay=True is no delay"),
-        (lambda: Retry(delay="5s"), "delay='5s' is no delay: use seconds, a timedelta, a strategy"),
-        (lambda: Retry(delay=None), "delay=None is no delay"),
+        (lambda: Retry(max_attempts=0), f"max_attempts=0 {TIMES} or None for no end"),
+        (lambda: Retry(max_attempts=True), f"max_attempts=True {TIMES} or None for no end"),
+        (lambda: Retry(max_attempts=2.5), f"max_attempts=2.5 {TIMES} or None for no end"),
+        (lambda: Retry(max_rescues=0), f"max_rescues=0 {TIMES}"),
+        (lambda: Retry(delay=-1), f"delay=-1 {SECONDS}"),
+        (lambda: Retry(delay=float("nan")), f"delay=nan {SECONDS}"),
+        (lambda: Retry(delay=float("inf")), f"delay=inf {SECONDS}"),
+        (lambda: Retry(delay=timedelta(seconds=-1)), f"delay=-1.0 {SECONDS}"),
+        (lambda: Retry(delay=True), f"delay=True {LIKE}"),
+        (lambda: Retry(delay="5s"), f"delay='5s' {LIKE}"),
+        (lambda: Retry(delay=None), f"delay=None {LIKE}"),
         (lambda: Retry(delay=FullJitter), "delay=FullJitter is a class: write FullJitter()"),
         (lambda: Retry(delay=tenacity.wait_fixed), "delay=wait_fixed is a class: write wait_fixed()"),
-        (
-            lambda: Retry(by_kind={"oops": 1}),
-            "by_kind names 'oops', which is no kind of error: use one of throttled",
-        ),
-        (lambda: Retry(by_kind={"bug": "x"}), "delay='x' is no delay"),
-        (
-            lambda: Retry(by_kind={"bug": Retry(by_kind={"bug": 1})}),
-            "by_kind['bug'] has a by_kind of its own",
-        ),
-        (lambda: Exponential(factor=0.5), "factor=0.5 would shrink the delay"),
-        (lambda: FullJitter(factor=float("nan")), "factor=nan"),
-        (lambda: FullJitter(factor="2"), "factor='2'"),
-        (lambda: PlusMinus(ratio="1"), "ratio='1'"),
-        (lambda: FullJitter(base=10, cap=5), "base=10 s is longer than cap=5 s"),
-        (lambda: Decorrelated(base=10, cap=5), "base=10 s is longer than cap=5 s"),
-        (lambda: FullJitter(base=-1), "base=-1 is no delay"),
-        (lambda: Linear(step="1"), "step='1' is no delay"),
-        (lambda: Linear(cap=True), "cap=True is no delay"),
-        (lambda: PlusMinus(ratio=1.5), "ratio=1.5 is not a share"),
-        (lambda: PlusMinus(ratio=-0.1), "ratio=-0.1 is not a share"),
+        (lambda: Retry(by_kind={"oops": 1}), f"by_kind names 'oops', which is no kind of error: use one of {KINDS}"),
+        (lambda: Retry(by_kind={"bug": "x"}), f"delay='x' {LIKE}"),
+        (lambda: Retry(by_kind={"bug": Retry(by_kind={"bug": 1})}), NESTED),
+        (lambda: Exponential(factor=0.5), f"factor=0.5 {FACTOR}"),
+        (lambda: FullJitter(factor=float("nan")), f"factor=nan {FACTOR}"),
+        (lambda: FullJitter(factor="2"), f"factor='2' {FACTOR}"),
+        (lambda: PlusMinus(ratio="1"), f"ratio='1' {SHARE}"),
+        (lambda: FullJitter(base=10, cap=5), CAP),
+        (lambda: Decorrelated(base=10, cap=5), CAP),
+        (lambda: FullJitter(base=-1), f"base=-1 {SECONDS}"),
+        (lambda: FullJitter(cap=-1), f"cap=-1 {SECONDS}"),
+        (lambda: Decorrelated(base=-1), f"base=-1 {SECONDS}"),
+        (lambda: Decorrelated(cap=-1), f"cap=-1 {SECONDS}"),
+        (lambda: Fixed(-1), f"delay=-1 {SECONDS}"),
+        (lambda: Linear(step="1"), f"step='1' {SECONDS}"),
+        (lambda: Linear(cap=True), f"cap=True {SECONDS}"),
+        (lambda: PlusMinus(ratio=1.5), f"ratio=1.5 {SHARE}"),
+        (lambda: PlusMinus(ratio=-0.1), f"ratio=-0.1 {SHARE}"),
     ],
 )
 def test_bad_options_are_named_with_their_remedy(make, message):
-    with pytest.raises(InvalidInput, match=re.escape(message)):
+    with pytest.raises(InvalidInput, match=f"^{re.escape(message)}$"):
         make()
+
+
+def test_what_is_tenacitys_and_no_wait():
+    with pytest.raises(InvalidInput, match="is no delay"):
+        as_delay(tenacity.Future(3))
 
 
 @pytest.mark.parametrize("returned", [None, "5", -1, float("nan"), True, timedelta(seconds=-1)])
@@ -299,8 +390,12 @@ def test_a_function_that_returns_no_delay_is_named(returned):
     def odd(attempt):
         return returned
 
-    with pytest.raises(InvalidInput, match=r"odd returned .*: return seconds from 0 on, or a timedelta"):
-        as_delay(odd).seconds(1, 0.5)
+    value = -1.0 if isinstance(returned, timedelta) else returned
+    name = f"{test_a_function_that_returns_no_delay_is_named.__name__}.<locals>.odd"
+    for delay, who in ((odd, f"{name} returned {value!r}"), (tenacity.wait_fixed(-1), "wait_fixed returned -1.0")):
+        message = f"delay function {who}: return seconds from 0 on, or a timedelta"
+        with pytest.raises(InvalidInput, match=f"^{re.escape(message)}$"):
+            as_delay(delay).seconds(1, 0.5)
 
 
 def test_a_functions_delay_has_an_end():

@@ -4,7 +4,14 @@ import pytest
 
 from resilient.core.base.errors import FailureKind
 from resilient.core.jobs.backoff import Retry
-from resilient.core.jobs.outcomes import CancelledByHandler, HandedBack, Reconciled, Rescued, Transition
+from resilient.core.jobs.outcomes import (
+    CancelledByHandler,
+    HandedBack,
+    Reconciled,
+    Rescued,
+    Transition,
+    share_of_key,
+)
 from resilient.core.jobs.states import JobState
 from tests.core.test_decide import CANCELLED, DEAD, READY, SCHEDULED, SUCCESS, fail, in_, step
 
@@ -117,3 +124,22 @@ def test_a_told_time_is_kept_where_our_database_failed_and_where_nothing_stops_t
     assert in_(90) < step(fail("database", retry_in=90.0)).run_at <= in_(100)
     assert in_(90) < step(fail("auth", retry_in=90.0), deferrals=3).run_at <= in_(100)
     assert step(fail("auth", retry_in=1.0), deferrals=2_000).run_at == in_(45)
+
+
+@pytest.mark.parametrize("mark", [False, True])
+def test_what_a_database_refuses_is_left_out_of_every_step_that_may_be_written(mark):
+    words = {"error": "x\0", "error_code": "x", "traceback": "x", "result": "x"}
+    instead = whole(CANCELLED, "cancelled", resource_key=ACCOUNT, **words)
+    again = whole(READY, "once_more", fresh_key=True, set_mark=True)
+    stored = charged(SCHEDULED, "retry", run_at=in_(20), kind="bug", **words)
+    stored = stored._replace(if_cancelled=instead, if_once_more=again)
+    bare = {"error": "(its error cannot be stored)", "error_code": None, "traceback": None, "result": None}
+    assert stored.without_words(mark=mark) == stored._replace(
+        **bare, set_mark=mark, if_cancelled=instead._replace(**bare, set_mark=mark), if_once_more=again
+    )
+    assert again.without_words(mark=mark) == again
+
+
+@pytest.mark.parametrize(("most_stuck", "share"), [(1, 1), (4, 1), (7, 1), (8, 2), (16, 4), (100, 25)])
+def test_with_how_many_stuck_handlers_a_key_gets_no_more(most_stuck, share):
+    assert share_of_key(most_stuck) == share

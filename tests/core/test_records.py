@@ -11,6 +11,7 @@ from resilient.core.base.errors import FailureKind
 from resilient.core.jobs.records import (
     NOT_LOADED,
     AttemptInfo,
+    AuditInfo,
     Cancelled,
     Changed,
     Count,
@@ -56,7 +57,7 @@ def test_times_are_in_utc_wherever_the_machine_stands(monkeypatch):
         time.tzset()
 
 
-@pytest.mark.parametrize("record", [JobInfo, AttemptInfo, ResourceInfo, StoppedGroup])
+@pytest.mark.parametrize("record", [JobInfo, AttemptInfo, ResourceInfo, StoppedGroup, AuditInfo])
 def test_a_record_has_every_field(record):
     values = {name: [AT] for name in record.__dataclass_fields__}
     assert record(**values).to_json() == {name: ["2026-03-01T12:00:00.123Z"] for name in values}
@@ -77,6 +78,7 @@ def test_a_tally_has_zero_for_what_it_lacks():
 
 def test_a_count_that_was_cut_off_says_so():
     assert [str(Count(7)), str(Count(7, more=True))] == ["7", "7+"]
+    assert [(count, count.more) for count in (Count(7), Count(7, more=True))] == [(7, False), (7, True)]
 
 
 def test_what_was_not_loaded_says_where_it_is():
@@ -86,3 +88,5 @@ def test_what_was_not_loaded_says_where_it_is():
 def test_what_a_change_brought_to_many():
     changed = Changed(("a/1", "a/2"), queued=("a/2",))
     assert changed.to_json() == {"changed": 2, "keys": ["a/1", "a/2"], "queued": ["a/2"]}
+    assert [len(changed), len(Changed())] == [2, 0]
+    assert (bool(changed), bool(Changed())) == (True, False)

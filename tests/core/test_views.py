@@ -1,9 +1,11 @@
 """What views show of a payload."""
 
+import re
+
 import pytest
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.jobs.records import check_redaction, redacted, without_sealed
+from resilient.core.jobs.records import check_redaction, is_sealed, redacted, without_sealed
 
 PAYLOAD = {"token": "t", "card": {"number": 42, "owner": "Ada"}, "items": [{"price": 1, "token": "u"}, {"price": 2}]}
 
@@ -31,8 +33,17 @@ def test_what_is_shown(redact, shown):
 
 @pytest.mark.parametrize("redact", ["token", 7, [7], [""], {"token": 1}])
 def test_what_is_no_redaction(redact):
-    with pytest.raises(InvalidInput, match="redact of kind 'k' takes field names"):
+    message = (
+        "redact of kind 'k' takes field names (['token']), paths (['card.number', 'items.*.price']) or a function of"
+        " the payload"
+    )
+    with pytest.raises(InvalidInput, match=f"^{re.escape(message)}$"):
         check_redaction("k", redact)
+
+
+@pytest.mark.parametrize("redact", [None, ["token"], ("token", "card.number"), {"token"}, frozenset({"*"}), [], sorted])
+def test_what_is_a_redaction(redact):
+    check_redaction("k", redact)
 
 
 def test_a_sealed_payload_is_shown_by_its_key_alone():
@@ -42,3 +53,24 @@ def test_a_sealed_payload_is_shown_by_its_key_alone():
         "payload": {"sealed": "with key 0123456789ab"},
         "steps": [{"sealed": "with key x"}],
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "sealed"),
+    [
+        ({"resilient:sealed": "k:x"}, True),
+        ({"resilient:sealed": "k:x", "id": 1}, False),
+        ({"sealed": "k:x"}, False),
+        ({}, False),
+        ("resilient:sealed", False),
+        (None, False),
+    ],
+)
+def test_which_payload_is_sealed(value, sealed):
+    assert is_sealed(value) is sealed
+    assert (without_sealed(value) != value) is sealed
+
+
+def test_no_more_of_a_key_is_shown_than_names_it():
+    assert without_sealed({"resilient:sealed": "0123456789abcdef:x:y"}) == {"sealed": "with key 0123456789ab"}
+    assert without_sealed({"resilient:sealed": 7}) == {"sealed": "with key 7"}

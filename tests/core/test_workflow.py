@@ -1,5 +1,6 @@
 """What becomes of a workflow: each place its steps can stand, and what holds for any of them."""
 
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient.core.jobs.states import TERMINAL, WAITING, JobState
-from resilient.core.jobs.workflow import OVER, Plan, StepFacts, WorkflowState, needs_undo, plan, stands_still
+from resilient.core.jobs.workflow import (
+    OVER,
+    Plan,
+    StepFacts,
+    StepInfo,
+    WorkflowInfo,
+    WorkflowState,
+    needs_undo,
+    plan,
+    stands_still,
+)
 
 RUNNING, UNDOING, STUCK = WorkflowState.RUNNING, WorkflowState.UNDOING, WorkflowState.STUCK
 DONE, UNDONE, FAILED = WorkflowState.SUCCEEDED, WorkflowState.UNDONE, WorkflowState.FAILED
@@ -152,3 +163,19 @@ def test_each_undo_runs_once_and_the_latest_first(facts):
     assert all(a > b for a, b in pairwise(order))
     assert sorted(order) == [step.no for step in fresh if needs_undo(step)]
     assert made.state is (UNDONE if order else FAILED)
+
+
+def test_a_workflow_for_people_and_programs():
+    at = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    names = StepInfo.__dataclass_fields__
+    first, second = (StepInfo(**{**dict.fromkeys(names), "name": name, "started_at": at}) for name in "ab")
+    rest = dict.fromkeys(WorkflowInfo.__dataclass_fields__)
+    flow = WorkflowInfo(**{**rest, "name": "f", "state": STUCK, "created_at": at, "steps": (first, second)})
+    assert (flow.step("a"), flow.step("b")) == (first, second)
+    with pytest.raises(KeyError, match=r"^'c'$"):
+        flow.step("c")
+    shown = {name: {**dict.fromkeys(names), "name": name, "started_at": "2030-01-01T12:00:00.000Z"} for name in "ab"}
+    assert first.to_json() == shown["a"]
+    assert flow.to_json() == {
+        **rest, "name": "f", "state": "stuck", "created_at": "2030-01-01T12:00:00.000Z", "steps": [*shown.values()],
+    }  # fmt: skip
