@@ -36,7 +36,7 @@ CORE = ("accounts", "alerts", "base", "events", "gates", "inspect", "jobs", "pro
 ROOMS = {f"core/{name}": of_core(name) for name in CORE} | {
     "store/claim": Room(
         ("store/jobs/claim.py", "store/jobs/claim_snapshot.py"),
-        ("tests/store/test_claim.py", "tests/store/test_claim_budgets.py", "tests/store/test_claim_suspects.py"),
+        tuple(f"tests/store/test_claim{name}.py" for name in ("", "_budgets", "_slots", "_suspects")),
         r"_Claim\._(drop_stopped|within_budgets|room_of|drop_idle|build_levels|admit|judge)$|\._?(alike|is_calm)$",
     ),
     "store/filters": Room(

@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +102,18 @@ def test_a_function_says_that_it_is_called(module):
     assert module.Gate.name() == "a"
     assert module.twice(2) == 4
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "fixtures", "shared"),
+    [
+        ("test_a[sqlite]", ("database", "backend"), False),
+        ("test_a[postgresql]", ("database", "backend"), True),
+        ("test_a", ("open_database", "postgres_url", "postgres_server"), True),
+    ],
+)
+def test_forks_share_no_server(name, fixtures, shared):
+    assert mutation.is_shared(SimpleNamespace(name=name, fixturenames=fixtures)) is shared
 
 
 @pytest.mark.parametrize("name", ROOMS)

@@ -217,8 +217,9 @@ class TestGates:
         assert database.transaction_sync(recheck, NONE.for_key, 0.5) == 1
         claimed = take(database)
         assert len(claimed.jobs) == 1
-        generation = database.transaction_sync(resources.read, ["a/1"])["a/1"].breaker.generation
-        assert claimed.probes == {claimed.jobs[0].id: (("a/1", generation),)}
+        breaker = database.transaction_sync(resources.read, ["a/1"])["a/1"].breaker
+        assert claimed.probes == {claimed.jobs[0].id: (("a/1", breaker.generation),)}
+        assert breaker.probe_owner == "w"
         assert parked(database) == {"a/1": "a/1"}  # the others wait for the verdict
         assert lost(database) == []
 
@@ -504,41 +505,6 @@ def test_a_claim_waits_for_no_job(postgres_database):
         assert (claimed.lost, sorted(claimed.conflicts)) == (2, ["a/1", "b/1"])
         assert ordinary(postgres_database) == ["a/1", "b/1"]
     assert {row.id for row in take(postgres_database).jobs} == {held, edited}
-
-
-# -- shares of a worker's slots --------------------------------------------------------------------------------------
-
-
-def test_the_accounts_that_have_work_are_asked_about(database):
-    put(database, *[new(key) for key in ("a/1", "a/1/x", "a/2", "b/1")])
-    calls = []
-    take(database, rooms=lambda names: calls.append(names) or {})
-    assert calls == [{"a/1", "a/2", "b/1"}]
-
-
-def test_an_account_gets_no_more_than_its_room(database):
-    """All of its keys together; what it may not have keeps its turn, and costs nobody else a slot."""
-    put(database, *[new("a/1") for _ in range(3)], *[new("a/1/x") for _ in range(3)], *[new("a/2") for _ in range(3)])
-    claimed = take(database, rooms=lambda _: {"a/1": 4, "a/2": 9})
-    assert sorted(keys(claimed)) == ["a/1"] * 3 + ["a/1/x"] + ["a/2"] * 3
-    assert (claimed.full, ordinary(database)) == ([], ["a/1/x"])
-    claimed = take(database, rooms=lambda _: {"a/1": 0, "a/2": 9})
-    assert (keys(claimed), claimed.full, ordinary(database)) == ([], ["a/1/x"], ["a/1/x"])
-    claimed = take(database, rooms=lambda _: {"a/1": 1})
-    assert (keys(claimed), claimed.full, ordinary(database)) == (["a/1/x"], [], ["a/1/x"])
-
-
-def test_an_accounts_room_goes_to_its_keys_in_turn(database):
-    """Whoever got nothing stands before whoever got a job: one key of an account never waits for the end of another."""
-    put(database, *[new(key) for key in ("a/1", "a/1/x", "a/1/y") for _ in range(3)])
-    rounds = [keys(take(database, rooms=lambda _: {"a/1": 1})) for _ in range(6)]
-    assert rounds == [["a/1"], ["a/1/x"], ["a/1/y"]] * 2
-
-
-def test_a_batch_takes_one_slot_of_an_accounts_room(database):
-    put(database, *[new("a/1", kind="b") for _ in range(4)], *[new("a/1/x", kind="b") for _ in range(4)])
-    claimed = take(database, kinds=["b"], batches={"b": 10}, rooms=lambda _: {"a/1": 1})
-    assert (len(claimed.jobs), claimed.slots, len(claimed.full), len(ordinary(database))) == (4, 1, 1, 1)
 
 
 def test_whether_there_are_other_accounts(database):
