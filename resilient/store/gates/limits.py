@@ -210,9 +210,9 @@ def insert(c: Connection, d: Dialect, ids: Iterable[LimitId]) -> None:
     d.later(
         c,
         "INSERT INTO {rate_limit} (resource_key, name)"
-        f" SELECT resource_key, name FROM {d.records('doc', _ID)} AS v WHERE true ORDER BY resource_key, name"
+        f" SELECT resource_key, name FROM {d.records('doc', _ID)} AS v WHERE true"
         " ON CONFLICT (resource_key, name) DO NOTHING",
-        {"doc": json.dumps([{"resource_key": key, "name": name} for key, name in ids])},
+        {"doc": json.dumps([{"resource_key": key, "name": name} for key, name in sorted(ids)])},
     )
 
 

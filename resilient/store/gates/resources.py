@@ -62,7 +62,7 @@ def ensure(c: Connection, d: Dialect, keys: Iterable[str], how_long: str | None 
         c,
         "INSERT INTO {resource} (key, created_at, updated_at)"
         f" SELECT value, {d.now_sql}, {d.now_sql} FROM {d.array('keys', 'text')} WHERE {patience}"
-        " ORDER BY value ON CONFLICT (key) DO NOTHING",
+        " ON CONFLICT (key) DO NOTHING",  # in the order given: the database may sort a text that is no column otherwise
         _with_now(d, {"keys": d.pack_keys(sorted(set(keys)))}),
     )
 
