@@ -306,7 +306,8 @@ def enqueues(c, d):
 
 @act("jobs.queue: write_many")
 def enqueues_in_another_order(c, d):
-    return queue.write_many(
+    """In a program's transaction, for which a job that is kept waits."""
+    return queue.write(
         c, d, [_in_lane("lane2", "q/1"), _in_lane("lane1", "p/1"), _in_lane("lane9", "p/1"),
                JobRequest(fresh("p/1", unique_key="y")), JobRequest(fresh("p/1", unique_key="x"))],
     )  # fmt: skip
