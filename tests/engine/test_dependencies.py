@@ -434,3 +434,20 @@ class TestRepair:
             app.sync.jobs.edit(a, delay=0)
         await drain(app)
         assert states(app, b) == "succeeded"
+
+
+def test_what_somebody_holds_keeps_nobody_behind_it(postgres_database, monkeypatch):
+    """A transaction that holds a job for which many wait, while they are enqueued."""
+    monkeypatch.setattr(dependencies, "RESOLVE_LIMIT", 2)
+    app = Resilient(postgres_database, handlers=[step])
+    held, free = put(app, 1, delay=60), put(app, 2, delay=60)
+    with postgres_database.sync_engine.begin() as c:
+        app.sync.jobs.cancel(held, session=c)
+        those = [put(app, 3, after=held) for _ in range(3)]
+        with postgres_database.sync_engine.begin() as other:  # what it waits for is looked at later
+            last = put(app, 4, after=free, session=other)
+        assert postgres_database.transaction_sync(lambda c, d: dependencies.resolve_dependencies(c, d, d.now(c))) == 1
+        assert states(app, *those, last) == "blocked blocked blocked blocked"
+    assert postgres_database.transaction_sync(lambda c, d: dependencies.resolve_dependencies(c, d, d.now(c))) == 2
+    assert postgres_database.transaction_sync(lambda c, d: dependencies.resolve_dependencies(c, d, d.now(c))) == 1
+    assert states(app, *those, last) == "cancelled cancelled cancelled blocked"

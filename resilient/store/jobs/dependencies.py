@@ -80,18 +80,33 @@ def resolve(
 
     Returns how many edges were dealt with, and which waiting jobs were cancelled over it.
     """
-    among = "" if waiting is None else f" AND job_id {d.among('ids', 'uuid')}"
-    params: dict[str, Any] = {"limit": RESOLVE_LIMIT} if waiting is None else {"ids": d.pack_ids(sorted(waiting))}
-    rows = d.run(
+    dealt, cancelled, last = 0, list["UUID"](), ""
+    while True:
+        rows = _open(c, d, waiting, last)
+        if rows:
+            dealt, cancelled = _resolve(c, d, rows, now)
+        if dealt or waiting is not None or len(rows) < RESOLVE_LIMIT:
+            return dealt, cancelled
+        last = d.id(rows[-1][0])  # somebody holds all of these: others are behind them
+
+
+def _open(c: Connection, d: Dialect, waiting: Collection[UUID] | None, last: str) -> Sequence[tuple[UUID, UUID]]:
+    """The unresolved edges of these waiting jobs, or some of those behind the job ``last``."""
+    among = _after(d, "job_id") if waiting is None else f"job_id {d.among('ids', 'uuid')}"
+    params: dict[str, Any] = {"limit": RESOLVE_LIMIT, "after_id": last}
+    rows: Sequence[tuple[UUID, UUID]] = d.run(
         c,
-        f"SELECT job_id, blocker_id FROM {{dependency}} WHERE NOT resolved{among} ORDER BY job_id"
+        f"SELECT job_id, blocker_id FROM {{dependency}} WHERE NOT resolved AND {among} ORDER BY job_id"
         + (" LIMIT :limit" if waiting is None else ""),
-        params,
+        params if waiting is None else {"ids": d.pack_ids(sorted(waiting))},
         job_id=ID,
         blocker_id=ID,
     ).all()
-    if not rows:
-        return 0, []
+    return rows
+
+
+def _resolve(c: Connection, d: Dialect, rows: Sequence[tuple[UUID, UUID]], now: datetime) -> tuple[int, list[UUID]]:
+    """Deal with those of these edges whose jobs are not locked."""
     jobs = _locked(c, d, {r[0] for r in rows} | {r[1] for r in rows})
     absent = _absent(c, d, {i for r in rows for i in r if i not in jobs})
     edges = _unresolved(c, d, [r[0] for r in rows if r[0] in jobs or r[0] in absent])
