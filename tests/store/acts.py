@@ -483,7 +483,9 @@ class _Quiet:
 
 
 def _held(c, d, name: str) -> Any:
-    return grants.read(c, d, id_of(name))
+    if (grant := grants.read(c, d, id_of(name))) is None:  # its account was erased
+        raise Refused
+    return grant
 
 
 _FRESH = grants.NewSecrets("s", "k", AHEAD, AHEAD)
