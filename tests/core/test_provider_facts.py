@@ -44,6 +44,10 @@ def test_where_a_request_carries_its_key(facts, fields, carried):
         assert made.key_of("/v1/a", {}, {}) is None
 
 
+def test_a_key_is_read_without_its_quotes_and_with_all_else():
+    assert Idempotency(quoted=True).key_of("/v1/a", {"idempotency-key": '"X"k"X"'}, {}) == 'X"k"X'
+
+
 @pytest.mark.parametrize(
     ("facts", "method", "path", "expected"),
     [
@@ -135,11 +139,11 @@ def test_a_dialect_that_names_a_success_has_it_read(rule, reads):
     ("method", "path", "expected"),
     [
         ("POST", "/v1/a/query", True), ("POST", "/search", True), ("post", "/search", False), ("PUT", "/search", False),
-        ("POST", "/searching", False),
+        ("POST", "/searching", False), ("POST", "/a b", True),
     ],
 )  # fmt: skip
 def test_what_changes_nothing(method, path, expected):
-    assert provider(reads=("POST /v1/*/query", "POST /search")).is_read(method, path) is expected
+    assert provider(reads=("POST /v1/*/query", "POST /search", "POST /a b")).is_read(method, path) is expected
     assert provider().is_read(method, path) is False
 
 
@@ -374,6 +378,7 @@ def test_the_facts_at_another_origin():
 def test_the_test_request_goes_to_the_accounts_own_host(whoami, asked, below):
     made = provider(base_url="https://api.example.com/v1", whoami=whoami)
     assert made.whoami_at("https://acme.test/v2/") == made.whoami_at("https://acme.test/v2") == asked
+    assert made.whoami_at("https://acme.test/X/") == (asked[0], asked[1].replace("/v2", "/X"))
     assert made.configured(base_url="https://acme.test/v2").whoami == (below or whoami)
 
 

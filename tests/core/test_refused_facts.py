@@ -329,6 +329,7 @@ def test_of_a_request_that_could_do_harm(whoami, message):
         ("https://api.example/v1", "HEAD https://api.example/me", ""),
         ("https://api.example/v1", "POST /me", "POST /v1/me"),
         ("https://api.example/v1", "POST /me?a=b", "POST /v1/me"),
+        ("https://api.example/X/", "POST /me", "POST /X/me"),
         ("https://api.example/v1", "POST https://api.example/me", "POST /me"),
         ("https://{shop}.example/v1", "POST https://{shop}.example/me", "POST /me"),
         ("{home}/v1", "POST /me", "POST /v1/me"),

@@ -447,7 +447,7 @@ class Provider:
         auth = rest.pop("auth", None)
         if auth is None:
             auth = _following(self, rest.get("base_url", ""))
-        if sign_in_at := rest.pop("sign_in_at", ""):
+        if sign_in_at := rest.pop("sign_in_at", None):
             auth = replace(self, auth=auth).signing_in_at(sign_in_at).auth
         if any(own.values()):
             if not any(one.kind == "oauth2" for one in auth):
