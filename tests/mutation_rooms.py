@@ -127,7 +127,7 @@ SAME: dict[tuple[str, str], str] = {
     ("classify._next", "replace(day=2)"): "any day of the next month will do",
     ("classify._next", "days=33"): "any day of the next month will do",
     ("Basic.headers", '"ASCII"'): "another spelling of the same name",
-    ("OAuth2.__post_init__", "above=None"): "neither is true",
+    ("OAuth2.__post_init__", "above=None"): "neither says that it must be above",
     ("placeholders.check_placeholders", '"XXXX"'): "only braces are looked for in the rest",
     ("resource_key.may_hold", "depth(pattern) >= depth(key)"): "one as deep is its own beginning",
     ("policy.tenancy_of", '.sub("XXXX"'): "what stands before the last placeholder is not read",
