@@ -426,7 +426,7 @@ def _refused_below(s: Learnt, event: _Event, window: float | None, *, same: bool
     if window and broken <= _BROKEN:
         estimate, basis, windowed = top, event.accepted, True
     elif same and event.drain:
-        top = estimate = min(top, 1.04 * event.drain)
+        top = min(top, 1.04 * event.drain)
         estimate = min(top, event.drain)
         drains, drain_rate = drains + 1, event.drain
     else:
