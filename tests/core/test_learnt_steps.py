@@ -21,8 +21,8 @@ from resilient.core.gates.learnt import (
 NOW = 1_000_000.0
 BUSY = Learnt(
     "rate", 4, 3, changed_at=NOW - 100, resumes_at=NOW - 98, throttles=5, accepted=60, burst=9, basis=9,
-    used_at=NOW - 1, count=20, since=NOW - 5, count_before=30, since_before=NOW - 15, rate=10.0, ceiling=11.0, good=9.0, step=1.25,
-    step_at=NOW - 10, uses=50, rests=1, steady=8.0, drain=0.5,
+    used_at=NOW - 1, count=20, since=NOW - 5, count_before=30, since_before=NOW - 15, rate=10.0, ceiling=11.0,
+    good=9.0, step=1.25, step_at=NOW - 10, uses=50, rests=1, steady=8.0, drain=0.5,
 )  # fmt: skip
 FREE = Learnt(
     "free", 4, 3, changed_at=NOW - 100, resumes_at=NOW - 50, throttles=1, accepted=60, count=20, since=NOW - 5,
@@ -35,8 +35,8 @@ PROBING = replace(BUSY, ceiling=None, plateau=5.0, rate=7.0, good=6.5)
 # what is the same for every event
 BEGUN = {
     "generation": 8, "previous": 4, "changed_at": NOW, "resumes_at": NOW + 2, "throttles": 6, "accepted": 0,
-    "burst": 66, "step": 1, "step_at": NOW, "uses": 0, "good": None, "used_at": NOW, "count": 0, "since": NOW, "count_before": 0,
-    "since_before": NOW,
+    "burst": 66, "step": 1, "step_at": NOW, "uses": 0, "good": None, "used_at": NOW, "count": 0, "since": NOW,
+    "count_before": 0, "since_before": NOW,
 }  # fmt: skip
 LESSON = {"step", "good", "drain", "basis", *(set(asdict(BUSY)) - set(BEGUN))}
 
