@@ -318,6 +318,20 @@ def test_what_each_step_leaves():
     assert neutral == replace(again, open_until=at(1), reopens=3)
 
 
+def test_a_trip_leaves_nothing_of_the_closing_before():
+    b = BreakerFacts(generation=7, closed_at=at(-40), reopens=3)
+    b = report(b, failed(5, generation=7, children=("a",)), P, NOW, 0.5)
+    assert (b.state, b.generation, b.opened_at, b.closed_at, b.reopens, b.open_until) == (
+        "open", 8, NOW, None, 3, at(150),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [{"failed": 1}, {}])
+def test_a_probe_dates_a_circuit_that_has_no_date_and_waits_for_the_time_that_it_was_given(count):
+    b = report(BreakerFacts("half_open", 2), Report(2, probe=True, floor_until=at(999), **count), P, NOW, 0.5)
+    assert (b.state, b.opened_at, b.open_until) == ("open", NOW, at(999))
+
+
 def test_open_times_end_however_often_it_opened():
     often = replace(PROBED, reopens=5000)
     again = report(often, Report(7, failed=1, probe=True), P, NOW, 0.0)

@@ -1,5 +1,7 @@
 """What an outcome says about each key of the request's path."""
 
+from dataclasses import replace
+
 import pytest
 
 from resilient.core.base.errors import Failure, FailureKind, Scope
@@ -95,6 +97,7 @@ def test_what_an_accounts_own_host_says_about_the_root(tenancy, no_answer, outag
     assert list(said.values()) == [no_answer, outage, rest]
     assert judge(NO_ANSWER, KEY, "github/acct", tenancy) == judge(OUTAGE, KEY, KEY, tenancy) == "failed"
     assert judge(OUTAGE, "github", "github", tenancy) == "failed"  # work on the root's own key
+    assert judge(replace(NO_ANSWER, scope=Scope.ENDPOINT), KEY, "github/acct", tenancy) == "failed", "its own host"
 
 
 def test_a_told_time_binds_what_the_failure_names():
