@@ -58,9 +58,6 @@ HIGH = 0.9999999
         (as_delay(timedelta(seconds=3)), 0.9, [3, 3, 3, 3]),
         (as_delay(2.5), 0.9, [2.5, 2.5, 2.5, 2.5]),
         (Decorrelated(), 0.0, [1, 1, 1, 1]),
-        (Exponential(factor=1), 0.9, [1, 1, 1, 1]),
-        (Exponential(base=5, cap=5), 0.9, [5, 5, 5, 5]),
-        (PlusMinus(10, ratio=1), 0.75, [15, 15, 15, 15]),
     ],
 )
 def test_strategies(delay, roll, expected):
@@ -68,16 +65,25 @@ def test_strategies(delay, roll, expected):
 
 
 @pytest.mark.parametrize(
-    ("default", "spelt"),
+    ("make", "fields"),
     [
-        (Linear(), Linear(step=30, cap=3600)),
-        (Exponential(), Exponential(base=1, factor=2, cap=600)),
-        (Decorrelated(), Decorrelated(base=1, cap=600)),
-        (PlusMinus(), PlusMinus(Exponential(), ratio=0.2)),
+        (Linear, {"step": 30, "cap": 3600}),
+        (Exponential, {"base": 1, "factor": 2, "cap": 600}),
+        (Decorrelated, {"base": 1, "cap": 600}),
+        (PlusMinus, {"of": Exponential(), "ratio": 0.2}),
+        (lambda: Exponential(base=5, factor=1, cap=5), {"base": 5, "factor": 1, "cap": 5}),
+        (lambda: Decorrelated(base=5, cap=5), {"base": 5, "cap": 5}),
+        (lambda: PlusMinus(10, ratio=1), {"of": Fixed(10), "ratio": 1}),
+        (lambda: PlusMinus(10, ratio=0), {"of": Fixed(10), "ratio": 0}),
     ],
 )
-def test_what_is_not_said(default, spelt):
-    assert default == spelt
+def test_defaults_and_the_most_that_may_be_said(make, fields):
+    delay = make()
+    assert {name: getattr(delay, name) for name in delay.__dataclass_fields__} == fields
+
+
+def test_a_function_is_called_with_the_attempt():
+    assert [as_delay(lambda attempt: attempt**2).seconds(n, 0.5) for n in (1, 3)] == [1, 9]
 
 
 def test_the_delay_after_ever_so_many_attempts():

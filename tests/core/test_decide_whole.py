@@ -1,14 +1,19 @@
 """Whole transitions, field by field: what a step leaves as it was, and what the history says of it."""
 
+from datetime import timedelta, timezone
+
 import pytest
+import tenacity
 
 from resilient.core.base.errors import FailureKind
-from resilient.core.jobs.backoff import Retry
+from resilient.core.jobs.backoff import FullJitter, Retry
 from resilient.core.jobs.outcomes import (
     CancelledByHandler,
+    Deferred,
     HandedBack,
     Reconciled,
     Rescued,
+    Snoozed,
     Transition,
     share_of_key,
 )
@@ -88,6 +93,24 @@ def charged(state, decision, **changed):
          whole(SUCCESS, "succeeded", clear_sent=True, clear_error=True)),
         (Reconciled(took_effect=False), {"sent": True}, whole(READY, "reconciled", clear_sent=True)),
         (HandedBack("it stops"), {}, whole(READY, "handed_back", error="it stops")),
+        (HandedBack(), {}, whole(READY, "handed_back")),
+        *(
+            (outcome, {"sent": True}, charged(DEAD, "dead", error=DOUBT + why, kind="ambiguous"))
+            for outcome, why in (
+                (HandedBack("it stops"), "it stops"), (HandedBack(), "handed_back"), (Deferred("github"), "defer"),
+                (Snoozed(5), "snooze"),
+            )
+        ),
+        (fail("throttled", code="E1"), {"sent": True},
+         charged(DEAD, "dead", error=DOUBT + "boom", kind="ambiguous", error_code="E1", resource_key=ACCOUNT)),
+        (fail("timeout", code="E1"), {"checkpointed": True},
+         whole(READY, "slice", deferrals=3, run_at=in_(0), error="boom", kind="timeout", error_code="E1",
+               resource_key=ACCOUNT)),
+        (Snoozed(5, message="later", kind=FailureKind.AUTH, code="E1"), {},
+         whole(SCHEDULED, "snooze", deferrals=3, run_at=in_(5), error="later", kind="auth", error_code="E1")),
+        (Deferred("github", "cooldown", in_(100), "rests"), {"expires_at": in_(60)},
+         whole(DEAD, "expired", deferrals=3, kind="expired", resource_key="github",
+               error="expires at 2026-03-01 12:01:00 UTC, could not run before 2026-03-01 12:01:40 UTC; rests")),
         (fail("database"), {},
          whole(SCHEDULED, "defer", deferrals=3, run_at=in_(3.75), error="boom", kind="database")),
         (fail("throttled", code="E1"), {"deferrals": 20},
@@ -126,18 +149,73 @@ def test_a_told_time_is_kept_where_our_database_failed_and_where_nothing_stops_t
     assert step(fail("auth", retry_in=1.0), deferrals=2_000).run_at == in_(45)
 
 
+def test_the_jobs_own_number_of_attempts_and_the_kinds_count():
+    for facts in ({"attempts": 1}, {"attempts": 2, "sent": True, "can_reconcile": True}):
+        assert step(fail("transient"), max_attempts=2, **facts).state == DEAD
+        assert step(fail("transient"), max_attempts=3, **facts).state == SCHEDULED
+    looks = Retry(5, 10, by_kind={"ambiguous": Retry(max_attempts=2, delay=10)})
+    for attempts, state in ((1, SCHEDULED), (2, DEAD)):
+        assert step(fail("transient"), retry=looks, attempts=attempts, sent=True, can_reconcile=True).state == state
+
+
+def test_a_look_for_a_key_that_ends_before_the_next_try_is_spread_too():
+    spread = Retry(5, FullJitter(base=20, factor=1, cap=20))
+    for roll, at in ((0.0, 10), (0.5, 15)):
+        look = step(fail("transient"), retry=spread, roll=roll, safe_until=in_(9), can_reconcile=True)
+        assert (look.decision, look.run_at) == ("reconcile", in_(at))
+
+
+def test_a_delay_function_sees_the_failure_and_what_it_raises_is_said():
+    by_code = tenacity.wait_exception(lambda error: {"E1": 7, "E2": 70}[error.failure.code])
+    assert [step(fail("bug", code=code), retry=Retry(5, by_code)).run_at for code in ("E1", "E2")] == [in_(7), in_(70)]
+    note = " (its delay function failed, the default is used: ZeroDivisionError: division by zero)"
+    assert step(fail("bug"), retry=Retry(5, lambda _: 1 / 0)).error == "boom" + note
+
+
+@pytest.mark.parametrize(
+    ("hint", "ahead"),
+    [
+        ({"retry_in": 0.5}, True),
+        ({"retry_in": 0}, False),
+        ({"retry_at": in_(0.5)}, True),
+        ({"retry_at": in_(0)}, False),
+        ({"retry_at": in_(-0.5)}, False),
+    ],
+)
+def test_a_hint_counts_if_it_lies_ahead(hint, ahead):
+    t = step(fail("transient", **hint), retry=Retry(5, 0))
+    assert (t.state, t.run_at > in_(0.5)) == ((SCHEDULED, True) if ahead else (READY, False))
+    t = step(Deferred("other/acct", "cooldown", hint.get("retry_at")))
+    assert (t.run_at < in_(10)) == (ahead and "retry_at" in hint)
+
+
+def test_a_time_of_another_zone_is_that_moment():
+    elsewhere = in_(60).astimezone(timezone(timedelta(hours=5, minutes=30)))
+    assert step(Snoozed(until=elsewhere)).run_at == in_(60)
+    assert step(Snoozed(until=in_(60).replace(tzinfo=None))).run_at == in_(60)
+
+
+def test_a_dead_job_with_an_unanswered_request_does_not_begin_anew():
+    assert step(fail("permanent"), once_more=True, sent=True).state == DEAD
+    assert step(fail("permanent"), once_more=True).state == READY
+
+
 @pytest.mark.parametrize("mark", [False, True])
 def test_what_a_database_refuses_is_left_out_of_every_step_that_may_be_written(mark):
     words = {"error": "x\0", "error_code": "x", "traceback": "x", "result": "x"}
     instead = whole(CANCELLED, "cancelled", resource_key=ACCOUNT, **words)
-    again = whole(READY, "once_more", fresh_key=True, set_mark=True)
+    again = whole(READY, "once_more", fresh_key=True, **words)
     stored = charged(SCHEDULED, "retry", run_at=in_(20), kind="bug", **words)
     stored = stored._replace(if_cancelled=instead, if_once_more=again)
     bare = {"error": "(its error cannot be stored)", "error_code": None, "traceback": None, "result": None}
     assert stored.without_words(mark=mark) == stored._replace(
-        **bare, set_mark=mark, if_cancelled=instead._replace(**bare, set_mark=mark), if_once_more=again
+        **bare,
+        set_mark=mark,
+        if_cancelled=instead._replace(**bare, set_mark=mark),
+        if_once_more=again._replace(**bare, set_mark=mark),
     )
-    assert again.without_words(mark=mark) == again
+    marked = whole(READY, "once_more", set_mark=True)
+    assert marked.without_words(mark=mark) == marked
 
 
 @pytest.mark.parametrize(("most_stuck", "share"), [(1, 1), (4, 1), (7, 1), (8, 2), (16, 4), (100, 25)])

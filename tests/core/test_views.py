@@ -71,6 +71,16 @@ def test_which_payload_is_sealed(value, sealed):
     assert (without_sealed(value) != value) is sealed
 
 
+def test_a_path_is_walked_from_the_top_and_step_by_step():
+    payload = {"card": {"number": 1}, "old": {"card": {"number": 2}}, "items": [{"price": 3, "was": {"price": 4}}]}
+    assert redacted(payload, ["card.number", "items.*.price"]) == {
+        "card": {"number": "[hidden]"},
+        "old": {"card": {"number": 2}},
+        "items": [{"price": "[hidden]", "was": {"price": 4}}],
+    }
+
+
 def test_no_more_of_a_key_is_shown_than_names_it():
+    assert without_sealed({"resilient:sealed": "k1:c2VjcmV0"}) == {"sealed": "with key k1"}
     assert without_sealed({"resilient:sealed": "0123456789abcdef:x:y"}) == {"sealed": "with key 0123456789ab"}
     assert without_sealed({"resilient:sealed": 7}) == {"sealed": "with key 7"}

@@ -111,7 +111,7 @@ def _once_more(job: JobFacts, step: Transition, now: datetime) -> Transition | N
     Where the operation goes on (another try, a wait, a rescue), that is not the one more: its keys are the same, and a
     provider that has seen them does nothing. The row keeps the wish until the operation ends.
     """
-    unanswered = not step.clear_sent and (step.set_mark or job.sent or job.safe_until is not None)
+    unanswered = not step.clear_sent and (job.sent or job.safe_until is not None)
     if step.state == JobState.SUCCEEDED:
         decision: Decision = "once_more"
     elif step.state == JobState.DEAD and step.error_kind is not FailureKind.AMBIGUOUS and not unanswered:
@@ -378,9 +378,9 @@ def _provider_time(failure: Failure, now: datetime) -> datetime | None:
 
 
 def _at(step: Transition, run_at: datetime, now: datetime) -> Transition:
-    """Scheduled for a time ahead, else ready at once, at the back of the line."""
+    """A scheduled step at its time, if that lies ahead; else ready at once, at the back of the line."""
     if run_at > now:
-        return step._replace(state=JobState.SCHEDULED, run_at=run_at)
+        return step._replace(run_at=run_at)
     return step._replace(state=JobState.READY, run_at=now)
 
 
