@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from resilient import Limit
 from resilient.core.gates.learnt import Refusal
 from resilient.store.gates import controls, limits, resources
 from tests.store.test_claim import new, ordinary, put, take
@@ -50,10 +51,12 @@ def test_others_pass_the_jobs_of_a_budget_that_rests(database, throttle):
     )
 
 
-def test_others_pass_more_of_them_than_are_looked_at(database, throttle):
+def test_others_pass_more_of_them_than_are_looked_at(database, clock, throttle):
     throttle()
-    put(database, *(new(KEY, kind="find") for _ in range(30)), new(KEY, kind="read"))
-    assert claimed_kinds(database, per_key=4)[0] == ["read"]
+    put(database, *(new(KEY, kind="find") for _ in range(30)))
+    clock.advance(1)
+    put(database, *(new(KEY, kind="read") for _ in range(6)))
+    assert [claimed_kinds(database, per_key=4)[0] for _ in range(3)] == [["read"] * 4, ["read"] * 2, []]
 
 
 def test_a_job_that_comes_later_is_claimed_although_its_key_is_parked_there(database, throttle):
@@ -78,6 +81,9 @@ def test_when_the_rest_is_over_they_are_claimed_step_by_step_and_at_the_budgets_
     assert claimed.facts[SEARCH].learnt.rate == pytest.approx(2.88)
     put(database, new(KEY, kind="read"))
     assert sorted(claimed_kinds(database)[0]) == ["find"] * 3 + ["read"], "as many as may be sent within a second"
+    pace = limits.Ask(((SEARCH, Limit.learnt(2.88, 1.0, 1.0)),), cost=2.0, patience=1.0)
+    assert database.transaction_sync(limits.draw, [pace])[0].draw.granted
+    assert claimed_kinds(database)[0] == ["find"], "two of them were drawn just now"
 
 
 def test_what_is_forgotten_releases_those_that_wait_there(database, throttle):
