@@ -78,7 +78,7 @@ def test_a_batch_takes_one_slot_of_an_accounts_room(database):
 )
 def test_an_account_is_full_if_it_and_not_the_worker_has_no_room(database, put_in_order, slots, rooms, full, unserved):
     put_in_order(("a/1", "k", 0), ("a/2", "k", 0))
-    claimed = take(database, slots=slots, rooms=lambda _: rooms)
+    claimed = take(database, slots=slots, rooms=lambda _: dict(rooms))
     assert (claimed.full, claimed.unserved) == (full, unserved)
 
 
