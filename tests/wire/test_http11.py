@@ -316,6 +316,20 @@ async def test_a_target_of_the_callers_own():
     assert heads[0].startswith(b"OPTIONS * HTTP/1.1\r\n")
 
 
+async def test_a_connection_that_rests_keeps_nothing_of_its_last_answer():
+    """Its headers may hold another account's cookies."""
+
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ANSWER.replace(b"content-length", b"set-cookie: canary=1\r\ncontent-length"))
+        await reader.read()
+
+    async with serving(talk, idle_for=LIMIT) as (url, client):
+        assert "canary" in str((await client.get(url)).headers)
+        (connection,) = client._transport._resting
+        assert "canary" not in repr(vars(connection))
+
+
 # -- answers that come before their request is sent -------------------------------------------------------------------
 
 REFUSAL = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno"

@@ -47,7 +47,7 @@ class Connection:
         self._address, self._context, self._network, self._idle_for = address, context, network, idle_for
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         self._stream: Any = None
-        self._answer: h11.Response | h11.InformationalResponse | None = None  # the head of the latest
+        self._answer: h11.Response | h11.InformationalResponse | None = None  # its head, if it came early
         self._resting_until: float | None = None  # None: in use, or new
         self._closed = False
 
@@ -57,7 +57,7 @@ class Connection:
         self, request: httpx.Request, body: httpx.AsyncByteStream, look: Look | None = None
     ) -> httpx.Response:
         """Send ``request`` and read the head of its answer, whose stream, ``body``, asks for `body` and then `end`s."""
-        self._resting_until = self._answer = None
+        self._resting_until = None
         try:
             is_new = self._stream is None
             if is_new:
@@ -74,6 +74,7 @@ class Connection:
             else:
                 await self._write(request, first, times.get("write"))
                 head = await self._head(times.get("read"))
+            self._answer = None
             extensions = {
                 "http_version": b"HTTP/" + head.http_version, "reason_phrase": head.reason,
                 "network_stream": self._switched(request, head.status_code),
