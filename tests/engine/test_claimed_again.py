@@ -142,6 +142,9 @@ async def test_a_batch_that_does_not_end_sets_aside_only_its_own(app):
     first, second = await app.enqueue_many(batch, [None, None], resource_key="p/1")
     async with working(app) as worker:
         await until(lambda: BEGUN)
+        await app.database.transaction(
+            lambda c, d: d.run(c, "UPDATE {job} SET version = 10 WHERE id = :id", {"id": d.id(first.id)})
+        )
         earlier = worker.executor.running[first.id.int]
         later = Execution(earlier.context, earlier.row._replace(version=9, executions=1), earlier.handler, ())
         worker.executor.submit(later)

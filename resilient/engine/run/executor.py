@@ -340,10 +340,12 @@ class Executor:
         execution.leave()
         was_running = self._is_here(execution)
         if was_running:
-            for place in (self.running, self.aside):
-                if place.get(execution.number) is execution:
-                    del place[execution.number]
-            self._outdated = [one for one in self._outdated if one is not execution]
+            if self.running.get(execution.number) is execution:
+                del self.running[execution.number]
+            elif self.aside.get(execution.number) is execution:
+                del self.aside[execution.number]
+            else:
+                self._outdated.remove(execution)
         unit: Execution | SharedCall = execution
         if execution.run is not None:
             unit = execution.run
