@@ -141,6 +141,8 @@ SAME: dict[tuple[str, str], str] = {
     ("retry_after._retry_after", "read(value, None"): "a word of no other form is read as an HTTP-date",
     ("CommonLimit.throttled", "wait or 1.0"): "neither is a long wait",
     ("breaker._open_until", "min(step, 33)"): "a circuit is never open for 2,000 years",
+    ("learnt._bounded", '"INF"'): "another spelling of the same number",
+    ("learnt.allowance", "max(elapsed, 1.0)"): "in the first second nothing has doubled",
     ("Limit.__init__", "strict="): "both have one for each field",
     ("Limit.__init__", "zip(fields(self), values, )"): "both have one for each field",
     ("rate_limit.draw", "strict="): "both have one for each limit",

@@ -95,8 +95,10 @@ def test_the_longer_rest_counts(until, end):
     ],
 )
 def test_a_refusal_after_nothing_says_nothing(throttles, accepted, unreported, wait, kind, count):
-    s = refused(replace(FREE, throttles=throttles, accepted=accepted), wait, unreported)
+    before = replace(FREE, throttles=throttles, accepted=accepted)
+    s = refused(before, wait, unreported)
     assert (s.kind, s.throttles, s.generation, s.resumes_at) == (kind, count, 8, NOW + 2)
+    assert kind != "free" or s == replace(rested(before, 8, NOW, NOW + 2), throttles=count)
 
 
 def test_nothing_is_known_of_what_was_sent_under_a_lesson_that_is_forgotten():

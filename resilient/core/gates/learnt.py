@@ -524,7 +524,7 @@ def _probed(s: Learnt, rate: float, now: float) -> Learnt:
     if s.ceiling is not None:
         drains = 0 if rate > 1.15 * s.drain_rate else drains
         steady = 0.0 if drains else rate
-        s = replace(s, plateau=rate, steady=steady, ceiling=None, step=PROBE, returned=False, windowed=False)
+        s = replace(s, plateau=rate, steady=steady, ceiling=None, step=PROBE, returned=False)
     widest = WIDEST_DRAIN if drains >= _DRAINS else WIDEST
     return replace(
         s, rate=rate * s.step, good=rate, step_at=now, uses=0, step=min(widest, s.step**FASTER), drains=drains,
