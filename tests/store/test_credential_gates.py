@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.accounts.tokens import NOT_CONNECTED, UNREADABLE
@@ -66,6 +67,18 @@ def test_an_account_that_gets_new_secrets_at_this_moment_stays_open(postgres_dat
         lambda c, d: connections.shut_unreadable(c, d, A, GRANT, 1, tell=False),
     )
     assert (is_shut, auth(A)) == (False, "ok")
+
+
+def test_an_account_whose_grant_died_waits_for_a_new_one_not_for_a_key(postgres_database, auth):
+    postgres_database.transaction_sync(connect)
+    row = postgres_database.transaction_sync(grants.read, GRANT)
+    postgres_database.transaction_sync(set_to(A, "needs_reauth"))
+    with postgres_database.sync_engine.begin() as c:
+        c.execute(sa.text("UPDATE resilient_grant SET state = 'needs_reauth'"))
+    is_shut = postgres_database.transaction_sync(
+        lambda c, d: connections.shut_unreadable(c, d, A, GRANT, row.version, tell=False)
+    )
+    assert (is_shut, auth(A)) == (False, "needs_reauth")
 
 
 @pytest.mark.parametrize("auth_then", ["revoked", "needs_reauth"])

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.accounts.tokens import EMPTY, NOT_CONNECTED, UNREADABLE
+from resilient.core.accounts.tokens import EMPTY, NOT_CONNECTED, UNREADABLE, USABLE
 from resilient.core.alerts.rules import of_credentials
 from resilient.core.base.resource_key import check
 from resilient.store import alerts
@@ -178,10 +178,10 @@ def shut_unconnected(c: Connection, d: Dialect, key: str, *, tell: bool) -> bool
 
 
 def shut_unreadable(c: Connection, d: Dialect, key: str, grant_id: UUID, version: int, *, tell: bool) -> bool:
-    """Shut the gate of an account whose secrets no key here opens; False if they changed meanwhile."""
+    """Shut the gate of an account whose secrets no key here opens; False if they changed meanwhile, or are dead."""
     before = gates.lock_auth(c, d, key)
     grant = grants.read(c, d, grant_id)
-    if grant is None or grant.version != version:
+    if grant is None or grant.version != version or grant.state not in USABLE:
         return False
     gates.set_auth(c, d, key, UNREADABLE)
     if tell and before != UNREADABLE:
