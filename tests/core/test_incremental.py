@@ -55,6 +55,7 @@ DELETIONS = "deletions is one of 'never', 'marked', 'separate', 'webhook'"
             "(deletions='webhook'): deleted_key= is for deletions='marked'",
         ),
         (TOKEN | {"deletions": "marked"}, "(deletions='marked') needs deleted=, the field that marks them"),
+        (FILTER | {"deletions": "marked", "deleted": "a]"}, f"(deleted=...): {NO_PATH}"),
         (FILTER | {"deletions": "marked", "deleted": "a]=1"}, f"(deleted=...): {NO_PATH}"),
         (FILTER | {"deletions": "marked", "deleted": "gone", "deleted_key": "id a]"}, f"(deleted_key=...): {NO_PATH}"),
     ],

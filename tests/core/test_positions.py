@@ -1,5 +1,7 @@
 """Positions in a stream as records write them: read, moved in their own spelling, and compared."""
 
+import time
+
 import pytest
 
 from resilient.core.sync.incremental import instant, later, shifted
@@ -27,6 +29,16 @@ NEW_YEAR = 1893456000.0  # 2030-01-01T00:00:00Z
 )
 def test_the_instant_of_what_a_record_says(value, seconds):
     assert instant(value) == seconds
+
+
+def test_a_time_without_a_zone_is_in_utc_wherever_the_machine_stands(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert instant("2030-01-01T00:00:00") == NEW_YEAR
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(

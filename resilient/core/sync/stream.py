@@ -296,8 +296,8 @@ def _measured(cursor: Cursor, raw: Any, digest: str, rules: Rules) -> Cursor:
         return replace(cursor, newest=newest)
     top = instant(newest) or at
     floor = min(top, cursor.began or top) - rules.overlap
-    if at < floor:
-        return replace(cursor, newest=newest)
+    if at < floor:  # nor is it the newest
+        return cursor
     fresh = (*cursor.fresh, (digest, at))
     if len(fresh) > 2 * EDGE:
         fresh = tuple(one for one in fresh if one[1] >= floor)[-EDGE:]
