@@ -270,3 +270,15 @@ OLD = LimitState(7.0, 20.0, NOW + 60, NOW)
 )
 def test_what_the_server_said(state, remaining, reset_in, sent_in, after):
     assert observe(state, remaining, NOW + reset_in, NOW + sent_in) == after
+
+
+def test_a_limit_of_four_a_second_comes_back_by_quarters():
+    four, state = Limit(4, 1, burst=10), LimitState(NOW + 1)
+    assert available(four, state, NOW) == pytest.approx(6, abs=1e-4)
+    assert available(four, state, NOW, 2.0) == pytest.approx(14, abs=1e-4)
+    assert take(four, state, 2, NOW) == LimitState(NOW + 1.5)
+    assert refund(four, LimitState(NOW + 5), 2, NOW) == LimitState(NOW + 4.5)
+    assert refund(four, LimitState(NOW + 5), 12, NOW, NOW + 4) == LimitState(NOW + 2.75)
+    assert refund(four, LimitState(NOW + 2), 12, NOW, NOW + 1.5) == LimitState(NOW + 0.5)
+    assert refund(TEN, told(5, 50, tat=NOW + 50), 2, NOW) == told(7, 50, tat=NOW + 50 - 2 * 50 / 7)
+    assert not draw([(ONE, LimitState(NOW + 0.5))], 1, NOW).granted

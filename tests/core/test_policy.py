@@ -32,7 +32,7 @@ def test_spans(span, expected):
     assert seconds(span) == expected
 
 
-@pytest.mark.parametrize("span", ["", "x", "1 fortnight", ".", "-1s", "1e3s", 0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("span", ["", "x", "1 fortnight", ".", ". s", "-1s", "1e3s", 0, -1, float("nan"), float("inf")])
 def test_bad_spans_are_named(span):
     with pytest.raises(InvalidInput, match="span of time"):
         seconds(span)
