@@ -454,18 +454,18 @@ for _name, _fn, _key, _options in (
 DRAWS = [limits.Ask((("p/1", LIMIT), ("p/2", LIMIT)), more=2), limits.Ask((("q/1", LIMIT),))]
 
 
-@act("gates.drawing: limits.draw", again=lambda c, d: limits.draw_free(c, d, DRAWS, []))
+@act("gates.drawing: store.draw", again=lambda c, d: limits.draw_free(c, d, DRAWS, []))
 def draws(c, d):
     return limits.draw(c, d, DRAWS)
 
 
-@act("gates.drawing: limits.draw_free")
+@act("gates.drawing: store.draw_free")
 def draws_what_is_free(c, d):
     settled = [limits.Settled("p/1", LIMIT, 1.0), limits.Settled("q/2", LIMIT, -1.0)]
     return limits.draw_free(c, d, DRAWS, settled)
 
 
-@act("gates.drawing: limits.observe")
+@act("gates.drawing: store.observe")
 def observes(c, d):
     now = NOW.timestamp()
     return limits.observe(c, d, [limits.Observation(key, LIMIT, 3.0, now + 60, now) for key in ("q/1", "p/2")])
