@@ -4,7 +4,7 @@ import pytest
 
 from resilient.core.base.errors import InvalidInput
 from resilient.core.gates.rate_limit import (
-    FRESH,
+    FULL,
     LEARNT,
     Draw,
     Limit,
@@ -25,8 +25,8 @@ ONE = Limit(1, 1, burst=1)  # one a second
 TEN = Limit(1, 1, burst=10)
 
 
-def granted(wait, until, by, *tats):
-    return Draw(granted=True, wait=wait, until=NOW + until, by=by, states=tuple(LimitState(NOW + tat) for tat in tats))
+def granted(wait, at, by, *tats):
+    return Draw(granted=True, wait=wait, at=NOW + at, by=by, states=tuple(LimitState(NOW + tat) for tat in tats))
 
 
 def told(remaining, reset_in, *, tat=0.0, sent_at=NOW):
@@ -130,7 +130,7 @@ def test_names_that_nobody_can_declare():
 @pytest.mark.parametrize(
     ("limit", "state", "result"),
     [
-        (TEN, FRESH, (1, 10)),
+        (TEN, FULL, (1, 10)),
         (TEN, told(0, 0), (1, 10)),  # that window is over
         (TEN, LimitState(0.0, 5.0), (1, 10)),  # of no window at all
         (TEN, LimitState(0.0, None, NOW + 50), (1, 10)),
@@ -149,7 +149,7 @@ def test_pace(limit, state, result):
 @pytest.mark.parametrize(
     ("state", "cost", "at"),
     [
-        (FRESH, 1, 0),
+        (FULL, 1, 0),
         (LimitState(NOW), 1, 0),
         (LimitState(NOW + 5e-7), 1, 0),  # less than floats are exact by
         (LimitState(NOW + 3), 1, 3),
@@ -168,8 +168,8 @@ def test_when_a_draw_fits(state, cost, at):
 @pytest.mark.parametrize(
     ("limit", "state", "ahead", "units"),
     [
-        (TEN, FRESH, 0, 10),
-        (TEN, FRESH, 3, 13),
+        (TEN, FULL, 0, 10),
+        (TEN, FULL, 3, 13),
         (TEN, LimitState(NOW + 4), 0, 6),
         (TEN, LimitState(NOW + 4), 3, 9),
         (TEN, LimitState(NOW + 20), 0, 0),
@@ -194,8 +194,8 @@ def test_how_much_is_there(limit, state, ahead, units):
 @pytest.mark.parametrize(
     ("state", "at", "after"),
     [
-        (FRESH, None, LimitState(NOW + 2)),
-        (FRESH, NOW + 5, LimitState(NOW + 7)),
+        (FULL, None, LimitState(NOW + 2)),
+        (FULL, NOW + 5, LimitState(NOW + 7)),
         (LimitState(NOW + 9), NOW + 5, LimitState(NOW + 11)),
         (LimitState(NOW, None, NOW - 1, NOW - 2), None, LimitState(NOW + 2, None, NOW - 1, NOW - 2)),
         (told(5, 50), None, LimitState(NOW + 20, 3, NOW + 50, NOW)),
@@ -246,8 +246,8 @@ def test_a_draw_that_fits_just_within_patience():
     assert draw([two, one], 1, NOW, patience=2.0) == granted(2, 2, 0, 12, 3)
     refused = Draw(granted=False, wait=0.0, until=NOW + 2, by=0, states=(one[1], two[1]))
     assert draw([one, two], 1, NOW, patience=1.9) == refused
-    assert draw([two, (ONE, FRESH)], 1, NOW, patience=2.0) == granted(2, 2, 0, 12, 3)
-    assert draw([(ONE, FRESH)], 1, NOW) == granted(0, 0, 0, 1)
+    assert draw([two, (ONE, FULL)], 1, NOW, patience=2.0) == granted(2, 2, 0, 12, 3)
+    assert draw([(ONE, FULL)], 1, NOW) == granted(0, 0, 0, 1)
     assert draw([], 1, NOW) == granted(0, 0, 0)
 
 
@@ -257,8 +257,8 @@ OLD = LimitState(7.0, 20.0, NOW + 60, NOW)
 @pytest.mark.parametrize(
     ("state", "remaining", "reset_in", "sent_in", "after"),
     [
-        (FRESH, 5, 60, 0, LimitState(0.0, 5, NOW + 60, NOW)),
-        (FRESH, -5, 60, 0, LimitState(0.0, 0, NOW + 60, NOW)),
+        (FULL, 5, 60, 0, LimitState(0.0, 5, NOW + 60, NOW)),
+        (FULL, -5, 60, 0, LimitState(0.0, 0, NOW + 60, NOW)),
         (OLD, 15, 60, 0, LimitState(7.0, 15, NOW + 60, NOW)),  # sent in the same moment
         (OLD, 15, 60, -1, OLD),
         (OLD, 25, 62, 1, LimitState(7.0, 20, NOW + 62, NOW + 1)),  # the same window, rounded up

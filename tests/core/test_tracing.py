@@ -378,12 +378,8 @@ def words(operation, kind, destination):
         (lambda it: it.enqueue("push"), "enqueue push", SpanKind.PRODUCER, words("enqueue", "send", "push")),
         (lambda it: it.create("placed"), "create placed", SpanKind.PRODUCER, words("create", "create", "placed")),
         (lambda it: it.send("crm", {}), "send crm", SpanKind.CLIENT, words("send", "send", "crm")),
-        (
-            lambda it: it.refresh("github"), "refresh github", SpanKind.CLIENT,
-            {"http.request.method": "POST", "resilient.provider": "github"},
-        ),
     ],
-)  # fmt: skip
+)
 def test_a_block_has_a_name_a_kind_and_attributes(spans, begin, name, kind, attributes):
     with spans.within() as own, begin(spans.tracing):
         pass
@@ -391,6 +387,15 @@ def test_a_block_has_a_name_a_kind_and_attributes(spans, begin, name, kind, attr
     assert (span.kind, dict(span.attributes), span.links) == (kind, attributes, ())
     assert span.parent.span_id == own.get_span_context().span_id
     assert span.instrumentation_scope.name == "resilient"
+
+
+def test_a_refresh_is_a_trace_of_its_own(spans):
+    """It serves every job of the account, whichever asked for it first."""
+    with spans.within(), spans.tracing.refresh("github"):
+        pass
+    span = spans.one("refresh github")
+    assert (span.kind, span.parent, span.links) == (SpanKind.CLIENT, None, ())
+    assert dict(span.attributes) == {"http.request.method": "POST", "resilient.provider": "github"}
 
 
 @pytest.mark.parametrize(("count", "more"), [(None, {}), (3, {"messaging.batch.message_count": 3})])
