@@ -244,7 +244,7 @@ def test_a_refund_takes_no_moment_from_those_who_wait(tat, until, back):
 def test_a_draw_that_fits_just_within_patience():
     one, two = (ONE, LimitState(NOW + 2)), (TEN, LimitState(NOW + 11))
     assert draw([two, one], 1, NOW, patience=2.0) == granted(2, 2, 0, 12, 3)
-    refused = Draw(granted=False, wait=0.0, until=NOW + 2, by=0, states=(one[1], two[1]))
+    refused = Draw(granted=False, wait=0.0, at=NOW + 2, by=0, states=(one[1], two[1]))
     assert draw([one, two], 1, NOW, patience=1.9) == refused
     assert draw([two, (ONE, FULL)], 1, NOW, patience=2.0) == granted(2, 2, 0, 12, 3)
     assert draw([(ONE, FULL)], 1, NOW) == granted(0, 0, 0, 1)
