@@ -62,7 +62,7 @@ def grounds(tmp_path_factory, postgres_server, _postgres_template, _sqlite_templ
         name = postgres_server.create(template)
         proxy.knife = knife
         yield Ground(proxy.url(name), postgres_server.url(name)), contextlib.nullcontext()
-        postgres_server.drop(name)
+        postgres_server.drop_soon(name)
 
     with KnifeProxy(next(postgres_server.data.glob(".s.PGSQL.*[0-9]"))) as proxy:
         yield ground
