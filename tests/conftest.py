@@ -239,7 +239,8 @@ class PostgresServer:
         self._run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def drop_soon(self, name):
-        """Drop the one before: whether the sessions of this one have ended PostgreSQL asks only each 0.1 seconds."""
+        """End its sessions, and drop the one before: whether they have ended PostgreSQL asks only each 0.1 seconds."""
+        self._run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
         before, self._last = self._last, name
         if before is not None:
             self.drop(before)
