@@ -97,6 +97,7 @@ SAME: dict[tuple[str, str], str] = {
     ("cron._back", "seconds=2"): "ticks after now are left out anyway",
     ("cron._shift_near", "days=2"): "a longer run-up yields the same ticks",
     ("cron._shift_near", ") + (before"): "a longer run-up yields the same ticks",
+    ("_Claim._build_levels", "or True else {}"): "asked about no key, it says nothing",
     ("limits._draw", "ask.limits, strict="): "both have one for each limit",
     ("limits._draw", "zip(ids, ask.limits, )"): "both have one for each limit",
     ("limits._draw", "draw.states, "): "both have one for each limit",

@@ -207,3 +207,11 @@ def test_a_part_that_is_kept_for_urgent_jobs_is_for_them_alone(database, put_in_
 def test_a_claim_says_whether_a_key_of_its_paths_has_limits(database, put_in_order, policies, limited):
     put_in_order(*URGENT)
     assert take(database, policies, lease=timedelta(seconds=9)).limited is limited
+
+
+@pytest.mark.parametrize("capped", ["a", "a/1"])
+def test_what_runs_counts_for_a_cap(database, capped):
+    policies = Policies(concurrency={capped: 3})
+    put(database, *[new("a/1") for _ in range(5)])
+    assert len(take(database, policies, slots=2).jobs) == 2
+    assert len(take(database, policies).jobs) == 1
