@@ -380,10 +380,7 @@ class Drawing:
             return await self._exchange(asks, settled), []
         except Exception as error:  # noqa: BLE001 - see below
             if is_lock_timeout(error):
-                free: tuple[list[store.Drawn | None], list[Settled]] = await self._database.transaction(
-                    store.draw_free, asks, settled
-                )
-                return free
+                return await self._exchange_free(asks, settled)
             await asyncio.sleep(0.05)  # once more: a deadlock or a cut connection is over by then
             return await self._exchange(asks, settled), []
 
@@ -393,6 +390,15 @@ class Drawing:
         if drawn:
             self._clocks.learn(drawn[0].now, before, self._monotonic())
         return drawn
+
+    async def _exchange_free(
+        self, asks: list[store.Ask], settled: list[Settled]
+    ) -> tuple[list[store.Drawn | None], list[Settled]]:
+        before = self._monotonic()
+        drawn, rest = await self._database.transaction(store.draw_free, asks, settled)
+        if (one := next((one for one in drawn if one is not None), None)) is not None:
+            self._clocks.learn(one.now, before, self._monotonic())
+        return drawn, rest
 
     def _more(self, w: _Waiting, batch: list[_Waiting]) -> int:
         """Units to lease on top: as many as the purse used lately, for the last of its draws in the batch."""
