@@ -19,7 +19,7 @@ KEPT = Path(__file__).parent / "kept"
 USUAL = "0:1000"
 SEEDS = os.environ.get("RESILIENT_SIMULATE", USUAL)
 PARTS = 5
-QUICK = ["turn not inserted", "failed job lets others pass", "cap ignored", "draws forgotten"]
+QUICK = ["turn not inserted", "failed job lets others pass"]
 
 
 def started(*options):
