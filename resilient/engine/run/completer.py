@@ -7,8 +7,8 @@ A program's open transaction may hold a job, or what follows it: a lane, a workf
 batch are written without it (jobs are looked at, anything else is found by halving), and it is tried again beside them.
 Nobody can rescue a job that is held; once it is let go, a living worker's is spared for a while (`sweeper.py`).
 
-What the database refuses for another reason is found by halving, too. A result whose words it does not take is written
-without them; one that nothing helps is tried again beside the others, which do not wait for its pauses.
+A result that the database refuses for another reason is found by halving, too. If one of its texts or values is why,
+it is written without them. If nothing helps, it is tried again beside the others, which do not wait for its pauses.
 
 A process that slept through a lease may run a job again while its earlier result waits here. No statement gets both: it
 could not tell whose end it wrote.
@@ -39,7 +39,7 @@ from resilient.store.jobs.dependencies import Ends
 from resilient.store.jobs.queries import locked_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -55,6 +55,7 @@ BACKLOG: Final = 5_000  # results waiting to be written, beyond which no job is 
 CAREFUL_FOR: Final = 30.0  # seconds after somebody was found to hold what a result needs
 HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
 LOUD_TRIES: Final = 5  # of a result that is refused again and again, each of which is a warning
+MISTAKE: Final = "the engine failed over %d results (first: job %s)"
 Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
 FencedId = tuple["UUID", int]  # id, fence: a job may be run here again while an earlier result of it is not written
 
@@ -65,6 +66,12 @@ class Results(NamedTuple):
     done: list[tuple[Done, str]]
     finishes: list[tuple[finishing.Finish, str]]
     tries: int = 0  # that failed: one may have been committed although its answer was lost
+    is_alone: bool = False  # successes that are probably nobody else's affair: they go the short way first
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return len(self.done) + len(self.finishes)
 
     @property
     def ids(self) -> list[UUID]:
@@ -100,7 +107,7 @@ class Results(NamedTuple):
         """The batch in two, or nothing if it is one result."""
         if self.done and self.finishes:
             return [self._replace(finishes=[]), self._replace(done=[])]
-        half = (len(self.done) + len(self.finishes)) // 2
+        half = self.size // 2
         first, rest = slice(half), slice(half, None)
         return [Results(self.done[some], self.finishes[some], self.tries) for some in (first, rest)] if half else []
 
@@ -111,7 +118,7 @@ class Completer:
     def __init__(
         self,
         database: Database,
-        capped: Callable[[str], Sequence[str]],
+        caps_of: Callable[[str], Sequence[str]],
         on_written: Callable[[Sequence[FencedId], Collection[UUID], bool], None],
         on_refused: Callable[[UUID, int, Exception], None],
         poke: Callable[[], None],
@@ -119,7 +126,7 @@ class Completer:
         roll: Callable[[], float],
     ) -> None:
         self._roll = roll
-        self._database, self._capped, self._is_sqlite = database, capped, database.is_sqlite
+        self._database, self._caps_of, self._is_sqlite = database, caps_of, database.is_sqlite
         self._on_written, self._on_refused, self._poke = on_written, on_refused, poke
         self._follow_ups: dict[FencedId, Sequence[JobRequest]] = {}  # of executions whose results wait to be written
         self._alone: deque[tuple[Done, str]] = deque()  # successes that are probably nobody else's affair
@@ -130,11 +137,13 @@ class Completer:
         self._idle.set()
         self._quiet = True  # nothing to write
         self._closing = self._abandoned = False
-        self._task: asyncio.Task[None] | None = None  # writes
+        self._writer: asyncio.Task[None] | None = None
+        self._batches: list[Results] = []  # that the writer has in hand
         self._careful_until = -1e9  # loop time
-        self._held: list[Results] = []
         self._failures = FailureLog(log, "results can be saved again")
-        self._beside: asyncio.Task[None] | None = None  # writes those
+        self._held: list[Results] = []  # put aside
+        self._held_writer: asyncio.Task[None] | None = None
+        self._held_batches: list[Results] = []  # that it has in hand
         self.on_saved: Callable[[], None] = _nothing  # results are written, whatever they are
         self.written = 0
         self.stale = 0
@@ -148,7 +157,7 @@ class Completer:
     ) -> None:
         """A job succeeded. ``is_followed``: something else is to be written with its end."""
         has_jobs = bool(self._follow_ups) and (id_, fence) in self._follow_ups
-        is_alone = not (is_followed or self._is_sqlite or has_jobs or self._capped(resource_key))
+        is_alone = not (is_followed or self._is_sqlite or has_jobs or self._caps_of(resource_key))
         (self._alone if is_alone else self._done).append(((id_, fence, result), resource_key))
         self._added()
 
@@ -169,7 +178,8 @@ class Completer:
     @property
     def full(self) -> bool:
         """Whether so many results wait that no more jobs should be begun."""
-        return self._backlog() + sum(len(one.done) + len(one.finishes) for one in self._held) > BACKLOG
+        batches = (*self._batches, *self._held_batches, *self._held)
+        return self._backlog() + sum(results.size for results in batches) > BACKLOG
 
     async def flushed(self) -> None:
         """Wait until everything is written."""
@@ -177,16 +187,17 @@ class Completer:
 
     async def start(self) -> None:
         """Begin to write."""
-        self._task = asyncio.create_task(self._run(), name="resilient-completer")
+        self._writer = asyncio.create_task(self._run(), name="resilient-completer")
+        self._writer.add_done_callback(_log_failure)
 
     async def close(self) -> None:
-        """End once everything is written, unless it was abandoned; a cancel abandons it."""
+        """End once everything is written, unless it was abandoned or has failed; a cancel abandons it."""
         self._closing = True
         self._wake.set()
         try:
-            while self._task is not None and not self._abandoned:
-                await asyncio.wait([self._task])
-                if self._idle.is_set():
+            while self._writer is not None and not self._abandoned:
+                await asyncio.wait([self._writer])
+                if self._idle.is_set() or _failure(self._writer) is not None:
                     return
                 self._wake.set()
                 await self.start()  # whoever ended the program cancelled the task
@@ -197,12 +208,12 @@ class Completer:
     async def abandon(self) -> None:
         """End without what is not written. A commit that is on its way may still take place."""
         self._abandoned = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=1.0)  # the driver asks a server that may be silent
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.wait([self._writer], timeout=1.0)  # the driver asks a server that may be silent
 
     async def _run(self) -> None:
-        self._start_beside()
+        self._start_held_writer()
         try:
             while not (self._closing and self._idle.is_set()):
                 await self._wake.wait()
@@ -210,82 +221,95 @@ class Completer:
                 while self._backlog():
                     await self._write_batch()
                 self._quiet = True
-                if self._beside is None:
+                self._start_held_writer()
+                if self._held_writer is None:
                     self._idle.set()
         finally:
-            if self._beside is not None:
-                self._beside.cancel()
-                await asyncio.wait([self._beside])  # what it was about to write is put aside again
-                self._beside = None
+            if self._held_writer is not None:
+                self._held_writer.cancel()
+                await asyncio.wait([self._held_writer])  # what it was about to write is put aside again
 
     async def _write_batch(self) -> None:
         if alone := [self._alone.popleft() for _ in range(min(BATCH, len(self._alone)))]:
-            await self._save_each(Results(alone, []).rounds(), self._save_alone)
+            self._batches = Results(alone, [], is_alone=True).rounds()
+            await self._save_each(self._batches)
         done = [self._done.popleft() for _ in range(min(BATCH, len(self._done)))]
         finishes = [self._finishes.popleft() for _ in range(min(BATCH, len(self._finishes)))]
         if done or finishes:
-            await self._save_each(Results(done, finishes).rounds(), self._save)
+            self._batches = Results(done, finishes).rounds()
+            await self._save_each(self._batches)
 
-    async def _save_each(self, batches: list[Results], save: Callable[[Results], Awaitable[None]]) -> None:
-        """Write them in turn. What is broken off, by a cancel or a mistake, is put aside: no result is thrown away."""
-        while batches:
-            results = batches[0]
-            try:
-                await save(results)
-                del batches[0]
-            except BaseException as error:
-                batches[0] = results._replace(tries=results.tries + 1)  # it may have been committed
-                self._held += batches
-                if not isinstance(error, Exception):
-                    raise
-                log.exception("the engine failed over %d results (first: job %s)", len(results.ids), min(results.ids))
-                self._start_beside()
-                return
+    async def _save_each(self, batches: list[Results]) -> None:
+        """Write them in turn. What a mistake breaks off is put aside, at a cancel all that is left: nothing is lost.
 
-    async def _save_alone(self, results: Results) -> None:
-        """Write successes the short way; what it leaves goes the other."""
-        if asyncio.get_running_loop().time() >= self._careful_until:
-            try:
-                done = [x for x, _ in results.done]
-                written: set[UUID] = await self._database.transaction(write, done, [], {}, alone=True)
-            except Exception as error:  # noqa: BLE001 - the other way meets it again, and says so
-                if is_lock_timeout(error):
-                    self._take_care()
-                else:
-                    results = results._replace(tries=1)  # it may have been committed
+        Only the cancel of its own task ends it, not that of what a save waits for (see `services.Loop.run`).
+        """
+        try:
+            while batches:
+                try:
+                    batches[:1] = await self._save(batches[0])
+                except BaseException as error:
+                    results = batches.pop(0)  # which may have been committed
+                    self._held.append(results._replace(tries=results.tries + 1, is_alone=False))
+                    if not isinstance(error, (Exception, asyncio.CancelledError)):
+                        raise
+                    if isinstance(error, Exception) or not _is_cancelled():
+                        log.exception(MISTAKE, results.size, min(results.ids))
+                        self._start_held_writer()
+                if _is_cancelled():
+                    raise asyncio.CancelledError
+        finally:
+            self._held += batches
+            batches.clear()
+
+    async def _save(self, results: Results) -> list[Results]:
+        """Try once; returns what is to be tried next. One that cannot be written must not hold up the others.
+
+        Nothing is put aside before the last await, so that whatever breaks it off leaves the batch as it was.
+        """
+        if results.is_alone:
+            return await self._save_alone(results)
+        is_careful = asyncio.get_running_loop().time() < self._careful_until
+        locked: set[UUID] = set()
+        free, rest = results, []
+        try:
+            if is_careful and (locked := await self._database.statement(locked_jobs, results.ids)):
+                free = results.only(set(results.ids) - locked)
+            if free.size:
+                effective, is_released = await self._write(free, SHORT_LOCK_WAIT if is_careful else LOCK_WAIT)
+        except Exception as error:  # noqa: BLE001 - whatever it is, results are not thrown away
+            if is_lock_timeout(error):
+                self._take_care()
+                rest = self._split_or_put_aside(free) if is_careful else [free]
             else:
-                self._saved([(i, fence) for i, fence, _ in done if i in written], written, released=False)
-                results = results.only(set(results.ids) - written)
-        if results.done:
-            await self._save(results)
+                rest = await self._failed(free, error)
+        else:
+            if free.size:
+                self._saved(free.fenced_ids, effective, released=is_released)
+        if locked:
+            self._take_care()
+            self._put_aside(results.only(locked))
+        return rest
 
-    async def _save(self, results: Results) -> None:
-        """Write results, however often it takes; one that cannot be written must not hold up the others."""
-        while True:
-            careful = asyncio.get_running_loop().time() < self._careful_until
-            try:
-                if careful and not (results := await self._free(results)).ids:
-                    return
-                effective, released = await self._write(results, SHORT_LOCK_WAIT if careful else LOCK_WAIT)
-            except Exception as error:  # noqa: BLE001 - whatever it is, results are not thrown away
-                if is_lock_timeout(error):
-                    self._take_care()
-                    parts = self._halves(results) if careful else [results]
-                else:
-                    parts = await self._failed(results, error)
-            else:
-                self._saved(results.fenced_ids, effective, released=released)
-                return
-            if len(parts) != 1:
-                break
-            results = parts[0]
-        for part in parts:
-            await self._save(part)
+    async def _save_alone(self, results: Results) -> list[Results]:
+        """Try the short way; what it leaves goes the other."""
+        if asyncio.get_running_loop().time() < self._careful_until:
+            return [results._replace(is_alone=False)]
+        done = [x for x, _ in results.done]
+        try:
+            written: set[UUID] = await self._database.transaction(write, done, [], {}, alone=True)
+        except Exception as error:  # noqa: BLE001 - the other way meets it again, and says so
+            if is_lock_timeout(error):
+                self._take_care()
+                return [results._replace(is_alone=False)]
+            return [results._replace(is_alone=False, tries=1)]  # it may have been committed
+        self._saved([(i, fence) for i, fence, _ in done if i in written], written, released=False)
+        return [results.only(set(results.ids) - written)] if len(written) < len(done) else []
 
     async def _write(self, results: Results, how_long: str) -> tuple[set[UUID], bool]:
         """In one transaction; returns whose results are written, and whether something may be ready over it."""
         ends = Ends()
-        freed = self._freed(key for _, key in (*results.done, *results.finishes))
+        freed = self._count_freed_slots(key for _, key in (*results.done, *results.finishes))
         following = [one for one in results.fenced_ids if one in self._follow_ups] if self._follow_ups else []
         effective = await self._database.transaction(
             write, [x for x, _ in results.done], [f for f, _ in results.finishes], freed, again=results.tries > 0,
@@ -294,36 +318,36 @@ class Completer:
         if following:
             for one in following:
                 del self._follow_ups[one]
-            self._poke()
-        is_released = (
-            results.finishes or freed or following or results.tries
-        )  # the last: a commit whose answer was lost did it
-        return effective, bool(is_released) or ends.released
+            with _contained(results.ids):
+                self._poke()
+        # After a failed try nobody knows what that one released: its commit may have had no answer.
+        return effective, bool(results.finishes or freed or following or results.tries or ends.released)
 
     async def _failed(self, results: Results, error: Exception) -> list[Results]:
         """What to try next, at once; what nothing helps is put aside, because nobody else may wait for that."""
         tries, pause = results.tries, retry_pause(results.tries, self._roll())
-        words = len(results.ids), type(error).__name__, error
+        details = results.size, type(error).__name__, error
         if _is_passing(error):
-            self._failures.failed("cannot save %d results (%s: %s); trying again in %.1f s", *words, pause)
+            self._failures.failed("cannot save %d results (%s: %s); trying again in %.1f s", *details, pause)
             await asyncio.sleep(pause)
             return [results._replace(tries=tries + 1)]
         if parts := results.parts():
-            log.debug("cannot save %d results (%s: %s); trying them apart", *words)
+            log.debug("cannot save %d results (%s: %s); trying them apart", *details)
             return parts
         level = logging.DEBUG if tries > LOUD_TRIES and tries % 30 else logging.WARNING
-        log.log(level, "cannot save %d results (%s: %s; job %s)", *words, results.ids[0])
+        log.log(level, "cannot save %d results (%s: %s; job %s)", *details, results.ids[0])
         if _is_about_data(error):
             (one,) = results.fenced_ids
-            if self._follow_ups.pop(one, None):
-                with _contained(results.ids):
+            if self._follow_ups.get(one):
+                with _contained(results.ids):  # a mistake there: it is tried again
                     self._on_refused(*one, error)
-                return []
-            if (bare := _bare(results)) != results:
+                    del self._follow_ups[one]
+                    return []
+            elif (bare := _bare(results)) != results:
                 log.error("the result or error of job %s cannot be stored and is left out", one[0])
                 return [bare]
         self._held.append(results._replace(tries=tries + 1))
-        self._start_beside()
+        self._start_held_writer()
         return []
 
     # -- what somebody holds --------------------------------------------------------------------------------------
@@ -331,52 +355,48 @@ class Completer:
     def _take_care(self) -> None:
         self._careful_until = asyncio.get_running_loop().time() + CAREFUL_FOR
 
-    async def _free(self, results: Results) -> Results:
-        """The results of jobs that nobody holds; the others are put aside."""
-        locked: set[UUID] = await self._database.statement(locked_jobs, results.ids)
-        if not locked:
-            return results
-        self._take_care()
-        self._put_aside(results.only(locked))
-        return results.only(set(results.ids) - locked)
-
-    def _halves(self, results: Results) -> list[Results]:
-        """Something else is held that one of these results needs; the last one is put aside."""
+    def _split_or_put_aside(self, results: Results) -> list[Results]:
+        """Something else is held that one of these results needs: two halves, or nothing, if there is but that one."""
         if not (parts := results.parts()):
             self._put_aside(results)
         return parts
 
     def _put_aside(self, results: Results) -> None:
         self._held.append(results)
-        if self._beside is None:
+        if self._held_writer is None:
             log.warning(
                 "%d results cannot be saved yet: a transaction that is open holds their jobs, or what follows them"
                 " (first: job %s)",
                 len(results.ids),
                 min(results.ids),
             )
-        self._start_beside()
+        self._start_held_writer()
 
-    def _start_beside(self) -> None:
+    def _start_held_writer(self) -> None:
         """See that what is put aside is written."""
-        if self._held and self._beside is None:
-            self._beside = asyncio.create_task(self._write_held(), name="resilient-held-results", context=apart())
+        if self._held and self._held_writer is None:
+            self._held_writer = asyncio.create_task(self._write_held(), name="resilient-held-results", context=apart())
+            self._held_writer.add_done_callback(self._held_writer_ended)
+
+    def _held_writer_ended(self, task: asyncio.Task[None]) -> None:
+        """However it ended, and if it was cancelled before it began: the writer starts another if there is work."""
+        _log_failure(task)
+        self._held_writer = None
+        self._wake.set()
 
     async def _write_held(self) -> None:
         while self._held:
             pause = min(retry_pause(results.tries, self._roll()) for results in self._held)
             await asyncio.sleep(max(HELD_PAUSE, pause))
-            batches, self._held = self._held, []
-            await self._save_each(batches, self._save)
-        self._beside = None
-        self._wake.set()
+            self._held_batches, self._held = self._held, []
+            await self._save_each(self._held_batches)
 
-    def _freed(self, keys: Iterable[str]) -> dict[str, int]:
+    def _count_freed_slots(self, keys: Iterable[str]) -> dict[str, int]:
         """How many slots got free under each concurrency cap."""
         freed: dict[str, int] = {}
         for key in keys:
-            for capped in self._capped(key):
-                freed[capped] = freed.get(capped, 0) + 1
+            for cap in self._caps_of(key):
+                freed[cap] = freed.get(cap, 0) + 1
         return freed
 
     def _saved(self, fenced_ids: Sequence[FencedId], effective: set[UUID], *, released: bool) -> None:
@@ -404,7 +424,22 @@ def _contained(ids: Sequence[UUID]) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception("the engine failed over %d results (first: job %s)", len(ids), min(ids))
+        log.exception(MISTAKE, len(ids), min(ids))
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if (error := _failure(task)) is not None:
+        log.error("a writer of results has failed", exc_info=error)
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is to end. What it waits for may have lost the cancel (see `services.Loop.run`)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _nothing() -> None:
@@ -431,7 +466,7 @@ def _state(error: Exception) -> str:
 
 
 def _bare(results: Results) -> Results:
-    """The same decision without the words and values that cannot be stored."""
+    """The same decision without the texts and values that cannot be stored."""
     finishes = [
         (replace(f, transition=f.transition.without_words(mark=bool(f.marks)), marks=None), key)
         for f, key in results.finishes
@@ -488,11 +523,11 @@ def _by_id(one: Done) -> int:
 def _written_before(
     c: Connection, d: Dialect, done: Sequence[Done], finishes: Sequence[finishing.Finish], effective: set[UUID]
 ) -> set[UUID]:
-    """Ids that now stand exactly one version further, in a state this batch meant for them.
+    """Ids whose version is now one beyond their fence, in a state this batch meant for them.
 
     Ready may also be what another made of it, a rescue say; what runs once more has a new idempotency key besides.
     """
-    meant = {i: (v + 1, finishing.AFTER_SUCCESS) for i, v, _ in done}
+    meant = {i: (fence + 1, finishing.AFTER_SUCCESS) for i, fence, _ in done}
     meant |= {f.id: (f.version + 1, finishing.ends_of(f.transition)) for f in finishes}
     missing = [i for i in meant if i not in effective]
     present = leases.ends(c, d, missing) if missing else {}
