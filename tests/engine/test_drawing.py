@@ -1,0 +1,160 @@
+"""The draws of one worker: what they wait for, what comes back of them, what becomes of it where something fails."""
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from resilient import DatabaseUnreachable, Limit, ResourceStopped
+from resilient.engine.gates import drawing
+from resilient.store.gates import limits
+from tests.helpers import LIMIT
+
+
+def tat(database, key="p/a", name="r"):
+    return database.transaction_sync(limits.read, [key])[key][name].tat
+
+
+@pytest.fixture
+async def drawer(clock, database):
+    """A `Drawing` of its own, by the test's clock."""
+    one = drawing.Drawing(database, lambda: clock.now().timestamp(), clock.now, lambda: 0.5)
+    yield one
+    await one.close()
+
+
+async def test_a_connection_that_opens_slowly_makes_no_other_path_wait(clock, drawer):
+    slow, other = ((f"p/{name}", Limit(100, 1, burst=100, name="r")) for name in "ab")
+    place = await drawer.draw((slow,), 1)
+    clock.advance(3)
+    assert drawer.is_late(place)
+    again = await drawer.draw_again(place)
+    assert again.send_at == pytest.approx(clock.now().timestamp() + 1, abs=1e-3)  # it may be as slow again
+    place = await drawer.draw((other,), 1)
+    assert place.send_at == pytest.approx(clock.now().timestamp(), abs=1e-3)
+
+
+async def test_commits_that_are_slow_make_the_draws_of_every_path_early(clock, database, drawer, monkeypatch):
+    one, other = ((f"p/{name}", Limit(100, 1, burst=100, name="r")) for name in "ab")
+    real = database.transaction
+
+    async def slow(*args):
+        result = await real(*args)
+        clock.advance(0.4)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", slow)
+        place = await drawer.draw((one,), 1)
+        assert drawer.is_late(place)
+        assert not drawer.is_late(await drawer.draw_again(place))
+        assert not drawer.is_late(await drawer.draw((other,), 1))
+
+
+async def test_no_unit_is_kept_beyond_its_lease(clock, database, drawer, monkeypatch):
+    """A path that leases anew holds units of the new lease alone: older ones were counted in a moment that is past."""
+    limit, leased, spent, real = Limit(1000, 10, burst=1000, name="r"), [], 12, database.transaction
+    began = clock.now().timestamp()
+
+    async def transaction(fn, *args):
+        drawn = await real(fn, *args)
+        leased.extend(one.leased for one in drawn)
+        return drawn
+
+    monkeypatch.setattr(database, "transaction", transaction)
+    for _ in range(spent):
+        await drawer.draw((("p/a", limit),), 1)
+    for cost in (12, 23, 34):  # each more than what a lease holds
+        clock.advance(0.09)  # the lease lasts for 0.1
+        await drawer.draw((("p/a", limit),), cost)
+        spent += cost
+    assert leased[-1] > 0
+    assert tat(database) == pytest.approx(began + (spent + leased[-1]) * limit.interval, abs=1e-3)
+    count = len(leased)
+    await drawer.draw((("p/a", limit),), leased[-1] + 1)
+    assert len(leased) == count + 1
+
+
+async def test_saving_does_not_wait_for_draws_that_never_end(clock, database, drawer, monkeypatch):
+    """On a busy worker there is always a request that waits for the next transaction."""
+    limit, now, real, others = Limit(100, 1, burst=100, name="r"), clock.now().timestamp(), database.transaction, []
+
+    async def transaction(fn, *args):
+        if fn is limits.draw:
+            path = ((f"p/{len(others)}", Limit(1, "1h", name="r")),)
+            others.append(asyncio.create_task(drawer.draw(path, 1)))
+        return await real(fn, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", transaction)
+        place = await drawer.draw((("p/a", limit),), 1)
+        async with asyncio.timeout(LIMIT):
+            drawer.settle(place, 5)
+            drawer.observe(limits.Observation("p/b", limit, 3, now + 60, now))
+            await drawer.flush()
+            drawer.settle(place, 4)
+            await drawer.close()
+    await asyncio.gather(*others)
+    assert tat(database) == pytest.approx(now + 10 * limit.interval, abs=1e-6)
+    assert database.transaction_sync(limits.read, ["p/b"])["p/b"]["r"].remaining == 3
+
+
+async def test_limits_that_a_program_holds_stop_no_other(clock, postgres_database):
+    """It resets an account, and does not commit yet; a settlement of that account waits."""
+    drawer = drawing.Drawing(postgres_database, lambda: clock.now().timestamp(), clock.now, lambda: 0.5)
+    held, free = ((((key, Limit(10, "1h", burst=10, name="r")),)) for key in ("p/a", "p/b"))
+    place = await drawer.draw(held, 1)
+    at = clock.now().timestamp()
+    with postgres_database.sync_engine.begin() as c:
+        c.execute(sa.text("DELETE FROM resilient_rate_limit WHERE resource_key = 'p/a'"))
+        async with asyncio.timeout(LIMIT / 5):
+            drawer.settle(place, 2)
+            asked = await asyncio.gather(
+                drawer.draw(held, 1), drawer.draw(free, 1), drawer.draw((*held, *free), 1), return_exceptions=True
+            )
+            drawer.observe(limits.Observation("p/a", held[0][1], 5, at + 60, at))
+            with pytest.raises(DBAPIError):
+                await drawer.flush()
+    assert [getattr(one, "gate", None) for one in asked] == ["database", None, "database"]
+    await drawer.draw(held, 1)
+    await drawer.flush()
+    states = postgres_database.transaction_sync(limits.read, ["p/a", "p/b"])
+    drawn = {key: round((one["r"].tat - at) / held[0][1].interval) for key, one in states.items()}
+    assert drawn == {"p/a": 3, "p/b": 1}
+    assert states["p/a"]["r"].remaining == 5
+    await drawer.close()
+
+
+@pytest.mark.parametrize("way", ["given back", "refunded"])
+async def test_a_unit_that_comes_back_can_be_drawn_at_once(drawer, way):
+    path = (("p/a", Limit(1, "1h", name="r")),)
+    place = await drawer.draw(path, 1)
+    with pytest.raises(ResourceStopped):
+        await drawer.draw(path, 1)
+    if way == "given back":
+        drawer.give_back(place)
+    else:
+        drawer.settle(place, -1)
+    assert (await drawer.draw(path, 1)).cost == 1
+
+
+async def test_an_older_observation_that_comes_while_a_newer_one_is_written_does_not_replace_it(
+    clock, database, drawer, monkeypatch
+):
+    limit, now = Limit(100, 1, name="r"), clock.now().timestamp()
+    newer, older = (limits.Observation("p/a", limit, left, now + 60, now - age) for left, age in ((3, 0), (7, 1)))
+    real = database.transaction
+
+    async def away(fn, *args, **kwargs):
+        drawer.observe(older)
+        raise DatabaseUnreachable("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", away)
+        drawer.observe(newer)
+        with pytest.raises(DatabaseUnreachable):
+            await drawer.flush()
+    assert database.transaction == real
+    await drawer.flush()
+    assert database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 3
