@@ -1,6 +1,7 @@
 """The draws of one worker: what they wait for, what comes back of them, what becomes of it where something fails."""
 
 import asyncio
+import contextlib
 
 import pytest
 import sqlalchemy as sa
@@ -14,6 +15,14 @@ from tests.helpers import LIMIT
 
 def tat(database, key="p/a", name="r"):
     return database.transaction_sync(limits.read, [key])[key][name].tat
+
+
+@contextlib.contextmanager
+def hold(database, key):
+    """As a program does that resets an account and does not commit yet."""
+    with database.sync_engine.connect() as c:
+        c.execute(sa.text("DELETE FROM resilient_rate_limit WHERE resource_key = :key"), {"key": key})
+        yield
 
 
 @pytest.fixture
@@ -158,3 +167,61 @@ async def test_an_older_observation_that_comes_while_a_newer_one_is_written_does
     assert database.transaction == real
     await drawer.flush()
     assert database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 3
+
+
+# -- a task that is cancelled -----------------------------------------------------------------------------------------
+
+
+async def test_whoever_waits_goes_on_although_the_task_of_the_draws_is_cancelled(clock, database, drawer, monkeypatch):
+    """As `asyncio.run` cancels every task once its main coroutine has ended."""
+    limit, began, real = Limit(100, 1, burst=100, name="r"), asyncio.Event(), database.transaction
+    place = await drawer.draw((("p/a", limit),), 1)
+
+    async def transaction(fn, *args):
+        if not began.is_set():
+            began.set()
+            await asyncio.Event().wait()
+        return await real(fn, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", transaction)
+        first, second = (asyncio.create_task(drawer.draw(((f"p/{name}", limit),), 1)) for name in "bc")
+        await asyncio.sleep(0)
+        drawer.settle(place, 5)
+        await began.wait()
+        third, saving = (asyncio.create_task(one) for one in (drawer.draw((("p/d", limit),), 1), drawer.flush()))
+        await asyncio.sleep(0)
+        drawer._task.cancel()
+        async with asyncio.timeout(LIMIT / 5):
+            answers = await asyncio.gather(first, second, third, saving, return_exceptions=True)
+    assert [getattr(one, "gate", None) for one in answers] == ["database", "database", None, None]
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 0.06, abs=1e-3)
+
+
+async def test_saving_ends_although_the_task_of_the_draws_is_cancelled_before_it_has_begun(clock, database, drawer):
+    place = await drawer.draw((("p/a", Limit(100, 1, burst=100, name="r")),), 1)
+    drawer.settle(place, 5)
+    drawer._task.cancel()
+    async with asyncio.timeout(LIMIT / 5):
+        await drawer.flush()
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 0.06, abs=1e-3)
+
+
+async def test_closing_settles_although_the_task_of_the_draws_is_cancelled(clock, database, drawer, monkeypatch):
+    limit, began, real = Limit(100, 1, burst=100, name="r"), asyncio.Event(), database.transaction
+    place = await drawer.draw((("p/a", limit),), 1)
+
+    async def transaction(fn, *args):
+        if not began.is_set():
+            began.set()
+            await asyncio.Event().wait()
+        return await real(fn, *args)
+
+    monkeypatch.setattr(database, "transaction", transaction)
+    drawer.settle(place, 5)
+    closing = asyncio.create_task(drawer.close())
+    await began.wait()
+    drawer._task.cancel()
+    async with asyncio.timeout(LIMIT / 5):
+        await closing
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 0.06, abs=1e-3)

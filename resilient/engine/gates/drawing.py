@@ -279,6 +279,15 @@ class Drawing:
     def _start(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="resilient-draw", context=apart())
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, _task: asyncio.Task[None]) -> None:
+        """Somebody may have cancelled the task: another one goes on with what is left."""
+        if self._has_work():
+            self._start()
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._rounds or (self._settled and self._pause is None))
 
     def _end_pause(self) -> None:
         if self._pause is not None:
@@ -287,9 +296,9 @@ class Drawing:
         if self._settled:
             self._start()
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         """Settlements pause before they are tried again; a draw does not wait for that, and takes them along."""
-        if not self._failures:  # once per outage
+        if not self._failures and isinstance(error, Exception):  # once per outage
             log.warning("cannot draw request limits (%s: %s)", type(error).__name__, error)
         if self._settled and self._pause is None:
             pause = retry_pause(self._failures, self._roll())
@@ -297,10 +306,13 @@ class Drawing:
         self._failures += 1
 
     async def _run(self) -> None:
-        while self._waiting or self._rounds or (self._settled and self._pause is None):
+        while self._has_work():
             ends, self._rounds = self._rounds, []
             try:
                 await self._draw_batch()
+            except asyncio.CancelledError:
+                self._rounds, ends = ends + self._rounds, []
+                raise
             finally:
                 for end in ends:
                     if not end.done():
@@ -315,12 +327,14 @@ class Drawing:
             return
         try:
             drawn, rest = await self._transaction(asks, settled)
-        except Exception as error:  # noqa: BLE001 - the database may be away; the jobs wait
+        except BaseException as error:  # the database may be away; the jobs wait
             self._settled += [one for one in settled if one.units > 0]
-            self._failed(error)
             for w in batch:
                 self._refuse(w)
-            return
+            self._failed(error)
+            if isinstance(error, Exception):
+                return
+            raise
         self._failures = 0
         self._end_pause()
         self._hold(rest)
