@@ -225,3 +225,23 @@ async def test_closing_settles_although_the_task_of_the_draws_is_cancelled(clock
     async with asyncio.timeout(LIMIT / 5):
         await closing
     assert tat(database) == pytest.approx(clock.now().timestamp() + 0.06, abs=1e-3)
+
+
+# -- a connection that is cut -----------------------------------------------------------------------------------------
+
+
+async def test_units_come_back_once_although_the_answer_to_their_commit_is_lost(clock, database, drawer, monkeypatch):
+    limit, answers, real = Limit(100, 1, burst=100, name="r"), ["lost"], database.transaction
+    place = await drawer.draw((("p/a", limit),), 40)
+
+    async def transaction(fn, *args):
+        result = await real(fn, *args)
+        if answers:
+            raise DatabaseUnreachable(f"the answer is {answers.pop()}")
+        return result
+
+    monkeypatch.setattr(database, "transaction", transaction)
+    drawer.settle(place, -10)
+    await drawer.flush()
+    assert answers == []
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 0.3, abs=1e-3)

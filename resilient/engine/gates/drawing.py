@@ -328,7 +328,7 @@ class Drawing:
         try:
             drawn, rest = await self._transaction(asks, settled)
         except BaseException as error:  # the database may be away; the jobs wait
-            self._settled += [one for one in settled if one.units > 0]
+            self._settled += _charges(settled)
             for w in batch:
                 self._refuse(w)
             self._failed(error)
@@ -363,7 +363,7 @@ class Drawing:
 
     def _hold(self, rest: list[Settled]) -> None:
         """Keep what could not be settled apart for a while: with it each draw would wait for whoever holds a limit."""
-        self._held += [one for one in rest if one.units > 0]
+        self._held += _charges(rest)
         if self._held and self._release is None:
             self._release = asyncio.get_running_loop().call_later(_AWAY, self._take_held, context=apart())
 
@@ -396,7 +396,7 @@ class Drawing:
             if is_lock_timeout(error):
                 return await self._exchange_free(asks, settled)
             await asyncio.sleep(0.05)  # once more: a deadlock or a cut connection is over by then
-            return await self._exchange(asks, settled), []
+            return await self._exchange(asks, _charges(settled)), []  # the first one may have been committed
 
     async def _exchange(self, asks: list[store.Ask], settled: list[Settled]) -> list[store.Drawn]:
         before = self._monotonic()
@@ -431,6 +431,11 @@ class Drawing:
         for purse in over:
             del self._leased[id(purse)]
         return [one for purse in over for one in purse.empty()]
+
+
+def _charges(settled: list[Settled]) -> list[Settled]:
+    """What may be settled twice: the limits are kept all the same, which what comes back twice would exceed."""
+    return [one for one in settled if one.units > 0]
 
 
 def _less(lead: float) -> float:
