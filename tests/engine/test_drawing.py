@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 
 import pytest
 import sqlalchemy as sa
@@ -245,3 +246,56 @@ async def test_units_come_back_once_although_the_answer_to_their_commit_is_lost(
     await drawer.flush()
     assert answers == []
     assert tat(database) == pytest.approx(clock.now().timestamp() + 0.3, abs=1e-3)
+
+
+# -- what is ahead ----------------------------------------------------------------------------------------------------
+
+
+async def test_draws_of_one_transaction_are_ahead_alike(clock, database, drawer, monkeypatch):
+    """Commits are slow, and a hundred requests go into one: what the first needs the last needs, too, and the next."""
+    path, real = (("p/a", Limit(10_000, 1, burst=10_000, name="r")),), database.transaction
+
+    async def slow(*args):
+        result = await real(*args)
+        clock.advance(0.4)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", slow)
+        await drawer.draw_again(await drawer.draw(path, 1))
+        places = await asyncio.gather(*(drawer.draw(path, 1) for _ in range(100)))
+        assert [n for n, place in enumerate(places) if place.arrived > place.deadline] == []
+        assert not drawer.is_late(await drawer.draw(path, 1))
+
+
+# -- how much work it is ----------------------------------------------------------------------------------------------
+
+
+def lines_of(module):
+    """Counts the lines of a module that run in this thread, as a list that grows; `sys.settrace` takes it."""
+    count = []
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        if event == "line":
+            count.append(1)
+        return trace
+
+    return count, trace
+
+
+async def test_the_work_of_a_batch_grows_with_its_draws(drawer):
+    async def work(number, of):
+        paths = [((f"p/{of}{n}", Limit(10_000, 1, burst=10_000, name="r")),) for n in range(number)]
+        count, trace = lines_of(drawing)
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            await asyncio.gather(*(drawer.draw(path, 1) for path in paths))
+        finally:
+            sys.settrace(before)
+        return len(count)
+
+    few, many = await work(100, "few"), await work(400, "many")
+    assert many < 4.5 * few

@@ -146,7 +146,6 @@ class Drawing:
         self._refuse_if_shut(purse, cost)
         lead = max(purse.lead, self._lead)
         waiting = _Waiting(purse, cost, asyncio.get_running_loop().create_future(), lead)
-        purse.lead, self._lead = _less(purse.lead), _less(self._lead)
         self._waiting.append(waiting)
         self._start()
         try:
@@ -321,8 +320,9 @@ class Drawing:
     async def _draw_batch(self) -> None:
         batch = [w for w in self._waiting[:_BATCH] if not w.answer.cancelled()]
         self._waiting = self._waiting[_BATCH:]
-        settled, self._settled = self._settled + self._left_over(), []
-        asks = [self._ask(w, batch, settled) for w in batch]
+        over = self._left_over()
+        asks, remainder = self._asks(batch)
+        settled, self._settled = self._settled + over + remainder, []
         if not batch and not settled:
             return
         try:
@@ -340,12 +340,24 @@ class Drawing:
         self._hold(rest)
         self._take_in(batch, drawn)
 
-    def _ask(self, w: _Waiting, batch: list[_Waiting], settled: list[Settled]) -> store.Ask:
-        """The ask for a draw; who leases anew gives back what is left, which was counted in a moment that is past."""
-        more = self._more(w, batch)
-        if more:
-            settled += w.purse.empty()
-        return store.Ask(w.purse.limits, w.cost, PATIENCE, more, w.lead)
+    def _asks(self, batch: list[_Waiting]) -> tuple[list[store.Ask], list[Settled]]:
+        """The asks of a batch, and what is left of leases that they renew: it was counted in a moment that is past.
+
+        The last draw of a purse renews its lease. What every draw is ahead decreases with each transaction.
+        """
+        asks: list[store.Ask] = []
+        remainder: list[Settled] = []
+        last = {id(w.purse): w for w in batch}
+        for w in batch:
+            more = self._more(w) if last[id(w.purse)] is w else 0
+            if more:
+                remainder += w.purse.empty()
+            asks.append(store.Ask(w.purse.limits, w.cost, PATIENCE, more, w.lead))
+        for w in last.values():
+            w.purse.lead = _less(w.purse.lead)
+        if batch:
+            self._lead = _less(self._lead)
+        return asks, remainder
 
     def _take_in(self, batch: list[_Waiting], drawn: Sequence[store.Drawn | None]) -> None:
         for w, answer in zip(batch, drawn, strict=True):
@@ -414,12 +426,10 @@ class Drawing:
             self._clocks.learn(one.now, before, self._monotonic())
         return drawn, rest
 
-    def _more(self, w: _Waiting, batch: list[_Waiting]) -> int:
-        """Units to lease on top: as many as the purse used lately, for the last of its draws in the batch."""
+    def _more(self, w: _Waiting) -> int:
+        """Units to lease on top: as many as the purse used lately."""
         purse = w.purse
         if not purse.chunk or w.lead or purse.units >= w.cost:  # its lease came while it waited
-            return 0
-        if next(x for x in reversed(batch) if x.purse is purse) is not w:
             return 0
         lately = max(purse.before, purse.draws)
         return min(purse.chunk, lately) if lately >= _LEAST_LEASE else 0
