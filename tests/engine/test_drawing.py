@@ -268,6 +268,41 @@ async def test_draws_of_one_transaction_are_ahead_alike(clock, database, drawer,
         assert not drawer.is_late(await drawer.draw(path, 1))
 
 
+# -- closing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_closing_writes_what_waits_for_its_next_try(clock, postgres_database):
+    drawer = drawing.Drawing(postgres_database, lambda: clock.now().timestamp(), clock.now, lambda: 0.5)
+    path, at = (("p/a", Limit(10, "1h", burst=10, name="r")),), clock.now().timestamp()
+    place = await drawer.draw(path, 1)
+    with hold(postgres_database, "p/a"):
+        drawer.settle(place, 2)
+        await drawer.flush()
+        drawer.observe(limits.Observation("p/a", path[0][1], 5, at + 60, at))
+    async with asyncio.timeout(LIMIT / 5):
+        await drawer.close()
+    state = postgres_database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"]
+    assert (round((state.tat - at) / path[0][1].interval), state.remaining) == (3, 5)
+    await drawer.draw(path, 1)
+    await drawer.flush()
+    state = postgres_database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"]
+    assert state.remaining == 4
+
+
+async def test_closing_writes_what_was_settled_although_the_database_was_away(clock, database, drawer, monkeypatch):
+    place = await drawer.draw((("p/a", Limit(100, 1, burst=100, name="r")),), 1)
+
+    async def away(*_):
+        raise DatabaseUnreachable("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", away)
+        drawer.settle(place, 5)
+        await drawer.flush()
+    await drawer.close()
+    assert tat(database) == pytest.approx(clock.now().timestamp() + 0.06, abs=1e-3)
+
+
 # -- how much work it is ----------------------------------------------------------------------------------------------
 
 

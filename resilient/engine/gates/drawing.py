@@ -232,12 +232,16 @@ class Drawing:
                 raise
 
     async def close(self) -> None:
-        """Try once to settle; what could not be settled is given up."""
-        await self._round()
-        if self._release is not None:
-            self._release.cancel()
-        self._settled.clear()
-        self._end_pause()
+        """`flush`; what could not be written is given up."""
+        try:
+            await self.flush()
+        except Exception as error:  # noqa: BLE001 - limits may be told wrong for a while, a worker has to end
+            log.warning("could not save what is left of request limits (%s: %s)", type(error).__name__, error)
+        finally:
+            for pending in (self._settled, self._held, self._observations):
+                pending.clear()
+            self._take_held()
+            self._end_pause()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -383,7 +387,8 @@ class Drawing:
         if self._release is not None:
             self._release.cancel()
             self._settled, self._held, self._release = self._settled + self._held, [], None
-            self._start()
+            if self._settled:
+                self._start()
 
     def _pass(self, w: _Waiting) -> None:
         """Somebody holds a limit that it needs, perhaps for a moment only: ask once more, and then let its job wait."""

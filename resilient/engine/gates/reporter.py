@@ -212,7 +212,7 @@ class Reporter:
         while tasks := [task for task in self._tasks if not task.done()]:  # those over stay a turn
             await asyncio.wait(tasks)
         try:
-            await self.flush()
+            await self._write(everything=True)
         except Exception as error:  # noqa: BLE001 - counts may be lost at the end, jobs may not
             log.warning("could not save what requests came to (%s: %s)", type(error).__name__, error)
         finally:
