@@ -228,6 +228,24 @@ async def test_closing_settles_although_the_task_of_the_draws_is_cancelled(clock
     assert tat(database) == pytest.approx(clock.now().timestamp() + 0.06, abs=1e-3)
 
 
+async def test_what_was_observed_is_kept_by_a_save_that_is_cancelled(clock, database, drawer, monkeypatch):
+    limit, now, began = Limit(100, 1, name="r"), clock.now().timestamp(), asyncio.Event()
+
+    async def transaction(*_):
+        began.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", transaction)
+        drawer.observe(limits.Observation("p/a", limit, 3, now + 60, now))
+        saving = asyncio.create_task(drawer.flush())
+        await began.wait()
+        saving.cancel()
+        await asyncio.gather(saving, return_exceptions=True)
+    await drawer.flush()
+    assert database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 3
+
+
 # -- a connection that is cut -----------------------------------------------------------------------------------------
 
 
@@ -301,6 +319,26 @@ async def test_closing_writes_what_was_settled_although_the_database_was_away(cl
         await drawer.flush()
     await drawer.close()
     assert tat(database) == pytest.approx(clock.now().timestamp() + 0.06, abs=1e-3)
+
+
+# -- limits that a program holds --------------------------------------------------------------------------------------
+
+
+async def test_what_is_observed_of_other_limits_is_written_while_one_is_held(clock, postgres_database):
+    drawer = drawing.Drawing(postgres_database, lambda: clock.now().timestamp(), clock.now, lambda: 0.5)
+    limit, at = Limit(10, "1h", burst=10, name="r"), clock.now().timestamp()
+    await drawer.draw((("p/a", limit), ("p/b", limit)), 1)
+    with hold(postgres_database, "p/a"):
+        for key in ("p/a", "p/b", "p/new"):
+            drawer.observe(limits.Observation(key, limit, 5, at + 60, at))
+        with pytest.raises(DBAPIError):
+            await drawer.flush()
+        states = postgres_database.transaction_sync(limits.read, ["p/a", "p/b", "p/new"])
+        assert {key: one["r"].remaining for key, one in states.items()} == {"p/a": None, "p/b": 5, "p/new": 5}
+        assert list(drawer._observations) == [("p/a", "r")]
+    await drawer.flush()
+    assert postgres_database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 5
+    await drawer.close()
 
 
 # -- how much work it is ----------------------------------------------------------------------------------------------

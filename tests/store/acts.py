@@ -465,10 +465,19 @@ def draws_what_is_free(c, d):
     return limits.draw_free(c, d, DRAWS, settled)
 
 
-@act("gates.drawing: store.observe")
-def observes(c, d):
+def observations():
     now = NOW.timestamp()
-    return limits.observe(c, d, [limits.Observation(key, LIMIT, 3.0, now + 60, now) for key in ("q/1", "p/2")])
+    return [limits.Observation(key, LIMIT, 3.0, now + 60, now) for key in ("q/1", "p/2")]
+
+
+@act("gates.drawing: store.observe", again=lambda c, d: limits.observe_free(c, d, observations()))
+def observes(c, d):
+    return limits.observe(c, d, observations())
+
+
+@act("gates.drawing: store.observe_free")
+def observes_what_is_free(c, d):
+    return limits.observe_free(c, d, observations())
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------

@@ -221,15 +221,8 @@ class Drawing:
         self._take_held()
         self._end_pause()
         await self._round()
-        if observations := self._observations:
-            self._observations = {}
-            try:
-                await self._database.transaction(store.observe, list(observations.values()))
-            except Exception:  # the database is away, or somebody holds one of these limits
-                newer, self._observations = self._observations, observations
-                for one in newer.values():
-                    self.observe(one)
-                raise
+        if self._observations:
+            await self._write_observations()
 
     async def close(self) -> None:
         """`flush`; what could not be written is given up."""
@@ -244,6 +237,23 @@ class Drawing:
             self._end_pause()
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _write_observations(self) -> None:
+        """Write what is pending, or what somebody's lock leaves free of it; raises if anything stays pending."""
+        rest, self._observations = list(self._observations.values()), {}
+        try:
+            await self._database.transaction(store.observe, rest)
+            rest = []
+        except Exception as error:
+            if not is_lock_timeout(error):
+                raise
+            rest = await self._database.transaction(store.observe_free, rest)
+            if rest:
+                raise
+        finally:  # the database may be away, or this task cancelled
+            newer, self._observations = self._observations, {}
+            for one in (*rest, *newer.values()):
+                self.observe(one)
 
     async def _round(self) -> None:
         """Wait for the end of the transaction that takes along what is pending now, if anything is."""

@@ -133,11 +133,7 @@ def draw_free(
 
     Returns None for an ask that needs one of those, and what could not be settled.
     """
-    limit_lock_waits(c, d, SHORT_LOCK_WAIT)
-    ids = _ids(asks, settled)
-    there = read(c, d, sorted({key for key, _ in ids}))  # to make one that is held would wait
-    insert(c, d, [(key, name) for key, name in ids if name not in there.get(key, {})])
-    free = _select_locked(c, d, ids, skip=True)
+    free = _lock_free(c, d, _ids(asks, settled))
     is_free = [all((key, limit.name) in free for key, limit in ask.limits) for ask in asks]
     rest = [one for one in settled if (one.resource_key, one.limit.name) not in free]
     drawn = iter(
@@ -151,7 +147,11 @@ def draw_free(
 
 def _ids(asks: Sequence[Ask], settled: Sequence[Settled]) -> list[LimitId]:
     ids = {(key, limit.name) for ask in asks for key, limit in ask.limits}
-    return sorted(ids | {(one.resource_key, one.limit.name) for one in settled})
+    return sorted(ids | {_id(one) for one in settled})
+
+
+def _id(one: Settled | Observation) -> LimitId:
+    return one.resource_key, one.limit.name
 
 
 def _draw_each(
@@ -161,7 +161,7 @@ def _draw_each(
     now = d.now(c).timestamp()
     states = dict(before)
     for one in sorted(settled, key=lambda one: -(one.tat or 0.0)):  # of a queue the last first: then all come back
-        id_ = one.resource_key, one.limit.name
+        id_ = _id(one)
         states[id_] = _settle(one, states[id_], now)
     answers = [_draw(ask, states, now) for ask in asks]
     write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
@@ -197,10 +197,25 @@ def _draw(ask: Ask, states: dict[LimitId, LimitState], now: float) -> Drawn:
 def observe(c: Connection, d: Dialect, observations: Sequence[Observation]) -> None:
     """Take in what the server reported; see `core.gates.rate_limit`. Waits for no row that a program holds."""
     limit_lock_waits(c, d, SHORT_LOCK_WAIT)
-    before = _lock(c, d, sorted({(s.resource_key, s.limit.name) for s in observations}))
+    _observe_each(c, d, observations, _lock(c, d, sorted({_id(s) for s in observations})))
+
+
+@direct
+@operation("limit")
+def observe_free(c: Connection, d: Dialect, observations: Sequence[Observation]) -> list[Observation]:
+    """`observe` without the limits that another transaction holds now; returns what could not be taken in."""
+    free = _lock_free(c, d, sorted({_id(s) for s in observations}))
+    _observe_each(c, d, [s for s in observations if _id(s) in free], free)
+    return [s for s in observations if _id(s) not in free]
+
+
+def _observe_each(
+    c: Connection, d: Dialect, observations: Sequence[Observation], before: Mapping[LimitId, LimitState]
+) -> None:
+    """Under the locks of these rows."""
     states = dict(before)
     for s in observations:
-        id_ = (s.resource_key, s.limit.name)
+        id_ = _id(s)
         states[id_] = rate_limit.observe(states[id_], s.remaining, s.reset_at, s.sent_at)
     write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
 
@@ -260,6 +275,14 @@ def _lock(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, Li
         insert(c, d, [i for i in ids if i not in states])
         states = _select_locked(c, d, ids)
     return {i: states.get(i, FULL) for i in ids}
+
+
+def _lock_free(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, LimitState]:
+    """`_lock` those of the rows that no other transaction holds now."""
+    limit_lock_waits(c, d, SHORT_LOCK_WAIT)
+    there = read(c, d, sorted({key for key, _ in ids}))  # to make one that is held would wait
+    insert(c, d, [(key, name) for key, name in ids if name not in there.get(key, {})])
+    return _select_locked(c, d, ids, skip=True)
 
 
 def _select_locked(
