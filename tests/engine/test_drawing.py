@@ -286,6 +286,35 @@ async def test_draws_of_one_transaction_are_ahead_alike(clock, database, drawer,
         assert not drawer.is_late(await drawer.draw(path, 1))
 
 
+@pytest.mark.parametrize("how", ["changed", "evicted"])
+async def test_a_path_whose_limits_changed_is_as_far_ahead_as_before(clock, drawer, monkeypatch, how):
+    """Its connection opens slowly, whatever its limits are; the same if this worker has used many paths meanwhile."""
+    path, other = (("p/a", Limit(100, 1, burst=100, name="r")),), (("p/b", Limit(100, 1, burst=100, name="r")),)
+    place = await drawer.draw(path, 1)
+    if how == "changed":
+        other = (("p/a", Limit(200, 1, burst=200, name="r")),)
+    else:
+        monkeypatch.setattr(drawing, "_MOST_PURSES", 1)
+    await drawer.draw(other, 1)
+    clock.advance(3)
+    place = await drawer.draw_again(place)
+    assert place.send_at == pytest.approx(clock.now().timestamp() + 1, abs=1e-3)
+    if how == "changed":
+        place = await drawer.draw(other, 1)
+        assert place.send_at > clock.now().timestamp() + 0.9
+
+
+async def test_a_unit_that_comes_back_to_a_path_that_was_forgotten_can_be_drawn_at_once(drawer, monkeypatch):
+    monkeypatch.setattr(drawing, "_MOST_PURSES", 1)
+    path = (("p/a", Limit(1, "1h", name="r")),)
+    place = await drawer.draw(path, 1)
+    await drawer.draw((("p/b", Limit(1, "1h", name="r")),), 1)
+    with pytest.raises(ResourceStopped):
+        await drawer.draw(path, 1)
+    drawer.give_back(place)
+    assert (await drawer.draw(path, 1)).cost == 1
+
+
 # -- closing ----------------------------------------------------------------------------------------------------------
 
 

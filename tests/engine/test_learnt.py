@@ -114,7 +114,7 @@ async def test_the_learnt_limit_is_drawn_beside_the_declared_one_and_no_budget_m
     await refused(one, "p/a")
     clock.advance(5)
     ticket = await one.admit("p/a")
-    names = [limit.name for _, limit in ticket.place.purse.limits]
+    names = [limit.name for _, limit in ticket.place.limits]
     assert names == ["core", LEARNT]
     budget = Budget(LEARNT, remaining=0, reset_at=clock.now() + timedelta(seconds=60))
     await one.answered(ticket, "p/a", AnswerFacts(200, budgets=(budget,)), None)
@@ -662,7 +662,7 @@ async def test_what_is_learnt_outlives_the_process_that_learnt_it(database_url, 
     database = open_database(database_url)
     after = Gate(database, Policies(), owner="x")
     ticket = await after.admit("p/a")
-    assert [limit.name for _, limit in ticket.place.purse.limits] == [LEARNT]
+    assert [limit.name for _, limit in ticket.place.limits] == [LEARNT]
     assert learnt(database, "p/a").rate == pytest.approx(5 * CLOSE)
     after.abandoned(ticket)
     await after.close()

@@ -194,7 +194,7 @@ async def test_a_named_budget_rests_and_learns_alone(database, clock, make):
     clock.advance(5)
     other.forget([SEARCH])
     ticket = await other.admit(SEARCH)
-    assert [key for key, _ in ticket.place.purse.limits] == [SEARCH], "drawn by its own row"
+    assert [key for key, _ in ticket.place.limits] == [SEARCH], "drawn by its own row"
     other.abandoned(ticket)
 
 

@@ -94,7 +94,7 @@ class Purse:
 class Place:
     """One draw: when to send (monotonic), when at the latest, and what `Settled` needs to give it back."""
 
-    purse: Purse
+    limits: Limits
     cost: float
     send_at: float
     deadline: float
@@ -123,7 +123,7 @@ class Drawing:
         roll: Callable[[], float],
     ) -> None:
         self._database, self._monotonic, self._now, self._roll = database, monotonic, now, roll
-        self._purses: dict[tuple[tuple[str, str], ...], Purse] = {}
+        self._purses: dict[tuple[store.LimitId, ...], Purse] = {}
         self._leased: dict[int, Purse] = {}  # purses with units, by `id`
         self._waiting: list[_Waiting] = []
         self._settled: list[Settled] = []
@@ -142,7 +142,7 @@ class Drawing:
         purse, at = self._purse(limits), self._monotonic()
         purse.count(at)
         if purse.spend(cost, at):
-            return Place(purse, cost, at, purse.lease_end + GRACE, at, purse.tats, at)
+            return Place(limits, cost, at, purse.lease_end + GRACE, at, purse.tats, at)
         self._refuse_if_shut(purse, cost)
         lead = max(purse.lead, self._lead)
         waiting = _Waiting(purse, cost, asyncio.get_running_loop().create_future(), lead)
@@ -164,7 +164,7 @@ class Drawing:
         deadline = earliest + purse.lease + GRACE
         if self._clocks.is_narrowest:  # it is sent as soon as it surely may be
             deadline = max(deadline, send_at + GRACE / 2)
-        return Place(purse, cost, send_at, deadline, earliest, drawn.tats, self._monotonic())
+        return Place(purse.limits, cost, send_at, deadline, earliest, drawn.tats, self._monotonic())
 
     def is_late(self, place: Place) -> bool:
         """Whether a request may not be sent on this draw any more. May be asked from any thread."""
@@ -172,18 +172,19 @@ class Drawing:
 
     async def draw_again(self, place: Place) -> Place:
         """Another draw for one that is late. Raises `ResourceStopped`."""
+        purse = self._purse(place.limits)
         if place.arrived > place.deadline:
             self._lead = _ahead(place.arrived - place.earliest)
         else:
-            place.purse.lead = _ahead(self._monotonic() - place.earliest)
-        self._settled += place.purse.empty()  # leased at the same time, and as late
+            purse.lead = _ahead(self._monotonic() - place.earliest)
+        self._settled += purse.empty()  # leased at the same time, and as late
         self.give_back(place)
-        return await self.draw(place.purse.limits, place.cost)
+        return await self.draw(place.limits, place.cost)
 
     def give_back(self, place: Place) -> None:
         """Nothing was sent on this draw: its units come back with the next transaction, if nobody has drawn since."""
-        place.purse.shut_until = 0.0  # so the next request asks again
-        for (key, limit), tat in zip(place.purse.limits, place.tats, strict=True):
+        self._reopen(place.limits)
+        for (key, limit), tat in zip(place.limits, place.tats, strict=True):
             self._settled.append(Settled(key, limit, -place.cost, tat, unsent=True))
         self._start()
 
@@ -194,9 +195,9 @@ class Drawing:
         account's own limits give in theirs. ``shared``: settle at such limits too.
         """
         if units < 0:
-            place.purse.shut_until = 0.0
+            self._reopen(place.limits)
         if units:
-            limits = place.purse.limits
+            limits = place.limits
             most = min((limit.rate for key, limit in limits if depth(key) > 1), default=float("inf"))
             for (key, limit), tat in zip(limits, place.tats, strict=True):
                 if depth(key) > 1:
@@ -263,15 +264,21 @@ class Drawing:
             await end
 
     def _purse(self, limits: Limits) -> Purse:
-        id_ = tuple((key, limit.name) for key, limit in limits)
+        id_ = _names(limits)
         purse = self._purses.get(id_)
         if purse is None or purse.limits != limits:
+            lead = 0.0 if purse is None else purse.lead  # as slow as before, whatever the limits are
             if len(self._purses) >= _MOST_PURSES:
                 self._purses.clear()
             lease = min(limit.lease for _, limit in limits)
             chunk = int(min(lease / limit.interval for _, limit in limits))
-            purse = self._purses[id_] = Purse(limits, chunk if chunk >= _LEAST_LEASE else 0, lease)
+            purse = self._purses[id_] = Purse(limits, chunk if chunk >= _LEAST_LEASE else 0, lease, lead=lead)
         return purse
+
+    def _reopen(self, limits: Limits) -> None:
+        """Units come back: the next request asks again."""
+        if (purse := self._purses.get(_names(limits))) is not None:
+            purse.shut_until = 0.0
 
     def _refuse_if_shut(self, purse: Purse, cost: float) -> None:
         if cost >= purse.shut_cost and purse.shut_until > self._now().timestamp() + PATIENCE:
@@ -456,6 +463,10 @@ class Drawing:
         for purse in over:
             del self._leased[id(purse)]
         return [one for purse in over for one in purse.empty()]
+
+
+def _names(limits: Limits) -> tuple[store.LimitId, ...]:
+    return tuple((key, limit.name) for key, limit in limits)
 
 
 def _charges(settled: list[Settled]) -> list[Settled]:

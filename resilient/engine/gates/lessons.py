@@ -402,7 +402,7 @@ class Lessons:
 
     def is_slower_now(self, place: Place, limits: Limits) -> bool:
         """Whether a learnt limit has become slower since the draw."""
-        drawn = {key: limit.interval for key, limit in place.purse.limits if limit.name == LEARNT}
+        drawn = {key: limit.interval for key, limit in place.limits if limit.name == LEARNT}
         now = {key: limit.interval for key, limit in limits if limit.name == LEARNT}
         return any(now[key] > drawn.get(key, 0.0) * 1.001 for key in now)
 
