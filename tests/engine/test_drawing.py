@@ -370,6 +370,20 @@ async def test_what_is_observed_of_other_limits_is_written_while_one_is_held(clo
     await drawer.close()
 
 
+async def test_a_worker_whose_first_draws_meet_a_held_limit_learns_the_clock_of_the_database(clock, postgres_database):
+    """Its own clock began elsewhere: without the difference the draws would be for a moment that never comes."""
+    here = 1_000_000.0 - clock.now().timestamp()
+    drawer = drawing.Drawing(postgres_database, lambda: clock.now().timestamp() + here, clock.now, lambda: 0.5)
+    held, free = ((((key, Limit(10, "1h", burst=10, name="r")),)) for key in ("p/a", "p/b"))
+    postgres_database.transaction_sync(limits.draw, [limits.Ask((*held, *free))])
+    with hold(postgres_database, "p/a"):
+        refused, place = await asyncio.gather(drawer.draw(held, 1), drawer.draw(free, 1), return_exceptions=True)
+    assert refused.gate == "database"
+    assert place.send_at == pytest.approx(1_000_000.0, abs=1)
+    assert not drawer.is_late(place)
+    await drawer.close()
+
+
 # -- how much work it is ----------------------------------------------------------------------------------------------
 
 
