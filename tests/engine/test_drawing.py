@@ -415,3 +415,15 @@ async def test_the_work_of_a_batch_grows_with_its_draws(drawer):
 
     few, many = await work(100, "few"), await work(400, "many")
     assert many < 4.5 * few
+
+
+async def test_the_work_of_settling_beside_held_limits_grows_with_what_is_settled(postgres_database, monkeypatch):
+    limit, compared = Limit(10, "1h", burst=10, name="r"), []
+    settled = [limits.Settled("p/a", limit, 1.0 + n) for n in range(200)]
+    postgres_database.transaction_sync(limits.draw, [limits.Ask((("p/a", limit),))])
+    monkeypatch.setattr(limits.Settled, "__eq__", lambda one, other: compared.append(1) or one is other)
+    monkeypatch.setattr(limits.Settled, "__hash__", object.__hash__)
+    with hold(postgres_database, "p/a"):
+        drawn, rest = postgres_database.transaction_sync(limits.draw_free, [], settled)
+    assert (drawn, len(rest)) == ([], 200)
+    assert len(compared) <= 200

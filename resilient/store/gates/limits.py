@@ -135,13 +135,13 @@ def draw_free(
     """
     free = _lock_free(c, d, _ids(asks, settled))
     is_free = [all((key, limit.name) in free for key, limit in ask.limits) for ask in asks]
-    rest = [one for one in settled if (one.resource_key, one.limit.name) not in free]
     drawn = iter(
         _draw_each(
             c, d, [ask for ask, is_one in zip(asks, is_free, strict=True) if is_one],
-            [one for one in settled if one not in rest], free,
+            [one for one in settled if _id(one) in free], free,
         )
     )  # fmt: skip
+    rest = [one for one in settled if _id(one) not in free]
     return [next(drawn) if is_one else None for is_one in is_free], rest
 
 
