@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     from resilient.core.provider.auth import OAuth2
     from resilient.engine.alerts import Alerts
-    from resilient.engine.gates.drawing import Ticket
+    from resilient.engine.gates.tickets import Ticket
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Kind
     from resilient.store.accounts.fuse import Standing

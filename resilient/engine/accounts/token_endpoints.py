@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from resilient.core.provider.auth import OAuth2
-    from resilient.engine.gates.drawing import Ticket
     from resilient.engine.gates.gate import Gate
+    from resilient.engine.gates.tickets import Ticket
     from resilient.engine.ground.ground import Ground
     from resilient.store.gates.circuits import Change
     from resilient.wire.oauth.endpoints import TokenAnswer, TokenClient

@@ -16,13 +16,13 @@ alone.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.bounds import ACTUAL_COST
 from resilient.core.base.errors import ResourceStopped
-from resilient.core.base.loggers import apart, logger
+from resilient.core.base.loggers import FailureLog, apart, logger
 from resilient.core.base.resource_key import depth
 from resilient.core.gates.rate_limit import ROAD, Limit
 from resilient.core.jobs.backoff import retry_pause
@@ -33,22 +33,19 @@ from resilient.store.gates.limits import Settled
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from resilient.core.gates.breaker import Probes
-    from resilient.engine.gates.lessons import Flight
     from resilient.store.db.database import Database
     from resilient.store.gates.limits import Drawn, Observation
 
 
 log = logger("gate")
 PATIENCE: Final = 2.0  # seconds a request may wait in place
-Limits = tuple[tuple[str, "Limit"], ...]  # (resource, limit) of every request limit on a request's path
+Limits = tuple[tuple[str, Limit], ...]  # (resource, limit) of every request limit on a request's path
 GRACE: Final = ROAD / 2  # seconds a draw is good for; the other half is for the way from the last look to the socket
 LEAST_LEAD, LONGEST_LEAD = 0.005, 1.0  # seconds
 _BATCH: Final = 500  # draws in one transaction
 _MOST_PURSES: Final = 10_000
 _LEAST_LEASE: Final = 2  # units
-_MOST_WINDOWS: Final = ACTUAL_COST.value
-_AWAY: Final = 5.0  # seconds a job waits if the database does not answer
+_NEXT_TRY: Final = 5.0  # seconds until a job whose draw failed, and what a held limit has to settle, are tried again
 
 
 @dataclass(slots=True)
@@ -62,8 +59,8 @@ class Purse:
     lease_end: float = 0.0  # monotonic
     tats: tuple[float, ...] = ()  # of each limit, its theoretical arrival time (GCRA) after the lease
     lead: float = 0.0  # seconds; how far ahead its draws must be to be on time
-    draws: int = 0  # in the present lease's time
-    before: int = 0  # draws in the lease's time before
+    draws: int = 0  # from `since` on, for as long as a lease lasts
+    before: int = 0  # draws in as long a time before `since`
     since: float = 0.0  # monotonic
     shut_until: float = 0.0  # epoch seconds; before that a draw of `shut_cost` is refused
     shut_cost: float = 0.0
@@ -134,7 +131,8 @@ class Drawing:
         self._observations: dict[tuple[str, str], Observation] = {}
         self._task: asyncio.Task[None] | None = None
         self._rounds: list[asyncio.Future[None]] = []  # those who wait for the end of the next transaction
-        self._failures = 0  # transactions in a row that failed
+        self._tries = 0  # transactions in a row that failed
+        self._failures = FailureLog(log, "request limits can be drawn again")
         self._pause: asyncio.TimerHandle | None = None  # at its end settlements that failed are tried again
 
     async def draw(self, limits: Limits, cost: float) -> Place:
@@ -191,8 +189,8 @@ class Drawing:
     def settle(self, place: Place, units: float, *, shared: bool = True) -> None:
         """With the next draw take ``units`` more than were asked for; negative: an answer cost so many less.
 
-        A cost is bounded by what the limit gives in its window, and at a limit that accounts share also by what the
-        account's own limits give in theirs. ``shared``: settle at such limits too.
+        A cost is bounded by what the limit gives in its window (`ACTUAL_COST`), and at a limit that accounts share also
+        by what the account's own limits give in theirs. ``shared``: settle at such limits too.
         """
         if units < 0:
             self._reopen(place.limits)
@@ -201,9 +199,9 @@ class Drawing:
             most = min((limit.rate for key, limit in limits if depth(key) > 1), default=float("inf"))
             for (key, limit), tat in zip(limits, place.tats, strict=True):
                 if depth(key) > 1:
-                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS), tat))
+                    self._settled.append(Settled(key, limit, min(units, limit.rate * ACTUAL_COST.value), tat))
                 elif shared:
-                    self._settled.append(Settled(key, limit, min(units, limit.rate * _MOST_WINDOWS, most), tat))
+                    self._settled.append(Settled(key, limit, min(units, limit.rate * ACTUAL_COST.value, most), tat))
             self._start()
 
     def observe(self, observation: Observation) -> None:
@@ -318,12 +316,12 @@ class Drawing:
 
     def _failed(self, error: BaseException) -> None:
         """Settlements pause before they are tried again; a draw does not wait for that, and takes them along."""
-        if not self._failures and isinstance(error, Exception):  # once per outage
-            log.warning("cannot draw request limits (%s: %s)", type(error).__name__, error)
+        if isinstance(error, Exception):
+            self._failures.failed("cannot draw request limits (%s: %s)", type(error).__name__, error)
         if self._settled and self._pause is None:
-            pause = retry_pause(self._failures, self._roll())
+            pause = retry_pause(self._tries, self._roll())
             self._pause = asyncio.get_running_loop().call_later(pause, self._end_pause, context=apart())
-        self._failures += 1
+        self._tries += 1
 
     async def _run(self) -> None:
         while self._has_work():
@@ -356,7 +354,8 @@ class Drawing:
             if isinstance(error, Exception):
                 return
             raise
-        self._failures = 0
+        self._tries = 0
+        self._failures.worked()
         self._end_pause()
         self._hold(rest)
         self._take_in(batch, drawn)
@@ -398,7 +397,7 @@ class Drawing:
         """Keep what could not be settled apart for a while: with it each draw would wait for whoever holds a limit."""
         self._held += _charges(rest)
         if self._held and self._release is None:
-            self._release = asyncio.get_running_loop().call_later(_AWAY, self._take_held, context=apart())
+            self._release = asyncio.get_running_loop().call_later(_NEXT_TRY, self._take_held, context=apart())
 
     def _take_held(self) -> None:
         if self._release is not None:
@@ -417,7 +416,7 @@ class Drawing:
 
     def _refuse(self, w: _Waiting) -> None:
         if not w.answer.done():
-            until = self._now() + timedelta(seconds=_AWAY)
+            until = self._now() + timedelta(seconds=_NEXT_TRY)
             w.answer.set_exception(ResourceStopped(w.purse.limits[0][0], "database", until))
 
     async def _transaction(
@@ -527,41 +526,3 @@ class ClockBracket:
     def latest(self, moment: float) -> float:
         """The time of this process from which on it is ``moment`` at the database, or later."""
         return moment - self._low
-
-
-# -- leave to send a request ------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Ticket:
-    """Leave to send one request: the generations it is sent under, and what was drawn for it."""
-
-    key: str
-    generations: tuple[int, ...]  # of `path(key)`
-    probing: tuple[str, ...]
-    sent_at: datetime
-    elected: Probes = ()  # circuits it tries out by election of its own
-    fresh_until: float = 0.0  # monotonic; the gates were looked at so lately
-    place: Place | None = field(default=None, repr=False)
-    flights: tuple[Flight, ...] = field(default=(), repr=False)
-
-
-@dataclass(slots=True)
-class Reservation:
-    """The place of a request that a job is about to send: what was drawn for it, by which limits, and its flight."""
-
-    key: str
-    cost: float
-    limits: Limits
-    flights: tuple[Flight, ...]
-    place: Place | None = None
-    waited: float = 0.0  # seconds, for the place
-    is_open: bool = True  # neither used nor given back
-    timer: asyncio.TimerHandle | None = None  # at its end it is given back
-
-    def take(self) -> bool:
-        """Take it, once; whether it was there."""
-        if self.timer is not None:
-            self.timer.cancel()
-        was_open, self.is_open = self.is_open, False
-        return was_open

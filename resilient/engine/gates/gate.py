@@ -30,10 +30,11 @@ from resilient.core.gates.policy import Tenancy
 from resilient.core.jobs.backoff import retry_pause
 from resilient.core.jobs.outcomes import Failed, Succeeded
 from resilient.engine.gates.budgets import CLOSE, BudgetNames, Reach, Stated, observation_of, spent, undeclared
-from resilient.engine.gates.drawing import Drawing, Reservation, Ticket
+from resilient.engine.gates.drawing import Drawing
 from resilient.engine.gates.lessons import Lessons
 from resilient.engine.gates.reporter import QUIET, Probing, Reporter
 from resilient.engine.gates.snapshot import Snapshot
+from resilient.engine.gates.tickets import Reservation, Ticket
 from resilient.store.db.dialect import SHORT_LOCK_WAIT, is_lock_timeout
 from resilient.store.gates import controls as gates
 from resilient.store.gates.limits import Observation

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
     from resilient.core.gates.admission import ResourceFacts
     from resilient.core.gates.policy import Policies
-    from resilient.engine.gates.drawing import Limits, Place, Ticket
+    from resilient.engine.gates.drawing import Limits, Place
     from resilient.engine.gates.snapshot import Snapshot
+    from resilient.engine.gates.tickets import Ticket
     from resilient.store.db.database import Database
 
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from resilient.core.jobs.outcomes import Outcome
     from resilient.engine.accounts.grants import Grants
     from resilient.engine.alerts import Alerts
-    from resilient.engine.gates.drawing import Reservation
     from resilient.engine.gates.gate import Gate
+    from resilient.engine.gates.tickets import Reservation
     from resilient.engine.ground.encoder import JobRequest
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Handler
