@@ -91,3 +91,22 @@ async def test_a_cancellation_of_something_else_ends_no_loop():
         assert again.is_set()
         await loop.close()
     assert len(polls) == 2
+
+
+async def test_a_rest_that_fails_ends_no_loop():
+    polls, again = [], asyncio.Event()
+
+    async def poll():
+        polls.append(1)
+        if len(polls) == 3:
+            again.set()
+        return 1.0
+
+    async def rest(_seconds):
+        raise OSError("gone")
+
+    loop = Loop("stage", poll, lambda: 0.0, rest=rest)
+    await loop.start()
+    async with asyncio.timeout(LIMIT):
+        await again.wait()
+        await loop.close()

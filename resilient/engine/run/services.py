@@ -111,25 +111,30 @@ class Loop:
         """
         failures, task = 0, asyncio.current_task()
         cancels = 0 if task is None else task.cancelling()
+
+        def is_cancelled() -> bool:
+            return task is not None and task.cancelling() > cancels
+
         while not until():
-            rest = self._rest
+            pause = 0.0
             try:
                 delay = await self._poll()
+                if delay > 0 and not is_cancelled():
+                    await self._rest(delay)
                 failures = 0
             except (Exception, asyncio.CancelledError) as error:  # the database may be away; the loop stays
-                if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > cancels):
+                if isinstance(error, asyncio.CancelledError) and (task is None or is_cancelled()):
                     raise
-                delay = retry_pause(failures, self._roll())
+                pause = retry_pause(failures, self._roll())
                 failures += 1
                 if failures in (1, 5) or failures % 30 == 0:
                     log.warning(
-                        "%s failed (%s: %s); trying again in %.1f s", self._name, type(error).__name__, error, delay
+                        "%s failed (%s: %s); trying again in %.1f s", self._name, type(error).__name__, error, pause
                     )
-                rest = asyncio.sleep
-            if task is not None and task.cancelling() > cancels:
+            if is_cancelled():
                 raise asyncio.CancelledError
-            if delay > 0:
-                await rest(delay)
+            if pause:
+                await asyncio.sleep(pause)
 
 
 class Wakeups:
