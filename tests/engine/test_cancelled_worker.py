@@ -114,6 +114,43 @@ async def test_a_claim_that_does_not_end_is_given_up(app, monkeypatch):
     assert tasks() == []
 
 
+async def test_claims_are_made_in_one_task(app, monkeypatch):
+    """One for each would cost every pick-up two more turns of the event loop."""
+    worker, claims = app.worker(), []
+    real = worker.dispatcher.poll
+
+    async def poll(slots):
+        claims.append(asyncio.current_task())
+        if len(claims) == 3:
+            worker.stop()
+        worker.wake()
+        return await real(slots)
+
+    monkeypatch.setattr(worker.dispatcher, "poll", poll)
+    await asyncio.wait_for(run(worker), LIMIT)
+    assert len(claims) >= 3
+    assert len(set(claims)) == 1
+
+
+async def test_a_worker_that_rests_ends_at_once(app, monkeypatch):
+    """Its database is away, so no claim is under way."""
+    monkeypatch.setattr(services, "HURRY", LIMIT)
+    monkeypatch.setattr(services, "retry_pause", lambda *_: LIMIT)
+    worker, failed = app.worker(), asyncio.Event()
+
+    async def poll(_slots):
+        failed.set()
+        raise OSError("gone")
+
+    monkeypatch.setattr(worker.dispatcher, "poll", poll)
+    task = run(worker)
+    await failed.wait()
+    await asyncio.sleep(0)
+    task.cancel()
+    await cancelled(asyncio.wait_for(task, LIMIT / 5))
+    assert tasks() == []
+
+
 async def test_a_second_cancel_leaves_no_job_with_a_handler_that_does_not_end(app):
     job = await app.enqueue(stubborn, resource_key="p/1")
     worker = app.worker(concurrency=1)

@@ -1,13 +1,15 @@
-"""A polling loop of the worker ends when it is closed or cancelled, whatever becomes of its poll."""
+"""A polling loop of the worker ends when it is closed or cancelled, whatever becomes of its poll; services close."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
+from resilient.engine.run import services
 from resilient.engine.run.services import Loop
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, until
 
 
 class Polls:
@@ -110,3 +112,49 @@ async def test_a_rest_that_fails_ends_no_loop():
     async with asyncio.timeout(LIMIT):
         await again.wait()
         await loop.close()
+
+
+# -- what comes to its end --------------------------------------------------------------------------------------------
+
+
+async def test_what_no_cancel_ends_is_left_alone(monkeypatch, caplog):
+    monkeypatch.setattr(services, "HURRY", 0.0)
+    monkeypatch.setattr(services, "NEXT_CANCEL", 0.001)
+    begun, enough = asyncio.Event(), asyncio.Event()
+
+    async def stubborn():
+        begun.set()
+        while not enough.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await enough.wait()
+
+    task = asyncio.create_task(services.to_its_end("closing", stubborn()))
+    await begun.wait()
+    task.cancel()
+    async with asyncio.timeout(LIMIT / 5):
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert "closing does not end" in caplog.text
+    enough.set()
+    await until(lambda: not [one for one in asyncio.all_tasks() if one.get_name() == "resilient-closing"])
+
+
+async def test_a_service_that_cannot_be_closed_is_told_of_although_its_worker_was_cancelled(caplog):
+    begun = asyncio.Event()
+
+    async def close():
+        begun.set()
+        await asyncio.sleep(0)
+        raise OSError("gone")
+
+    async def run():
+        async with services.Services([services.Attachment(lambda: None, close)]):
+            pass
+
+    task = asyncio.create_task(run())
+    await begun.wait()
+    task.cancel()
+    async with asyncio.timeout(LIMIT):
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert [one.levelname for one in caplog.records if "gone" in one.getMessage()] == ["WARNING"]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logger("worker")
 HURRY: Final = 5.0  # seconds that are left for what must come to its end, once its task was cancelled
+NEXT_CANCEL: Final = 1.0  # seconds between the cancels of what has not ended by then
+_MOST_CANCELS: Final = 20
 SMALL_FLEET: Final = 8  # workers, up to which each looks as often as if it were alone
 LONGEST_REST: Final = 3.0  # times as long between two looks as alone
 
@@ -41,24 +43,28 @@ def idle_pause(seconds: float, spread: float, fleet: int, roll: float) -> float:
     return seconds * (least + 2 * (rest - least) * roll)
 
 
-async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
+async def to_its_end(name: str, coroutine: Coroutine[Any, Any, T], *, stop: Callable[[], bool] = lambda: True) -> T:
     """Await what a cancel of this task must not break off at once: it has `HURRY` seconds left, before it is cancelled.
 
-    Then it is cancelled each second, because it may have more than one thing to end.
+    Then it is cancelled again and again, because it may have more than one thing to end; what ends by none of
+    `_MOST_CANCELS` is left alone. ``stop``: called at the cancel; False if there is nothing to wait for.
     """
-    task = asyncio.create_task(coroutine, name="resilient-to-its-end")
+    task = asyncio.create_task(coroutine, name=f"resilient-{name}")
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        hurry = asyncio.get_running_loop().time() + HURRY
-        while not task.done():
-            rest = hurry - asyncio.get_running_loop().time()
-            if rest <= 0:
+        loop, cancels = asyncio.get_running_loop(), 0
+        until = loop.time() + (HURRY if stop() else 0.0)
+        while not task.done() and cancels < _MOST_CANCELS:
+            if loop.time() >= until:
                 task.cancel()
+                until, cancels = loop.time() + NEXT_CANCEL, cancels + 1
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([task], timeout=rest if rest > 0 else 1.0)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.debug("%s: %s", type(error).__name__, error)
+                await asyncio.wait([task], timeout=until - loop.time())
+        if not task.done():
+            log.warning("%s does not end; nothing waits for it any more", name)
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("%s failed (%s: %s)", name, type(error).__name__, error)
         raise
 
 
@@ -195,8 +201,8 @@ class Services:
                 await service.start()
                 self._stack.push_async_callback(service.close)
         except BaseException:
-            await to_its_end(self._stack.aclose())
+            await to_its_end("closing", self._stack.aclose())
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        await to_its_end(self._stack.aclose())
+        await to_its_end("closing", self._stack.aclose())

@@ -95,6 +95,7 @@ class Worker:
         self._loop = WorkerLoop(self.id)
         self._wake = asyncio.Event()
         self._watched = False  # somebody waits until an execution has ended
+        self._is_claiming = False
         self._stopping = asyncio.Event()
         self._handed_back = asyncio.Event()
         self._signals = SignalCount(self.monotonic)
@@ -249,7 +250,7 @@ class Worker:
             where = f", resources {', '.join(self.resources)}" if self.resources else ""
             log.info("worker %s started: %d slots, kinds %s%s", self.id, self.concurrency, ", ".join(self.kinds), where)
             claiming = Loop("claiming", self._claim_step, self.rng.random, rest=self._wake_or)
-            await claiming.run(self._stopping.is_set)
+            await to_its_end("claiming", claiming.run(self._stopping.is_set), stop=self._stop_claiming)
             await self._wind_down()
 
     async def drain(self, *, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the caller's bound
@@ -280,6 +281,11 @@ class Worker:
         """Claim nothing more, then finish or hand back what is running. Call it from the worker's loop."""
         self._stopping.set()
         self._wake.set()
+
+    def _stop_claiming(self) -> bool:
+        """`stop`; whether a claim is under way, whose jobs nobody knows yet."""
+        self.stop()
+        return self._is_claiming
 
     def hand_back(self) -> None:
         """Stop without waiting for what runs: it is handed back at once. Call it from the worker's loop."""
@@ -320,7 +326,7 @@ class Worker:
         if self.completer.full:  # not awaited: the database may be away for hours, and a signal must be heard
             return 0.05
         self._wake.clear()
-        claimed, delay = await to_its_end(self._take(slots))
+        claimed, delay = await self._take(slots)
         if claimed is not None:
             if claimed.stops:
                 self.sweeper.parked(claimed.stops.values())
@@ -334,7 +340,7 @@ class Worker:
             slots = self.concurrency - self.executor.slots_in_use
             if slots <= 0 or self.executor.wants_quiet:
                 return total
-            claimed, delay = await to_its_end(self._take(slots))
+            claimed, delay = await to_its_end("claiming", self._take(slots))
             if claimed is not None:
                 total += len(claimed.jobs)
             elif delay > 0:
@@ -352,9 +358,13 @@ class Worker:
 
     async def _take(self, slots: int) -> tuple[Claimed | None, float]:
         """Give a look's jobs to the slots. To its end: a worker that is cancelled hands back only what it knows of."""
-        claimed, delay = await self._claim(slots)
-        if claimed is not None:
-            self._submit(claimed)
+        self._is_claiming = True
+        try:
+            claimed, delay = await self._claim(slots)
+            if claimed is not None:
+                self._submit(claimed)
+        finally:
+            self._is_claiming = False
         return claimed, delay
 
     def _submit(self, claimed: Claimed) -> None:
