@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from resilient.core.base.errors import SetupError
 from resilient.engine.ground.foreign import Ended, tried
-from resilient.engine.run.services import over
+from resilient.engine.run.services import until_over
 from resilient.store.db import pool
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SyncSide:
         ended: list[Ended] = []
         thread = threading.Thread(target=lambda: ended.append(tried(self.close)), name="resilient-sync-close")
         thread.start()
-        await over(lambda: not thread.is_alive(), inf)
+        await until_over(lambda: not thread.is_alive(), inf)
         ended[0].unpacked()
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from resilient.core.base.errors import DatabaseUnreachable
 from resilient.core.base.loggers import logger
-from resilient.engine.run.services import over
+from resilient.engine.run.services import until_over
 from resilient.store.db.direct import operation, reserved
 from resilient.store.inspect import throughput, workers
 from resilient.store.jobs import leases
@@ -122,7 +122,7 @@ class Heartbeat:
         if self._ticker is not None:
             self._ticker.cancel()
         self._stop.set()
-        await over(lambda: not self._thread.is_alive(), 5.0)
+        await until_over(lambda: not self._thread.is_alive(), 5.0)
         sums = self._counts.take_sums()
         try:
             await self._database.transaction(sign_off, self._worker_id, sums)

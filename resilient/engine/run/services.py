@@ -1,9 +1,9 @@
 """What runs beside a worker's claiming: services, started in one order and closed in the opposite one.
 
 A `Loop` polls: it calls a function that does one piece of work and says in how many seconds it wants to do the next.
-Here is the one answer to a database that is away: whatever a poll raises, the loop stays, and polls again after a pause
-that grows from a tenth of a second to ten seconds, spread so that no two workers of a fleet come back at one moment.
-The first failure is logged, the fifth, and then each thirtieth.
+No error ends a loop, because the database may be away: it polls again after a pause that grows from a tenth of a second
+to ten seconds, and is random, so that the workers of a fleet do not all come back at one moment. The first failure is
+logged, the fifth, and then each thirtieth.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ LONGEST_REST: Final = 3.0  # times as long between two looks as alone
 
 
 def idle_pause(seconds: float, spread: float, fleet: int, roll: float) -> float:
-    """Seconds until the next look of an idle worker: ``seconds`` on average, more or less by a share ``spread``.
+    """Seconds until the next look of an idle worker, by a ``roll`` from 0 to 1.
 
-    ``fleet``: how many workers look for the same. In a large one each rests up to `LONGEST_REST` times as long, but at
-    least as long as alone, so that the looks spread over the time whatever woke all of them at one moment.
+    Alone it rests ``seconds`` on average, from ``1 - spread`` to ``1 + spread`` times as long. ``fleet`` workers look
+    for the same: the more there are, the longer each rests, on average up to `LONGEST_REST` times as long. The shortest
+    rest stays the same, so that workers that woke at one moment do not look at one moment again.
     """
     least, rest = 1 - spread, max(1.0, min(LONGEST_REST, fleet / SMALL_FLEET))
     return seconds * (least + 2 * (rest - least) * roll)
@@ -68,7 +69,7 @@ async def to_its_end(name: str, coroutine: Coroutine[Any, Any, T], *, stop: Call
         raise
 
 
-async def over(is_over: Callable[[], bool], seconds: float) -> None:
+async def until_over(is_over: Callable[[], bool], seconds: float) -> None:
     """Wait for a thread's end, at most so long. In none of the loop's threads: the program may have filled them."""
     until = asyncio.get_running_loop().time() + seconds
     while not is_over() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
@@ -166,7 +167,7 @@ class Wakeups:
     async def close(self) -> None:
         """Stop."""
         self._listener.end()
-        await over(lambda: self._listener.is_over, 2.0)
+        await until_over(lambda: self._listener.is_over, 2.0)
 
 
 class Attachment:
