@@ -134,6 +134,27 @@ class TestSigning:
             StandardWebhook("https://example.com/hook", secret)
         assert len(secret) < 10 or secret not in str(caught.value)
 
+    @pytest.mark.parametrize("mark", ["-", "_", " ", "\n", "="])
+    def test_a_secret_that_is_no_base64(self, mark):
+        """What decodes one would leave such a mark out: nobody else would get the same key."""
+        with pytest.raises(InvalidInput, match="24 to 64 bytes in base64"):
+            StandardWebhook("https://example.com/hook", NEW[:10] + mark + NEW[11:])
+
+    def test_a_secret_without_its_padding(self):
+        StandardWebhook("https://example.com/hook", "whsec_" + "Q" * 43)
+        StandardWebhook("https://example.com/hook", "whsec_" + "Q" * 43 + "=")
+
+    @pytest.mark.parametrize("secrets", [[], (), iter([])])
+    def test_no_secret(self, secrets):
+        """Its events would go out unsigned."""
+        with pytest.raises(InvalidInput, match="signed by no secret"):
+            StandardWebhook("https://example.com/hook", secrets)
+
+    async def test_secrets_that_can_be_read_once(self, receiver):
+        async with publisher(receiver.url, iter([NEW, OLD]), allow=iter(["127.0.0.1"])) as to:
+            await to.publish(MESSAGE)
+        assert receiver.seen[0][1]["webhook-signature"].count("v1,") == 2
+
     def test_nothing_secret_is_shown(self):
         shown = repr(StandardWebhook("https://example.com/hook?token=canary", NEW))
         assert "canary" not in shown

@@ -91,6 +91,9 @@ class StandardWebhook(Destination):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.secrets, str):
+            object.__setattr__(self, "secrets", tuple(self.secrets))  # what can be read once would sign nothing later
+        object.__setattr__(self, "allow", tuple(self.allow))
         shown = without_secrets(self.url)
         url = _parsed(self.url)  # by the library that will send to it: what it cannot read is refused now
         if url is None or not url.host or url.scheme not in ("https", "http"):
@@ -101,8 +104,10 @@ class StandardWebhook(Destination):
             raise InvalidInput(f"webhook {shown!r} holds a user or password: receivers check the signature")
         if url.port is not None and url.port < _UNPRIVILEGED and url.port not in (80, 443):
             raise InvalidInput(f"webhook {shown!r}: port {url.port} is another service's")
+        if not self.signing:
+            raise InvalidInput(f"webhook {shown!r}: its events would be signed by no secret: give it secrets=")
         for secret in self.signing:
-            _check_secret(secret)
+            _key(secret)
 
     @property
     def signing(self) -> tuple[str, ...]:
@@ -116,7 +121,7 @@ class StandardWebhook(Destination):
     async def connect(self) -> _Poster:
         """See `Destination`; a connection is opened with the first event."""
         standard = extra("standardwebhooks", "webhooks")
-        return _Poster(self, [standard.Webhook(secret) for secret in self.signing])
+        return _Poster(self, [standard.Webhook(_key(secret)) for secret in self.signing])
 
 
 class _Poster:
@@ -198,10 +203,13 @@ def _failure(answer: httpx.Response) -> JobFailure | None:
     return refused(f"the webhook answered {status}", f"http_{status}", ill=ill)
 
 
-def _check_secret(secret: str) -> None:
-    try:
-        raw = base64.b64decode(secret.removeprefix("whsec_") + "==", validate=False)
+def _key(secret: str) -> bytes:
+    """The key of a secret; raises `InvalidInput`."""
+    bare = secret.strip().removeprefix("whsec_").rstrip("=")
+    try:  # strictly: a character that is left out would give another key than the receiver's
+        raw = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except (binascii.Error, ValueError):
         raw = b""
     if not secret.startswith("whsec_") or len(raw) not in _SECRET_BYTES:
         raise InvalidInput("a webhook's secret is 'whsec_' and 24 to 64 bytes in base64")
+    return raw
