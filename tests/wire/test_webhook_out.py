@@ -195,6 +195,30 @@ class TestAnswers:
         async with asyncio.timeout(LIMIT), publisher(receiver.url) as to:
             await to.publish(MESSAGE)
 
+    @pytest.mark.parametrize("after", ["breaks off", "says nothing more"])
+    @pytest.mark.parametrize(("status", "code"), [(200, None), (410, "gone"), (500, "http_500")])
+    async def test_its_status_counts_whatever_becomes_of_its_body(self, after, status, code):
+        """An event that was taken is not posted again."""
+        over = asyncio.Event()
+
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: 100\r\n\r\nok".encode())
+            await writer.drain()
+            if after == "says nothing more":
+                await over.wait()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+        publishers = Publishers({"partner": StandardWebhook(url, NEW, allow=["127.0.0.1"], timeout=LIMIT)})
+        async with asyncio.timeout(LIMIT / 2):
+            (error,) = await asyncio.gather(publishers.publish("partner", MESSAGE), return_exceptions=True)
+        assert (error and error.failure.code) == code
+        over.set()
+        await publishers.close()
+        server.close()
+
     async def test_no_answer(self, receiver):
         receiver.answer = b""
         async with publisher(receiver.url, timeout=0.1) as to:

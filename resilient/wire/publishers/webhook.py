@@ -6,6 +6,7 @@ rotated, their length, UTC) is done here. Where a webhook may go is `guard`'s bu
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
@@ -65,6 +66,7 @@ _SCHEDULE: Final = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400
 WEBHOOK_RETRY: Final = Retry(
     max_attempts=len(_SCHEDULE) + 1, delay=PlusMinus(lambda attempt: _SCHEDULE[min(attempt, len(_SCHEDULE)) - 1])
 )
+_BODY_PATIENCE: Final = 1.0  # seconds for the body of an answer
 _SECRET_BYTES: Final = range(24, 65)
 _UNPRIVILEGED, _HIGHEST_PORT = 1024, 65_535
 _OVERLOADED: Final = frozenset({429, 502, 503, 504})
@@ -141,10 +143,7 @@ class _Poster:
         )
         try:
             answer = await self._transport.handle_async_request(request)
-            try:
-                await _read_some(answer)
-            finally:
-                await answer.aclose()
+            await _end(answer)
         except httpx.HTTPError as error:
             raise lost(
                 f"the webhook at {request.url.host} does not answer: {type(error).__name__}", "no_answer"
@@ -177,13 +176,21 @@ def _parsed(url: str) -> httpx.URL | None:
     return None
 
 
-async def _read_some(answer: httpx.Response) -> None:
-    """The beginning of the answer: a short one leaves the connection usable, a long one is cut off."""
+async def _end(answer: httpx.Response) -> None:
+    """Read the beginning of an answer's body: a short one leaves the connection usable, any other is cut off.
+
+    Its status is what counts, so a body that breaks off or does not come is no error.
+    """
     read = 0
-    async for part in answer.aiter_raw():
-        read += len(part)
-        if read > SINK_ANSWER.value:
-            return
+    try:
+        with contextlib.suppress(httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(_BODY_PATIENCE):
+                async for part in answer.aiter_raw():
+                    read += len(part)
+                    if read > SINK_ANSWER.value:
+                        return
+    finally:
+        await answer.aclose()
 
 
 def _failure(answer: httpx.Response) -> JobFailure | None:
