@@ -484,6 +484,41 @@ class TestMoreSteps:
         assert await app.jobs.count() == 6
         await app.close()
 
+    async def test_what_a_later_step_adds_is_undone_before_it_also_where_a_retry_kept_steps(self, database, clock):
+        LOG.clear()
+        BROKEN.clear()
+        BROKEN["ship"] = Permanent("no such street")
+
+        @handler("split")
+        async def split(job: Job[None]) -> None:
+            async with job.workflow() as wf:
+                wf.step(reserve, Order(id=1), name="one")
+                wf.step(reserve, Order(id=2), name="two")
+                if job.attempt > 1:
+                    wf.step(grow, None, undo=shrink)
+            if job.attempt == 1:
+                raise Transient("after it added two")
+
+        @handler("grow")
+        async def grow(job: Job[None]) -> None:
+            async with job.workflow() as wf:
+                wf.step(ship, Order(id=7), after=wf.step(charge, Order(id=7), undo=refund))
+
+        @handler("shrink")
+        async def shrink(_job: Job[None]) -> None:
+            did("shrink")
+
+        app = Resilient(database, handlers=[*HANDLERS, split, grow, shrink], upgrade=False)
+        async with app.workflow("dynamic", resource_key="shop/1") as wf:
+            wf.step(split, None)
+        await settle(app)
+        clock.advance(hours=1)
+        await settle(app)
+        info = await app.workflows.get(wf.id)
+        assert (info.state, LOG[-2:]) == ("undone", ["refund ch_7", "shrink"])
+        assert [s.name for s in info.steps] == ["split", "one", "two", "grow", "charge", "ship"]
+        await app.close()
+
     async def test_within_complete_they_belong_to_the_success(self, database, clock, tmp_path):  # noqa: ARG002
         LOG.clear()
         BROKEN.clear()

@@ -67,18 +67,19 @@ class Step(Generic[R_co]):
 
 
 def require_going(c: Connection, d: Dialect, id_: UUID, *, lock: bool) -> tuple[str, int]:
-    """Name and number of steps of a workflow that takes more. Raises `WorkflowOver`.
+    """Name of a workflow that takes more steps, and the number of its next one. Raises `WorkflowOver`.
 
-    Locks are taken on jobs first, then on lanes, then on workflows. Where jobs are still to come (in a completion, and
-    in a transaction of its own) it is looked at without a lock, and with one as the last thing before the commit.
+    Locks are taken on jobs first, then on ordering keys, then on workflows. Where jobs are still to come (in a
+    completion, and in a transaction of its own) it is looked at without a lock, and with one as the last thing before
+    the commit.
     """
     row = workflows.find(c, d, id_, lock=lock)
     if row is None:
         raise WorkflowOver(f"workflow {id_} does not exist any more")
-    name, state, count = row
+    name, state, following = row
     if state != WorkflowState.RUNNING:
         raise WorkflowOver(f"workflow {id_} ({name}) is {state}: it takes no more steps")
-    return name, count
+    return name, following
 
 
 @explained_calls("wf")
@@ -238,11 +239,11 @@ class BaseWorkflow:
         return self._kept(c, d, inserted)
 
     def _require_going(self, c: Connection, d: Dialect) -> int:
-        """How many steps it has. Within a completion it is not locked yet: see `require_going`."""
-        self.name, count = require_going(c, d, self.id, lock=self.checked_later is None)
+        """The number of its next step. Within a completion it is not locked yet: see `require_going`."""
+        self.name, following = require_going(c, d, self.id, lock=self.checked_later is None)
         if self.checked_later is not None:
             self.checked_later.append(self.id)
-        return count
+        return following
 
     def _kept(self, c: Connection, d: Dialect, inserted: set[str]) -> list[JobRequest]:
         """The jobs of the new steps. Where a step was there already, others wait for that one's job."""

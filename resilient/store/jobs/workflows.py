@@ -96,13 +96,16 @@ def of_job(c: Connection, d: Dialect, job_id: UUID) -> UUID | None:
 
 
 def find(c: Connection, d: Dialect, id_: UUID, *, lock: bool) -> tuple[str, str, int] | None:
-    """Name, state and number of steps of a workflow; with ``lock`` it stays so until the commit."""
+    """Name and state of a workflow, and the number of its next step; with ``lock`` it stays so until the commit.
+
+    Not a count: a step that was kept leaves its number unused, and none may come before what added it.
+    """
     how = " {row_lock}" if lock else ""
     row = d.run(c, "SELECT name, state FROM {workflow} WHERE id = :id" + how, {"id": d.id(id_)}).one_or_none()
     if row is None:
         return None
-    count: int = d.run(c, "SELECT count(*) FROM {step} WHERE workflow_id = :id", {"id": d.id(id_)}).scalar_one()
-    return row[0], row[1], count
+    following = "SELECT coalesce(max(no) + 1, 0) FROM {step} WHERE workflow_id = :id"
+    return row[0], row[1], d.run(c, following, {"id": d.id(id_)}).scalar_one()
 
 
 def ask(c: Connection, d: Dialect, ids: Collection[UUID], now: datetime) -> None:
