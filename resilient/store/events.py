@@ -160,14 +160,16 @@ def arrived(
     The key's row is locked first, so two messages of one key are taken one after the other.
     """
     at = {"consumer": consumer, "key": fitting(key)}
-    d.run(
-        c,
-        "INSERT INTO {inbox_key} (consumer, ordering_key, number, updated_at) VALUES (:consumer, :key, 0, :now)"
-        " ON CONFLICT DO NOTHING",
-        {**at, "now": now},
-    )
     where, types = "WHERE consumer = :consumer AND ordering_key = :key", {"number": BigInteger(), "updated_at": TIME}
-    row = d.run(c, f"SELECT number, updated_at FROM {{inbox_key}} {where} {{row_lock}}", at, **types).one()
+    row = None
+    while row is None:  # one that was quiet for long may be pruned between the two statements
+        d.run(
+            c,
+            "INSERT INTO {inbox_key} (consumer, ordering_key, number, updated_at) VALUES (:consumer, :key, 0, :now)"
+            " ON CONFLICT DO NOTHING",
+            {**at, "now": now},
+        )
+        row = d.run(c, f"SELECT number, updated_at FROM {{inbox_key}} {where} {{row_lock}}", at, **types).one_or_none()
     if has_taken(c, d, consumer, message_id):
         return Arrival.DUPLICATE
     arrival = place(number, row.number, gapless=gapless)

@@ -1,10 +1,10 @@
 """A message is taken once, in the consumer's transaction; in order where it has a number."""
 
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import Session
 
@@ -179,6 +179,8 @@ class TestArrived:
 
 
 class TestPruning:
+    take = TestArrived.take
+
     async def test_by_age(self, app, database, clock, read_all):
         def take(c, d):
             for n in range(5):
@@ -194,6 +196,27 @@ class TestPruning:
         left = {r["message_id"] for r in read_all("SELECT message_id FROM {inbox}")}
         assert left == {"new", "new-numbered"}
         assert read_all("SELECT ordering_key FROM {inbox_key}") == [{"ordering_key": "new"}]
+
+    @pytest.mark.parametrize("at", ["INSERT", "SELECT"])
+    def test_a_key_that_is_forgotten_while_its_next_message_comes(self, postgres_database, at):
+        """Between any two statements of `arrived`: it is a key's first message then, and no error."""
+        app, engine = Resilient(postgres_database), postgres_database.sync_engine
+
+        def forget(c, d):
+            return events.prune_inbox(c, d, datetime(9999, 1, 1, tzinfo=UTC), 100)
+
+        @event.listens_for(engine, "after_cursor_execute")
+        def between(_c, _cursor, statement, *_):
+            if statement.startswith(at) and "inbox_key" in statement and not gone:
+                gone.append(postgres_database.transaction_sync(forget))
+
+        gone = ["not yet"]
+        for number in (3, 4):
+            with Session(engine) as s:
+                assert self.take(app, s, number) is Arrival.FIRST
+                s.commit()
+            gone.clear()
+        event.remove(engine, "after_cursor_execute", between)
 
     def test_a_key_in_use_is_touched(self, app, clock, session, read_all):
         for minutes in (0, 30, 61):
