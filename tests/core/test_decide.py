@@ -377,10 +377,14 @@ def test_what_cannot_run_before_its_expiry_is_dead_at_once(outcome, expires_in, 
 
 
 def test_an_expiry_says_what_went_wrong_last():
+    for broken_off in (fail("timeout"), Rescued("lost"), HandedBack("stopped", interrupted=True)):
+        t = step(broken_off, expires_at=in_(0))
+        assert (t.error_kind, t.error_code) == (FailureKind.EXPIRED, "interrupted")
     t = step(fail("transient", "down"), expires_at=in_(5))
     assert t.error == f"expires at {moment(in_(5))}, could not run before {moment(in_(20))}; down"
     assert (t.attempts, t.charged) == (2, True)
     assert step(Expired("too late"), expires_at=in_(-5)).error.endswith("; too late")
+    assert step(Expired("too late"), expires_at=in_(-5)).error_code is None
     assert step(Expired()).error == "expired"
 
 

@@ -94,6 +94,8 @@ def charged(state, decision, **changed):
         (Reconciled(took_effect=False), {"sent": True}, whole(READY, "reconciled", clear_sent=True)),
         (HandedBack("it stops"), {}, whole(READY, "handed_back", error="it stops")),
         (HandedBack(), {}, whole(READY, "handed_back")),
+        (HandedBack("it stops", interrupted=True), {},
+         whole(READY, "handed_back", error="it stops", error_code="interrupted")),
         *(
             (outcome, {"sent": True}, charged(DEAD, "dead", error=DOUBT + why, kind="ambiguous"))
             for outcome, why in (

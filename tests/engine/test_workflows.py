@@ -19,6 +19,7 @@ from resilient import (
     Resilient,
     Retry,
     SyncJob,
+    Throttled,
     Transient,
     WorkflowNotFound,
     WorkflowOver,
@@ -333,6 +334,38 @@ class TestBack:
         info = await own.workflows.get(wf.id)
         undone = [] if why == "its own word" else ["refund whatever was charged"]
         assert (info.state, LOG) == ("undone" if undone else "failed", ["charge", *undone])
+
+    @pytest.mark.parametrize("then", ["expired", "stopped", "refused", "throttled", "away"])
+    async def test_so_may_one_that_was_broken_off_before_whatever_came_after_it(self, app, then):
+        """The first execution charged the card and did not come to say so; what ends the step is another matter."""
+        charged = asyncio.Event()
+        retry = Retry(max_attempts=3, delay=lambda attempt: 0 if attempt == 1 and then != "expired" else 3600)
+
+        @handler("charge", timeout=300, retry=retry)
+        async def charge(job: Job[Order]) -> None:
+            did("charge")
+            if not charged.is_set():
+                charged.set()
+                if then != "stopped":
+                    use_up(job)
+                await asyncio.sleep(LIMIT)
+            raise {"throttled": Throttled(3600), "away": Transient("away")}.get(then, Permanent("card declined"))
+
+        own = Resilient(app.database, handlers=[charge, refund], upgrade=False)
+        async with own.workflow("order", resource_key="shop/1") as wf:
+            step = wf.step(charge, Order(id=7), undo=refund, **({"expires_in": 1800} if then == "expired" else {}))
+        worker = brisk(own.worker(grace=0))
+        run = asyncio.create_task(worker.run(signals=False) if then == "stopped" else worker.drain(timeout=LIMIT))
+        await charged.wait()
+        if then == "stopped":
+            worker.stop()
+        await run
+        assert (await own.jobs.get(step.id)).state != "running"
+        await own.workflows.cancel(wf.id)
+        await settle(own)
+        info = await own.workflows.get(wf.id)
+        tries = {"expired": 1, "stopped": 1}.get(then, 2)
+        assert (info.state, LOG) == ("undone", ["charge"] * tries + ["refund whatever was charged"])
 
     async def test_steps_cannot_be_retried_any_more(self, app):
         BROKEN["ship"] = Permanent("no")

@@ -33,6 +33,7 @@ from resilient.core.base.resource_key import is_below
 from resilient.core.gates.retry_after import resume_at
 from resilient.core.jobs.backoff import DEFAULT_DELAY
 from resilient.core.jobs.outcomes import (
+    BROKEN_OFF,
     INTERRUPTED,
     CancelledByHandler,
     Decision,
@@ -198,7 +199,8 @@ def _waits(
         case Snoozed():
             step = _snoozed(job, outcome, retry, now, roll)
         case HandedBack():
-            step = _step(job, JobState.READY, "handed_back", error=_clip(outcome.reason))
+            code = INTERRUPTED if outcome.interrupted else None
+            step = _step(job, JobState.READY, "handed_back", error=_clip(outcome.reason), error_code=code)
     step = _unanswered(job, step.error or step.decision) or _go_on(job, step, now, not_before)
     return step._replace(unbegun=True) if isinstance(outcome, Deferred) and not outcome.begun else step
 
@@ -308,6 +310,7 @@ def _expired(job: JobFacts, step: Transition, next_try: datetime) -> Transition:
     return step._replace(
         state=JobState.DEAD, decision="expired", run_at=None, waiting_for=None,
         error_kind=FailureKind.EXPIRED, error=_clip(f"{reason}; {step.error}" if step.error else reason),
+        error_code=INTERRUPTED if step.error_kind in BROKEN_OFF else step.error_code,
     )  # fmt: skip
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from resilient.core.base.errors import FailureKind
+
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from resilient.core.base.errors import Failure, FailureKind
+    from resilient.core.base.errors import Failure
     from resilient.core.jobs.states import JobState
 
 Decision = Literal[
@@ -105,9 +107,10 @@ class CancelledByHandler:
 
 @dataclass(frozen=True, slots=True)
 class HandedBack:
-    """The worker stopped, or never got to start it."""
+    """The worker stopped, or never got to start it. ``interrupted``: it had begun."""
 
     reason: str = ""
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,8 @@ class Expired:
 
 Outcome = Succeeded | Reconciled | Failed | Deferred | Snoozed | CancelledByHandler | HandedBack | Rescued | Expired
 SUCCEEDED: Final = Succeeded()
-INTERRUPTED: Final = "interrupted"  # code, in the history, of an execution that a cancel broke off
+INTERRUPTED: Final = "interrupted"  # code, in the history, of an execution that was broken off from outside
+BROKEN_OFF: Final = frozenset({FailureKind.TIMEOUT, FailureKind.LOST_WORKER})  # kinds that say the same
 
 
 class Transition(NamedTuple):

@@ -2,9 +2,10 @@
 
 A workflow runs until each of its steps succeeded. If one of them dies or is cancelled, it turns around: unfinished
 steps are cancelled and running ones asked to stop. Once nothing of it runs any more, undos run one after the other,
-the latest step's first. A step is undone if it succeeded, or if it may have taken effect: its failure is ambiguous; its
-timeout, a cancel or a lost worker broke it off; or it ended with a request that was never answered (an idempotency key
-makes a repeat safe, but does not say whether the request took effect). A dead undo stops the undoing (`STUCK`) until
+the latest step's first. A step is undone if it succeeded, or if it may have taken effect: its failure is ambiguous; an
+execution of it, the last or an earlier one, was broken off by its timeout, a cancel or the loss or stop of its worker;
+or it ended with a request that was never answered (an idempotency key makes a repeat safe, but does not say whether the
+request took effect). A dead undo stops the undoing (`STUCK`) until
 somebody retries or discards it. Once a workflow turned around, it never goes forward again.
 """
 
@@ -15,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.base.errors import FailureKind
+from resilient.core.jobs.outcomes import BROKEN_OFF
 from resilient.core.jobs.records import fields_of
 from resilient.core.jobs.states import TERMINAL, WAITING, JobState
 
@@ -48,7 +50,7 @@ class StepFacts(NamedTuple):
     has_undo: bool = False
     undo_begun: bool = False
     undo_state: JobState | None = None
-    in_doubt: bool = False  # some request of it was never answered, or it was cancelled while it ran
+    in_doubt: bool = False  # a request of it was never answered, or an execution of it was broken off
 
 
 class Plan(NamedTuple):
@@ -104,8 +106,7 @@ def _undo(steps: Sequence[StepFacts]) -> Plan:
     return Plan(WorkflowState.UNDONE if to_undo else WorkflowState.FAILED)
 
 
-_BROKEN_OFF: Final = frozenset({FailureKind.TIMEOUT.value, FailureKind.LOST_WORKER.value})
-_MAY_HAVE: Final = {JobState.DEAD: _BROKEN_OFF | {FailureKind.AMBIGUOUS.value}, JobState.CANCELLED: _BROKEN_OFF}
+_MAY_HAVE: Final = {JobState.DEAD: BROKEN_OFF | {FailureKind.AMBIGUOUS}, JobState.CANCELLED: BROKEN_OFF}
 
 
 def needs_undo(step: StepFacts) -> bool:

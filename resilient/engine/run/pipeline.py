@@ -431,7 +431,8 @@ def explain_interruption(execution: Execution) -> Outcome:
         return Failed(Failure(FailureKind.TIMEOUT), before + _late(execution) + _overtime(execution))
     if execution.reason == "cancel":
         return CancelledByHandler(before + "cancelled on request", interrupted=True)
-    return HandedBack(before + ("its worker stopped" if execution.reason == "stop" else "its lease was lost"))
+    stopped = "its worker stopped" if execution.reason == "stop" else "its lease was lost"
+    return HandedBack(before + stopped, bool(execution.started))
 
 
 def _overtime(execution: Execution) -> str:
@@ -479,8 +480,7 @@ def finish_of(execution: Execution, transition: Transition, worker_id: str, star
     Which requests are unanswered is written as this process knows it: a mark whose write was cut off may stand in the
     database although its request was never sent.
     """
-    row = execution.row
-    marks = execution.marks or {}
+    row, marks = execution.row, execution.marks or {}
     return Finish(row.id, execution.fence, transition, marks, row.executions + 1, worker_id, started_at)
 
 

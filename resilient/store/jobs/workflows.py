@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from resilient.core.jobs.outcomes import INTERRUPTED
+from resilient.core.jobs.outcomes import BROKEN_OFF, INTERRUPTED
 from resilient.core.jobs.states import JobState
 from resilient.core.jobs.workflow import OVER, StepInfo, WorkflowInfo, WorkflowState
 from resilient.store.db.dialect import ID, JSON, TIME
@@ -223,12 +223,13 @@ def undo_begins(c: Connection, d: Dialect, id_: UUID, name: str, job_id: UUID) -
     )
 
 
+_KINDS: Final = ", ".join(f"'{kind}'" for kind in sorted(BROKEN_OFF))
 _STEPS_OF: Final = (
     "SELECT s.workflow_id, s.name, s.no, s.kind, s.resource_key, s.job_id, s.after_names, s.undo_kind, s.undo_version,"
     " {undo_payload} AS undo_payload, s.undo_max_attempts, s.undo_job_id, j.state, j.attempts, j.result, j.last_error,"
     " j.last_error_kind, j.started_at, j.finished_at, u.state AS undo_state, u.last_error AS undo_error,"
-    " (j.sent IS NOT NULL OR (j.state = 'cancelled' AND EXISTS (SELECT 1 FROM {attempt} a WHERE a.job_id = j.id"
-    f" AND a.decision = 'cancelled' AND a.code = '{INTERRUPTED}'))) AS in_doubt"
+    " (j.sent IS NOT NULL OR (j.state IN ('dead', 'cancelled') AND EXISTS (SELECT 1 FROM {attempt} a WHERE"
+    f" a.job_id = j.id AND (a.code = '{INTERRUPTED}' OR a.kind IN ({_KINDS}))))) AS in_doubt"
     " FROM {step} s LEFT JOIN {job} j ON j.id = s.job_id LEFT JOIN {job} u ON u.id = s.undo_job_id"
 )
 _STEP_TYPES: Final[dict[str, Any]] = {
