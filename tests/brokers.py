@@ -1,7 +1,8 @@
 """Brokers of a test's own, on ports of their own, that it may kill and start again; and the shared ones.
 
-NATS comes from pip, so there is always one. RabbitMQ is started if the machine has it; Redis and RabbitMQ to talk to
-are expected where the variables say (by default on this machine's usual ports); without one a test is skipped.
+NATS comes from pip, so there is always one. RabbitMQ and Redis are started if the machine has them. Those that all
+tests share are expected where the variables say (by default on this machine's usual ports); without one a test is
+skipped.
 """
 
 from __future__ import annotations
@@ -126,8 +127,23 @@ class NatsServer(Server):
         return f"nats://127.0.0.1:{self.port}"
 
 
+class RedisServer(Server):
+    def command(self):
+        if (binary := shutil.which("redis-server")) is None:
+            pytest.skip("no Redis on this machine")
+        return [binary, "--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--dir", str(self.home)]
+
+    @property
+    def url(self):
+        return f"redis://127.0.0.1:{self.port}/0"
+
+
 class RabbitServer(Server):
-    """A RabbitMQ node with a name, port and data of its own."""
+    """A RabbitMQ node with a name, port and data of its own; ``settings``: more lines of its configuration."""
+
+    def __init__(self, settings=""):
+        super().__init__()
+        self.settings = settings
 
     def command(self):
         if not _RABBITMQ_SERVER.exists():
@@ -136,7 +152,9 @@ class RabbitServer(Server):
 
     def environment(self):
         configuration = self.home / "rabbitmq.conf"
-        configuration.write_text(f"listeners.tcp.local = 127.0.0.1:{self.port}\ndisk_free_limit.absolute = 1MB\n")
+        configuration.write_text(
+            f"listeners.tcp.local = 127.0.0.1:{self.port}\ndisk_free_limit.absolute = 1MB\n{self.settings}"
+        )
         (self.home / "enabled_plugins").write_text("[].\n")
         return {
             "HOME": str(self.home), "RABBITMQ_NODENAME": f"resilient{self.port}@localhost",

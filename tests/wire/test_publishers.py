@@ -23,6 +23,7 @@ from resilient import (
     StandardWebhook,
 )
 from resilient.core.events.message import Envelope, decode, numbered
+from resilient.engine.events.publishers import Publishers
 from resilient.wire.publishers.base import ConnectionLost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -333,3 +334,39 @@ class TestRedisStreams:
 
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    async def test_a_server_that_is_a_replica_by_now_is_left(self):
+        """After a failover the name leads elsewhere; what was connected before would refuse every event for ever."""
+        redis = pytest.importorskip("redis.asyncio")
+        old, new = brokers.RedisServer(), brokers.RedisServer()
+        leads_to = [old]
+
+        async def forward(reader, writer):
+            there, back = await asyncio.open_connection("127.0.0.1", leads_to[0].port)
+            await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+        async def pipe(reader, writer):
+            with contextlib.suppress(ConnectionError):
+                while part := await reader.read(1_000):
+                    writer.write(part)
+            writer.close()
+
+        try:
+            for server in (old, new):
+                await asyncio.to_thread(server.start)
+            name = await asyncio.start_server(forward, "127.0.0.1", 0)
+            url = f"redis://127.0.0.1:{name.sockets[0].getsockname()[1]}/0"
+            publishers = Publishers({"stream": RedisStream(url, "s")})
+            await publishers.publish("stream", message(1))
+            client = redis.from_url(old.url)
+            await client.replicaof("127.0.0.1", str(new.port))
+            await client.aclose()
+            leads_to[0] = new
+            with pytest.raises(ConnectionLost, match="a replica"):
+                await publishers.publish("stream", message(2))
+            await publishers.publish("stream", message(2))
+            await publishers.close()
+            name.close()
+        finally:
+            old.close()
+            new.close()
+

@@ -71,6 +71,8 @@ class _Stream:
 
 def _failure(error: Exception) -> JobFailure:
     name = type(error).__name__
+    if name == "ReadOnlyError":  # after a failover its name leads to another one, and this connection does not
+        return lost("Redis did not take the event: the server is a replica", "READONLY")
     answered = any(cls.__name__ == "ResponseError" for cls in type(error).__mro__)
     if answered:  # WRONGTYPE, OOM, NOPERM: an operator mends the server, so the events must wait and not die
         return refused(f"Redis did not take the event: {error}", str(error).partition(" ")[0][:40], ill=True)
