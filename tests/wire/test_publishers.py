@@ -204,6 +204,30 @@ class TestRabbitMQ:
         await connection.close()
 
 
+class TestSmallRabbitMQ:
+    @pytest.fixture
+    def server(self):
+        server = brokers.RabbitServer("max_message_size = 65536\n")
+        yield server.start()
+        server.close()
+
+    async def test_what_is_too_large_takes_no_other_with_it_for_good(self, server):
+        """Its channel is closed over it, with all that was under way; only the one that is too large is given up."""
+        aio_pika = pytest.importorskip("aio_pika")
+        connection = await aio_pika.connect(server.url)
+        queue = await (await connection.channel()).declare_queue("all", exclusive=True)
+        destination = RabbitMQ(server.url, routing_key=queue.name)
+        publisher = await destination.connect()
+        sent = [message(1), message(2, data="x" * 100_000), message(3)]
+        first, large, third = await asyncio.gather(*map(publisher.publish, sent), return_exceptions=True)
+        await publisher.close()
+        assert isinstance(large, Permanent)
+        assert large.failure.code == "too_large"
+        assert all(one is None or isinstance(one, ConnectionLost) for one in (first, third))
+        await published(destination, message(4))
+        await connection.close()
+
+
 class TestHung:
     """A server that takes a connection and says nothing more."""
 
@@ -282,6 +306,24 @@ class TestNats:
             await published(Nats(server.url), message(3, data="x" * 100_000))
         with pytest.raises(Permanent):
             await published(Nats(server.url, subject="a b"), message(4))
+        await connection.jetstream().add_stream(name="SMALL", subjects=["small.>"], max_msg_size=1_000)
+        with pytest.raises(Permanent, match="size"):
+            await published(Nats(server.url, subject="small.{type}"), message(5, data="x" * 2_000))
+        await connection.close()
+
+    async def test_what_is_too_large_with_its_headers_takes_no_other_with_it(self, server):
+        """The server counts them too, and closes the connection over one byte too many."""
+        connection, _ = await self.stream(server)
+        publisher = await Nats(server.url, stream="ORDERS").connect()
+        bare = len(message(data="").body)
+        for over in (0, 100):
+            large = message(3, data="x" * (65_536 - bare - over))
+            results = await asyncio.gather(
+                *(publisher.publish(one) for one in (message(over), large, message(over + 1))), return_exceptions=True
+            )
+            assert [type(r) for r in results] == [type(None), Permanent, type(None)]
+        await publisher.publish(message(4, data="x" * (65_536 - bare - 1_000)))
+        await publisher.close()
         await connection.close()
 
     async def test_killed_and_started_again(self, server):
@@ -327,13 +369,6 @@ class TestRedisStreams:
         assert (error.failure.code, error.failure.kind) == ("WRONGTYPE", "transient")
         assert not isinstance(error, ConnectionLost)
 
-    async def test_trimmed(self, stream):
-        name, client = stream
-        await published(RedisStream(brokers.REDIS, name, maxlen=10), *(message(n) for n in range(1, 400)))
-        assert await client.xlen(name) < 300  # roughly: Redis trims whole nodes
-
-
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     async def test_a_server_that_is_a_replica_by_now_is_left(self):
         """After a failover the name leads elsewhere; what was connected before would refuse every event for ever."""
         redis = pytest.importorskip("redis.asyncio")
@@ -370,3 +405,10 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
             old.close()
             new.close()
 
+    async def test_trimmed(self, stream):
+        name, client = stream
+        await published(RedisStream(brokers.REDIS, name, maxlen=10), *(message(n) for n in range(1, 400)))
+        assert await client.xlen(name) < 300  # roughly: Redis trims whole nodes
+
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

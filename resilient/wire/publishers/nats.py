@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
 from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, lost, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from resilient.core.events.message import Message
+
+_FRAME: Final = b"NATS/1.0\r\n\r\n"  # around a message's headers
+_TOO_LARGE: Final = 10_054  # of JetStream's errors: larger than the stream's `max_msg_size`
 
 
 @explained_class
@@ -68,8 +71,11 @@ class _JetStream:
         """Publish, and wait for the stream's acknowledgement."""
         subject = fill(self._destination.subject, message)
         headers = {**message.headers, "Nats-Msg-Id": message.delivery}
+        if self._destination.stream is not None:
+            headers["Nats-Expected-Stream"] = self._destination.stream
+        _check_size(message.body, headers, self._connection.max_payload)
         try:
-            await self._stream.publish(subject, message.body, stream=self._destination.stream, headers=headers)
+            await self._stream.publish(subject, message.body, headers=headers)
         except Exception as error:
             raise _failure(error, connected=self._connection.is_connected) from error
 
@@ -79,10 +85,19 @@ class _JetStream:
             await self._connection.close()
 
 
+def _check_size(body: bytes, headers: Mapping[str, str], most: int) -> None:
+    """Raise `Permanent` for what the server would close the connection over; the library counts the body alone."""
+    size = len(body) + len(_FRAME) + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+    if size > most:
+        raise Permanent(f"NATS cannot take the event: it has {size:,} bytes, at most {most:,} fit", code="too_large")
+
+
 def _failure(error: Exception, *, connected: bool) -> JobFailure:
     name = type(error).__name__
     if name in ("MaxPayloadError", "BadSubjectError", "BadHeaderError"):
         return Permanent(f"NATS cannot take the event: {error}", code=name)
+    if getattr(error, "err_code", None) == _TOO_LARGE:
+        return Permanent(f"JetStream cannot take the event: {error}", code="too_large")
     if connected and name == "NoStreamResponseError":
         return refused("no JetStream stream listens to the event's subject, or JetStream is off", "no_stream", ill=True)
     if connected and name not in ("TimeoutError", "ConnectionClosedError", "ConnectionDrainingError"):

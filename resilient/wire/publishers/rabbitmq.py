@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from resilient.core.events.message import Message
 
 _LONGEST_KEY: Final = 255  # bytes, says AMQP
+_MAX_SIZE: Final = re.compile(r"\bmax size (\d+)")
 
 
 @explained_class
@@ -92,12 +94,26 @@ class _Exchange:
             async with alone:
                 await self._exchange.publish(sent, to, mandatory=True)
         except Exception as error:
+            _check_size(message.body, error)
             raise _failure(error, self._destination.exchange) from error
 
     async def close(self) -> None:
         """See `Publisher`."""
         with contextlib.suppress(Exception):
             await self._connection.close()
+
+
+def _check_size(body: bytes, error: Exception) -> None:
+    """Raise `Permanent` for a body that the broker finds too large.
+
+    It closes the channel over it, so everything that is under way there ends in the same error.
+    """
+    most = _MAX_SIZE.search(str(error)) if type(error).__name__ == "ChannelPreconditionFailed" else None
+    if most is not None and len(body) > int(most[1]):
+        raise Permanent(
+            f"RabbitMQ cannot take the event: it has {len(body):,} bytes, at most {int(most[1]):,} fit",
+            code="too_large",
+        ) from error
 
 
 def _failure(error: Exception, exchange: str) -> JobFailure:
