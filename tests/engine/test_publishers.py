@@ -1,13 +1,21 @@
 """Connections to destinations: one of each, another one once it is lost, and none left behind."""
 
 import asyncio
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from sqlmodel import Session
 
-from resilient import Destination, Message
+from resilient import Destination, Event, Message, Nats, Resilient
 from resilient.engine.events.publishers import Publishers
 from resilient.wire.publishers.base import ConnectionLost, lost, refused
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import brokers
+
+from tests.helpers import LIMIT
 
 MESSAGE = Message("e-1", "order.placed", b"{}")
 
@@ -130,3 +138,35 @@ def test_a_lost_connection_is_transient():
     error = lost("cut", "cut")
     assert isinstance(error, ConnectionLost)
     assert (error.failure.kind, error.failure.code) == ("transient", "cut")
+
+
+class Changed(Event, type="thing.changed"):
+    number: int
+
+
+class Unheard(Event, type="thing.unheard"):
+    """No stream listens to its subject."""
+
+
+async def test_events_that_no_stream_listens_to_hold_up_no_others(sqlite_url):
+    """However many they are, and for however long: they wait, and the others of their destination do not."""
+    nats, server = pytest.importorskip("nats"), brokers.NatsServer()
+    try:
+        await asyncio.to_thread(server.start)
+        connection = await nats.connect(server.url)
+        await connection.jetstream().add_stream(name="THINGS", subjects=["events.thing.changed"])
+        app = Resilient(sqlite_url, destinations={"nats": Nats(server.url)}, upgrade=False)
+        with Session(app.database.sync_engine) as s:
+            for _ in range(150):  # more than are sent at once
+                app.outbox.publish(s, Unheard(), to=["nats"])
+            for n in range(5):
+                app.outbox.publish(s, Changed(number=n), to=["nats"])
+            s.commit()
+        await app.worker().drain(timeout=LIMIT)
+        assert len(await app.outbox.list(type="thing.changed", state="succeeded")) == 5
+        assert [one.breaker for one in await app.resources.list() if one.key == "outbox/nats"] in ([], ["closed"])
+        assert await app.outbox.list(state="dead") == []
+        await app.close()
+        await connection.close()
+    finally:
+        server.close()

@@ -11,6 +11,7 @@ from io import BytesIO
 import pytest
 
 from resilient import Kafka, Message, Permanent
+from resilient.engine.events.publishers import Publishers
 from resilient.wire.publishers.base import ConnectionLost
 
 pytest.importorskip("aiokafka")
@@ -32,7 +33,7 @@ class Broker:
 
     def __init__(self):
         self.records, self.acks, self.errors, self.producer_ids = [], set(), [], 0
-        self.silent = False
+        self.silent, self.missing = False, set()
 
     async def serve(self, reader, writer):
         try:
@@ -55,7 +56,8 @@ class Broker:
     def answer_3(self, frame):
         topics = MetadataRequest_v1.decode(frame).topics or []
         partitions = [(0, n, 1, [1], [1]) for n in range(2)]
-        return MetadataResponse_v1([(1, "127.0.0.1", self.port, None)], 1, [(0, t, False, partitions) for t in topics])
+        answers = [(UNKNOWN_TOPIC, t, False, []) if t in self.missing else (0, t, False, partitions) for t in topics]
+        return MetadataResponse_v1([(1, "127.0.0.1", self.port, None)], 1, answers)
 
     def answer_22(self, _frame):
         self.producer_ids += 1
@@ -154,6 +156,25 @@ async def test_what_it_refuses(broker):
     (error,) = await published(Kafka(broker.address, topic="orders", timeout=5), message(1))
     assert isinstance(error, Permanent)
     assert broker.records == []
+
+
+@pytest.mark.parametrize(("topic", "ill"), [("{type}", False), ("order.placed", True)])
+async def test_a_topic_that_is_missing_is_no_lost_connection(broker, topic, ill):
+    """It is about the events of one type, if others go to other topics; and they go on over the same producer."""
+    broker.missing = {"order.placed"}
+    publishers = Publishers({"kafka": Kafka(broker.address, topic=topic, timeout=2)})
+    results = await asyncio.gather(
+        publishers.publish("kafka", message(1)),
+        publishers.publish("kafka", message(2)._replace(type="order.paid")),
+        return_exceptions=True,
+    )
+    assert not isinstance(results[0], ConnectionLost)
+    assert (results[0].failure.code, results[0].failure.counts_for_breaker) == ("UnknownTopicOrPartitionError", ill)
+    if not ill:
+        assert results[1] is None
+        await publishers.publish("kafka", message(3)._replace(type="order.paid"))
+        assert broker.producer_ids == 1
+    await publishers.close()
 
 
 async def test_a_broker_that_says_nothing(broker):

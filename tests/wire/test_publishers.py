@@ -296,7 +296,9 @@ class TestNats:
 
     async def test_what_it_does_not_take(self, server):
         connection, _ = await self.stream(server, max_msgs=1, discard="new")
-        assert (await failed(Nats(server.url, subject="elsewhere.{type}"))).failure.code == "no_stream"
+        for subject, ill in (("elsewhere.{type}", False), ("elsewhere.thing", True)):
+            error = await failed(Nats(server.url, subject=subject))
+            assert (error.failure.code, error.failure.counts_for_breaker) == ("no_stream", ill)
         other = await failed(Nats(server.url, stream="ANOTHER"))  # than the one that listens
         assert "did not take" in str(other)
         assert not isinstance(other, ConnectionLost)
@@ -368,6 +370,9 @@ class TestRedisStreams:
         error = await failed(RedisStream(brokers.REDIS, name))
         assert (error.failure.code, error.failure.kind) == ("WRONGTYPE", "transient")
         assert not isinstance(error, ConnectionLost)
+        for to, ill in ((name, True), (name.replace(name[-1], "{key}"), False)):
+            error = await failed(RedisStream(brokers.REDIS, to), message(key=name[-1]))
+            assert error.failure.counts_for_breaker is ill
 
     async def test_a_server_that_is_a_replica_by_now_is_left(self):
         """After a failover the name leads elsewhere; what was connected before would refuse every event for ever."""

@@ -121,6 +121,11 @@ def fill(template: str | Callable[[Message], str], message: Message) -> str:
     return template.replace("{type}", message.type).replace("{key}", message.key or "")
 
 
+def is_fixed(template: str | Callable[[Message], str]) -> bool:
+    """Whether it is the same for every event: then what is wrong with it is wrong with the whole destination."""
+    return isinstance(template, str) and "{type}" not in template and "{key}" not in template
+
+
 # -- a function as a destination --------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, lost, refused
+from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from resilient.core.events.message import Message
 
 _TOO_LARGE: Final = frozenset({"MessageSizeTooLargeError", "RecordListTooLargeError"})
-_REFUSED: Final = frozenset({
-    "UnknownTopicOrPartitionError", "TopicAuthorizationFailedError", "InvalidTopicError", "PolicyViolationError",
-    "NotEnoughReplicasError", "NotEnoughReplicasAfterAppendError",
-})  # fmt: skip
+_OF_TOPIC: Final = frozenset({"UnknownTopicOrPartitionError", "TopicAuthorizationFailedError", "InvalidTopicError"})
+_REFUSED: Final = _OF_TOPIC | {"PolicyViolationError", "NotEnoughReplicasError", "NotEnoughReplicasAfterAppendError"}
+_PART: Final = 0.8  # of the time for an event: the library waits so long for a topic, and says then what is missing
 
 
 @explained_class
@@ -52,7 +51,7 @@ class Kafka(Destination):
         aiokafka = extra("aiokafka", "kafka")
         words = {
             "bootstrap_servers": self.servers if isinstance(self.servers, str) else list(self.servers),
-            "request_timeout_ms": int(self.timeout * 1000),
+            "request_timeout_ms": int(self.timeout * 1000 * _PART),
             **(self.options or {}),
             "acks": "all",
             "enable_idempotence": True,
@@ -81,7 +80,7 @@ class _Producer:
             sent = await self._producer.send(topic, message.body, key=key, headers=headers)
             await sent
         except Exception as error:
-            raise _failure(error) from error
+            raise _failure(error, ill=is_fixed(self._destination.topic)) from error
 
     async def close(self) -> None:
         """See `Publisher`."""
@@ -89,10 +88,11 @@ class _Producer:
             await self._producer.stop()
 
 
-def _failure(error: Exception) -> JobFailure:
+def _failure(error: Exception, *, ill: bool) -> JobFailure:
+    """``ill``: what is wrong with the topic is wrong with the whole destination."""
     name = type(error).__name__
     if name in _TOO_LARGE:
         return Permanent(f"Kafka cannot take the event: {error}", code=name)
     if name in _REFUSED:
-        return refused(f"Kafka did not take the event: {error}", name, ill=True)
+        return refused(f"Kafka did not take the event: {error}", name, ill=ill or name not in _OF_TOPIC)
     return lost(f"Kafka is not there: {name}: {error}", "broker_down")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, lost, refused
+from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +77,8 @@ class _JetStream:
         try:
             await self._stream.publish(subject, message.body, headers=headers)
         except Exception as error:
-            raise _failure(error, connected=self._connection.is_connected) from error
+            connected, ill = self._connection.is_connected, is_fixed(self._destination.subject)
+            raise _failure(error, connected=connected, ill=ill) from error
 
     async def close(self) -> None:
         """See `Publisher`."""
@@ -92,14 +93,15 @@ def _check_size(body: bytes, headers: Mapping[str, str], most: int) -> None:
         raise Permanent(f"NATS cannot take the event: it has {size:,} bytes, at most {most:,} fit", code="too_large")
 
 
-def _failure(error: Exception, *, connected: bool) -> JobFailure:
+def _failure(error: Exception, *, connected: bool, ill: bool) -> JobFailure:
+    """``ill``: what is wrong with the subject is wrong with the whole destination."""
     name = type(error).__name__
     if name in ("MaxPayloadError", "BadSubjectError", "BadHeaderError"):
         return Permanent(f"NATS cannot take the event: {error}", code=name)
     if getattr(error, "err_code", None) == _TOO_LARGE:
         return Permanent(f"JetStream cannot take the event: {error}", code="too_large")
     if connected and name == "NoStreamResponseError":
-        return refused("no JetStream stream listens to the event's subject, or JetStream is off", "no_stream", ill=True)
+        return refused("no JetStream stream listens to the event's subject, or JetStream is off", "no_stream", ill=ill)
     if connected and name not in ("TimeoutError", "ConnectionClosedError", "ConnectionDrainingError"):
         return refused(f"JetStream did not take the event: {error}", str(getattr(error, "err_code", None) or name))
     return lost(f"NATS is not there: {name}: {error}", "broker_down")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, extra, fill, lost, refused
+from resilient.wire.publishers.base import Destination, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class _Stream:
         try:
             await self._client.xadd(stream, fields, maxlen=self._destination.maxlen)
         except Exception as error:
-            raise _failure(error) from error
+            raise _failure(error, ill=is_fixed(self._destination.stream)) from error
 
     async def close(self) -> None:
         """See `Publisher`."""
@@ -69,11 +69,13 @@ class _Stream:
             await self._client.aclose()
 
 
-def _failure(error: Exception) -> JobFailure:
+def _failure(error: Exception, *, ill: bool) -> JobFailure:
+    """``ill``: what is wrong with the stream is wrong with the whole destination."""
     name = type(error).__name__
     if name == "ReadOnlyError":  # after a failover its name leads to another one, and this connection does not
         return lost("Redis did not take the event: the server is a replica", "READONLY")
     answered = any(cls.__name__ == "ResponseError" for cls in type(error).__mro__)
     if answered:  # WRONGTYPE, OOM, NOPERM: an operator mends the server, so the events must wait and not die
-        return refused(f"Redis did not take the event: {error}", str(error).partition(" ")[0][:40], ill=True)
+        code = str(error).partition(" ")[0][:40]
+        return refused(f"Redis did not take the event: {error}", code, ill=ill or code != "WRONGTYPE")
     return lost(f"Redis is not there: {name}: {error}", "broker_down")
