@@ -28,6 +28,7 @@ from resilient import (
 )
 from resilient.core.jobs.workflow import StepFacts, plan, stands_still
 from resilient.engine.jobs import workflows
+from resilient.store.jobs import workflows as store
 from tests.helpers import LIMIT, brisk, settle, until, use_up
 
 LOG: list[object] = []
@@ -423,6 +424,27 @@ class TestBack:
 
 def _attend(c, d):
     return workflows.attend(c, d)
+
+
+async def test_those_whose_jobs_a_program_holds_hold_up_no_others(postgres_database):
+    """They are looked at again; as many as one look takes must not be all that is ever looked at."""
+    app = Resilient(postgres_database, handlers=HANDLERS, upgrade=False)
+
+    async def begun():
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            wf.step(charge, Order(id=1), delay=3600)
+        await app.workflows.cancel(wf.id)
+        return wf
+
+    held, free = [await begun() for _ in range(store.DUE_LIMIT)], await begun()
+    with Session(postgres_database.sync_engine) as s:
+        assert app.sync.jobs.cancel([wf.steps[0].id for wf in held], session=s).cancelled == len(held)
+        for _ in range(2):
+            await app.database.transaction(_attend)
+        assert (await app.workflows.get(free.id)).state == "failed"
+    await settle(app)
+    assert {one.state for one in await app.workflows.list()} == {"failed"}
+    await app.close()
 
 
 class TestRepair:

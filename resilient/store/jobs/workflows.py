@@ -142,10 +142,15 @@ def turned_around(c: Connection, d: Dialect, ids: Iterable[UUID]) -> set[UUID]:
 
 
 def due(c: Connection, d: Dialect, limit: int = DUE_LIMIT) -> Sequence[Row[Any]]:
-    """Lock workflows to look at: (id, name, state, reason); those that are locked are left out."""
+    """Lock workflows to look at: (id, name, state, reason); those that are locked are left out.
+
+    Those come first that were looked at, or asked about, the longest ago: one that has to be looked at again and again,
+    because somebody holds its jobs, must not keep its place before others.
+    """
     return d.run(
         c,
-        "SELECT id, name, state, reason FROM {workflow} WHERE attention ORDER BY id LIMIT :limit {leaf_lock}",
+        "SELECT id, name, state, reason FROM {workflow} WHERE attention"
+        " ORDER BY updated_at, id LIMIT :limit {leaf_lock}",
         {"limit": limit},
         id=ID,
         name=None,
