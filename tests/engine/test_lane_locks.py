@@ -13,7 +13,7 @@ from sqlmodel import Session
 from resilient import Event, Fixed, Job, Resilient, Retry, handler
 from resilient.core.jobs.outcomes import Transition
 from resilient.engine.run import completer
-from resilient.store.jobs import dependencies, finishing
+from resilient.store.jobs import dependencies, finishing, workflows
 from resilient.store.jobs.finishing import Finish
 from tests.helpers import LIMIT
 
@@ -287,6 +287,21 @@ async def test_a_look_at_workflows_waits_for_no_lane(app):
         assert [(await app.workflows.get(one.id)).state for one in (wf, other)] == ["undoing", "failed"]
     await sweeper._attend_workflows()
     assert (await app.workflows.get(wf.id)).state == "failed"
+
+
+async def test_a_workflow_whose_lane_is_held_is_looked_at_after_those_that_wait(app):
+    """However many there are of it: they must not be all that is ever looked at."""
+    first, then = [app.workflow("w", resource_key=key) for key in ("p/1", "p/2")]
+    for one in (first, then):
+        async with one:
+            one.step(last, None, name="waits", ordering_key="o", delay=60)
+        await app.workflows.cancel(one.id)
+    with app.database.sync_engine.begin() as c:
+        c.execute(sa.text(f"SELECT 1 FROM {LANE} FOR NO KEY UPDATE"))
+        c.execute(sa.text(f"SELECT 1 FROM {WORKFLOW} WHERE id = '{then.id}' FOR UPDATE"))
+        await asyncio.wait_for(app.worker().sweeper._attend_workflows(), LIMIT)
+    rows = await app.database.transaction(workflows.due)
+    assert [row.id for row in rows] == [then.id, first.id]
 
 
 def errors(found):
