@@ -396,7 +396,7 @@ def attend(c: Connection, d: Dialect, *, careful: bool = False) -> tuple[int, li
     workflows whose jobs or lanes somebody holds for the next look.
     """
     now = d.steer(c, SHORT_LOCK_WAIT)
-    rows, stuck, held = workflows.due(c, d), [], []
+    rows, stuck, later = workflows.due(c, d), [], []
     for row in rows:
         before, after = WorkflowState(row.state), None
         try:
@@ -405,11 +405,11 @@ def attend(c: Connection, d: Dialect, *, careful: bool = False) -> tuple[int, li
         except DBAPIError as error:
             if not careful or not is_lock_timeout(error):
                 raise
-            held.append(row.id)
+            later.append(row.id)
         if after is WorkflowState.STUCK is not before:
             stuck.append((row.name, str(row.id)))
-    if held:
-        workflows.look_at(c, d, held, now)  # after those that wait by now
+    if later:
+        workflows.look_at(c, d, later, now)  # after those that wait by now
     return len(rows), stuck
 
 
