@@ -250,12 +250,13 @@ class Resilient:
     async def close(self) -> None:
         """Close connections and threads opened here; an engine that was handed in stays open.
 
+        What is in use, such as by a handler that has not ended, is closed once it is given back.
         An app that is used again, such as by the next test's ``lifespan``, opens new ones.
         """
         await self.grants.close()
         await self._side.aclose()
         await self.alerts.close()
-        self.ground.waker.close()
+        self.ground.waker.end()  # the database waits for its thread
         await self.session_engines.close()
         await self.database.close()
         self.ground.tables.are_ready = False  # tables in memory are gone now

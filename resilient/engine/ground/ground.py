@@ -112,11 +112,14 @@ class Ground:
         ``is_open`` says whether the transaction that brings it is still being committed: they are told once it is not.
         """
         if is_open is not None and not self.database.is_sqlite:
-            self.waker.call_after(is_open, self.poke)
+            self.waker.call_after(is_open, self._wake_workers)
             return
+        self._wake_workers()
+        self.waker.poke()
+
+    def _wake_workers(self) -> None:
         for worker in list(self.workers):
             worker.wake()
-        self.waker.poke()
 
     def tell(self, resource_key: str) -> None:
         """Tell workers of other processes that a gate of this resource changed: they read it before they send."""

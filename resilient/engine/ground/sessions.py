@@ -29,8 +29,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, create_async_engine
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.util import greenlet_spawn
 
 from resilient.core.base.errors import DatabaseBusy, DatabaseUnreachable, InvalidInput, SetupError
+from resilient.store.db import pool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
@@ -402,8 +404,11 @@ class SessionEngines:
         return create_async_engine(url, hide_parameters=True, connect_args=options)
 
     async def close(self) -> None:
-        """Close what was made here."""
-        if self._async is not None:
-            await self._async.dispose()
-        if self._sync is not None:
-            self._sync.dispose()
+        """Close what was made here. What is used again opens anew."""
+        with self._lock:
+            plain, self._sync = self._sync, None
+        asynchronous, self._async = self._async, None
+        if asynchronous is not None:
+            await greenlet_spawn(pool.end, asynchronous.sync_engine)
+        if plain is not None:
+            pool.end(plain)

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 T = TypeVar("T")
+E = TypeVar("E", Engine, AsyncEngine)
 THREADS: Final = 10  # that serve coroutines on an engine for threads
 _PRAGMAS: Final = ("synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY")
 # SQLite checks no text. A byte that is none, written by hand, would fail every query that meets its row.
@@ -93,6 +94,7 @@ class Database:
         self._loop: asyncio.AbstractEventLoop | None = None  # in which an engine that was handed over is used
         self.on_commit: Callable[[str, float], None] | None = None  # the operation, and the seconds it took
         self._asked = threading.local()
+        self._ending: set[threading.Thread] = set()  # threads that were told to end, which have connections
         self._direct_sync: Engine | None = None
         self._direct_async: AsyncEngine | None = None
         self._reserved_sync: Engine | None = None  # of what must not wait for others: heartbeat, finish
@@ -137,22 +139,24 @@ class Database:
     @property
     def sync_engine(self) -> Engine:
         """The synchronous engine, made on first use."""
-        if self._sync is None:
+        engine = self._sync  # read once, here and below: another thread may close it
+        if engine is None:
             if self._async is not None and self.is_sqlite and self.file is None:
                 raise SetupError("an AsyncEngine in memory cannot serve synchronous callers: use a file")
-            self._sync = _sqlite_engine(self.url) if self.is_sqlite else self.new_engine()
-            self._owned.append(self._sync)
-        return self._sync
+            engine = self._sync = _sqlite_engine(self.url) if self.is_sqlite else self.new_engine()
+            self._owned.append(engine)
+        return engine
 
     @property
     def async_engine(self) -> AsyncEngine | None:
         """The asynchronous engine, made on first use; None where threads serve async callers."""
         if self.is_in_threads:
             return None
-        if self._async is None:
-            self._async = self.new_async_engine()
-            self._owned.append(self._async)
-        return self._async
+        engine = self._async
+        if engine is None:
+            engine = self._async = self.new_async_engine()
+            self._owned.append(engine)
+        return engine
 
     def options(self) -> dict[str, Any]:
         """The options of our own PostgreSQL engines."""
@@ -273,11 +277,12 @@ class Database:
         if not self._goes_direct:
             return self.transaction_sync(fn, *args)
         began = time.perf_counter()
-        if self._direct_sync is None:
-            self._direct_sync = self.new_engine(options=engine_options(self.options()))
-            self._owned.append(self._direct_sync)
+        engine = self._direct_sync
+        if engine is None:
+            engine = self._direct_sync = self.new_engine(options=engine_options(self.options()))
+            self._owned.append(engine)
         with self.named_errors():
-            c = self._connection(self._direct_sync, asynchronous=False, one_statement=True)
+            c = self._connection(engine, asynchronous=False, one_statement=True)
             result = self._on(c, fn, args, {})
         self._committed(fn, began)
         return result
@@ -311,10 +316,11 @@ class Database:
 
     @property
     def _reserved_engine(self) -> Engine:
-        if self._reserved_sync is None:
-            self._reserved_sync = self.new_engine("reserved")
-            self._owned.append(self._reserved_sync)
-        return self._reserved_sync
+        engine = self._reserved_sync
+        if engine is None:
+            engine = self._reserved_sync = self.new_engine("reserved")
+            self._owned.append(engine)
+        return engine
 
     def _on(self, c: Direct | DirectSQLite, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
         with c:
@@ -438,22 +444,42 @@ class Database:
     async def close(self) -> None:
         """Close what was opened here; an engine that was handed over stays open. What is used again opens anew."""
         for engine in self._let_go(AsyncEngine):
-            await engine.dispose()
-        self.close_sync()
+            await greenlet_spawn(pool.end, engine.sync_engine)
+        for pause in self._closing():
+            await asyncio.sleep(pause)
 
     def close_sync(self) -> None:
         """Close the synchronous side."""
+        for pause in self._closing():
+            time.sleep(pause)
+
+    def _closing(self) -> Iterator[float]:
+        """Close the synchronous side; yields pauses until threads have ended, some of which wait for the loop."""
         for engine in self._let_go(Engine):
-            engine.dispose()
-        if self._watch is not None:
-            self._watch.close()
+            pool.end(engine)
         self._threads.shutdown(wait=True)
         self._queue_up()  # it starts no thread before one is needed
+        deadline = time.monotonic() + pool.LAST_CONNECT
+        yield from self._pauses(deadline)
+        if self._watch is not None and (thread := self._watch.close()) is not None:
+            self.await_end(thread)
+            yield from self._pauses(deadline)
 
-    def _let_go(self, kind: type[T]) -> list[T]:
+    def _pauses(self, deadline: float) -> Iterator[float]:
+        while any(one.is_alive() for one in list(self._ending)) and time.monotonic() < deadline:
+            yield 0.005
+
+    def await_end(self, thread: threading.Thread) -> None:
+        """Let `close` wait for a thread that is told to end: it has a connection, or is about to open one."""
+        self._ending.difference_update([one for one in list(self._ending) if not one.is_alive()])
+        self._ending.add(thread)
+
+    def _let_go(self, kind: type[E]) -> list[E]:
         """The engines of this kind that were made here; from now on there are none."""
-        engines: list[T] = [one for one in self._owned if isinstance(one, kind)]
-        self._owned = [one for one in self._owned if one not in engines]
+        engines: list[E] = [one for one in list(self._owned) if isinstance(one, kind)]
+        for one in engines:  # not a new list: another thread may be adding an engine, or closing these
+            with contextlib.suppress(ValueError):
+                self._owned.remove(one)
         for name in ("_sync", "_async", "_direct_sync", "_direct_async", "_reserved_sync", "_reserved_async"):
             if getattr(self, name) in engines:
                 setattr(self, name, None)

@@ -36,10 +36,13 @@ from resilient.core.base.loggers import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from sqlalchemy import Engine
+
 DEFAULT: Final = 10  # connections of a process
 RESERVED: Final = 4  # for listening, notifying, heartbeat and finish
 KEPT: Final = 2  # of the others: what handlers' sessions leave
 LEAST: Final = RESERVED + 2
+LAST_CONNECT: Final = 5.0  # seconds a thread that ends may still take: as long as to connect (`connect_args`)
 IDLE: Final = 30.0  # seconds until a connection that rests is closed
 _HAS_POLL: Final = hasattr(select, "poll")
 TIMEOUT: Final = 30.0  # seconds somebody waits for a permit, or for both that a session needs
@@ -274,6 +277,12 @@ class BudgetPool(Pool):
         return f"{len(self._resting)} connections rest"
 
 
+def end(engine: Engine) -> None:
+    """Close what an engine has open. It is not used again: whoever still does so leaves no connection at rest."""
+    engine.dispose()
+    engine.pool.dispose()  # the one that `Engine.dispose` has put in its place
+
+
 class AsyncBudgetPool(BudgetPool):
     """The same for an asynchronous engine."""
 
@@ -383,11 +392,12 @@ class Watch:
                 self._thread = threading.Thread(target=self._run, args=(closed,), name="resilient-watch", daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
-        """Stop; what is added later is watched again."""
+    def close(self) -> threading.Thread | None:
+        """Stop; what is added later is watched again. Returns the thread that ends."""
         with self._lock:
             self._closed.set()
-            self._thread = None
+            thread, self._thread = self._thread, None
+        return thread
 
     def _run(self, closed: threading.Event) -> None:
         while not closed.wait(TICK):

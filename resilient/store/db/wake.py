@@ -119,7 +119,7 @@ class Waker:
             self._send()
 
     def call_after(self, is_open: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Call ``then`` once a transaction whose commit begins now is over."""
+        """Call ``then`` once a transaction whose commit begins now is over, and announce that there may be work."""
         self._ending.append((is_open, then))
         self._send()
 
@@ -159,6 +159,7 @@ class Waker:
             if is_open():
                 self._ending.append((is_open, then))
             else:
+                self._work = True  # no `poke`: this thread sends it, and that of a closed waker must start no other
                 then()
 
     def _notify(self, libpq: Any, name: bytes) -> None:
@@ -195,14 +196,20 @@ class Waker:
                 size += len(keys[-1]) + 1
             yield " ".join(keys)
 
-    def close(self) -> None:
-        """Send what is pending and stop the thread. A later call of `poke` or `tell` starts another one."""
+    def end(self) -> threading.Thread | None:
+        """Let the thread send what is pending and end. A later call of `poke` or `tell` starts another one."""
         with self._lock:
             thread, self._thread = self._thread, None
             closed, self._closed = self._closed, threading.Event()
+        if thread is not None:
+            self._database.await_end(thread)
         closed.set()
         self._poked.set()
-        if thread is not None:
+        return thread
+
+    def close(self) -> None:
+        """`end`, and wait for it."""
+        if (thread := self.end()) is not None:
             thread.join(timeout=2)
 
 
@@ -243,7 +250,8 @@ class Listener:
         self._thread.join(timeout=2)
 
     def end(self) -> None:
-        """Let the thread end, without waiting for it."""
+        """Let the thread end, without waiting for it: `Database.close` does."""
+        self._database.await_end(self._thread)
         self._stop.set()
         self._ring()
 
