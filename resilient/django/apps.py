@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any
 
 from django.apps import AppConfig
-from django.db import connections
+from django.db.backends.base.creation import BaseDatabaseCreation
 
 
 class ResilientConfig(AppConfig):
@@ -20,12 +20,12 @@ class ResilientConfig(AppConfig):
         """See that a test run can drop its database, which nobody may be connected to."""
         from resilient.django.settings import current  # noqa: PLC0415 - Django imports this file before its settings
 
-        if (alias := current().alias) in connections:
-            _close_before_drop(connections[alias].creation)
+        current()  # raises for a mistake in the setting
+        BaseDatabaseCreation.destroy_test_db = _closing_first(BaseDatabaseCreation.destroy_test_db)
 
 
-def _close_before_drop(creation: Any) -> None:
-    destroy = creation.destroy_test_db
+def _closing_first(destroy: Any) -> Any:
+    """The class's, for every database: handlers may keep connections to any."""
 
     @wraps(destroy)
     def closing(*args: Any, **options: Any) -> Any:
@@ -34,4 +34,4 @@ def _close_before_drop(creation: Any) -> None:
         close()
         return destroy(*args, **options)
 
-    creation.destroy_test_db = closing
+    return closing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from dataclasses import replace
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -20,6 +21,7 @@ from resilient.core.base.errors import InvalidInput, SetupError
 from resilient.django.connection import session
 from resilient.django.settings import Settings, address, current, required_alias
 from resilient.engine.app.app import Resilient
+from resilient.store.db import pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from resilient.engine.ground.kinds import Handler, Kind
 
 P = TypeVar("P")
+R = TypeVar("R")
 _APPS: Final[dict[tuple[Settings, URL], Resilient]] = {}
 _LOCK: Final = threading.RLock()
 _RUN: Final = 300.0  # seconds for the jobs of a test
@@ -53,14 +56,16 @@ def app() -> Resilient:
 
 
 def close() -> None:
-    """Close the connections of the app; what is used again opens anew. A test run does it before it drops its database.
+    """Close the connections of the app, and those that Django keeps for its handlers' threads (``CONN_MAX_AGE``).
 
-    From a coroutine: ``await resilient.django.app().close()``.
+    What is used again opens anew. A test run does it before it drops its database. From a coroutine:
+    ``await resilient.django.app().close()``, which leaves Django's own to Django.
     """
     with _LOCK:
         apps = list(_APPS.values())
     for one in apps:
         async_to_sync(one.close)()
+    _KEPT.close()
 
 
 def run_jobs(**options: Any) -> int:
@@ -77,7 +82,10 @@ def run_jobs(**options: Any) -> int:
         finally:
             await made.close()
 
-    done: int = async_to_sync(run)(app())
+    try:
+        done: int = async_to_sync(run)(app())
+    finally:
+        _KEPT.close()  # its threads are over, and the collector would find their connections some time
     return done
 
 
@@ -160,23 +168,74 @@ def _require_same_database(made: Resilient, settings: Settings, url: URL) -> Non
 
 def _with_fresh_connections(handler: Handler[Any, Any]) -> Handler[Any, Any]:
     """The same handler, whose functions meet no connection of Django's that is too old or was cut off."""
-    wrap = _fresh_async if handler.is_async else _fresh
-    reconcile = handler.reconcile and (_fresh_async if iscoroutinefunction(handler.reconcile) else _fresh)(
+    wrap = _fresh_async if handler.is_async else fresh
+    reconcile = handler.reconcile and (_fresh_async if iscoroutinefunction(handler.reconcile) else fresh)(
         handler.reconcile
     )
     return replace(handler, fn=wrap(handler.fn), reconcile=reconcile)
 
 
-def _fresh(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def fresh(fn: Callable[..., R]) -> Callable[..., R]:
+    """The same function, which begins and ends with `close_old_connections`, as requests do."""
+
     @wraps(fn)
-    def run(job: Any) -> Any:
+    def run(*args: Any) -> R:
+        closes = _KEPT.take()
         close_old_connections()
         try:
-            return fn(job)
+            return fn(*args)
         finally:
             close_old_connections()
+            _KEPT.keep(closes)
 
     return run
+
+
+class _Kept:
+    """Django's connections at rest, which threads of handlers keep for their next jobs (``CONN_MAX_AGE``).
+
+    A thread that ends closes none: whoever drops a database would wait for the collector.
+    """
+
+    def __init__(self) -> None:
+        self.begin_anew()
+        pool.renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """See `pool.renew_in_children`."""
+        self._lock, self._wrappers, self._closes = threading.Lock(), weakref.WeakSet[Any](), 0
+
+    def take(self) -> int:
+        """This thread uses its own now; returns what `keep` needs."""
+        with self._lock:
+            self._wrappers.difference_update(connections.all(initialized_only=True))
+            return self._closes
+
+    def keep(self, closes: int) -> None:
+        """This thread's rest from now on; after a `close` since it took them they are closed."""
+        with self._lock:
+            wrappers = [one for one in connections.all(initialized_only=True) if not one.in_atomic_block]
+            if closes == self._closes:
+                self._wrappers.update(wrappers)
+                return
+        for one in wrappers:
+            one.close()
+
+    def close(self) -> None:
+        """Close what rests, whatever thread it is of."""
+        with self._lock:
+            self._closes += 1
+            resting = list(self._wrappers)
+            self._wrappers.clear()
+            for one in resting:
+                one.inc_thread_sharing()
+                try:
+                    one.close()
+                finally:
+                    one.dec_thread_sharing()
+
+
+_KEPT: Final = _Kept()
 
 
 class _Looks:

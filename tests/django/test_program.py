@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.core.management import ManagementUtility, call_command
@@ -17,6 +20,7 @@ from resilient.django.management.commands.resilient import with_app
 from resilient.django.settings import address_of
 from resilient.store.db import schema
 from tests.django.conftest import Order
+from tests.helpers import LIMIT
 
 PUSH = Kind("push")
 
@@ -228,3 +232,86 @@ def test_a_connection_that_was_cut_off_is_left_before_the_next_job(django_url):
     with pytest.raises(DatabaseError):
         note(job)
     connection.close()
+
+
+SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+HELD = {}
+
+
+@handler("order.hold")
+def hold(job: SyncJob[None]) -> None:
+    Order.objects.create(item="held")
+    HELD["began"].set()
+    assert HELD["go"].wait(LIMIT)
+
+
+def holding_shop():
+    return Resilient(resilient.django.address(), handlers=[note, hold])
+
+
+def others():
+    """Sessions of this process in Django's database beside this thread's."""
+    with connection.cursor() as cursor:
+        cursor.execute(SESSIONS)
+        return cursor.fetchone()[0]
+
+
+def await_no_others():
+    """The server ends a session when it reads that it is closed."""
+    deadline = time.monotonic() + LIMIT
+    while others():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def kept(postgres_url, use):
+    """Django keeps its connections, and the collector finds none of them."""
+    use(postgres_url, CONN_MAX_AGE=None)
+    with connection.schema_editor() as editor:
+        editor.create_model(Order)
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@override_settings(RESILIENT={"APP": "tests.django.test_program:holding_shop"})
+def test_what_handlers_threads_keep_is_closed_with_their_worker(kept):
+    """Else a test run could not drop its database."""
+    resilient.django.enqueue(note, "one", resource_key="crm/acct-7")
+    assert resilient.django.run_jobs() == 1
+    await_no_others()
+
+
+@override_settings(RESILIENT={"APP": "tests.django.test_program:holding_shop"})
+def test_close_closes_what_threads_keep_and_what_they_use_once_they_end(kept):
+    fresh = resilient.django.app().kinds
+    job = type("Job", (), {"payload": "chair"})()
+    HELD.update(began=threading.Event(), go=threading.Event())
+    with ThreadPoolExecutor(1) as resting, ThreadPoolExecutor(1) as busy:
+        for _ in range(2):
+            resting.submit(fresh["order.note"], job).result(LIMIT)
+        held = busy.submit(fresh["order.hold"], job)
+        assert HELD["began"].wait(LIMIT)
+        assert others() == 2
+        resilient.django.close()
+        HELD["go"].set()
+        held.result(LIMIT)
+        await_no_others()
+        resting.submit(fresh["order.note"], job).result(LIMIT)  # it opens a new one
+        assert others() == 1
+        resilient.django.close()
+        await_no_others()
+    assert Order.objects.count() == 4
+
+
+@override_settings(RESILIENT={"APP": "tests.django.test_program:holding_shop"})
+def test_what_threads_keep_is_closed_before_any_of_djangos_databases_is_dropped(kept, monkeypatch):
+    """Not only that of the jobs."""
+    creation = connections.create_connection("default").creation
+    monkeypatch.setattr(creation, "_destroy_test_db", lambda *_: await_no_others())
+    with ThreadPoolExecutor(1) as resting:
+        job = type("Job", (), {"payload": "chair"})()
+        resting.submit(resilient.django.app().kinds["order.note"], job).result(LIMIT)
+        assert others() == 1
+        creation.destroy_test_db(verbosity=0)
