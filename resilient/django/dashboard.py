@@ -53,7 +53,7 @@ def with_dashboard(
     path = "/" + at.strip("/")
     if path == "/":
         raise SetupError(f"with_dashboard(at={at!r}): give it a path of its own, such as '/ops'")
-    find = sync_to_async(_operator)
+    find = sync_to_async(program.fresh(_operator))  # in a thread whose connections no request of Django's renews
 
     async def operator(request: Any) -> Operator | None:
         key = request.cookies.get(settings.SESSION_COOKIE_NAME)

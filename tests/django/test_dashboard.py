@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
-PROGRAM = """
-import asyncio, os, django
+from tests.django.conftest import settings_of
+
+PROJECT = """
+import asyncio, json, os, django
 from django.conf import settings
 
 settings.configure(
@@ -26,7 +29,7 @@ settings.configure(
             "django.contrib.messages.context_processors.messages",
         ],
     }}],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["SHOP_FILE"]}},
+    DATABASES={"default": json.loads(os.environ["SHOP_DATABASE"])},
     ROOT_URLCONF="__main__", SECRET_KEY="test", ALLOWED_HOSTS=["*"], USE_TZ=True, STATIC_URL="/static/",
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
 )
@@ -56,14 +59,14 @@ def cookies(name, **rights):
     return {"sessionid": client.cookies["sessionid"].value}
 
 
-async def look(name, jar):
+async def look(name, jar, **paths):
     transport = httpx.ASGITransport(app=application)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop.example", cookies=jar) as client:
-        print(name, "now", (await client.get("/ops/")).status_code)
-        print(name, "enqueue", (await client.get("/ops/enqueue")).status_code)
-        print(name, "django", (await client.get("/admin/login/")).status_code)
+        for words, path in paths.items():
+            print(name, words, (await client.get(path)).status_code)
+"""
 
-
+RIGHTS = """
 jars = {
     "nobody": {}, "forger": {"sessionid": "x" * 32}, "customer": cookies("customer"),
     "staff": cookies("staff", is_staff=True), "chief": cookies("chief", is_staff=True, is_superuser=True),
@@ -74,18 +77,52 @@ User.objects.filter(username="gone").update(is_active=False)
 
 async def main():
     for name, jar in jars.items():
-        await look(name, jar)
+        await look(name, jar, now="/ops/", enqueue="/ops/enqueue", django="/admin/login/")
 
 
 asyncio.run(main())
 """
 
 
-def test_who_may_see_what(tmp_path):
-    environ = {**os.environ, "SHOP_FILE": str(tmp_path / "shop.db")}
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=False)
+RESTART = """
+from django.db import connection
+
+jar = cookies("staff", is_staff=True)
+
+
+async def main():
+    await look("first", jar, now="/ops/")
+    with connection.cursor() as cursor:
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        cursor.execute(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {others}")
+    await look("next", jar, now="/ops/")
+
+
+os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+asyncio.run(main())
+"""
+
+
+def lines_of(program, database):
+    """What a program prints, by its words but the last."""
+    environ = {**os.environ, "SHOP_DATABASE": json.dumps(database)}
+    words = [sys.executable, "-c", PROJECT + program]
+    ran = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    lines = dict(line.rsplit(" ", 1) for line in ran.stdout.splitlines())
+    return dict(line.rsplit(" ", 1) for line in ran.stdout.splitlines())
+
+
+def test_its_users_are_found_after_a_restart_of_the_database(postgres_server):
+    """Their connection is in a thread in which no request of Django's renews it."""
+    name = postgres_server.create()
+    database = settings_of(postgres_server.url(name))
+    lines = lines_of(RESTART, {**database, "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True})
+    postgres_server.drop_soon(name)
+    assert (lines["first now"], lines["next now"]) == ("200", "200")
+
+
+def test_who_may_see_what(tmp_path):
+    lines = lines_of(RIGHTS, settings_of(f"sqlite:///{tmp_path / 'shop.db'}"))
     assert {name: lines[f"{name} now"] for name in ("nobody", "forger", "customer", "gone", "staff", "chief")} == {
         "nobody": "401", "forger": "401", "customer": "401", "gone": "401", "staff": "200", "chief": "200",
     }  # fmt: skip
