@@ -13,7 +13,10 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlencode
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from joserfc import jwt
+from joserfc.jwk import import_key
 
 from resilient import (
     Basic,
@@ -44,6 +47,7 @@ class Idp:
         self.script = []  # what goes wrong with the next requests to the token endpoint
         self.asked = []  # forms that came there
         self.issued = 0
+        self.revoked = []  # forms that came to be revoked
         self.calls = []  # (status, authorization) of the API
         self.hold = threading.Event()
         self.hold.set()
@@ -80,6 +84,9 @@ class Idp:
         elif scope["path"] == "/token":
             form = {k: v[0] for k, v in parse_qs(body.decode()).items()}
             await self.token(form, send)
+        elif scope["path"] == "/revoke":
+            self.revoked.append({k: v[0] for k, v in parse_qs(body.decode()).items()})
+            await answer(send, 200, {})
         else:
             await self.api(dict(scope["headers"]), send)
 
@@ -135,7 +142,8 @@ class Idp:
         if word == "lost":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"500")]})
             return None
-        doc = {"access_token": made[0], "refresh_token": made[1], "expires_in": self.lifetime, "token_type": "bearer"}
+        refresh = None if word == "bare" else made[1]
+        doc = {"access_token": made[0], "refresh_token": refresh, "expires_in": self.lifetime, "token_type": "bearer"}
         if word == "nulls":
             doc |= {"refresh_token": None, "expires_in": None, "scope": None}
         return await answer(send, 200, doc)
@@ -201,6 +209,14 @@ async def connect(app, idp, key="idp/acct-1", *, expired=False, lasts=3600.0, no
     access, refresh = idp.issue()
     at = (now or datetime.now(UTC)) + timedelta(seconds=-5 if expired else lasts)
     return await app.connections.import_(key, access_token=access, refresh_token=refresh, expires_at=at)
+
+
+def key_of(idp):
+    """The private key of a service account, whose assertions are taken from now on."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    idp.public = import_key(pem, "EC")
+    return pem
 
 
 @handler("me")

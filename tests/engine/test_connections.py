@@ -11,9 +11,6 @@ from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from joserfc.jwk import import_key
 
 from resilient import (
     ConnectionNotFound,
@@ -29,11 +26,10 @@ from resilient import (
     handler,
 )
 from resilient.engine.accounts import access
-from resilient.engine.accounts import grants as engine_grants
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import LIMIT, until
-from tests.idp import connect, me, plain
+from tests.idp import connect, key_of, me, plain
 
 KEY = new_key()
 A = "idp/acct-1"
@@ -172,13 +168,6 @@ async def test_client_credentials(make, idp):
     await app.connections.add(A, client_credentials=True)
     assert (await app.credentials(A)).token == "canary-access-1"
     assert idp.asked[0]["grant_type"] == "client_credentials"
-
-
-def key_of(idp):
-    private = ec.generate_private_key(ec.SECP256R1())
-    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    idp.public = import_key(pem, "EC")
-    return pem
 
 
 async def test_a_service_account_gets_its_tokens_by_its_key(make, idp, read_all):
@@ -719,7 +708,7 @@ async def test_a_grant_that_nobody_uses_any_more_is_gone_with_its_secrets(app, i
 
 
 async def test_what_was_refused_is_forgotten_with_the_next_token(app, idp, monkeypatch):
-    monkeypatch.setattr(engine_grants, "MOST", 3)
+    monkeypatch.setattr(access, "MOST", 3)
     names = [f"idp/acct-{n}" for n in range(6)]
     for key in names:
         await connect(app, idp, key)
@@ -728,10 +717,10 @@ async def test_what_was_refused_is_forgotten_with_the_next_token(app, idp, monke
         await app.enqueue(me, resource_key=key)
     await app.worker().drain()
     assert await states(app) == ["succeeded"] * 6
-    assert len(app.grants._bad) <= 3
+    assert len(app.grants._bad._issues) <= 3
     for key in names:
         await app.credentials(key)
-    assert app.grants._bad == {}
+    assert app.grants._bad._issues == {}
 
 
 async def test_accounts_that_are_remembered_are_bounded(app, idp, monkeypatch):

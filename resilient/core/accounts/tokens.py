@@ -191,6 +191,11 @@ def replay(credentials: Credentials, now: datetime) -> str:
     return credentials.previous if until is None or until > now else ""
 
 
+def is_renewable(credentials: Credentials, flow: str | None) -> bool:
+    """Whether there is something to ask a new token with."""
+    return bool(credentials.refresh_token) or flow == "client_credentials"
+
+
 def refresh_failure(failure: Failure) -> RefreshFailure:
     """The class of a token endpoint's refusal."""
     if failure.kind is FailureKind.AUTH:

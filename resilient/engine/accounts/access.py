@@ -13,8 +13,16 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from resilient.core.accounts.tokens import EMPTY, PROBED, USABLE, Credentials, GrantState
-from resilient.core.base.errors import ResourceStopped, SetupError
+from resilient.core.accounts.tokens import (
+    EMPTY,
+    PROBED,
+    USABLE,
+    Credentials,
+    GrantState,
+    is_expired,
+    is_renewable,
+)
+from resilient.core.base.errors import ResourceStopped, SecretsUnreadable, SetupError
 from resilient.core.base.frames import frameless
 from resilient.core.base.loggers import logger
 from resilient.core.provider.placeholders import names_in
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
 
 log = logger("grants")
 MAX_AGE: Final = 2.0  # seconds for which credentials are used without reading them again
-MOST: Final = 10_000  # accounts that are remembered; beyond that all are read again
+MOST: Final = 10_000  # accounts that are remembered, beyond that all are read again; and refused credentials
 TABLE: Final = "resilient_grant"
 
 
@@ -102,6 +110,31 @@ class Access:
     secret_headers: Mapping[str, str] = field(default_factory=lambda: EMPTY, repr=False)
     grant: str = field(default="", repr=False)
 
+    @property
+    def issue(self) -> tuple[str, int]:
+        """Identifies the credentials: versions are counted anew for each grant."""
+        return self.grant, self.version
+
+
+class RefusedCredentials:
+    """The credentials that providers refused since this process has used them: they count as expired."""
+
+    def __init__(self) -> None:
+        self._issues: dict[str, tuple[str, int]] = {}  # `Access.issue` by account, the latest last
+
+    def has(self, key: str, access: Access) -> bool:
+        """Whether these credentials of an account were refused; a note about other ones is deleted."""
+        if self._issues.get(key, access.issue) != access.issue:
+            del self._issues[key]
+        return key in self._issues
+
+    def note(self, key: str, access: Access) -> None:
+        """Note that they were refused."""
+        self._issues.pop(key, None)
+        self._issues[key] = access.issue
+        if len(self._issues) > MOST:  # the oldest would be refused once more, if it is ever used again
+            del self._issues[next(iter(self._issues))]
+
 
 @dataclass(slots=True)
 class Account:
@@ -116,7 +149,16 @@ class Account:
     @property
     def oauth(self) -> OAuth2 | None:
         """The OAuth facts by which it is refreshed; None if it cannot be."""
-        return self.provider.oauth if self.bound.grant.kind == "oauth2" else None
+        grant = self.bound.grant
+        can_be = grant.kind == "oauth2" and is_renewable(self.credentials, grant.flow)
+        return self.provider.oauth if can_be else None
+
+    def has_ended(self, now: datetime) -> bool:
+        """Whether it has a token of ours that is over by its own word, and nothing to renew it with."""
+        grant = self.bound.grant
+        return (
+            self.oauth is None and grant.kind == "oauth2" and bool(grant.secrets) and is_expired(self.credentials, now)
+        )
 
 
 class Accounts:
@@ -238,8 +280,17 @@ class Accounts:
     @frameless
     def encrypt_renewed(self, now: Grant, credentials: Credentials) -> grants.NewSecrets:
         """`encrypt` for the row as it is ``now``: it keeps the row's note that connections are sealed."""
-        is_noted = now.secrets is not None and seals.is_noted(self.decrypt(now))
-        return self.encrypt(now.id, seals.noted(credentials) if is_noted else credentials)
+        return self.encrypt(now.id, seals.noted(credentials) if self.wants_seals(now) else credentials)
+
+    def wants_seals(self, grant: Grant) -> bool:
+        """Whether connections to a grant must be sealed: if its secrets say so, or if no key here opens them.
+
+        Whoever encrypts secrets under a key that is not here yet notes it in them.
+        """
+        try:
+            return grant.secrets is not None and seals.is_noted(self.decrypt(grant))
+        except SecretsUnreadable:
+            return True
 
     async def check_keys(self) -> None:
         """Raise `SetupError` if no stored credentials can be decrypted; log an error if some cannot."""

@@ -84,9 +84,9 @@ class Fuse:
         """A refresh under the grant's lease was refused for good."""
         return self._report(await self._run(store.die_if_held, grant, code, self), code)
 
-    async def refused(self, grant: Grant, code: str | None) -> store.Death:
-        """A request was refused, and its credentials cannot be renewed."""
-        return self._report(await self._run(store.die_if_version, grant, code, self), code)
+    async def refused(self, grant: Grant, code: str | None, *, certain: bool = False) -> store.Death:
+        """A request was refused, and its credentials cannot be renewed. ``certain``: see `die_if_version`."""
+        return self._report(await self._run(store.die_if_version, grant, code, self, certain=certain), code)
 
     def _report(self, death: store.Death, code: str | None) -> store.Death:
         grant = death.grant
@@ -203,8 +203,8 @@ class Fuse:
             log.warning("cannot probe grant %s (%s)", id_, _shown(error))
             return error
 
-    async def _run(self, fn: Any, *args: Any) -> Any:
-        return await self._ground.database.transaction(fn, *args)
+    async def _run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        return await self._ground.database.transaction(fn, *args, **kwargs)
 
 
 def _require_some(answers: Sequence[bool | Exception | None]) -> None:

@@ -47,12 +47,21 @@ from resilient.core.base.errors import (
     SetupError,
 )
 from resilient.core.base.frames import frameless_calls
-from resilient.core.base.loggers import apart, logger
+from resilient.core.base.loggers import logger
 from resilient.core.base.resource_key import check_stored
 from resilient.core.jobs.backoff import spread_upwards
-from resilient.engine.accounts.access import Access, Account, Accounts, CredentialStore, SyncCredentialStore, in_threads
+from resilient.engine.accounts.access import (
+    Access,
+    Account,
+    Accounts,
+    CredentialStore,
+    RefusedCredentials,
+    SyncCredentialStore,
+    in_threads,
+)
+from resilient.engine.accounts.flights import Flights
 from resilient.engine.accounts.fuse import Fuse
-from resilient.engine.accounts.token_endpoints import TokenEndpoints, nothing_to_refresh
+from resilient.engine.accounts.token_endpoints import TokenEndpoints
 from resilient.store.accounts import connections, fuse, grants
 from resilient.store.gates import controls as gates
 from resilient.wire.requests.request_log import at_account
@@ -75,11 +84,11 @@ if TYPE_CHECKING:
 log = logger("grants")
 LEASE: Final = 20.0  # seconds; kept up while the request is under way, so that a dead process's ends soon
 COMMITTING: Final = 60.0  # seconds of attempts to store a new token
+HURRY: Final = 5.0  # seconds that are left for them once the refresh was cancelled
 LONGEST: Final = 2 * tokens.EXCHANGE_TIMEOUT + 20.0  # seconds that a caller without a job waits for a refresh
 PATIENCE: Final = 1.0  # seconds for which a job waits in its slot; then its account is parked
 POLL: Final = 0.1
 LOOK: Final = 5.0  # seconds of a look for accounts that lacked something, and for one of them at most
-MOST: Final = 10_000  # refused tokens that are remembered
 FRESH: Final = 60.0  # seconds; a token this young that is refused will not get better by another refresh
 NOTED: Final = timedelta(hours=1)  # how often it is written down that credentials work
 WARN_AT: Final = 3  # unexplained refusals in a row, at which the log warns
@@ -107,8 +116,8 @@ class Grants:
         self.accounts = Accounts(ground, ring, table)
         self.fuse = Fuse(ground, alerts, self.accounts, self.probe, on_needs_reauth)
         self._endpoints = TokenEndpoints(ground, alerts.note_breaker)
-        self._bad: dict[str, int] = {}  # versions that were refused, the latest last; see `_is_bad`
-        self._flights: dict[UUID, asyncio.Task[Account]] = {}
+        self._bad = RefusedCredentials()
+        self._flights = Flights()
         self._witnesses: set[UUID] = set()  # grants whose refresh shows whether the application is refused
         self._looked: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
         self._roll = random.random  # of the module: a forked child has other dice than its siblings
@@ -119,9 +128,7 @@ class Grants:
 
     async def close(self) -> None:
         """Let refreshes under way end (their answers must be committed), then close the connections."""
-        loop = asyncio.get_running_loop()
-        flights = [flight for flight in self._flights.values() if flight.get_loop() is loop]
-        await asyncio.gather(*flights, return_exceptions=True)
+        await self._flights.landed()
         await self._endpoints.close()
 
     # -- using -----------------------------------------------------------------------------------------------
@@ -134,7 +141,10 @@ class Grants:
         account = await self.accounts.load_usable(key)
         if account is None:
             return None
-        bad = self._is_bad(key, account.access.version)
+        if account.has_ended(self.accounts.now()):
+            await self._mark_dead(account, "no_refresh_token", certain=True)
+            raise ResourceStopped(key, "auth")
+        bad = self._bad.has(key, account.access)
         if account.oauth is not None and (bad or tokens.needs_refresh(account.credentials, self.accounts.now())):
             try:
                 account = await self._renewed(account, refused=bad, patience=patience)
@@ -155,7 +165,7 @@ class Grants:
         if until is not None:
             raise ResourceStopped(key, "auth", until)
         newer = await self._again(key)
-        if newer.access.version != account.access.version:
+        if newer.access.issue != account.access.issue:
             return newer
         if stopped.until is None:  # its lease has just ended: the next look is soon enough
             raise ResourceStopped(key, "auth")
@@ -249,39 +259,43 @@ class Grants:
         account = await self.accounts.load_usable(key)
         if account is None or account.oauth is None:
             return False
-        if account.access.version == access.version:
-            self._note_bad(key, access.version)
+        if account.access.issue == access.issue:
+            self._bad.note(key, access)
             try:
                 account = await self._renewed(account, refused=True, patience=patience)
             except ResourceStopped as stopped:
                 if stopped.gate == "cooldown" and patience is not None:
                     await self._run(grants.park, account.bound.grant.id)
                 return False
-        return account.access.version != access.version
+        return account.access.issue != access.issue
 
     async def refused(self, key: str, access: Access, failure: Failure, patience: float | None = None) -> None:
         """Mark credentials dead that are refused after `renew`. Raises `ResourceStopped` if a job's refresh goes on."""
         self.accounts.forget(key)
         account = await self.accounts.load_usable(key)
-        if account is None or account.access.version != access.version:
+        if account is None or account.access.issue != access.issue:
             return
-        if self._is_bad(key, access.version):
+        if self._bad.has(key, access):
             if patience is not None:  # the answer is nobody's: the job is for the newer credentials
                 raise ResourceStopped(key, "auth")
             return
-        grant, at = account.bound.grant, account.bound.grant.refreshed_at
+        at = account.bound.grant.refreshed_at
         if account.oauth is None or (at is not None and self.accounts.now() - at < timedelta(seconds=FRESH)):
-            code = failure.code or "refused"
-            if (await self.fuse.refused(grant, code)).died:
-                self.accounts.forget(key)
-                log.warning("the credentials of %s are refused (%s)", key, code)
+            await self._mark_dead(account, failure.code or "refused")
         else:
             await self.renew(key, access, patience)
+
+    async def _mark_dead(self, account: Account, code: str, *, certain: bool = False) -> None:
+        """Mark credentials dead that no refresh mends. ``certain``: see `store.accounts.fuse.die_if_version`."""
+        death, key = await self.fuse.refused(account.bound.grant, code, certain=certain), account.bound.resource_key
+        self.accounts.forget(key)
+        if death.died:
+            log.warning("the credentials of %s are refused (%s)", key, code)
 
     async def worked(self, key: str, used: Access) -> None:
         """The provider accepted credentials: written once an hour, because the fuse counts only grants that worked."""
         account = self.accounts.peek(key)
-        if account is None or account.access.version != used.version:
+        if account is None or account.access.issue != used.issue:
             return
         grant, now = account.bound.grant, self.accounts.now()
         if grant.worked_at is not None and grant.doubted_at is None and now - grant.worked_at < NOTED:
@@ -295,32 +309,20 @@ class Grants:
         self.accounts.forget(key)
         account = await self.accounts.load(key)
         if account is None or account.oauth is None or account.bound.grant.state not in PROBED:
-            account = await self.accounts.load_usable(key)
-            return None if account is None else account.access
-        return (await self._probed(account)).access
+            return await self.access(key)
+        return (await self._flights.alone(self._probed(account))).access
 
     # -- refreshing ------------------------------------------------------------------------------------------
 
     async def _renewed(self, account: Account, *, refused: bool, patience: float | None = None) -> Account:
         """The account, refreshed: once at a time for each grant in this process. Raises `ResourceStopped`."""
         id_, key = account.bound.grant.id, account.bound.resource_key
-        flight = self._flights.get(id_)
-        if flight is None:
-            flight = asyncio.create_task(self._refresh(account, refused=refused), name="refresh", context=apart())
-            self._flights[id_] = flight
-            flight.add_done_callback(lambda done: self._landed(id_, done))
-        done, _ = await asyncio.wait({flight}, timeout=patience)  # it goes on, whoever waits
-        if not done:
+        fresh = await self._flights.join(id_, lambda: self._refresh(account, refused=refused), patience)
+        if fresh is None:
             raise ResourceStopped(account.endpoint, "cooldown")
-        fresh = flight.result()
         if fresh.bound.resource_key != key:  # another account of the same grant flew first
             return await self._again(key)
         return fresh
-
-    def _landed(self, id_: UUID, flight: asyncio.Task[Account]) -> None:
-        self._flights.pop(id_, None)
-        if not flight.cancelled():
-            flight.exception()  # its waiters have it
 
     async def probe(self, key: str) -> bool | None:
         """Refresh an account, whatever the gates say; returns whether its grant lives.
@@ -331,10 +333,8 @@ class Grants:
         account = await self.accounts.load(key)
         if account is None or account.oauth is None:
             return None
-        if not account.credentials.refresh_token and account.bound.grant.flow != "client_credentials":
-            return None
         try:
-            await self._probed(account)
+            await self._flights.alone(self._probed(account))
         except _Died:
             return False
         except ResourceStopped:
@@ -343,13 +343,13 @@ class Grants:
 
     async def _probed(self, account: Account) -> Account:
         """Refresh now. Raises `ResourceStopped`, also if another process is refreshing the grant."""
-        key, grant = account.bound.resource_key, account.bound.grant
+        key, grant, since = account.bound.resource_key, account.bound.grant, time.monotonic()
         begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=False, probe=True)
         if begun is None:
             raise ResourceStopped(key, "auth")
         if not begun.may_send:
             raise ResourceStopped(account.endpoint, "cooldown", begun.grant.lease_until)
-        return await self._send(account, begun)
+        return await self._send(account, begun, since)
 
     async def _refresh(self, account: Account, *, refused: bool) -> Account:
         """Take the lease and send, or wait for the process that has it."""
@@ -358,9 +358,10 @@ class Grants:
         room, patience, pause = await self._endpoints.room(endpoint), time.monotonic() + LONGEST, POLL
         while True:
             async with room:
+                since = time.monotonic()
                 begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
                 if begun is not None and begun.may_send:
-                    return await self._send(account, begun)
+                    return await self._send(account, begun, since)
             self._require_hope(account, begun, refused=refused, last=time.monotonic() > patience)
             if begun is None or begun.grant.version != grant.version or begun.grant.state not in USABLE:
                 return await self._again(account.bound.resource_key)
@@ -390,23 +391,34 @@ class Grants:
             raise ResourceStopped(key, "auth")
         return account
 
-    async def _send(self, account: Account, begun: Lease) -> Account:
-        """Refresh under the lease and commit."""
+    async def _send(self, account: Account, begun: Lease, since: float) -> Account:
+        """Refresh under the lease, taken after ``since``, and commit. Raises `ResourceStopped` if it is lost."""
         key, oauth, grant = account.bound.resource_key, account.oauth, begun.grant
         assert oauth is not None  # noqa: S101 - callers looked
         own, ticket = grant.secrets is not None, None
-        try:
-            credentials = self.accounts.decrypt(grant) if own or self._store is None else await self._store.load(key)
-            if credentials is not None and (own or credentials.version == account.credentials.version):
-                ticket = await self._endpoints.admit(account.endpoint)
-        except BaseException:
-            await self._run(grants.let_go, grant)
-            raise
-        if credentials is None or ticket is None:  # the app's table has moved on
-            await self._run(grants.let_go, grant)
-            return await self._again(key)
         async with self._kept_up(grant):
+            try:
+                store = None if own else self._store
+                credentials = self.accounts.decrypt(grant) if store is None else await store.load(key)
+                if credentials is not None and (own or credentials.version == account.credentials.version):
+                    ticket = await self._endpoints.admit(account.endpoint)
+            except BaseException:
+                await self._run(grants.let_go, grant)
+                raise
+            if credentials is None or ticket is None:  # the app's table has moved on
+                await self._run(grants.let_go, grant)
+                return await self._again(key)
+            if not await self._has_lease(grant, since):
+                await self._endpoints.unsent(ticket)
+                raise ResourceStopped(account.endpoint, "cooldown")
             return await self._sent(account, oauth, credentials, ticket, begun, own=own)
+
+    async def _has_lease(self, grant: Grant, since: float) -> bool:
+        """Whether nobody else has refreshed meanwhile: a token sent twice may end all tokens of its consent.
+
+        The loop may have stood still for longer than the lease, which nobody kept up then.
+        """
+        return time.monotonic() - since < LEASE / 2 or bool(await self._run(grants.keep_up, grant, LEASE))
 
     @contextlib.asynccontextmanager
     async def _kept_up(self, grant: Grant) -> AsyncIterator[None]:
@@ -436,6 +448,10 @@ class Grants:
         key, grant = account.bound.resource_key, begun.grant
         try:
             answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now))
+            older = tokens.replay(credentials, begun.now)
+            if older and answer.failure and tokens.refresh_failure(answer.failure) is RefreshFailure.DEAD:
+                credentials = replace(credentials, refresh_token=older)
+                answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now))
         except SetupError:  # nothing was sent: a key that is none
             await self._endpoints.unsent(ticket)
             await self._run(grants.let_go, grant)
@@ -456,20 +472,23 @@ class Grants:
             return await client.client_credentials(oauth, now)
         if grant.flow == "jwt_bearer":
             return await client.by_key(oauth, credentials, now)
-        if not credentials.refresh_token:
-            return nothing_to_refresh()
         oauth = replace(oauth, redirect_uri=credentials.values.get("redirect_uri", oauth.redirect_uri))
-        answer = await client.refresh(oauth, credentials.refresh_token, now)
-        older = tokens.replay(credentials, now)
-        if answer.failure is None or not older or tokens.refresh_failure(answer.failure) is not RefreshFailure.DEAD:
-            return answer
-        return await client.refresh(oauth, older, now)
+        return await client.refresh(oauth, credentials.refresh_token, now)
 
     async def _commit(self, key: str, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool) -> None:
         """Store the new credentials before anybody uses them; try for `COMMITTING` seconds if the database is away."""
-        until = time.monotonic() + COMMITTING
-        while not await self._stored(key, grant, old, fresh, own=own, last=time.monotonic() > until):  # noqa: ASYNC110
-            await asyncio.sleep(spread_upwards(1.0, self._roll()))
+        until, cancelled = time.monotonic() + COMMITTING, None
+        while True:
+            try:
+                if await self._stored(key, grant, old, fresh, own=own, last=time.monotonic() > until):
+                    break
+                await asyncio.sleep(spread_upwards(1.0, self._roll()))
+            except asyncio.CancelledError as error:  # as at the end of a loop, which waits for those it cancels
+                if time.monotonic() > until:
+                    raise
+                cancelled, until = error, min(until, time.monotonic() + HURRY)
+        if cancelled is not None:
+            raise cancelled
 
     async def _stored(
         self, key: str, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool, last: bool
@@ -477,31 +496,22 @@ class Grants:
         try:
             if own:
                 new: Any = partial(self.accounts.encrypt_renewed, credentials=fresh)
-            elif self._store is not None and await self._saved(key, old, fresh, last=last):
+            elif self._store is not None and await self._store.save(key, old.version, fresh):
                 new = grants.NewSecrets(None, None, fresh.expires_at, fresh.refresh_at)
             else:
                 await self._run(grants.let_go, grant)
                 return True
             won = await self._run(grants.renew_if_held, grant, new)
-        except DatabaseUnreachable:
+        except Exception as error:
             if last:
                 raise
+            if not isinstance(error, DatabaseUnreachable):
+                log.warning("a new token of %s could not be stored (%s): it is tried again", key, type(error).__name__)
             return False
         if won:
             log.info("the token of %s was refreshed (version %d)", key, grant.version + 1)
             await self.client_taken(key.partition("/")[0])
         return True
-
-    async def _saved(self, key: str, old: Credentials, fresh: Credentials, *, last: bool) -> bool:
-        """Whether the app's table stored them. An error of its own is tried again: the old token may be used up."""
-        assert self._store is not None  # noqa: S101 - callers looked
-        try:
-            return await self._store.save(key, old.version, fresh)
-        except Exception as error:
-            if last or isinstance(error, DatabaseUnreachable):
-                raise
-            log.warning("credentials.save() of %s failed (%s): it is tried again", key, type(error).__name__)
-            raise DatabaseUnreachable(f"credentials.save() of {key} failed: see the log") from error
 
     async def _failed(self, account: Account, grant: Grant, failure: Failure) -> None:
         """Write what a failed refresh means. Raises `ResourceStopped` unless another process refreshed the grant."""
@@ -583,18 +593,6 @@ class Grants:
         raise _Died(provider if doubted else key, "auth")
 
     # -- inside ----------------------------------------------------------------------------------------------
-
-    def _is_bad(self, key: str, version: int) -> bool:
-        """Whether this version of the credentials was refused; a note about an older version is deleted."""
-        if self._bad.get(key, version) != version:
-            del self._bad[key]
-        return key in self._bad
-
-    def _note_bad(self, key: str, version: int) -> None:
-        self._bad.pop(key, None)
-        self._bad[key] = version
-        if len(self._bad) > MOST:  # the oldest would be refused once more, if it is ever used again
-            del self._bad[next(iter(self._bad))]
 
     async def _run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._ground.database.transaction(fn, *args, **kwargs)

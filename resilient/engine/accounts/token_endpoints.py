@@ -53,13 +53,6 @@ def token_key(name: str, facts: OAuth2 | None, filled: OAuth2 | None) -> str:
     return text
 
 
-def nothing_to_refresh() -> TokenAnswer:
-    """The answer for a grant that has no refresh token to send."""
-    from resilient.wire.oauth.endpoints import TokenAnswer  # noqa: PLC0415 - httpx: only where something is sent
-
-    return TokenAnswer(failure=Failure(FailureKind.AUTH, code="no_refresh_token"))
-
-
 class TokenEndpoints:
     """The gates of one app's token endpoints."""
 

@@ -72,13 +72,18 @@ def die_if_held(c: Connection, d: Dialect, before: Grant, code: str | None, list
     return _die(c, d, grant, code, listener)
 
 
-def die_if_version(c: Connection, d: Dialect, before: Grant, code: str | None, listener: DeathListener) -> Death:
-    """Declare a grant dead whose credentials are refused though fresh, or not renewable, unless its row changed."""
+def die_if_version(
+    c: Connection, d: Dialect, before: Grant, code: str | None, listener: DeathListener, *, certain: bool = False
+) -> Death:
+    """Declare a grant dead whose credentials are refused though fresh, or not renewable, unless its row changed.
+
+    ``certain``: no provider said so, the token's own end has come. Such a death is not counted, and never doubted.
+    """
     hold(c, d, before.provider)
     grant = grants.lock(c, d, before.id)
     if grant is None or grant.version != before.version or grant.state is GrantState.REFRESHING:
         return Death(grant)
-    return _die(c, d, grant, code, listener)
+    return _die(c, d, grant, code, listener, certain=certain)
 
 
 def suspects(c: Connection, d: Dialect, provider: str) -> list[UUID]:
@@ -181,10 +186,14 @@ def confirm(c: Connection, d: Dialect, provider: str, listener: DeathListener) -
 # -- inside --------------------------------------------------------------------------------------------------
 
 
-def _die(c: Connection, d: Dialect, grant: Grant, code: str | None, listener: DeathListener) -> Death:
+def _die(
+    c: Connection, d: Dialect, grant: Grant, code: str | None, listener: DeathListener, *, certain: bool = False
+) -> Death:
     now = d.now(c)
     shut = gates.auth_of(c, d, grant.provider) == SUSPECT_AUTH
-    counts = grant.has_worked and (grant.doubted_at is None or grant.died_at is not None)  # a probe changes nothing
+    counts = (
+        not certain and grant.has_worked and (grant.doubted_at is None or grant.died_at is not None)
+    )  # a probe changes nothing
     doubted = counts and (shut or _blows(c, d, grant, now))
     died_at, doubted_at = now if counts else None, now if doubted else grant.doubted_at
     state = after(grant.state, GrantEvent.DOUBTED if doubted else GrantEvent.DIED)

@@ -217,14 +217,15 @@ class NewSecrets:
     refresh_at: datetime | None
 
 
-def keep_up(c: Connection, d: Dialect, before: Grant, lease: float) -> None:
-    """Prolong the lease while its request is under way. ``before``: the row as the refresh began."""
+def keep_up(c: Connection, d: Dialect, before: Grant, lease: float) -> bool:
+    """Prolong the lease of a refresh; False if it is lost. ``before``: the row as the refresh began."""
     until = d.now(c) + timedelta(seconds=lease)
-    d.run(
+    done = d.run(
         c,
         "UPDATE {grant} SET lease_until = :until WHERE id = :id AND fence = :fence AND state = 'refreshing'",
         {"id": d.id(before.id), "fence": before.fence, "until": until},
     )
+    return bool(done.rowcount)
 
 
 def park(c: Connection, d: Dialect, id_: UUID) -> datetime | None:
