@@ -628,7 +628,7 @@ def replays_an_event(c, d):
     queue.write_back(c, d, [row])
 
 
-@act("accounts.connections: _put", "accounts.connections: adopt", "accounts.access: adopt")
+@act("accounts.connections: _put", "accounts.connections: _hand_over", "accounts.access: adopt")
 def connects(c, d):
     if connections.find(c, d, "p/3") is None:
         grants.insert_if_new(c, d, grants.new(id_of("grant3"), "p/3", "bearer", NOW), "k")
@@ -653,7 +653,7 @@ def shares_a_grant(c, d):
 
 @act("accounts.connections: _reseal")
 def reseals(c, d):
-    for grant in grants.with_secrets(c, d, None, 10, waits=True):
+    for grant in grants.lock_next(c, d, None, 10, waits=True):
         seals.seal_all(c, d, RING, grant.id, noted_before=False)
         grants.reseal(c, d, grant.id, "s", "k9")
 

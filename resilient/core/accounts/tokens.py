@@ -196,6 +196,11 @@ def is_renewable(credentials: Credentials, flow: str | None) -> bool:
     return bool(credentials.refresh_token) or flow == "client_credentials"
 
 
+def revocable(credentials: Credentials, flow: str | None) -> str:
+    """The token to revoke at the provider; "" if there is none. A service account's key is none, and never sent."""
+    return credentials.token if flow == "jwt_bearer" else credentials.refresh_token or credentials.token
+
+
 def refresh_failure(failure: Failure) -> RefreshFailure:
     """The class of a token endpoint's refusal."""
     if failure.kind is FailureKind.AUTH:

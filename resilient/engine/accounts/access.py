@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -223,11 +223,11 @@ class Accounts:
         credentials = await self.store.load(key)
         if credentials is None:
             return None
+        kind = kind_of(self._provider(key), credentials)  # the app may have put other ones there
         if bound is None:
-            refreshes = self._provider(key).oauth is not None and bool(credentials.refresh_token)
-            bound = await self._ground.database.transaction(adopt, key, refreshes=refreshes)
+            bound = await self._ground.database.transaction(adopt, key, kind=kind)
         seals.require(self.ring, bound, credentials)
-        return self._account_of(bound, credentials)
+        return self._account_of(replace(bound, grant=replace(bound.grant, kind=kind)), credentials)
 
     def _account_of(self, bound: Bound, credentials: Credentials) -> Account:
         provider = self._provider(bound.resource_key)
@@ -338,12 +338,20 @@ def _find(c: Connection, d: Dialect, key: str) -> tuple[Bound | None, datetime]:
     return connections.find(c, d, key), d.now(c)
 
 
-def adopt(c: Connection, d: Dialect, key: str, *, refreshes: bool) -> Bound:
+def kind_of(provider: Provider, credentials: Credentials) -> str:
+    """The kind of credentials that are in the app's own table."""
+    takes_bare = any(auth.kind == "bearer" for auth in provider.auth)
+    return "oauth2" if provider.oauth is not None and (credentials.refresh_token or not takes_bare) else "bearer"
+
+
+def adopt(
+    c: Connection, d: Dialect, key: str, *, kind: str, details: Mapping[str, str] = EMPTY, ring: KeyRing | None = None
+) -> Bound:
     """The row for lease and state of an account whose secrets are in the app's own table; inserted if there is none."""
-    now = d.now(c)
-    grant = grants.new(uuid5(NAMESPACE_URL, f"resilient:{key}"), key, "oauth2" if refreshes else "bearer", now)
+    grant = grants.new(uuid5(NAMESPACE_URL, f"resilient:{key}"), key, kind, d.now(c))
     grants.insert_if_new(c, d, grant, None)
-    connections.bind(c, d, key, grant.id, {}, "ok")
+    seal = seals.seal(ring, key, grant.id, details) if ring else None
+    connections.bind(c, d, key, grant.id, details, "ok", seal=seal)
     bound = connections.find(c, d, key)
     assert bound is not None  # noqa: S101 - it was just bound
     return bound

@@ -15,16 +15,16 @@ from uuid_utils.compat import uuid7
 
 from resilient.core.accounts import tokens
 from resilient.core.accounts.tokens import EMPTY, Credentials, GrantState
-from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SecretsUnreadable
+from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SecretsUnreadable, SetupError
 from resilient.core.base.frames import frameless_calls
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained_calls
-from resilient.core.base.phrases import fits_header, nearest
+from resilient.core.base.phrases import counted, fits_header, nearest
 from resilient.core.base.resource_key import check, check_stored
 from resilient.core.jobs.records import plain
 from resilient.core.provider.placeholders import names_in
 from resilient.engine.accounts import seals
-from resilient.engine.accounts.access import adopt, carried
+from resilient.engine.accounts.access import adopt, carried, kind_of
 from resilient.engine.accounts.consent import Consent
 from resilient.engine.accounts.seals import reseal_payloads
 from resilient.engine.ground.audited import audited
@@ -101,7 +101,7 @@ class Connections:
         """One connection. Raises `ConnectionNotFound`."""
         bound = await self._db.read(None, connections.find, check_stored(key))
         if bound is None:
-            raise ConnectionNotFound(f"{key} has no connection: see `resilient connections list`")
+            raise _not_connected(key)
         return info_of(bound)
 
     async def list(
@@ -198,26 +198,24 @@ class Connections:
 
         Accounts that share the grant lose it too. Nothing is sent to the provider: see `Connections.disconnect`.
         """
-        grant_id = (await self.get(key)).grant_id
-        done = await self._db.write(None, grants.give_up, grant_id)
-        self._grants.accounts.forget()
-        return done
+        return await self._given_up((await self.get(key)).grant_id) is not None
 
     @audited("connections disconnect")
     async def disconnect(self, key: str) -> bool:
         """`revoke`, and revoke the token at the provider if it has an endpoint for that; returns whether it did."""
         bound, accounts = await self._db.read(None, connections.find, check_stored(key)), self._grants.accounts
-        credentials = Credentials() if bound is None else accounts.decrypt(bound.grant)
-        if bound is not None:
-            seals.require(accounts.ring, bound, credentials)
-        if bound is not None and bound.grant.secrets is None and accounts.store is not None:
+        if bound is None:
+            raise _not_connected(key)
+        seals.require(accounts.ring, bound, accounts.decrypt(bound.grant))
+        own = None
+        if bound.grant.secrets is None and accounts.store is not None:
             own = await self._on_table(accounts.store.load(key))
-            credentials = own or credentials
-        await self.revoke(key)
-        if bound is None or bound.grant.kind != "oauth2":
+        last = await self._given_up(bound.grant.id)
+        if last is None or last.kind != "oauth2":
             return False
+        credentials = own or accounts.decrypt(last)  # a refresh may have ended meanwhile
         oauth, now = self.oauth_of(key, {**credentials.values, **bound.details}), self._ground.now()
-        secret = credentials.refresh_token or credentials.token
+        secret = tokens.revocable(credentials, last.flow)
         if not oauth.revoke_url or not secret:
             return False
         if self._here:
@@ -228,7 +226,15 @@ class Connections:
         return await self._grants.client_of(key.partition("/")[0]).revoke(oauth, secret, now) is None
 
     async def restored(self, key: str) -> None:
-        """Let the jobs of an account go on whose grant died, and which has new credentials in the app's own table."""
+        """Let the jobs of an account go on whose grant died, and which has new credentials in the app's own table.
+
+        Raises `SetupError` without such a table.
+        """
+        if self._grants.accounts.store is None:
+            raise SetupError(
+                f"{key}: there is no table of the app's own to take credentials from: Resilient(credentials=...); new"
+                " ones for the engine's own table come by connections.add, import_ or complete"
+            )
         await self._db.write(None, gates.open_auth, check_stored(key), tokens.NOT_CONNECTED)
         bound = await self._db.read(None, connections.find, key)
         if bound is None:  # it was never used: its first job reads the app's table
@@ -262,13 +268,16 @@ class Connections:
         Returns how many grants and payloads were changed. From then on a connection that something else changed in the
         database is refused.
         """
-        done, refused = 0, set[str]()
+        done, refused, unread = 0, set[str](), set[object]()
         for waits in (False, True):  # grants under refresh at this moment come last
             step = _Step()
             while not step.over:
                 step = await self._db.write(None, _reseal, self._grants.accounts, step.last, waits=waits)
                 done += step.changed
                 refused.update(step.refused)
+                unread.update(step.unread)
+        if unread:
+            log.warning("no key given here opens %s: they stay as they are", counted(len(unread), "grant"))
         for key in sorted(refused):
             log.warning("the connection of %s does not fit its seal, and is refused: connect it again", key)
         return done + await reseal_payloads(self._db, self._grants.accounts.ring)
@@ -314,10 +323,16 @@ class Connections:
     async def granted(self, consent: Granted) -> ConnectionInfo:
         """Connect the account that a person has granted access to."""
         if self._grants.accounts.store is not None:
-            return await self._hand_over(consent.key, consent.credentials)
+            return await self._hand_over(consent.key, consent.credentials, consent.details)
         return await self._put(consent.key, "oauth2", consent.credentials, "authorization_code", consent.details)
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _given_up(self, grant_id: UUID) -> Grant | None:
+        """See `store.accounts.grants.give_up`."""
+        last: Grant | None = await self._db.write(None, grants.give_up, grant_id)
+        self._grants.accounts.forget()
+        return last
 
     def _decided(self, rows: Sequence[Grant]) -> int:
         self._grants.accounts.forget()
@@ -331,7 +346,7 @@ class Connections:
         """The OAuth facts for an account. Raises `InvalidInput`."""
         return oauth_of(self._ground.providers, key, details)
 
-    async def _hand_over(self, key: str, credentials: Credentials) -> ConnectionInfo:
+    async def _hand_over(self, key: str, credentials: Credentials, details: Mapping[str, str]) -> ConnectionInfo:
         """Save new credentials in the app's own table; version 0 means that it has none yet."""
         store = self._grants.accounts.store
         assert store is not None  # noqa: S101 - the caller looked
@@ -339,7 +354,8 @@ class Connections:
         version = 0 if before is None else before.version
         if not await self._on_table(store.save(key, version, replace(credentials, version=version + 1))):
             raise ConsentRefused(f"{key} was changed by somebody else at the same moment: start again")
-        await self._db.write(None, adopt, key, refreshes=bool(credentials.refresh_token))
+        kind = kind_of(self.account_of(key), credentials)
+        await self._db.write(None, _hand_over, key, kind, details, self._grants.accounts)
         await self.restored(key)
         return await self.get(key)
 
@@ -398,6 +414,10 @@ def _require_places(key: str, provider: Provider, kind: str, values: Mapping[str
         raise InvalidInput(f"{key}: the address of its account is not known: give details={{{example}}}")
 
 
+def _not_connected(key: str) -> ConnectionNotFound:
+    return ConnectionNotFound(f"{key} has no connection: see `resilient connections list`")
+
+
 def info_of(bound: Bound) -> ConnectionInfo:
     """A connection as people see it."""
     g = bound.grant
@@ -419,7 +439,7 @@ def _put(
     accounts: Accounts,
 ) -> None:
     """Write new credentials: into the account's grant, else into a new one."""
-    credentials, row = seals.noted(credentials), connections.find(c, d, key)
+    credentials, row = seals.noted(credentials), connections.lock(c, d, key)
     old = _untouched(accounts, row)
     if old is None:
         id_, now = uuid7(), d.now(c)
@@ -435,11 +455,10 @@ def _put(
         if connections.bind_if_new(c, d, key, id_, details, seal=seal):
             return None
         grants.delete(c, d, id_)  # somebody else connected the account at the same moment
-        old = connections.find(c, d, key)
+        old = connections.lock(c, d, key)
         assert old is not None  # noqa: S101 - the other connection is committed
     id_ = old.grant.id
-    locked = grants.lock(c, d, id_) or old.grant
-    before = _wants_seals(accounts, locked)
+    before = _wants_seals(accounts, old.grant)
     grants.authorise(c, d, id_, accounts.encrypt(id_, credentials), kind=kind, flow=flow)
     details = details or old.details
     connections.bind(c, d, key, id_, details, "ok", seal=seals.seal(accounts.ring, key, id_, details))
@@ -447,12 +466,19 @@ def _put(
     return None
 
 
+def _hand_over(c: Connection, d: Dialect, key: str, kind: str, details: Mapping[str, str], accounts: Accounts) -> None:
+    """Let an account use the app's own table from now on; details that were given before stay if there are no new."""
+    before = connections.lock(c, d, key)
+    if not details and (untouched := _untouched(accounts, before)) is not None:
+        details = untouched.details
+    grant = adopt(c, d, key, kind=kind, details=details, ring=accounts.ring).grant
+    if before is not None and before.grant.id != grant.id:
+        grants.delete_if_unused(c, d, before.grant.id)
+
+
 def _wants_seals(accounts: Accounts, grant: Grant) -> bool:
-    """Whether connections to a grant must be sealed; True for secrets that no key opens."""
-    try:
-        return grant.secrets is None or seals.is_noted(accounts.decrypt(grant))
-    except SecretsUnreadable:
-        return True
+    """Whether connections to a grant must be sealed; True for one whose secrets are not in our table."""
+    return grant.secrets is None or accounts.wants_seals(grant)
 
 
 def _untouched(accounts: Accounts, bound: Bound | None) -> Bound | None:
@@ -463,42 +489,52 @@ def _untouched(accounts: Accounts, bound: Bound | None) -> Bound | None:
 
 
 def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], accounts: Accounts) -> None:
-    source = connections.find(c, d, other)
+    locked = connections.lock_all(c, d, {key, other})
+    source, before = locked.get(other), locked.get(key)
     if source is None:
         raise ConnectionNotFound(f"{other} has no connection whose grant {key} could share")
-    if source.grant.secrets is not None:
-        seals.require(accounts.ring, source, accounts.decrypt(source.grant))
-    before = connections.find(c, d, key)
-    ids = {source.grant.id} if before is None else {source.grant.id, before.grant.id}
-    locked = {id_: grants.lock(c, d, id_) for id_ in sorted(ids)}
-    grant = locked.pop(source.grant.id) or source.grant
+    grant = source.grant
+    if grant.secrets is not None:
+        seals.require(accounts.ring, source, accounts.decrypt(grant))
     auth = "ok" if grant.state in tokens.USABLE else grant.state.value
     connections.bind(c, d, key, grant.id, details, auth, seal=seals.seal(accounts.ring, key, grant.id, details))
-    for id_ in locked:
-        grants.delete_if_unused(c, d, id_)
+    if before is not None and before.grant.id != grant.id:
+        grants.delete_if_unused(c, d, before.grant.id)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one transaction of `rotate_secrets` did: its last grant, its changes, the connections it refused."""
+    """What one transaction of `rotate_secrets` did: its last grant, its changes, what it left as it was.
+
+    ``refused``: connections that do not fit their seals; ``unread``: grants that no key opens.
+    """
 
     last: UUID | None = None
     changed: int = 0
     refused: tuple[str, ...] = ()
+    unread: tuple[UUID, ...] = ()
     over: bool = False
 
 
 def _reseal(c: Connection, d: Dialect, accounts: Accounts, after: UUID | None, *, waits: bool) -> _Step:
-    batch, changed, refused = grants.with_secrets(c, d, after, _BATCH, waits=waits), 0, list[str]()
+    batch, changed = grants.lock_next(c, d, after, _BATCH, waits=waits), 0
+    refused, unread = list[str](), []
     for grant in batch:
-        credentials = accounts.decrypt(grant)
-        refused += seals.seal_all(c, d, accounts.ring, grant.id, noted_before=seals.is_noted(credentials))
-        if key_id_of(grant.secrets or "") == accounts.ring.current and seals.is_noted(credentials):
+        try:
+            credentials = accounts.decrypt(grant)
+        except SecretsUnreadable:
+            if not accounts.ring:
+                raise
+            unread.append(grant.id)
+            continue
+        if accounts.ring:
+            refused += seals.seal_all(c, d, accounts.ring, grant.id, noted_before=seals.is_noted(credentials))
+        if grant.secrets is None or (key_id_of(grant.secrets) == accounts.ring.current and seals.is_noted(credentials)):
             continue
         new = accounts.encrypt(grant.id, seals.noted(credentials))
         grants.reseal(c, d, grant.id, new.secrets or "", new.key_id or "")
         changed += 1
-    return _Step(batch[-1].id if batch else after, changed, tuple(refused), over=not batch)
+    return _Step(batch[-1].id if batch else after, changed, tuple(refused), tuple(unread), over=not batch)
 
 
 def _check_sendable(key: str, **values: str) -> None:

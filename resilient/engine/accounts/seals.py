@@ -61,12 +61,8 @@ def fits(ring: KeyRing, bound: Bound) -> bool:
 
 
 def require(ring: KeyRing, bound: Bound, credentials: Credentials) -> None:
-    """Raise `SecretsUnreadable` for a connection whose row something else has changed.
-
-    Secrets in the app's own table (`CredentialStore`) are read by the account's key: there only details need a seal.
-    """
-    must_fit = bool(bound.details) if bound.grant.secrets is None else is_noted(credentials)
-    if not ring or not must_fit or fits(ring, bound):
+    """Raise `SecretsUnreadable` for a connection whose row something else has changed."""
+    if not ring or not _must_fit(bound, noted=is_noted(credentials)) or fits(ring, bound):
         return
     raise SecretsUnreadable(
         f"the connection of {bound.resource_key} does not fit its seal: its grant or its details were changed in the"
@@ -83,12 +79,20 @@ def seal_all(c: Connection, d: Dialect, ring: KeyRing, grant_id: UUID, *, noted_
     """
     refused = []
     for bound in connections.of_grant(c, d, grant_id):
-        if noted_before and not fits(ring, bound):
+        if _must_fit(bound, noted=noted_before) and not fits(ring, bound):
             refused.append(bound.resource_key)
         elif not fits(ring, bound) or not ring.is_current(bound.seal or ""):
             made = seal(ring, bound.resource_key, grant_id, bound.details)
             connections.set_seal(c, d, bound.resource_key, made)
     return refused
+
+
+def _must_fit(bound: Bound, *, noted: bool) -> bool:
+    """Whether a connection is refused without its seal.
+
+    Secrets in the app's own table (`CredentialStore`) are read by the account's key: there only details need a seal.
+    """
+    return bool(bound.details) if bound.grant.secrets is None else noted
 
 
 def _content(key: str, grant_id: UUID, details: Mapping[str, str]) -> str:

@@ -49,6 +49,27 @@ def find(c: Connection, d: Dialect, key: str) -> Bound | None:
     return next(iter(_select(c, d, "n.resource_key = :key", {"key": key})), None)
 
 
+def lock(c: Connection, d: Dialect, key: str) -> Bound | None:
+    """The connection of a resource, its grant locked."""
+    return lock_all(c, d, {key}).get(key)
+
+
+def lock_all(c: Connection, d: Dialect, keys: Collection[str]) -> dict[str, Bound]:
+    """The connections of these resources as far as there are any, their grants locked.
+
+    A resource may come to use another grant before its own is locked; then that one is locked, too.
+    """
+    locked: set[UUID] = set()
+    while True:
+        rows = [bound for key in sorted(keys) if (bound := find(c, d, key)) is not None]
+        missing = {bound.grant.id for bound in rows} - locked
+        if not missing:
+            return {bound.resource_key: bound for bound in rows}
+        for id_ in sorted(missing):
+            grants.lock(c, d, id_)
+        locked |= missing
+
+
 def find_all(c: Connection, d: Dialect, *, under: str | None, state: str | None, after: str, limit: int) -> list[Bound]:
     """Connections in key order, behind ``after``: those of a provider (``under``), in one state."""
     where, params = "n.resource_key > :after_key", {"after_key": after, "limit": limit}

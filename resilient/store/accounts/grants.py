@@ -342,12 +342,15 @@ def authorise(c: Connection, d: Dialect, id_: UUID, fresh: NewSecrets, *, kind: 
     return True
 
 
-def give_up(c: Connection, d: Dialect, id_: UUID) -> bool:
-    """Forget a grant's secrets and shut its accounts' gates; False if that had happened before."""
+def give_up(c: Connection, d: Dialect, id_: UUID) -> Grant | None:
+    """Forget a grant's secrets and shut its accounts' gates.
+
+    Returns the row as it was before; None if it had been given up.
+    """
     grant = lock(c, d, id_)
     state = None if grant is None else after(grant.state, GrantEvent.GIVEN_UP)
     if grant is None or state is None:
-        return False
+        return None
     now = d.now(c)
     write(
         c, d, id_, now,
@@ -355,7 +358,7 @@ def give_up(c: Connection, d: Dialect, id_: UUID) -> bool:
         lease_until=None, sent_at=None, retry_at=None, died_at=None,
     )  # fmt: skip
     gate(c, d, id_, state.value)
-    return True
+    return grant
 
 
 def delete(c: Connection, d: Dialect, id_: UUID) -> None:
@@ -372,12 +375,12 @@ def delete_if_unused(c: Connection, d: Dialect, id_: UUID) -> None:
 # -- keys ----------------------------------------------------------------------------------------------------
 
 
-def with_secrets(c: Connection, d: Dialect, after: UUID | None, limit: int, *, waits: bool) -> Sequence[Grant]:
-    """Lock the next grants with secrets, by id; ``waits``: also wait for those that are locked."""
+def lock_next(c: Connection, d: Dialect, after: UUID | None, limit: int, *, waits: bool) -> Sequence[Grant]:
+    """Lock the next grants by id; ``waits``: also wait for those that are locked."""
     lock_ = "{row_lock}" if waits else "{skip_locked}"
     query = (
-        f"SELECT {_COLUMNS} FROM {{grant}} WHERE secrets IS NOT NULL"
-        + (" AND id > :after_id" if after else "")
+        f"SELECT {_COLUMNS} FROM {{grant}}"
+        + (" WHERE id > :after_id" if after else "")
         + f" ORDER BY id LIMIT :limit {lock_}"
     )
     params = {"limit": limit} | ({"after_id": d.id(after)} if after else {})
