@@ -202,7 +202,7 @@ def messages() -> str:  # noqa: C901 - one case for each place that holds senten
             continue
         for scope, node in nodes(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.Raise(exc=ast.Call(func=ast.Name(id=name), args=[first, *_])) if name in tree:
+                case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in tree:  # also one that is returned
                     add(texts, name, sentences(first, scope))
                 case ast.Call(func=ast.Name(id="Reason"), args=[ast.Constant(value=str(code)), text, *_]):
                     add(reasons, code, sentences(text, scope))

@@ -55,7 +55,6 @@ BACKLOG: Final = 5_000  # results waiting to be written, beyond which no job is 
 CAREFUL_FOR: Final = 30.0  # seconds after somebody was found to hold what a result needs
 HELD_PAUSE: Final = 0.25  # seconds between two tries to write what is held
 LOUD_TRIES: Final = 5  # of a result that is refused again and again, each of which is a warning
-MISTAKE: Final = "the engine failed over %d results (first: job %s)"
 Done = tuple["UUID", int, "str | None"]  # id, fence, result as JSON text
 FencedId = tuple["UUID", int]  # id, fence: a job may be run here again while an earlier result of it is not written
 
@@ -254,7 +253,7 @@ class Completer:
                     if not isinstance(error, (Exception, asyncio.CancelledError)):
                         raise
                     if isinstance(error, Exception) or not _is_cancelled():
-                        log.exception(MISTAKE, results.size, min(results.ids))
+                        log.exception("the engine failed over %d results (first: job %s)", results.size, min(results.ids))
                         self._start_held_writer()
                 if _is_cancelled():
                     raise asyncio.CancelledError
@@ -424,7 +423,7 @@ def _contained(ids: Sequence[UUID]) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception(MISTAKE, len(ids), min(ids))
+        log.exception("the engine failed over %d results (first: job %s)", len(ids), min(ids))
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
