@@ -253,7 +253,7 @@ class Completer:
                     if not isinstance(error, (Exception, asyncio.CancelledError)):
                         raise
                     if isinstance(error, Exception) or not _is_cancelled():
-                        log.exception("the engine failed over %d results (first: job %s)", results.size, min(results.ids))
+                        log.exception("the engine failed over %d results (from %s)", results.size, min(results.ids))
                         self._start_held_writer()
                 if _is_cancelled():
                     raise asyncio.CancelledError
@@ -423,7 +423,7 @@ def _contained(ids: Sequence[UUID]) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception("the engine failed over %d results (first: job %s)", len(ids), min(ids))
+        log.exception("the engine failed over %d results (from %s)", len(ids), min(ids))
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
