@@ -64,11 +64,11 @@ def test_how_far_ahead_a_limit_may_be_drawn(per, lease):
         (lambda: Limit(1, 1, burst="9"), "Limit(burst='9'): write a number, such as Limit(100, per='1m', burst=20)"),
         (
             lambda: Limit(1, "1m", burst=0.5),
-            "Limit(1, per='1m', burst=0.5): rate must be positive and finite, burst at least 1",
+            "Limit(1, per='1m', burst=0.5): rate must be positive, burst at least 1",
         ),
         (
             lambda: Limit(1, 1, burst=float("inf")),
-            "Limit(1, per=1, burst=inf): rate must be positive and finite, burst at least 1",
+            "Limit(burst=inf): write a number, such as Limit(100, per='1m', burst=20)",
         ),
         (
             lambda: Limit(1, 1, name="x" * 65),

@@ -424,7 +424,10 @@ class TestRefused:
             (NaiveDatetime, "expires_at=.* has no time zone", {"expires_at": datetime(2030, 1, 1)}),  # noqa: DTZ001
             (InvalidInput, "delay or run_at, not both", {"delay": 1, "run_at": datetime(2030, 1, 1, tzinfo=UTC)}),
             (InvalidInput, "priority must be a whole number", {"priority": 1000}),
+            (InvalidInput, "priority must be a whole number", {"priority": True}),
+            (InvalidInput, "delay must be .* not 1000", {"delay": 10**400}),
             (InvalidInput, "max_attempts must be at least 1", {"max_attempts": 0}),
+            (InvalidInput, "max_attempts must be at least 1", {"max_attempts": True}),
             (InvalidInput, "max_attempts must be at least 1", {"max_attempts": 2**31}),
             (InvalidInput, "tag 'a' must be text", {"tags": {"a": 1}}),
             (InvalidInput, "tag 'a' has a character that no database stores", {"tags": {"a": "x\0"}}),

@@ -45,9 +45,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from math import isfinite
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from resilient.core.base.numbers import is_number
 from resilient.core.base.phrases import moment
 
 if TYPE_CHECKING:
@@ -269,8 +269,9 @@ S = TypeVar("S")
 
 
 def _finite(word: str, seconds: S) -> S:
-    if isinstance(seconds, float) and not isfinite(seconds):
-        raise InvalidInput(f"{word}({seconds}): give a finite number of seconds")
+    number: object = seconds
+    if isinstance(number, (int, float)) and not is_number(number):
+        raise InvalidInput(f"{word}({seconds!r}): give a finite number of seconds")
     return seconds
 
 

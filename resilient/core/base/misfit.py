@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar, ca
 
 from resilient.core.base.body import pick
 from resilient.core.base.errors import InvalidInput, ResilientError
+from resilient.core.base.numbers import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -77,8 +78,7 @@ def check_number(where: str, name: str, value: float | None, *, least: float = 0
     """
     if value is None:
         return
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not real or not (least < value < float("inf") or (not above and value == least)):
+    if not is_number(value) or not (least < value or (not above and value == least)):
         raise InvalidInput(f"{where}({name}={value!r}): {name} is a number {'above' if above else 'from'} {least:g}")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import explained_class
+from resilient.core.base.numbers import is_number, is_whole
 from resilient.core.base.resource_key import check_pattern, is_budget, matches, path
 from resilient.core.gates.rate_limit import Limit
 
@@ -91,11 +92,16 @@ class BreakerPolicy:
     def __post_init__(self) -> None:
         for name in ("volume", "children", "ramp_first", "streak"):
             value = getattr(self, name)
-            self._require(name, value is None or (isinstance(value, int) and value >= 1), "a count from 1")
+            self._require(name, value is None or is_whole(value), "a count from 1")
         for name in ("window", "first_open", "longest_open", "probe_lease", "calm"):
-            self._require(name, 0 < getattr(self, name) <= _MOST_SECONDS, "a positive number of seconds, at most 1e9")
-        self._require("ramp", 0 <= self.ramp <= _MOST_SECONDS, "a number of seconds from 0 to 1e9")
-        self._require("ratio", self.ratio is None or 0 < self.ratio <= 1, "above 0 and at most 1")
+            span = getattr(self, name)
+            self._require(
+                name, is_number(span) and 0 < span <= _MOST_SECONDS, "a positive number of seconds, at most 1e9"
+            )
+        fits = is_number(self.ramp) and 0 <= self.ramp <= _MOST_SECONDS
+        self._require("ramp", fits, "a number of seconds from 0 to 1e9")
+        fits = self.ratio is None or (is_number(self.ratio) and 0 < self.ratio <= 1)
+        self._require("ratio", fits, "above 0 and at most 1")
         if not LEAST_CHILDREN <= self.children <= MOST_CHILDREN:
             raise InvalidInput(
                 f"BreakerPolicy(children={self.children}): use {LEAST_CHILDREN} to {MOST_CHILDREN};"
@@ -135,7 +141,7 @@ class Learning:
             return cls(latency=True)
         if word in ("concurrency", "rate"):
             return cls(slots=word == "concurrency")
-        if isinstance(word, tuple) and len(word) == _BOTH and all(isinstance(x, (int, float)) for x in word):
+        if isinstance(word, tuple) and len(word) == _BOTH and all(is_number(x) for x in word):
             least, most = float(word[0]), float(word[1])
             if 0 < least <= most:
                 return cls(bounds=(least, most))
@@ -164,7 +170,7 @@ class Policy:
     plain: bool = field(init=False, repr=False, compare=False, default=True)  # no limit, no cap
 
     def __post_init__(self) -> None:
-        if self.concurrency is not None and not (isinstance(self.concurrency, int) and self.concurrency >= 1):
+        if self.concurrency is not None and not is_whole(self.concurrency):
             raise InvalidInput(f"a concurrency cap starts at 1, not {self.concurrency!r}; to stop a resource, pause it")
         names = [limit.name for limit in self.limits]
         if len(set(names)) != len(names):

@@ -20,11 +20,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from math import floor, isfinite
+from math import floor
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from resilient.core.base.errors import InvalidInput, SetupError
 from resilient.core.base.misfit import explained_class
+from resilient.core.base.numbers import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,8 +59,8 @@ def seconds(span: float | str | timedelta) -> float:
             )
         value = float(match[1] or 1) * _UNITS[match[2]]
     else:
-        value = float(span)
-    if not isfinite(value) or value <= 0:
+        value = float(span) if is_number(span) else 0.0
+    if not is_number(value) or value <= 0:
         raise InvalidInput(f"a span of time must be positive, not {span!r}")
     return value
 
@@ -93,11 +94,11 @@ class Limit:
     ) -> None:
         span = seconds(per)
         for word, number in (("rate", rate), ("burst", 1 if burst is None else burst)):
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
+            if not is_number(number):
                 raise InvalidInput(f"Limit({word}={number!r}): write a number, such as Limit(100, per='1m', burst=20)")
-        if not isfinite(rate) or rate <= 0 or (burst is not None and not (isfinite(burst) and burst >= 1)):
+        if rate <= 0 or (burst is not None and burst < 1):
             raise InvalidInput(
-                f"Limit({rate!r}, per={per!r}, burst={burst!r}): rate must be positive and finite, burst at least 1"
+                f"Limit({rate!r}, per={per!r}, burst={burst!r}): rate must be positive, burst at least 1"
             )
         if counts not in ("requests", "jobs"):
             raise InvalidInput(f"a limit counts 'requests' or 'jobs', not {counts!r}")
@@ -360,7 +361,7 @@ def check_shares(shares: Mapping[str, float | None], shared: Sequence[str]) -> d
         why = f": {shared[0]!r} has a limit or cap for all accounts together" if shared else ""
         raise SetupError(f"shard {missing[0]!r} has no share{why}; declare each one's, Shard(url, share=0.5)")
     for name, share in declared.items():
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        if not is_number(share) or not 0 < share <= 1:
             raise SetupError(f"shard {name!r}: share={share!r} is a part of 1, above 0")
     if (total := sum(declared.values())) > 1 + _SLACK:
         raise SetupError(f"the shares of the shards are {total:g} together: at most 1, or they exceed every limit")

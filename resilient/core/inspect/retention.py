@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import explained_class
+from resilient.core.base.numbers import is_whole
 from resilient.core.gates.rate_limit import seconds
 from resilient.core.jobs.records import fields_of
 
@@ -42,7 +43,7 @@ class Retention:
             object.__setattr__(self, "events", self.succeeded)
         for name in SPANS:
             object.__setattr__(self, name, span(name, getattr(self, name)))
-        if not isinstance(self.batch, int) or not 1 <= self.batch <= _LARGEST_BATCH:
+        if not is_whole(self.batch, most=_LARGEST_BATCH):
             raise InvalidInput(f"Retention(batch={self.batch!r}): delete 1 to {_LARGEST_BATCH:,} rows at a time")
 
     @property

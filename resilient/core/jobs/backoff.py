@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
-from math import isfinite
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure
 from resilient.core.base.misfit import explained_class
+from resilient.core.base.numbers import is_number, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,7 +116,7 @@ class Exponential(_Value):
 
     def __init__(self, base: Seconds = 1.0, factor: float = 2.0, cap: Seconds = 600.0) -> None:
         low, high = _seconds("base", base), _seconds("cap", cap)
-        if not (_is_number(factor) and factor >= 1):
+        if not (is_number(factor) and factor >= 1):
             raise InvalidInput(f"factor={factor!r} would shrink the delay: use a number of at least 1, such as 2")
         if low > high:
             raise InvalidInput(f"base={low:g} s is longer than cap={high:g} s: raise the cap or lower the base")
@@ -198,7 +198,7 @@ class PlusMinus:
     ratio: float
 
     def __init__(self, of: DelayLike | None = None, ratio: float = 0.2) -> None:
-        if not (_is_number(ratio) and 0 <= ratio <= 1):
+        if not (is_number(ratio) and 0 <= ratio <= 1):
             raise InvalidInput(f"ratio={ratio!r} is not a share: use a number from 0 to 1, such as 0.2 for +-20 %")
         object.__setattr__(self, "of", Exponential() if of is None else as_delay(of))
         object.__setattr__(self, "ratio", float(ratio))
@@ -268,14 +268,10 @@ def _rolled(roll: float, step: int) -> float:
     return (int.from_bytes(digest) >> 3) / 2.0**53
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-
-
 def _seconds(name: str, value: Seconds) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if not (_is_number(value) and value >= 0):
+    if not (is_number(value) and value >= 0):
         raise InvalidInput(f"{name}={value!r} is no delay: use seconds from 0 on, or a timedelta")
     return float(value)
 
@@ -379,7 +375,7 @@ def _kind(kind: FailureKind | str) -> FailureKind:
 
 
 def _count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value):
         hint = " or None for no end" if name == "max_attempts" else ""
         raise InvalidInput(f"{name}={value!r} is no number of times: use an integer of at least 1{hint}")
     return value

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from resilient.core.base import bounds
 from resilient.core.base.errors import UNCHARGED, Failure, FailureKind, at_scope
 from resilient.core.base.instants import add_seconds
+from resilient.core.base.numbers import is_number
 from resilient.core.base.phrases import moment, one_line, plain
 from resilient.core.base.resource_key import is_below
 from resilient.core.gates.retry_after import resume_at
@@ -283,7 +283,7 @@ def _snoozed(job: JobFacts, outcome: Snoozed, retry: Retry, now: datetime, roll:
         delay = outcome.delay.total_seconds() if isinstance(outcome.delay, timedelta) else outcome.delay
         if job.cancel_requested:  # as in `_next_try`
             delay = 0.0
-        elif not isinstance(delay, (int, float)) or not isfinite(delay):
+        elif not is_number(delay):
             delay = _delay(None, retry, job.deferrals + 1, roll)[0]
         run_at = add_seconds(now, delay)
     error = _clip(outcome.message)

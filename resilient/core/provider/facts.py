@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, Snooze
 from resilient.core.base.hosts import Origins, host_pattern, is_private, origin_of, without_secrets
 from resilient.core.base.misfit import check_number, check_pattern, check_texts, check_word, explained_class
+from resilient.core.base.numbers import is_whole
 from resilient.core.base.resource_key import has_dots
 from resilient.core.events.webhook import Webhook
 from resilient.core.gates.policy import Tenancy, tenancy_of
@@ -103,7 +104,7 @@ class BatchEndpoint:
     def __post_init__(self) -> None:
         if not self.path.startswith("/"):
             raise InvalidInput(f"BatchEndpoint(path={self.path!r}): a path below the base URL, such as '/$batch'")
-        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
+        if not is_whole(self.most):
             raise InvalidInput(f"BatchEndpoint(most={self.most!r}): how many parts one batch takes, from 1")
 
 
@@ -355,7 +356,7 @@ class Provider:
             if isinstance(limits, Limit) or not all(isinstance(one, Limit) for one in limits):
                 raise InvalidInput(f"provider {self.name!r}: limits={{{level!r}: ...}} takes a list of Limit(...)")
         for level, cap in self.concurrency.items():
-            if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
+            if not is_whole(cap):
                 raise InvalidInput(
                     f"provider {self.name!r}: concurrency={{{level!r}: {cap!r}}}: a number of jobs, from 1"
                 )

@@ -24,7 +24,7 @@ from resilient.core.base.bounds import CURSOR
 from resilient.core.base.errors import InvalidInput, ResilientError
 from resilient.core.base.hosts import PORTS, address, without_secrets
 from resilient.core.base.misfit import check_paths, check_word, explained_class
-from resilient.core.base.numbers import json_text
+from resilient.core.base.numbers import is_whole, json_text
 from resilient.core.base.phrases import one_line
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class Paginator(ABC):
         check_paths(name, self, "items", "more", "done", "resume")
         for count in ("most", "page"):
             value = getattr(self, count, None)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and not is_whole(value):
                 raise InvalidInput(f"{name}({count}={value!r}): a number of records, from 1")
         if self.more and self.done:
             raise InvalidInput(f"{name}(more={self.more!r}, done={self.done!r}): one flag says whether it goes on")

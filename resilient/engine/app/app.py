@@ -531,7 +531,7 @@ def _policies(
 def _opened(target: Any, connections: int, **options: Any) -> Database:
     if isinstance(target, Database):
         return target
-    if isinstance(connections, float) or connections < pool.LEAST:
+    if isinstance(connections, (float, bool)) or connections < pool.LEAST:
         raise SetupError(f"connections={connections!r}: a process needs at least {pool.LEAST}, a whole number")
     return Database(target, connections=connections, **options)
 

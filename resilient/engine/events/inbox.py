@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import explained_calls
+from resilient.core.base.numbers import is_whole
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.store import events as store
 
@@ -54,7 +55,7 @@ class Inbox:
         the first message of a key may have any number.
         """
         _check(session, consumer, message_id)
-        if not key or not isinstance(number, int) or not 0 < number <= _HIGHEST:
+        if not key or not is_whole(number, most=_HIGHEST):
             raise InvalidInput(f"a message in order has a key and a number from 1 up, not {key!r} and {number!r}")
         return await self._db.write(session, _arrived, consumer, message_id, key, number, gapless=gapless)
 

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_calls
-from resilient.core.base.numbers import SIGNS, lost_number
+from resilient.core.base.numbers import SIGNS, is_whole, lost_number
 from resilient.core.base.tracing import current
 from resilient.core.events.message import RESOURCE, Envelope, EventInfo, Replayed, numbered
 from resilient.core.events.message import destination as destination_of
@@ -79,7 +79,7 @@ class Event(BaseModel):
         super().__init_subclass__(**kwargs)
         if type and not _TYPE.fullmatch(type):
             raise SetupError(f"{type!r} is not a type of events: use letters, digits and ._:+-, such as 'order.placed'")
-        if not isinstance(version, int) or version < 1:
+        if not is_whole(version):
             raise SetupError(f"version of event {type!r} must be a whole number from 1 up, not {version!r}")
         cls.event_type, cls.event_version = type, version
 

@@ -28,6 +28,7 @@ from resilient.core.base import resource_key as keys
 from resilient.core.base.errors import BadPayload, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained_class
+from resilient.core.base.numbers import is_number, is_whole
 from resilient.core.base.phrases import nearest
 from resilient.core.jobs.records import SEALED, START, is_sealed, without_sealed
 from resilient.engine.ground import sealing
@@ -154,7 +155,7 @@ class Encoder:
 
     def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int, ring: KeyRing | None = None) -> None:
         """``max_payload`` in bytes. Raises `InvalidInput`."""
-        if isinstance(max_payload, float) or max_payload < 1:
+        if isinstance(max_payload, (float, bool)) or max_payload < 1:
             raise InvalidInput(f"max_payload={max_payload!r}: give a whole number of bytes")
         self._kinds, self.max_payload, self._ring = kinds, max_payload, ring or KeyRing()
 
@@ -199,11 +200,11 @@ class Encoder:
         if unknown:
             raise InvalidInput(_no_option(kind, next(iter(unknown))))
         keys.check(resource_key)
-        if not isinstance(priority, int) or priority not in PRIORITIES:
+        if not is_whole(priority, PRIORITIES[0], PRIORITIES[-1]):
             raise InvalidInput(f"priority must be a whole number from -100 to 100, not {priority!r}")
         seconds, run_at = _start(delay, run_at)
         expires_at, within = _expiry(expires_at, expires_in)
-        if max_attempts is not None and not (isinstance(max_attempts, int) and 1 <= max_attempts < 2**31):
+        if max_attempts is not None and not is_whole(max_attempts, most=2**31 - 1):
             raise InvalidInput(f"max_attempts must be at least 1 and less than 2**31, not {max_attempts!r}")
         _check_order(ordering_key, priority)
         _check_words(
@@ -345,7 +346,7 @@ def _seconds(name: str, value: timedelta | float | None) -> float | None:
         return None
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+    elif is_number(value):
         seconds = float(value)
     else:
         raise InvalidInput(

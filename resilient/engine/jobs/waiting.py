@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import InvalidInput, JobNotFound, JobNotOver
 from resilient.core.base.loops import PerLoop
+from resilient.core.base.numbers import is_number
 from resilient.core.base.tracing import running
 from resilient.engine.ground.sessions import Transactions
 from resilient.store.db.wake import ENDS, Listener
@@ -182,7 +183,7 @@ def checked_timeout(timeout: Any) -> float | None:
     """Seconds, or None for no end. Raises `InvalidInput`."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 <= timeout < _LONGEST:
+    if not is_number(timeout) or not 0 <= timeout < _LONGEST:
         raise InvalidInput(f"timeout={timeout!r}: give seconds, from 0 on, or None to wait without an end")
     return float(timeout)
 

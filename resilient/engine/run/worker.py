@@ -552,7 +552,7 @@ def _check(
     handlers: Mapping[str, Handler[Any, Any]],
 ) -> None:
     """Raise `SetupError` for what no worker can be."""
-    if isinstance(concurrency, float) or concurrency < 1:
+    if isinstance(concurrency, (float, bool)) or concurrency < 1:
         raise SetupError(f"concurrency must be a whole number from 1, not {concurrency!r}")
     if isinstance(kinds, str) or isinstance(except_kinds, str):
         raise SetupError("kinds and except_kinds are lists of kinds, such as ['mail.send']")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, MissingExtra, SetupError
 from resilient.core.base.misfit import explained_class
+from resilient.core.base.numbers import is_number, is_whole
 from resilient.core.jobs.backoff import FullJitter, Retry
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ class Destination:
     when_dead: Literal["block", "skip"] = "block"
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout <= _LONGEST_TIMEOUT:
+        if not is_number(self.timeout) or not 0 < self.timeout <= _LONGEST_TIMEOUT:
             raise InvalidInput(f"timeout={self.timeout!r}: one event may take up to {_LONGEST_TIMEOUT} s")
-        if not isinstance(self.batch, int) or not 1 <= self.batch <= _LARGEST_BATCH:
+        if not is_whole(self.batch, most=_LARGEST_BATCH):
             raise InvalidInput(f"batch={self.batch!r}: take 1 to {_LARGEST_BATCH} events at once")
         if self.when_dead not in ("block", "skip"):
             raise InvalidInput(f'when_dead must be "block" or "skip", not {self.when_dead!r}')
