@@ -299,8 +299,8 @@ async def test_a_workflow_whose_lane_is_held_is_looked_at_after_those_that_wait(
     with app.database.sync_engine.begin() as c:
         c.execute(sa.text(f"SELECT 1 FROM {LANE} FOR NO KEY UPDATE"))
         c.execute(sa.text(f"SELECT 1 FROM {WORKFLOW} WHERE id = '{then.id}' FOR UPDATE"))
-        await asyncio.wait_for(app.worker().sweeper._attend_workflows(), LIMIT)
-    rows = await app.database.transaction(workflows.due)
+        await asyncio.wait_for((sweeper := app.worker().sweeper)._attend_workflows(), LIMIT)
+    rows = await app.database.transaction(workflows.due, sweeper._last)
     assert [row.id for row in rows] == [then.id, first.id]
 
 

@@ -292,7 +292,7 @@ class TestBack:
         await started.wait()
 
         async def is_undoing():
-            await own.database.transaction(_attend)
+            await own.database.transaction(workflows.attend)
             return (await own.workflows.get(wf.id)).state == "undoing"
 
         await until(is_undoing)
@@ -330,7 +330,7 @@ class TestBack:
         await charged.wait()
         if why != "timeout":
             await own.workflows.cancel(wf.id)
-            await own.database.transaction(_attend)
+            await own.database.transaction(workflows.attend)
         await run
         info = await own.workflows.get(wf.id)
         undone = [] if why == "its own word" else ["refund whatever was charged"]
@@ -401,7 +401,7 @@ class TestBack:
         ]
         told.clear()
         assert (await app.jobs.retry(info.step("reserve").undo_job_id)).retried == 1
-        await app.database.transaction(_attend)
+        await app.database.transaction(workflows.attend)
         assert (await app.workflows.get(id_)).state == "undoing"
         await app.worker().drain(timeout=LIMIT)  # and is dead again
         assert [f.name for f in told if f.name == "stuck_workflow"] == ["stuck_workflow"]
@@ -422,10 +422,6 @@ class TestBack:
         assert LOG[-1] == "refund ch_7"
 
 
-def _attend(c, d):
-    return workflows.attend(c, d)
-
-
 async def test_those_whose_jobs_a_program_holds_hold_up_no_others(postgres_database):
     """They are looked at again; as many as one look takes must not be all that is ever looked at."""
     app = Resilient(postgres_database, handlers=HANDLERS, upgrade=False)
@@ -439,8 +435,9 @@ async def test_those_whose_jobs_a_program_holds_hold_up_no_others(postgres_datab
     held, free = [await begun() for _ in range(store.DUE_LIMIT)], await begun()
     with Session(postgres_database.sync_engine) as s:
         assert app.sync.jobs.cancel([wf.steps[0].id for wf in held], session=s).cancelled == len(held)
+        sweeper = app.worker().sweeper
         for _ in range(2):
-            await app.database.transaction(_attend)
+            await sweeper._attend_workflows()
         assert (await app.workflows.get(free.id)).state == "failed"
     await settle(app)
     assert {one.state for one in await app.workflows.list()} == {"failed"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, overload
 
 from pydantic import TypeAdapter
 from sqlalchemy import Connection
@@ -388,29 +388,33 @@ def _cancel(c: Connection, d: Dialect, id_: UUID) -> WorkflowInfo:
 # -- staging -----------------------------------------------------------------------------------------------------------
 
 
-def attend(c: Connection, d: Dialect, *, careful: bool = False) -> tuple[int, list[tuple[str, str]]]:
-    """Look at workflows of which a job ended.
+class Look(NamedTuple):
+    """At how many workflows, those (name, id) that got stuck over a dead undo, and the id of the last one."""
 
-    Returns how many, and those (name, id) that got stuck over a dead undo. Others lock a workflow last and this has it
-    first, so it waits for nobody: it fails (see `db/dialect.py`), and then it is to be ``careful``, and leaves
-    workflows whose jobs or lanes somebody holds for the next look.
+    count: int
+    stuck: list[tuple[str, str]]
+    last: str
+
+
+def attend(c: Connection, d: Dialect, after: str = "", *, careful: bool = False) -> Look:
+    """Look at workflows of which a job ended, from the one behind ``after`` on.
+
+    Others lock a workflow last and this has it first, so it waits for nobody: it fails (see `db/dialect.py`), and then
+    it is to be ``careful``, and leaves workflows whose jobs or lanes somebody holds for another look.
     """
     now = d.steer(c, SHORT_LOCK_WAIT)
-    rows, stuck, later = workflows.due(c, d), [], []
+    rows, stuck = workflows.due(c, d, after), []
     for row in rows:
-        before, after = WorkflowState(row.state), None
+        state = before = WorkflowState(row.state)
         try:
             with c.begin_nested() if careful else nullcontext():
-                after = _attend(c, d, row.id, before, row.reason, now)
+                state = _attend(c, d, row.id, before, row.reason, now)
         except DBAPIError as error:
             if not careful or not is_lock_timeout(error):
                 raise
-            later.append(row.id)
-        if after is WorkflowState.STUCK is not before:
+        if state is WorkflowState.STUCK is not before:
             stuck.append((row.name, str(row.id)))
-    if later:
-        workflows.look_at(c, d, later, now)  # after those that wait by now
-    return len(rows), stuck
+    return Look(len(rows), stuck, d.id(rows[-1].id) if rows else "")
 
 
 def _attend(

@@ -98,6 +98,7 @@ class Sweeper:
         self.repaired = 0
         self._walk = dependencies.Walk()  # how far the look at waiting jobs has come
         self._workflow = ""  # and that at workflows
+        self._last = ""  # the workflow that was attended last
         self._look_at = inf  # loop time by which this worker's own parked turns want to be looked at
         self._rest: asyncio.Timeout | None = None  # of the staging loop
         self._seen: dict[tuple[UUID, int], float] = {}  # overdue jobs of living workers in the look before: since when
@@ -188,19 +189,20 @@ class Sweeper:
         return moved + await self._attend_workflows(), due.job_at, due.turn_at
 
     async def _attend_workflows(self) -> int:
-        looked, stuck = await self._carefully(workflows.attend)
-        for name, id_ in stuck:
+        look = await self._carefully(workflows.attend, self._last)
+        self._last = look.last
+        for name, id_ in look.stuck:
             self._features.alerts.add(alerts.stuck(name, id_))
-        return looked
+        return look.count
 
-    async def _carefully(self, fn: Callable[..., T]) -> T:
+    async def _carefully(self, fn: Callable[..., T], *args: Any) -> T:
         """``fn``, and once more without what somebody holds if it had to wait for that."""
         try:
-            return await self._database.transaction(fn)
+            return await self._database.transaction(fn, *args)
         except DBAPIError as error:
             if not is_lock_timeout(error):
                 raise
-            return await self._database.transaction(fn, careful=True)
+            return await self._database.transaction(fn, *args, careful=True)
 
     # -- rescue ---------------------------------------------------------------------------------------------------
 

@@ -141,28 +141,39 @@ def turned_around(c: Connection, d: Dialect, ids: Iterable[UUID]) -> set[UUID]:
 # -- looking at them ---------------------------------------------------------------------------------------------------
 
 
-def due(c: Connection, d: Dialect, limit: int = DUE_LIMIT) -> Sequence[Row[Any]]:
+def due(c: Connection, d: Dialect, after: str = "", limit: int = DUE_LIMIT) -> Sequence[Row[Any]]:
     """Lock workflows to look at: (id, name, state, reason); those that are locked are left out.
 
-    Those come first that were looked at, or asked about, the longest ago: one that has to be looked at again and again,
-    because somebody holds its jobs, must not keep its place before others.
+    In a circle by id, from the one behind ``after`` on: one that has to be looked at again and again, because somebody
+    holds its jobs, must not keep its place before others.
     """
-    return d.run(
-        c,
-        "SELECT id, name, state, reason FROM {workflow} WHERE attention"
-        " ORDER BY updated_at, id LIMIT :limit {leaf_lock}",
-        {"limit": limit},
-        id=ID,
-        name=None,
-        state=None,
-        reason=None,
-    ).all()
+    rows: list[Row[Any]] = []
+    for sign in (">", "<=") if after else (">",):
+        rows += d.run(
+            c,
+            f"SELECT id, name, state, reason FROM {{workflow}} WHERE attention AND id {sign} {_behind(d)}"
+            " ORDER BY id LIMIT :limit {leaf_lock}",
+            {"after_id": after, "limit": limit - len(rows)},
+            id=ID,
+            name=None,
+            state=None,
+            reason=None,
+        ).all()
+        if len(rows) >= limit:
+            break
+    return rows
+
+
+def _behind(d: Dialect) -> str:
+    """The id in ``:after_id``, before all others if it is empty."""
+    if d.is_postgresql:
+        return "CAST(coalesce(nullif(:after_id, ''), '00000000-0000-0000-0000-000000000000') AS uuid)"
+    return ":after_id"
 
 
 def unattended(c: Connection, d: Dialect, after: str, limit: int) -> Sequence[Row[Any]]:
     """The next workflows that are not over and for which no look was asked for: (id, state), by id."""
-    least = "00000000-0000-0000-0000-000000000000"
-    behind = f"CAST(coalesce(nullif(:after_id, ''), '{least}') AS uuid)" if d.is_postgresql else ":after_id"
+    behind = _behind(d)
     each = " UNION ALL ".join(  # one walk along the index for each state: most workflows are over
         f"SELECT * FROM (SELECT id, state FROM {{workflow}} WHERE state = '{state.value}' AND id > {behind}"
         f" AND NOT attention ORDER BY id LIMIT :limit) AS {state.value}"
