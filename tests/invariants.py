@@ -143,7 +143,7 @@ def keep_house(database: Database, *, rounds: int = 20) -> list[str]:
 
     def attend(c, d):
         staged, released, due = sweeper.attend(c, d, _policy, 0.5)
-        looked = attending.attend(c, d).count
+        looked = attending.attend(c, d).size
         return bool(staged or released or looked or due.edges or due.workflows)
 
     for _ in range(rounds):

@@ -391,7 +391,7 @@ def _cancel(c: Connection, d: Dialect, id_: UUID) -> WorkflowInfo:
 class Look(NamedTuple):
     """At how many workflows, those (name, id) that got stuck over a dead undo, and the id of the last one."""
 
-    count: int
+    size: int
     stuck: list[tuple[str, str]]
     last: str
 

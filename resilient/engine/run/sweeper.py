@@ -193,7 +193,7 @@ class Sweeper:
         self._last = look.last
         for name, id_ in look.stuck:
             self._features.alerts.add(alerts.stuck(name, id_))
-        return look.count
+        return look.size
 
     async def _carefully(self, fn: Callable[..., T], *args: Any) -> T:
         """``fn``, and once more without what somebody holds if it had to wait for that."""
