@@ -237,8 +237,8 @@ class Policies:
     ``limits={"github/*": [Limit(5000, per="1h")]}``, ``concurrency={"github": 8}``, ``breakers={"github/**":
     ...}``; ``tenancies`` by root, `SHARED` where nothing is said. ``pace={"crm/*": "even"}`` spreads what a
     provider says is left over the time until its reset; ``reserve={"crm/*": {5: 0.2}}`` keeps a fifth of each such
-    window for jobs of priority 5 and above. Raises `InvalidInput` or
-    `BadResourceKey` for what cannot be meant.
+    window for jobs of priority 5 and above. ``usual``: caps of keys for which no pattern of ``concurrency`` is meant.
+    Raises `InvalidInput` or `BadResourceKey` for what cannot be meant.
     """
 
     def __init__(
@@ -250,10 +250,11 @@ class Policies:
         learn: Mapping[str, Any] | None = None,
         pace: Mapping[str, Pace] | None = None,
         reserve: Mapping[str, Mapping[int, float]] | None = None,
+        usual: Mapping[str, int] | None = None,
     ) -> None:
         self._tenancies = tenancies or {}
         self._limits = _sorted({pattern: _declared(pattern, value) for pattern, value in (limits or {}).items()})
-        self._caps = _sorted(concurrency or {})
+        self._caps, self._usual = _sorted(concurrency or {}), usual or {}
         self._breakers = _sorted(breakers or {})
         self._learn = _sorted({pattern: Learning.of(pattern, word) for pattern, word in (learn or {}).items()})
         self._pace = _sorted({pattern: _paced(pattern, word) for pattern, word in (pace or {}).items()})
@@ -287,7 +288,7 @@ class Policies:
 
     def capped(self, key: str) -> tuple[str, ...]:
         """The keys of a path with a declared concurrency cap."""
-        if not self._caps:
+        if not self._caps and not self._usual:
             return ()
         return tuple(level for level in path(key) if self.for_key(level).concurrency is not None)
 
@@ -295,7 +296,7 @@ class Policies:
         taught_by = key.rpartition("/")[0] if is_budget(key) else key  # what throttles may teach is said of accounts
         members = (
             _best(key, self._limits) or (),
-            _best(key, self._caps),
+            _best(key, self._caps) or self._usual.get(key),
             _best(key, self._breakers) or _BREAKER,
             _best(key, self._learn) or _best(taught_by, self._learn) or _LEARNING,
             _best(key, self._pace),

@@ -17,6 +17,7 @@ from resilient.core.base.frames import frameless
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained
 from resilient.core.base.tracing import Tracing
+from resilient.core.events.message import RESOURCE
 from resilient.core.gates.policy import BreakerPolicy, Policies
 from resilient.engine import alerts as alerts_
 from resilient.engine.accounts.connections import Connections
@@ -157,8 +158,16 @@ class Resilient:
         self.kinds: Mapping[str, Handler[Any, Any]] = by_kind([*handlers, *relays(to)])
         self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
         self.providers = registry(providers)
+        usual = {f"{RESOURCE}/{name}": one.at_once for name, one in to.items() if one.at_once}
         self.policies = _policies(
-            self.providers.values(), limits, concurrency, breakers=breakers, learn=learn, pace=pace, reserve=reserve
+            self.providers.values(),
+            limits,
+            concurrency,
+            usual,
+            breakers=breakers,
+            learn=learn,
+            pace=pace,
+            reserve=reserve,
         )
         self.deps = deps
         self.session_engines = SessionEngines(self.database, session_factory)
@@ -519,13 +528,14 @@ def _policies(
     providers: Collection[Provider],
     limits: Mapping[str, Sequence[Limit]] | None,
     concurrency: Mapping[str, int] | None,
+    usual: Mapping[str, int],
     **others: Any,
 ) -> Policies:
     """The policies of resources: what the program declares overrides its providers' facts."""
     rates, caps = {**limits_of(providers), **(limits or {})}, {**caps_of(providers), **(concurrency or {})}
     patterns = chain(limits or (), concurrency or (), *(one or () for one in others.values()))
     warn_of_roots(patterns, {provider.name for provider in providers})
-    return Policies(rates, caps, tenancies=tenancies_of(providers), **others)
+    return Policies(rates, caps, tenancies=tenancies_of(providers), usual=usual, **others)
 
 
 def _opened(target: Any, connections: int, **options: Any) -> Database:

@@ -75,6 +75,11 @@ class Destination:
         if self.when_dead not in ("block", "skip"):
             raise InvalidInput(f'when_dead must be "block" or "skip", not {self.when_dead!r}')
 
+    @property
+    def at_once(self) -> int | None:
+        """Events it gets at once from all workers, unless the program says how many (`concurrency=`); None: no cap."""
+        return None
+
     def require(self) -> None:
         """Raise `MissingExtra` if a library is missing; called when a worker that publishes here is made."""
 

@@ -46,12 +46,12 @@ def _refusal(host: str, address: str) -> Permanent:
     )
 
 
-def transport(allow: Iterable[str], context: ssl.SSLContext, connections: int) -> httpx.AsyncHTTPTransport:
-    """An httpx transport to public addresses: no proxy, nothing from the environment."""
+def transport(allow: Iterable[str], context: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
+    """An httpx transport to public addresses: no proxy, nothing from the environment, a connection for each request."""
     made = httpx.AsyncHTTPTransport(verify=context, trust_env=False)
     made._pool = httpcore.AsyncConnectionPool(  # noqa: SLF001 - httpx has no argument for it
         ssl_context=context,
-        max_connections=connections,
+        max_connections=None,  # who waits for one takes that for the silence of the receiver
         keepalive_expiry=4.0,
         network_backend=PublicNetwork(allow, _refusal),
     )
@@ -116,6 +116,11 @@ class StandardWebhook(Destination):
         """The secrets, the current one first."""
         return (self.secrets,) if isinstance(self.secrets, str) else tuple(self.secrets)
 
+    @property
+    def at_once(self) -> int:
+        """What one worker takes at once: a receiver is not flooded because many workers have much to tell."""
+        return self.batch
+
     def require(self) -> None:
         """See `Destination`."""
         extra("standardwebhooks", "webhooks")
@@ -133,7 +138,7 @@ class _Poster:
 
     def __init__(self, destination: StandardWebhook, signers: Sequence[Any]) -> None:
         self._destination, self._signers = destination, signers
-        self._transport = transport(destination.allow, public_certificates(), destination.batch)
+        self._transport = transport(destination.allow, public_certificates())
         self._times = {"timeout": httpx.Timeout(destination.timeout).as_dict()}
 
     async def publish(self, message: Message) -> None:
