@@ -17,7 +17,6 @@ from resilient.core.base.frames import frameless
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained
 from resilient.core.base.tracing import Tracing
-from resilient.core.events.message import RESOURCE
 from resilient.core.gates.policy import BreakerPolicy, Policies
 from resilient.engine import alerts as alerts_
 from resilient.engine.accounts.connections import Connections
@@ -45,7 +44,7 @@ from resilient.engine.jobs import queue
 from resilient.engine.jobs.api import Jobs
 from resilient.engine.jobs.queue import Queue
 from resilient.engine.jobs.workflows import SyncWorkflow, Workflow, Workflows
-from resilient.engine.run.relay import named, relays
+from resilient.engine.run.relay import named, relays, usual_caps
 from resilient.engine.schedules.schedules import Schedules
 from resilient.engine.sync import Streams
 from resilient.store.accounts.secrets import KeyRing, from_environment
@@ -158,17 +157,10 @@ class Resilient:
         self.kinds: Mapping[str, Handler[Any, Any]] = by_kind([*handlers, *relays(to)])
         self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
         self.providers = registry(providers)
-        usual = {f"{RESOURCE}/{name}": one.at_once for name, one in to.items() if one.at_once}
         self.policies = _policies(
-            self.providers.values(),
-            limits,
-            concurrency,
-            usual,
-            breakers=breakers,
-            learn=learn,
-            pace=pace,
-            reserve=reserve,
-        )
+            self.providers.values(), limits, concurrency, usual_caps(to),
+            breakers=breakers, learn=learn, pace=pace, reserve=reserve,
+        )  # fmt: skip
         self.deps = deps
         self.session_engines = SessionEngines(self.database, session_factory)
         self.listen_url = None if listen_url is None else for_listening(listen_url)

@@ -49,6 +49,11 @@ def relays(destinations: Mapping[str, Destination]) -> list[Relay]:
     return [_relay(name, one) for name, one in destinations.items()]
 
 
+def usual_caps(destinations: Mapping[str, Destination]) -> dict[str, int]:
+    """How many events each gets at once where the program says nothing, by resource key."""
+    return {f"{RESOURCE}/{name}": one.at_once for name, one in destinations.items() if one.at_once}
+
+
 def _relay(name: str, target: Destination) -> Relay:
     longest = target.timeout * -(-target.batch // IN_FLIGHT) + _SLACK
     return Relay(kind=PREFIX + name, fn=_publish, retry=target.retry, batch=target.batch, timeout=longest)
