@@ -6,8 +6,7 @@ import pytest
 
 from resilient import BreakerPolicy, Limit, Retention, Retry, Transient
 from resilient.core.base.errors import InvalidInput, SetupError
-from resilient.core.base.misfit import check_number
-from resilient.core.base.numbers import is_number, is_whole
+from resilient.core.base.misfit import check_number, is_number, is_whole
 from resilient.core.gates.policy import Learning, Policy
 from resilient.core.gates.rate_limit import check_shares, seconds
 from resilient.core.jobs.backoff import Fixed, FullJitter

@@ -42,12 +42,12 @@ Messages say what happened, to which job or resource, and what to do. They never
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from resilient.core.base.numbers import is_number
 from resilient.core.base.phrases import moment
 
 if TYPE_CHECKING:
@@ -266,11 +266,11 @@ def _moment(word: str, seconds: str, until: datetime | None) -> datetime | None:
 
 
 S = TypeVar("S")
+_LARGEST: Final = sys.float_info.max  # of infinity, NaN and 10**400 nothing can be computed
 
 
 def _finite(word: str, seconds: S) -> S:
-    number: object = seconds
-    if isinstance(number, (int, float)) and not is_number(number):
+    if isinstance(seconds, (int, float)) and not -_LARGEST <= seconds <= _LARGEST:
         raise InvalidInput(f"{word}({seconds!r}): give a finite number of seconds")
     return seconds
 

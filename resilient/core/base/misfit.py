@@ -18,11 +18,10 @@ from datetime import date, datetime, timedelta
 from enum import Enum
 from functools import wraps
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeGuard, TypeVar, cast, get_args
 
 from resilient.core.base.body import pick
 from resilient.core.base.errors import InvalidInput, ResilientError
-from resilient.core.base.numbers import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -69,6 +68,19 @@ def check_pattern(where: str, name: str, text: str, *, groups: tuple[int, ...] =
     if groups and number not in groups:
         expected = " or ".join(str(one) for one in groups)
         raise InvalidInput(f"{where}({name}={text!r}) has {number} groups, not {expected}: the group is what is read")
+
+
+_LARGEST: Final = sys.float_info.max
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number that a float holds: no ``True``, no text, no infinity, no NaN, no ``10**400``."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def is_whole(value: object, least: int = 1, most: int = 2**63 - 1) -> TypeGuard[int]:
+    """Whether it is a whole number within these bounds: no ``True``, no ``2.0``."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def check_number(where: str, name: str, value: float | None, *, least: float = 0.0, above: bool = True) -> None:

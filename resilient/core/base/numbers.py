@@ -1,35 +1,22 @@
-"""Numbers that are none: what a program gives where one is asked for, and what JSON has no word for.
+"""Numbers that JSON has no word for: infinity and NaN.
 
-Python's `json` writes infinity and NaN as words that PostgreSQL and other readers refuse, and reads them; pydantic
-writes ``null``, which is another value. So whatever the engine writes or a person types is refused for them, by the
-place of the number (``lines.0.price``). What a provider answers may hold them: it is not ours to refuse.
+Python's `json` writes them as words that PostgreSQL and other readers refuse, and reads them; pydantic writes ``null``,
+which is another value. So whatever the engine writes or a person types is refused for them, by the place of the number
+(``lines.0.price``). What a provider answers may hold them: it is not ours to refuse.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from enum import Enum
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REMEDY: Final = "JSON has no infinity and no NaN: leave it out, or send null or a text"
 SIGNS: Final = ("null", "NaN", "Infinity", '"None"')  # what serializers write for such a number; None: as a key
-
-_LARGEST: Final = sys.float_info.max
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number that a float holds: no ``True``, no text, no infinity, no NaN, no ``10**400``."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
-
-
-def is_whole(value: object, least: int = 1, most: int = 2**63 - 1) -> TypeGuard[int]:
-    """Whether it is a whole number within these bounds: no ``True``, no ``2.0``."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def json_text(value: Any) -> str:

@@ -15,8 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import is_number, is_whole
+from resilient.core.base.misfit import explained_class, is_number, is_whole
 from resilient.core.base.resource_key import check_pattern, is_budget, matches, path
 from resilient.core.gates.rate_limit import Limit
 

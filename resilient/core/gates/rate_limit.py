@@ -24,8 +24,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from resilient.core.base.errors import InvalidInput, SetupError
-from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import is_number
+from resilient.core.base.misfit import explained_class, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import is_whole
+from resilient.core.base.misfit import explained_class, is_whole
 from resilient.core.gates.rate_limit import seconds
 from resilient.core.jobs.records import fields_of
 

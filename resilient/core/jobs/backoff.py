@@ -15,8 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure
-from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import is_number, is_whole
+from resilient.core.base.misfit import explained_class, is_number, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 from resilient.core.base import bounds
 from resilient.core.base.errors import UNCHARGED, Failure, FailureKind, at_scope
 from resilient.core.base.instants import add_seconds
-from resilient.core.base.numbers import is_number
+from resilient.core.base.misfit import is_number
 from resilient.core.base.phrases import moment, one_line, plain
 from resilient.core.base.resource_key import is_below
 from resilient.core.gates.retry_after import resume_at

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack
 
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, Snooze
 from resilient.core.base.hosts import Origins, host_pattern, is_private, origin_of, without_secrets
-from resilient.core.base.misfit import check_number, check_pattern, check_texts, check_word, explained_class
-from resilient.core.base.numbers import is_whole
+from resilient.core.base.misfit import check_number, check_pattern, check_texts, check_word, explained_class, is_whole
 from resilient.core.base.resource_key import has_dots
 from resilient.core.events.webhook import Webhook
 from resilient.core.gates.policy import Tenancy, tenancy_of

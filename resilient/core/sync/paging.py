@@ -23,8 +23,8 @@ from resilient.core.base.body import pick
 from resilient.core.base.bounds import CURSOR
 from resilient.core.base.errors import InvalidInput, ResilientError
 from resilient.core.base.hosts import PORTS, address, without_secrets
-from resilient.core.base.misfit import check_paths, check_word, explained_class
-from resilient.core.base.numbers import is_whole, json_text
+from resilient.core.base.misfit import check_paths, check_word, explained_class, is_whole
+from resilient.core.base.numbers import json_text
 from resilient.core.base.phrases import one_line
 
 if TYPE_CHECKING:

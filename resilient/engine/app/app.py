@@ -158,9 +158,8 @@ class Resilient:
         self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
         self.providers = registry(providers)
         self.policies = _policies(
-            self.providers.values(), limits, concurrency, usual_caps(to),
-            breakers=breakers, learn=learn, pace=pace, reserve=reserve,
-        )  # fmt: skip
+            self.providers.values(), to, limits, concurrency, breakers=breakers, learn=learn, pace=pace, reserve=reserve
+        )
         self.deps = deps
         self.session_engines = SessionEngines(self.database, session_factory)
         self.listen_url = None if listen_url is None else for_listening(listen_url)
@@ -518,16 +517,16 @@ class Resilient:
 
 def _policies(
     providers: Collection[Provider],
+    destinations: Mapping[str, Destination],
     limits: Mapping[str, Sequence[Limit]] | None,
     concurrency: Mapping[str, int] | None,
-    usual: Mapping[str, int],
     **others: Any,
 ) -> Policies:
     """The policies of resources: what the program declares overrides its providers' facts."""
     rates, caps = {**limits_of(providers), **(limits or {})}, {**caps_of(providers), **(concurrency or {})}
     patterns = chain(limits or (), concurrency or (), *(one or () for one in others.values()))
     warn_of_roots(patterns, {provider.name for provider in providers})
-    return Policies(rates, caps, tenancies=tenancies_of(providers), usual=usual, **others)
+    return Policies(rates, caps, tenancies=tenancies_of(providers), usual=usual_caps(destinations), **others)
 
 
 def _opened(target: Any, connections: int, **options: Any) -> Database:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.misfit import explained_calls
-from resilient.core.base.numbers import is_whole
+from resilient.core.base.misfit import explained_calls, is_whole
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.store import events as store
 

@@ -24,8 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
-from resilient.core.base.misfit import explained_calls
-from resilient.core.base.numbers import SIGNS, is_whole, lost_number
+from resilient.core.base.misfit import explained_calls, is_whole
+from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.base.tracing import current
 from resilient.core.events.message import RESOURCE, Envelope, EventInfo, Replayed, numbered
 from resilient.core.events.message import destination as destination_of

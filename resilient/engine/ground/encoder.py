@@ -27,8 +27,7 @@ from uuid_utils import uuid7
 from resilient.core.base import resource_key as keys
 from resilient.core.base.errors import BadPayload, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
 from resilient.core.base.loggers import logger
-from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import is_number, is_whole
+from resilient.core.base.misfit import explained_class, is_number, is_whole
 from resilient.core.base.phrases import nearest
 from resilient.core.jobs.records import SEALED, START, is_sealed, without_sealed
 from resilient.engine.ground import sealing

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import InvalidInput, JobNotFound, JobNotOver
 from resilient.core.base.loops import PerLoop
-from resilient.core.base.numbers import is_number
+from resilient.core.base.misfit import is_number
 from resilient.core.base.tracing import running
 from resilient.engine.ground.sessions import Transactions
 from resilient.store.db.wake import ENDS, Listener

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, MissingExtra, SetupError
-from resilient.core.base.misfit import explained_class
-from resilient.core.base.numbers import is_number, is_whole
+from resilient.core.base.misfit import explained_class, is_number, is_whole
 from resilient.core.jobs.backoff import FullJitter, Retry
 
 if TYPE_CHECKING:
