@@ -379,6 +379,7 @@ class Watch:
         self._lock = threading.Lock()
         self._drivers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._since: dict[Any, float] = {}
+        self._loud_at: dict[Any, float] = {}  # seconds after which a statement is logged, doubled each time
         self._last_ask = -1e9
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -413,6 +414,7 @@ class Watch:
         with self._lock:
             drivers = list(self._drivers)
         self._since = {one: self._since.get(one, now) for one in drivers if _is_busy(one)}
+        self._loud_at = {one: self._loud_at.get(one, LONG) for one in self._since}
         late = [one for one, since in self._since.items() if now - since >= self.suspect]
         if not late or now - self._last_ask < self.suspect:
             return
@@ -436,8 +438,10 @@ class Watch:
             session, since = sessions.get(one.info.backend_pid), self._since[one]
             if session is None or (session.state != "active" and session.seconds >= self.suspect - TICK):
                 deaf.append(one)
-            elif now - since >= LONG:
-                log.warning("a statement has been running on %s for %.0f s", self._address, now - since)
+            elif now - since >= self._loud_at[one]:
+                self._loud_at[one] = 2 * (now - since)
+                pid = one.info.backend_pid
+                log.warning("a statement has been running on %s for %.0f s (pid %d)", self._address, now - since, pid)
         if deaf:
             log.error(
                 "the database %s answers, but not on %d of our connections: they are given up and opened anew",
