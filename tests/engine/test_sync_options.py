@@ -46,6 +46,7 @@ class Box:
 
     def __init__(self, clock):
         self.clock, self.rows, self.asked, self.history, self.refuse, self.size = clock, {}, [], 1, lambda *_: False, 3
+        self.numbers = False  # whether a cursor is one
 
     def put(self, id_, **fields):
         self.history += 1
@@ -75,7 +76,7 @@ class Box:
 
     def filtered(self, query, _sent):
         """Changed since a time, the border included; the provider's clock is told."""
-        since = datetime.fromisoformat(query.get("since", "2000-01-01T00:00:00+00:00"))
+        since = datetime.fromisoformat(query.get("since", "0001-01-01T00:00:00+00:00"))
         page, after = self._page([r for r in self.rows.values() if datetime.fromisoformat(r["at"]) >= since], query)
         date = self.clock.now().strftime("%a, %d %b %Y %H:%M:%S GMT")
         return 200, {"date": date}, {"items": page, "next": after}
@@ -85,7 +86,7 @@ class Box:
         return 200, {}, {"items": page, "next": after}
 
     def profile(self, _query, _sent):
-        return 200, {}, {"historyId": str(self.history)}
+        return 200, {}, {"historyId": self.history if self.numbers else str(self.history)}
 
     def changed(self, query, _sent):
         found = [row for row in self.rows.values() if row["v"] > int(query["start"])]
@@ -302,6 +303,22 @@ async def test_broken_off_in_its_middle_it_keeps_the_cursor_read_before(app, box
     assert ids(await run(app, "gmail")) == [1]
 
 
+async def test_an_account_without_a_history_has_a_cursor_too(app, box):
+    box.history, box.numbers = 0, True
+    assert ids(await run(app, "gmail")) == []
+    box.put(1)
+    assert ids(await run(app, "gmail")) == [1]
+    assert box.asked[-1] == ("/changed", {"start": "0"})
+
+
+async def test_a_record_that_says_never_breaks_no_pass(app, box):
+    box.put(1, at="0001-01-01T00:00:00+00:00")
+    assert ids(await run(app, "overlapping")) == [1]
+    assert ids(await run(app, "overlapping")) == []
+    box.put(2, at="2001-01-01T00:00:00+00:00")
+    assert ids(await run(app, "overlapping")) == [2]
+
+
 async def test_conditional_requests(app, box):
     box.put(1)
     assert ids(await run(app, "tagged")) == [1]
@@ -318,6 +335,14 @@ async def test_ids_after_the_last_one(app, box):
     assert ids(await run(app, "newest")) == [1, 2]
     box.put(11)
     assert ids(await run(app, "newest")) == [11]
+    assert ids(await run(app, "newest")) == []
+
+
+async def test_long_ids_after_the_last_one(app, box):
+    """Of two that follow each other a float makes one; one of twelve digits is no time in milliseconds."""
+    for number in (99_999_999_999, 100_000_000_000, 1_234_567_890_123_456_788, 1_234_567_890_123_456_789):
+        box.put(number)
+        assert ids(await run(app, "newest")) == [number]
     assert ids(await run(app, "newest")) == []
 
 

@@ -21,12 +21,19 @@ from resilient.core.base.misfit import check_braces, check_number, check_paths, 
 #
 # Positions in a stream as its records write them: times and numbers, compared and moved, in their own spelling.
 
-_MILLISECONDS: Final = 1e11  # numbers from here on are milliseconds, not seconds
+# Numbers from here on are milliseconds, microseconds, nanoseconds; below they are seconds. A time of our age is in one.
+_UNITS: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 _MILLI: Final = 3  # digits
+_LONGEST: Final = 40  # digits of an id or a time
+
+
+def _unit(number: float) -> float:
+    """How many of it are a second."""
+    return next((unit for least, unit in _UNITS if abs(number) >= least), 1.0)
 
 
 def instant(value: str | None) -> float | None:
-    """Epoch seconds of a time as records write it: ISO 8601, seconds or milliseconds; None if it is neither."""
+    """Epoch seconds of a time as records write it: ISO 8601, or a number of seconds or their parts; None if neither."""
     if value is None:
         return None
     try:
@@ -35,7 +42,7 @@ def instant(value: str | None) -> float | None:
         return None if (time := _iso(value)) is None else time.timestamp()
     if not math.isfinite(number):
         return None
-    return number / 1000 if abs(number) >= _MILLISECONDS else number
+    return number / _unit(number)
 
 
 def shifted(value: str, seconds: float) -> str:
@@ -43,18 +50,31 @@ def shifted(value: str, seconds: float) -> str:
     if (at := instant(value)) is None:
         return value
     if (time := _iso(value)) is None:
-        is_milli = abs(float(value)) >= _MILLISECONDS
-        number = (at + seconds) * 1000 if is_milli else at + seconds
-        if "." in value:
-            return f"{number:.3f}" if is_milli else f"{number:.6f}"
-        return str(math.floor(number))
-    moved = time + timedelta(seconds=seconds)
+        return _shifted_number(value, at, seconds)
+    try:
+        moved = time + timedelta(seconds=seconds)
+    except OverflowError:  # the first or the last day that there is, with which some say "never": nothing is beyond
+        return value
     if "T" not in value and " " not in value.strip():
         return moved.date().isoformat()
     digits = len(_fraction(value))
     fraction = "microseconds" if digits > _MILLI else "milliseconds" if digits else "seconds"
     text = moved.replace(tzinfo=None).isoformat(sep="T" if "T" in value else " ", timespec=fraction)
     return text + _zone(value)
+
+
+def _shifted_number(value: str, at: float, seconds: float) -> str:
+    unit = _unit(float(value))
+    if _is_digits(value):  # exactly: a float holds no nanoseconds
+        return str(int(value) + math.floor(seconds * unit))
+    number = (at + seconds) * unit
+    if "." in value:
+        return f"{number:.6f}" if unit == 1.0 else f"{number:.3f}"
+    return str(math.floor(number))
+
+
+def _is_digits(value: str) -> bool:
+    return value.isascii() and value.isdecimal() and len(value) <= _LONGEST
 
 
 def _iso(value: str) -> datetime | None:
@@ -83,6 +103,8 @@ def later(value: str | None, other: str | None) -> bool:
     """Whether ``value`` comes after ``other``: as times or numbers where both are, else as text."""
     if value is None or other is None:
         return value is not None
+    if _is_digits(value) and _is_digits(other):  # exactly: of two long ids that follow each other a float makes one
+        return int(value) > int(other)
     here, there = instant(value), instant(other)
     return here > there if here is not None and there is not None else value > other
 

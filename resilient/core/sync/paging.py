@@ -297,9 +297,13 @@ class Paginator(ABC):
         return True in _flags(answer, self.more) or False in _flags(answer, self.done)
 
 
-def cursor_at(answer: AnswerFacts, path: str) -> str | None:
-    """The cursor at ``path``: text that is not empty, or a number from 1. Raises `PagingError` for anything else."""
-    values = [value for value in pick(answer.body, path) if value not in (None, "", 0)] if path else []
+def cursor_at(answer: AnswerFacts, path: str, *, least: int = 1) -> str | None:
+    """The cursor at ``path``: text that is not empty, or a number from ``least``; None if there is none.
+
+    Raises `PagingError` for anything else.
+    """
+    none = (None, "", 0) if least else (None, "")
+    values = [value for value in pick(answer.body, path) if value not in none] if path else []
     if not values:
         return None
     cursor = values[0]

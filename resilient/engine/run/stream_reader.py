@@ -32,7 +32,7 @@ from resilient.core.base.hosts import without_params
 from resilient.core.base.phrases import one_line
 from resilient.core.jobs.outcomes import CONTINUATIONS
 from resilient.core.sync.paginators import GraphQLPages
-from resilient.core.sync.paging import PagingError
+from resilient.core.sync.paging import PagingError, cursor_at
 from resilient.core.sync.stream import RESETS, begin, refuse, restart, take, unchanged
 from resilient.engine.run.execution import patiently
 from resilient.engine.run.two_phase import committed_session
@@ -182,10 +182,13 @@ class Reader(Generic[T]):
         response = await self._ask(stream.before(**self._params))
         response.raise_for_status()
         path = stream.incremental.cursor
-        values = [v for v in pick(_json(response), path) if isinstance(v, (str, int)) and v]
-        if not values:
+        try:
+            cursor = cursor_at(AnswerFacts(response.status_code, body=_json(response)), path, least=0)
+        except PagingError as error:
+            raise Transient(f"stream {stream.name!r}: in the answer before the pass {error}") from error
+        if cursor is None:
             raise Transient(f"stream {stream.name!r}: the answer before the pass has no {path!r}")
-        return str(values[0])
+        return cursor
 
 
 class _Refused(Exception):
