@@ -125,6 +125,23 @@ def test_a_size_is_asked_for_where_both_its_name_and_the_most_are_known(facts, r
     assert OnePage(**facts).first(request_) == expected
 
 
+@pytest.mark.parametrize("paginator", [LastKey, PageNumber, Offset])
+def test_who_wants_larger_pages_than_there_are_reads_on(paginator):
+    """The provider gives two at most: a page of two is a full one, whatever was wanted."""
+    reader = paginator(items="d", size="n", most=2)
+    request = FIRST.with_query(n=50)
+    assert reader.read(request, answer({"d": TWO})).next is not None
+    assert reader.read(request, answer({"d": ONE})).next is None
+
+
+def test_a_link_behind_what_is_read_of_a_header_is_not_the_end():
+    long = ", ".join(f'<?page={n}>; rel="p{n}"' for n in range(1_000))
+    with pytest.raises(PagingError, match="longer than 8192 characters"):
+        LinkHeader().read(FIRST, answer(ONE, link=f'{long}, <?page=2>; rel="next"'))
+    read = LinkHeader().read(FIRST, answer(ONE, link=f'<?page=2>; rel="next", {long}'))
+    assert read.next == FIRST.at("?page=2")
+
+
 # -- cursors ---------------------------------------------------------------------------------------------------
 
 

@@ -42,7 +42,12 @@ class LinkHeader(Paginator):
         self._one_of("rel")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:  # noqa: ARG002
-        target = links(answer.headers.get("link", "")).get(self.rel)
+        header = answer.headers.get("link", "")
+        target = links(header).get(self.rel)
+        if target is None and len(header) > STRUCTURED_FIELD.value:
+            raise PagingError(
+                f"the Link header is longer than {STRUCTURED_FIELD.value} characters: the rest is not read"
+            )
         return None if target is None else request.at(target)
 
 
@@ -301,9 +306,12 @@ def links(header: str) -> dict[str, str]:
 
 
 def _full(paginator: Paginator, request: PageRequest, page: int | None) -> int:
-    """How many records a full page has, as far as it is known; 1 asks until a page is empty."""
-    size = paginator.size_of(request) if paginator.size else None
-    return _number(size, page or 1)
+    """How many records a full page has, as far as it is known; 1 asks until a page is empty.
+
+    Never more than the provider gives: a request for more would make each of its pages the last one.
+    """
+    size = _number(paginator.size_of(request) if paginator.size else None, page or 1)
+    return size if paginator.most is None else min(size, paginator.most)
 
 
 def _number(value: Value | None, default: int) -> int:
