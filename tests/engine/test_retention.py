@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+import sqlalchemy as sa
 
 from resilient import InvalidInput, Pruned, Resilient, Retention, handler
 from resilient.core.jobs.outcomes import Transition
@@ -178,12 +179,24 @@ class TestEvents:
         assert (await retention.keep(app.database, app.retention, app.pruned_to)).total == 16
         assert kept() == {"outbox": 9, "a": 1, "outbox0": 1}
         first = len(asked)
-        clock.advance(days=7)
+        clock.advance(days=6, hours=1)
         assert (await retention.keep(app.database, app.retention, app.pruned_to)).total == 2
         assert len(asked) - first < first
         clock.advance(days=16)
         assert await retention.keep(app.database, app.retention, app.pruned_to) == Pruned(events=8)
         assert kept() == {"outbox": 1}
+
+    @pytest.mark.parametrize("backend", ["postgresql"])
+    async def test_what_is_locked_when_the_walk_passes_goes_later(self, database, both, kept, clock):
+        both(9, 8)
+        app = self.app(database, events="30d")
+        with database.sync_engine.begin() as c:
+            c.execute(sa.text("SELECT 1 FROM resilient_job WHERE resource_key = 'a/1' FOR UPDATE"))
+            assert (await retention.keep(database, app.retention, app.pruned_to)).total == 2
+        assert kept() == {"outbox": 2, "a": 2}
+        clock.advance(days=7)
+        assert (await retention.keep(database, app.retention, app.pruned_to)).total == 2
+        assert kept() == {"outbox": 2}
 
 
 class TestHousekeeping:

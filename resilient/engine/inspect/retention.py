@@ -35,6 +35,7 @@ SECONDS: Final = 25.0  # of one round of housekeeping, which begins every thirty
 SHORTEST_REST: Final = 0.005
 SQLITE_BATCH: Final = 250  # everybody else waits while the one writer deletes
 FORGET_EVERY: Final = timedelta(hours=1)
+ANEW_EVERY: Final = timedelta(days=7)
 COUNTED: Final = 100_000  # rows of each sort that a dry run counts
 _DEFAULT: Final = Retention()
 _LAST: Final = UUID(int=2**128 - 1)
@@ -191,10 +192,12 @@ async def keep(
     monotonic: Callable[[], float] = time.monotonic,
     seconds: float = SECONDS,
 ) -> Pruned:
-    """One round of housekeeping: jobs, history and inbox each time, resources once an hour."""
+    """One round of housekeeping: jobs, history and inbox each time, resources once an hour, all anew once a week."""
     parts = ["succeeded", "events", "dead", "cancelled", "attempts", "inbox"]
     if await database.transaction(schedules.elect, "engine:forget", FORGET_EVERY):
         parts.append("resources")
+    if retention.events_apart and await database.transaction(schedules.elect, "engine:anew", ANEW_EVERY):
+        reached.clear()  # some were locked, or steps of a workflow under way, when the walk passed
     w = Walk.by_age(retention, parts, reached=reached)
     deadline, done = monotonic() + seconds, False
     while not done and (began := monotonic()) < deadline:
