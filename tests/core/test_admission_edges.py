@@ -239,8 +239,8 @@ def test_a_share_of_it_is_kept_for_higher_priorities(priority, remaining, runnin
 def test_what_was_stated_is_spread_if_the_pace_is_even():
     even = Policy((JOBS,), pace="even")
     assert paced(even, (CORE,)).limits == (CORE, JOBS)
-    assert paced(even, ()) is even
-    assert paced(PLAIN, (CORE,)) is PLAIN
+    assert paced(even, ()) == even
+    assert paced(PLAIN, (CORE,)) == PLAIN
 
 
 # -- what is started -------------------------------------------------------------------------------------------------
