@@ -1,6 +1,7 @@
 """Where a number is asked for, what is none is refused by the name of its argument: never an `OverflowError`."""
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -19,7 +20,7 @@ WITH_NUMBER = {
     "Limit rate": lambda x: Limit(x, 1),
     "Limit burst": lambda x: Limit(1, 1, burst=x),
     "Limit per": lambda x: Limit(1, {"5": "x"}.get(x, x) if isinstance(x, str) else x),
-    "span": lambda x: seconds("" if x == "5" else x),
+    "span": lambda x: seconds("" if x == "5" or not isinstance(x, (int, float)) else x),
     "breaker window": lambda x: BreakerPolicy(window=x),
     "breaker ramp": lambda x: BreakerPolicy(ramp=x),
     "breaker ratio": lambda x: BreakerPolicy(ratio=x),
@@ -76,6 +77,7 @@ def test_what_was_meant_is_taken():
     assert Limit(5, "5s", burst=1).capacity == 1.0
     assert seconds(0.25) == 0.25
     assert seconds(timedelta(minutes=1)) == 60.0
+    assert seconds(Decimal("2.5")) == 2.5
     assert BreakerPolicy(ramp=0, ratio=None, streak=None).ramp == 0
     assert Learning.of("a", (1, 2)).bounds == (1.0, 2.0)
     check_number("Wait", "fallback", None)

@@ -18,6 +18,7 @@ at the sockets the requests may exceed it by what the rate gives in `lease` and 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from math import floor
@@ -58,7 +59,9 @@ def seconds(span: float | str | timedelta) -> float:
             )
         value = float(match[1] or 1) * _UNITS[match[2]]
     else:
-        value = float(span) if is_number(span) else 0.0
+        value = 0.0
+        with suppress(OverflowError):
+            value = 0.0 if isinstance(span, bool) else float(span)
     if not is_number(value) or value <= 0:
         raise InvalidInput(f"a span of time must be positive, not {span!r}")
     return value
