@@ -54,7 +54,8 @@ _LONGEST_NAME: Final = 100
 class Rejected:
     """A record that does not fit the stream's model: put aside, so that it holds up no other.
 
-    ``key``: None if it cannot be read. ``why`` names fields and rules, never values.
+    ``key``: None if it cannot be read. ``why``: places and rules in pydantic's words, without the
+    values; a validator of your own may quote them.
     """
 
     raw: Any = field(repr=False)
@@ -181,6 +182,9 @@ class Stream(Generic[T]):
         except ValidationError as error:
             problems = error.errors(include_input=False, include_url=False, include_context=False)[:3]
             why = "; ".join(".".join(map(str, e["loc"])) + ": " + e["msg"] for e in problems)
+            return Rejected(record.raw, record.key, why)
+        except Exception as error:  # noqa: BLE001 - of a validator, which met what nobody thought of
+            why = f"{type(error).__name__} in a validator of the model"  # its text may quote the record
             return Rejected(record.raw, record.key, why)
 
 

@@ -118,7 +118,7 @@ def test_a_stream_for_programs():
         ({"full_nameless": 1}, False),
         ({"next": NEXT}, False),
         ({"next": NEXT, "full": False}, True),
-        ({"resets": 1}, False),
+        ({"error": "reset by hand"}, False),
     ],
 )
 def test_when_rows_that_were_not_seen_may_be_deleted(changes, may):
@@ -410,6 +410,55 @@ def test_the_key_of_a_record(raw, key):
 def test_which_records_are_gone(deleted, raw, gone):
     (record,), _ = page(Cursor(), [raw], Rules(deleted=deleted))
     assert record == Record(raw, "1", gone=gone, deleted=("1",) if gone else ())
+
+
+A, B, GONE, NAMELESS = {"id": 1, "n": 1}, {"id": 1, "n": 2}, {"id": 1, "gone": True}, {"gone": True}
+
+
+@pytest.mark.parametrize(
+    ("items", "in_force"),
+    [
+        ([A, GONE], [GONE]),
+        ([GONE, A], [A]),
+        ([A, GONE, A], [A]),  # made again as it was
+        ([GONE, A, GONE], [GONE]),
+        ([A, B, GONE, {"id": 2}], [GONE, {"id": 2}]),
+        ([GONE, A, B], [A, B]),
+        ([A, B], [A, B]),
+        ([NAMELESS, A, GONE, {"n": 3}], [NAMELESS, GONE, {"n": 3}]),
+    ],
+)
+def test_a_record_and_its_deletion_on_one_page(items, in_force):
+    """Programs write a page's items and its deletions in either order."""
+    records, cursor = page(Cursor(), items, Rules(deleted="gone"))
+    assert [one.raw for one in records] == in_force
+    assert cursor.records == len(in_force)
+
+
+def stamped(record, at):
+    return record | {"at": at}
+
+
+@pytest.mark.parametrize(
+    ("items", "in_force"),
+    [
+        ([stamped(GONE, "900"), stamped(A, "800")], [stamped(GONE, "900")]),  # the newest first
+        ([stamped(A, "900"), stamped(GONE, "800")], [stamped(A, "900")]),
+        ([stamped(A, "800"), stamped(GONE, "900"), stamped(B, "850")], [stamped(GONE, "900")]),
+        ([stamped(GONE, "800"), stamped(A, "800")], [stamped(A, "800")]),
+        ([stamped(A, "900"), GONE], [GONE]),  # only one has a time
+        ([GONE, stamped(A, "900")], [stamped(A, "900")]),
+    ],
+)
+def test_the_later_of_a_record_and_its_deletion_is_that_of_the_later_time(items, in_force):
+    records, _ = page(Cursor(began=BEGAN), items, replace(FILTER, deleted="gone"))
+    assert [one.raw for one in records] == in_force
+
+
+def test_a_deletion_that_is_an_event_undoes_no_record():
+    event = {"id": 1, "type": "gone", "of": "1"}
+    records, _ = page(Cursor(), [A, event, A | {"n": 5}], Rules(deleted="type=gone", deleted_key="of"))
+    assert [(one.raw, one.deleted) for one in records] == [(A, ()), (event, ("1",)), (A | {"n": 5}, ())]
 
 
 def test_an_event_names_each_record_that_is_gone_once():

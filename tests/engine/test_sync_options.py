@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 import sqlalchemy as sa
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -22,6 +22,7 @@ from resilient import (
     OnePage,
     PageRequest,
     Provider,
+    Rejected,
     Resilient,
     Retry,
     Rule,
@@ -30,6 +31,7 @@ from resilient import (
     SyncJob,
     handler,
 )
+from resilient.core.sync.stream import Record
 from resilient.store.db.database import Database
 from tests.helpers import LIMIT
 
@@ -39,6 +41,12 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 class Item(BaseModel):
     id: int
     name: str
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def shortened(cls, value):
+        """Raises `TypeError` for what has no length, which pydantic does not take for a finding."""
+        return value if len(value) < 5 else value[:5]
 
 
 class Box:
@@ -58,8 +66,8 @@ class Box:
         query = {k: v[0] for k, v in parse_qs(scope["query_string"].decode()).items()}
         sent = {k.decode(): v.decode() for k, v in scope["headers"]}
         self.asked.append((scope["path"], query))
-        if self.refuse(scope["path"], query):
-            status, headers, doc = 410, {}, {"error": "gone"}
+        if refusal := self.refuse(scope["path"], query):
+            status, headers, doc = 410 if refusal is True else refusal, {}, {"error": "gone"}
         else:
             status, headers, doc = getattr(self, scope["path"].strip("/"))(query, sent)
         lines = [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in headers.items())]
@@ -160,6 +168,19 @@ STREAMS = {
 SEEN, STOP_AT, SWEPT = [], [], []
 
 
+@handler("pages")
+async def pages_alone(job: Job[str]) -> None:
+    async for page in job.pages(STREAMS[job.payload]):
+        async with job.checkpoint(page):
+            pass
+
+
+@handler("sweep", retry=Retry(max_attempts=1))
+async def sweep_alone(job: Job[str]) -> None:
+    async with job.sweep(STREAMS[job.payload]) as sweep:
+        SWEPT.append(None if sweep is None else sweep.pass_id)
+
+
 @handler("read", retry=Retry(max_attempts=1))
 async def read(job: Job[str]) -> None:
     stream, pages = STREAMS[job.payload], 0
@@ -196,7 +217,7 @@ async def app(sqlite_url, box, clock):
     errors = Errors(rules=(Rule(FailureKind.RESET_CURSOR, status=410),))
     app = Resilient(
         Database(sqlite_url, clock=clock.now),
-        handlers=[read],
+        handlers=[read, pages_alone, sweep_alone],
         providers=[Provider(name="p", base_url=box.url, errors=errors)],
         upgrade=False,
     )
@@ -204,10 +225,10 @@ async def app(sqlite_url, box, clock):
     await app.close()
 
 
-async def run(app, stream):
+async def run(app, stream, kind="read"):
     """One job; what its pages brought."""
     SEEN.clear()
-    done = await app.enqueue("read", stream, resource_key="p/1")
+    done = await app.enqueue(kind, stream, resource_key="p/1")
     await app.worker(concurrency=1).drain(timeout=LIMIT)
     job = await app.jobs.get(done.id)
     return job.state if job.state != "succeeded" else list(SEEN)
@@ -402,6 +423,49 @@ async def test_a_provider_that_refuses_every_cursor_is_given_up(app, box):
     assert len(box.asked) == 1  # it refused the first request of a full pass: nothing will help
 
 
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_a_stored_page_that_the_provider_does_not_know_any_more_begins_a_full_pass(app, box, status):
+    """Few providers say that a page's token is too old in words of their own."""
+    for n in range(1, 5):
+        box.put(n)
+    STOP_AT.append(2)
+    assert await run(app, "plain") == "dead"
+    refusals = []
+    box.refuse = lambda _path, query: "after" in query and not refusals and (refusals.append(query) or status)
+    assert ids(await run(app, "plain")) == [1, 2, 3, 4]
+    assert (len(refusals), SWEPT) == (1, [2])
+    (info,) = await app.streams.list()
+    assert (info.cursor.error, info.cursor.resets) == (None, 0)
+
+
+async def test_a_page_that_can_never_be_read_costs_one_full_pass_and_then_a_request_each_time(app, box):
+    for n in range(1, 5):
+        box.put(n)
+    box.refuse = lambda _path, query: "after" in query and 404
+    requests = []
+    for _ in range(4):
+        box.asked.clear()
+        assert await run(app, "plain") == "dead"
+        requests.append(len(box.asked))
+    assert requests == [2, 3, 1, 1]
+    (info,) = await app.streams.list()
+    assert info.cursor.error == "the provider answered 404 to the stored next page"
+    box.refuse = lambda *_: False
+    assert ids(await run(app, "plain")) == [4]
+
+
+@pytest.mark.parametrize("status", [401, 403, 409, 503])
+async def test_what_says_nothing_of_the_page_leaves_the_stored_page(app, box, status):
+    for n in range(1, 5):
+        box.put(n)
+    STOP_AT.append(2)
+    assert await run(app, "plain") == "dead"
+    box.refuse = lambda *_: status
+    await run(app, "plain")
+    (info,) = await app.streams.list()
+    assert (info.cursor.error, info.cursor.next.url[-7:]) == (None, "after=3")
+
+
 async def test_nothing_is_swept_but_after_a_full_pass_that_ended(app, box):
     for n in range(1, 6):
         box.put(n)
@@ -410,6 +474,31 @@ async def test_nothing_is_swept_but_after_a_full_pass_that_ended(app, box):
     assert SWEPT == []
     await run(app, "plain")
     assert SWEPT == [1]
+
+
+async def test_nothing_is_swept_between_a_reset_by_hand_and_the_end_of_the_next_full_pass(app, box):
+    """What its last full pass saw is not to be trusted: somebody had it read again."""
+    for n in range(1, 6):
+        box.put(n)
+    await run(app, "plain", "pages")
+    await app.streams.reset("plain", "p/*")
+    await run(app, "plain", "sweep")
+    assert SWEPT == [None]
+    STOP_AT.append(2)
+    assert await run(app, "plain") == "dead"
+    await run(app, "plain", "sweep")
+    assert SWEPT == [None, None]
+    await run(app, "plain", "pages")
+    await run(app, "plain", "sweep")
+    assert SWEPT == [None, None, 2]
+
+
+async def test_a_validator_that_fails_rejects_its_record(app, box):
+    box.put(1, name=5)
+    box.put(2)
+    assert await run(app, "plain") == [(True, [2], [], ["1"])]
+    rejected = STREAMS["plain"].read(Record({"id": 1, "name": 5}, "1", gone=False))
+    assert rejected == Rejected({"id": 1, "name": 5}, "1", "TypeError in a validator of the model")
 
 
 async def test_a_record_without_a_key_forbids_the_sweep_and_holds_up_nothing(app, box):

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from resilient import Event, Resilient, StandardWebhook
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, until
 
 SECRET = "whsec_" + "Q" * 40
-SLOW = 0.1  # seconds that the receiver takes for an answer
 
 
 class Placed(Event, type="placed"):
@@ -16,10 +15,10 @@ class Placed(Event, type="placed"):
 
 
 class Receiver:
-    """Takes its time for each event, and counts how many it has at once."""
+    """Holds each event until it shall answer, and counts how many it has at once."""
 
     def __init__(self):
-        self.now, self.most, self.events = 0, 0, 0
+        self.now, self.most, self.events, self.answers = 0, 0, 0, asyncio.Event()
 
     async def serve(self, reader, writer):
         try:
@@ -28,7 +27,7 @@ class Receiver:
                 await reader.readexactly(length)
                 self.now += 1
                 self.most = max(self.most, self.now)
-                await asyncio.sleep(SLOW)
+                await self.answers.wait()
                 self.now -= 1
                 self.events += 1
                 writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
@@ -55,26 +54,31 @@ def publish(app, count):
 
 
 def app_of(database, receiver, **options):
-    hook = StandardWebhook(receiver.url, SECRET, allow=["127.0.0.1"], timeout=4 * SLOW, batch=5)
+    hook = StandardWebhook(receiver.url, SECRET, allow=["127.0.0.1"], timeout=LIMIT, batch=5)
     return Resilient(database, destinations={"hook": hook}, routes={Placed: ["hook"]}, **options)
 
 
-async def test_waiting_for_another_events_answer_is_no_failure_of_the_receiver(database, receiver):
-    app = app_of(database, receiver)
+async def relayed(app, receiver, at_once):
+    """Relay sixty events; how many jobs were running when the receiver had so many requests and had answered none."""
     publish(app, 60)
-    await app.worker(concurrency=20).drain(timeout=LIMIT)
-    assert (receiver.events, receiver.most) == (60, 5)
-    assert {(one.state, one.attempts) for one in await app.jobs.list(limit=100)} == {
-        ("succeeded", 0)
-    }  # none was charged
-    await app.close()
-
-
-@pytest.mark.parametrize("cap", [2, 40])
-async def test_what_the_program_declares_counts(database, receiver, cap):
-    app = app_of(database, receiver, concurrency={"outbox/*": cap})
-    publish(app, 60)
-    await app.worker(concurrency=20).drain(timeout=LIMIT)
-    assert (receiver.events, receiver.most <= cap) == (60, True)
+    relaying = asyncio.create_task(app.worker(concurrency=20).drain(timeout=LIMIT))
+    await until(lambda: receiver.now >= at_once)
+    running = len(await app.jobs.list(state="running", limit=100))
+    receiver.answers.set()
+    await relaying
+    assert receiver.events == 60
     assert {(one.state, one.attempts) for one in await app.jobs.list(limit=100)} == {("succeeded", 0)}
     await app.close()
+    return running
+
+
+async def test_an_event_waits_for_its_turn_before_its_time_begins(database, receiver):
+    """What waits for another event's answer is no running job: its time would be charged to the receiver."""
+    assert (await relayed(app_of(database, receiver), receiver, 5), receiver.most) == (5, 5)
+
+
+@pytest.mark.parametrize(("cap", "at_once"), [(2, 2), (40, 6)])
+async def test_what_the_program_declares_counts(database, receiver, cap, at_once):
+    app = app_of(database, receiver, concurrency={"outbox/*": cap})
+    assert at_once <= await relayed(app, receiver, at_once) <= cap
+    assert receiver.most <= cap

@@ -90,12 +90,12 @@ class Cursor:
 
     @property
     def may_sweep(self) -> bool:
-        """Whether what the last full pass did not see is gone: it ended, saw every key, and none is under way."""
+        """Whether what the last full pass did not see is gone: it ended, saw every key, none is under way or due."""
         return (
             self.full_pass > self.swept_pass
             and self.full_nameless == 0
             and not (self.full and self.next is not None)
-            and self.resets == 0
+            and self.error is None
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -207,14 +207,15 @@ def take(
     ``read`` is what the paginator read. Raises `PagingError` if the pages go round.
     """
     cursor = replace(cursor, loop=cursor.loop.step(request, read), began=cursor.began or _clock_of(answer, now))
-    digests = set() if cursor.full else {digest for digest, _ in cursor.edge}
-    records: list[Record] = []
+    border = set() if cursor.full else {digest for digest, _ in cursor.edge}
+    latest: dict[str, Record] = {}  # by digest
     for raw in read.items:
         digest = _digest(raw)
         cursor = _measured(cursor, raw, digest, rules)
-        if digest not in digests:
-            digests.add(digest)
-            records.append(_record(raw, rules))
+        if digest not in border:
+            latest.pop(digest, None)  # of two that are equal the later counts: the record may have been deleted between
+            latest[digest] = _record(raw, rules)
+    records = _in_force(list(latest.values()), rules)
     provider_cursor = _provider_cursor(answer, read, rules)
     cursor = replace(
         cursor,
@@ -224,6 +225,22 @@ def take(
         records=cursor.records + len(records),
     )
     return records, cursor if cursor.next is not None else _ended(cursor, rules, now)
+
+
+def _in_force(records: list[Record], rules: Rules) -> list[Record]:
+    """Without deletions that a later record of the key undoes, and without records that a later deletion undoes.
+
+    Later by the time in each of them, as a feed may list the newest first; without it by their order.
+    """
+    if not any(one.gone for one in records):
+        return records
+    latest: dict[str | None, tuple[Record, float | None]] = {}
+    for one in records:
+        at = instant(_position(one.raw, rules))
+        _, before = latest.get(one.key, (one, None))
+        if at is None or before is None or at >= before:
+            latest[one.key] = one, at
+    return [one for one in records if one.key is None or one.gone == latest[one.key][0].gone]
 
 
 def refuse(cursor: Cursor, rejected: Iterable[str | None]) -> Cursor:
@@ -284,15 +301,12 @@ def _next_since(cursor: Cursor, rules: Rules) -> str | None:
 
 def _measured(cursor: Cursor, raw: Any, digest: str, rules: Rules) -> Cursor:
     """The cursor with what this record tells about where the next pass begins."""
-    incremental = rules.incremental
-    if incremental is None or incremental.style not in ("filter", "key"):
-        return cursor
-    value = next((str(v) for v in pick(raw, incremental.field) if _measurable(v)), None)
+    value = _position(raw, rules)
     if value is None:
         return cursor
     newest = value if later(value, cursor.newest) else cursor.newest
     at = instant(value)
-    if incremental.style == "key" or at is None:
+    if at is None or (rules.incremental is not None and rules.incremental.style == "key"):
         return replace(cursor, newest=newest)
     top = instant(newest) or at
     floor = min(top, cursor.began or top) - rules.overlap
@@ -302,6 +316,14 @@ def _measured(cursor: Cursor, raw: Any, digest: str, rules: Rules) -> Cursor:
     if len(fresh) > 2 * EDGE:
         fresh = tuple(one for one in fresh if one[1] >= floor)[-EDGE:]
     return replace(cursor, newest=newest, fresh=fresh)
+
+
+def _position(raw: Any, rules: Rules) -> str | None:
+    """The time or the number in a record that a cursor is made of."""
+    incremental = rules.incremental
+    if incremental is None or incremental.style not in ("filter", "key"):
+        return None
+    return next((str(v) for v in pick(raw, incremental.field) if _measurable(v)), None)
 
 
 def _measurable(value: Any) -> bool:

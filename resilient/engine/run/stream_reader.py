@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _UNCHANGED: Final = 304
+_UNKNOWN_PAGE: Final = frozenset({400, 404, 422})  # what providers without a rule for it answer to an old page token
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class Reader(Generic[T]):
         stream = self._stream
         secret_params = self._client.secret_params  # repeated in the next page's address: no row keeps them
         paginator = stream.pages_by(cursor)
-        request = cursor.next
+        request, is_stored = cursor.next, cursor.next is not None
         if request is None:
             if stream.before is not None:
                 cursor = replace(cursor, provider_cursor=await self._cursor_before_pass())
@@ -147,7 +148,8 @@ class Reader(Generic[T]):
         now: datetime | None = None
         while request is not None:
             response = await self._ask(request)
-            answer = _answer(response, cursor)
+            answer = _answer(response, cursor, is_stored=is_stored)
+            is_stored = False
             if answer.status == _UNCHANGED:
                 records: list[Record] = []
                 after = unchanged(cursor, await self._query(_clock))
@@ -215,14 +217,21 @@ def _page(stream: Stream[Any], place: Place, records: list[Record], after: Curso
     )
 
 
-def _answer(response: httpx.Response, cursor: Cursor) -> AnswerFacts:
-    """The answer as values. Raises the classified failure; `_Refused` if it is about the cursor."""
+def _answer(response: httpx.Response, cursor: Cursor, *, is_stored: bool) -> AnswerFacts:
+    """The answer as values; ``is_stored``: to a request that an earlier execution left.
+
+    Raises the classified failure; `_Refused` if it is about the cursor. That of a stored request may be: the stream
+    begins anew, but once until a pass ends, because a page that can never be read would cost a whole pass each time.
+    """
     if response.status_code == _UNCHANGED and not cursor.full:
         return AnswerFacts(_UNCHANGED)
     try:
         response.raise_for_status()
     except JobFailure as error:
-        if error.failure.kind is not FailureKind.RESET_CURSOR:
+        kind, status = error.failure.kind, response.status_code
+        if kind is FailureKind.PERMANENT and status in _UNKNOWN_PAGE and is_stored and not cursor.resets:
+            raise _Refused(f"the provider answered {status} to the stored next page", cursor) from error
+        if kind is not FailureKind.RESET_CURSOR:
             raise
         first = cursor.full and cursor.next is None
         raise _Refused("the provider refused the cursor", cursor, final=first) from error
