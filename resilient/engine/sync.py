@@ -35,13 +35,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pydantic import TypeAdapter
-    from sqlalchemy import Connection
 
     from resilient.core.sync.incremental import Incremental
     from resilient.core.sync.paging import PageRequest, Paginator
     from resilient.core.sync.stream import CursorInfo
     from resilient.engine.ground.ground import Ground
-    from resilient.store.db.dialect import Dialect
     from resilient.store.sync import Place
 
 
@@ -230,7 +228,7 @@ class Streams:
         session: CallersSession = None,
     ) -> builtins.list[CursorInfo]:
         """Where streams stand: all that were ever read, or those of one name, resource pattern and part."""
-        return await self._db.read(session, cursors.page, _name(stream), _pattern(pattern), part)
+        return await self._db.read(session, cursors.page, _where(stream, pattern, part))
 
     @audited("sync reset")
     async def reset(
@@ -246,7 +244,7 @@ class Streams:
 
         A job in the middle of a pass notices at its next checkpoint, which is refused, and reads the cursor again.
         """
-        return await self._db.write(session, _reset, _name(stream), _pattern(pattern), part, reason)
+        return await self._db.write(session, cursors.reset, _where(stream, pattern, part), reason)
 
     @audited("sync forget")
     async def forget(
@@ -263,7 +261,7 @@ class Streams:
         """
         if stream is None and pattern is None:
             raise InvalidInput("this would forget every stream: name one, or a resource pattern")
-        return await self._db.write(session, _forget, _name(stream), _pattern(pattern), part)
+        return await self._db.write(session, cursors.forget, _where(stream, pattern, part))
 
 
 class SyncStreams(SyncFacade[Streams]):
@@ -274,19 +272,6 @@ class SyncStreams(SyncFacade[Streams]):
     forget = blocking(Streams.forget)
 
 
-def _name(stream: Stream[Any] | str | None) -> str | None:
-    return stream.name if isinstance(stream, Stream) else stream
-
-
-def _pattern(pattern: str | None) -> str | None:
-    return None if pattern is None else resource_key.check_pattern(pattern)
-
-
-def _reset(c: Connection, d: Dialect, stream: str | None, pattern: str | None, part: str | None, reason: str) -> int:
-    infos = cursors.page(c, d, stream, pattern, part)
-    return cursors.reset(c, d, [(one.resource_key, one.stream, one.part) for one in infos], reason)
-
-
-def _forget(c: Connection, d: Dialect, stream: str | None, pattern: str | None, part: str | None) -> int:
-    infos = cursors.page(c, d, stream, pattern, part)
-    return cursors.forget(c, d, [(one.resource_key, one.stream, one.part) for one in infos])
+def _where(stream: Stream[Any] | str | None, pattern: str | None, part: str | None) -> cursors.Where:
+    name = stream.name if isinstance(stream, Stream) else stream
+    return cursors.Where(name, None if pattern is None else resource_key.check_pattern(pattern), part)

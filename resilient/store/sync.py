@@ -9,18 +9,17 @@ May use: `db`, `jobs`.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sqlalchemy import select
+import sqlalchemy as sa
 
-from resilient.core.sync.stream import Cursor, CursorInfo, restart
+from resilient.core.sync.stream import Cursor, CursorInfo
 from resilient.store.db.dialect import JSON, TIME, Dialect
 from resilient.store.db.tables import metadata
 from resilient.store.jobs.filters import matches
 from resilient.store.jobs.insert import json_param
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -34,6 +33,20 @@ _COLUMNS: Final = (
 )
 _TYPES: Final[dict[str, Any]] = {"position": JSON, "full_at": TIME, "completed_at": TIME}
 _AT: Final = " WHERE resource_key = :resource_key AND stream = :stream AND part = :part"
+
+
+class Where(NamedTuple):
+    """Which cursors: those of a stream, of the resources that a pattern matches, of one part; None: of all."""
+
+    stream: str | None = None
+    pattern: str | None = None
+    part: str | None = None
+
+    def conditions(self, d: Dialect) -> list[sa.ColumnElement[bool]]:
+        """For SQLAlchemy."""
+        given = (("stream", self.stream), ("part", self.part))
+        pattern = [] if self.pattern is None else [matches(CURSOR.c.resource_key, self.pattern, d)]
+        return [CURSOR.c[name] == value for name, value in given if value is not None] + pattern
 
 
 def read(c: Connection, d: Dialect, place: Place) -> tuple[Cursor, datetime]:
@@ -107,32 +120,25 @@ def write_if_unmoved(
     return done.first() is not None
 
 
-def page(
-    c: Connection, d: Dialect, stream: str | None = None, pattern: str | None = None, part: str | None = None
-) -> list[CursorInfo]:
-    """Every cursor, or those of a stream, of the resources a pattern matches, of one part."""
-    where = [CURSOR.c[name] == value for name, value in (("stream", stream), ("part", part)) if value is not None]
-    if pattern is not None:
-        where.append(matches(CURSOR.c.resource_key, pattern, d))
+def page(c: Connection, d: Dialect, where: Where) -> list[CursorInfo]:
+    """Every cursor that fits, by stream."""
     order = (CURSOR.c.stream, CURSOR.c.resource_key, CURSOR.c.part)
-    return [_info(row) for row in d.execute(c, select(CURSOR).where(*where).order_by(*order))]
+    return [_info(row) for row in d.execute(c, sa.select(CURSOR).where(*where.conditions(d)).order_by(*order))]
 
 
-def reset(c: Connection, d: Dialect, places: Sequence[Place], why: str) -> int:
-    """Let the next pass of each be a full one; returns how many there were."""
-    count = 0
-    for place in sorted(places):
-        d.run(c, f"SELECT 1 FROM {{cursor}}{_AT} {{row_lock}}", _at(place)).first()
-        cursor, now = read(c, d, place)
-        if cursor.version:
-            count += write_if_unmoved(c, d, place, restart(cursor, why, refused=False), None, now)
-    return count
+def reset(c: Connection, d: Dialect, where: Where, why: str) -> int:
+    """Let the next pass of each that fits be a full one; returns how many there were.
+
+    One statement, however many accounts: SQLite has one writer. An empty position is the beginning.
+    """
+    start = {"is_full": True, "position": {}, "error": why, "job_id": None}
+    change = sa.update(CURSOR).values(version=CURSOR.c.version + 1, updated_at=d.now(c), **start)
+    return d.execute(c, change.where(*where.conditions(d))).rowcount
 
 
-def forget(c: Connection, d: Dialect, places: Sequence[Place]) -> int:
+def forget(c: Connection, d: Dialect, where: Where) -> int:
     """Delete cursors, as if the streams had never been read; returns how many there were."""
-    done = [d.run(c, f"DELETE FROM {{cursor}}{_AT} RETURNING 1", _at(p)).first() for p in sorted(places)]
-    return len(done) - done.count(None)
+    return d.execute(c, sa.delete(CURSOR).where(*where.conditions(d))).rowcount
 
 
 def _at(place: Place) -> dict[str, str]:

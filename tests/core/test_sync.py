@@ -51,7 +51,7 @@ def test_an_interrupted_full_pass_allows_no_sweep_and_a_reset_starts_another():
     _, cursor = one_page(Cursor(), [record(1, -5)], following=NEXT)
     assert (cursor.next, cursor.may_sweep) == (NEXT, False)
     assert begin(cursor, NOW, FILTER) == cursor
-    again = restart(cursor, "refused", refused=True)
+    again = restart(cursor, "refused")
     assert (again.next, again.since, again.resets, again.may_sweep) == (None, None, 1, False)
     _, ended = one_page(again, [record(1, -5)])
     assert (ended.pass_id, ended.full_pass, ended.resets, ended.may_sweep) == (2, 2, 0, True)

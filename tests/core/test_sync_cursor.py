@@ -178,11 +178,10 @@ def test_nothing_changed_since_the_last_pass():
     assert unchanged(BUSY, NOW) == done
 
 
-@pytest.mark.parametrize(("refused", "resets"), [(True, 3), (False, 0)])
-def test_to_begin_anew_forgets_where_the_stream_stood(refused, resets):
-    assert restart(BUSY, "gone", refused=refused) == replace(
+def test_to_begin_anew_forgets_where_the_stream_stood():
+    assert restart(BUSY, "gone") == replace(
         BUSY, full=True, next=None, since=None, provider_cursor=None, newest=None, began=None, edge=(), fresh=(),
-        loop=Loop(), resets=resets, error="gone",
+        loop=Loop(), resets=3, error="gone",
     )  # fmt: skip
 
 

@@ -577,7 +577,7 @@ def gives_an_account_up(c, d):
 
 # -- streams, consumers ------------------------------------------------------------------------------------------------
 
-PLACE = ("p/1", "issues", "")
+PLACE, WHERE = ("p/1", "issues", ""), ("issues", "p/*", "")
 
 
 @act("run.stream_reader: fn")
@@ -589,14 +589,14 @@ def checkpoints(c, d):
         raise Refused
 
 
-@act("engine.sync: _reset")
+@act("engine.sync: cursors.reset")
 def resets_a_stream(c, d):
-    return cursors.reset(c, d, [PLACE], "asked for")
+    return cursors.reset(c, d, cursors.Where(*WHERE), "asked for")
 
 
-@act("engine.sync: _forget")
+@act("engine.sync: cursors.forget")
 def forgets_a_stream(c, d):
-    return cursors.forget(c, d, [PLACE])
+    return cursors.forget(c, d, cursors.Where(*WHERE))
 
 
 @act("events.inbox: _arrived", "events.inbox: _first", "events.webhooks: _store")

@@ -11,6 +11,7 @@ Each test holds rows in one connection, lets a function of the store begin to wa
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -22,8 +23,11 @@ from resilient.core.gates.rate_limit import FULL
 from resilient.core.jobs.outcomes import Transition
 from resilient.core.schedules import cron
 from resilient.core.schedules.schedule import Spec, Template
+from resilient.core.sync.paging import PageRequest
+from resilient.core.sync.stream import Cursor
 from resilient.engine.ground.encoder import JobRequest
 from resilient.engine.jobs import queue
+from resilient.store import sync as cursors
 from resilient.store.gates import circuits, limits, resources
 from resilient.store.jobs import dependencies, finishing, leases, order, ready, workflows
 from resilient.store.jobs import insert as jobs
@@ -346,3 +350,26 @@ def test_a_success_that_was_noted_is_not_forgotten_with_the_next_tick(database, 
         future.result(30)
     (row,) = read_all("SELECT succeeded_at, last_job FROM {schedule} WHERE name = 's'")
     assert (row["succeeded_at"], row["last_job"]) == (NOW, ids[1])
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["reset", "forget"])
+def test_each_cursor_is_changed_that_a_checkpoint_moves_meanwhile(database, meet, read_all, change):
+    cursor = Cursor(pass_id=3, full=False, next=PageRequest("/x?page=2"), since="5", full_pass=2, resets=1)
+    places = [(f"p/{n}", "items", part) for n in range(MANY) for part in ("", "repo=a")]
+    for place in places:
+        database.transaction_sync(cursors.write_if_unmoved, place, cursor, None, NOW)
+    why = {"reset": ["somebody asked"], "forget": []}[change]
+    number = meet(
+        "UPDATE resilient_cursor SET version = version + 1, pages = 7 WHERE part = ''",
+        getattr(cursors, change),
+        cursors.Where("items", "p/*"),
+        *why,
+    )
+    assert number == len(places)
+    left = [database.transaction_sync(cursors.read, place)[0] for place in places]
+    fresh = Cursor(pass_id=3, full_pass=2, error="somebody asked")
+    moved = [replace(fresh, version=2 if place[2] else 3, pages=0 if place[2] else 7) for place in places]
+    assert left == (moved if change == "reset" else [Cursor()] * len(places))

@@ -257,11 +257,11 @@ def unchanged(cursor: Cursor, now: datetime) -> Cursor:
     return replace(cursor, next=None, pages=cursor.pages + 1, completed_at=now, error=None, resets=0)
 
 
-def restart(cursor: Cursor, why: str | None, *, refused: bool) -> Cursor:
-    """Forget where the stream stands: the next pass is a full one. ``refused``: by the provider."""
+def restart(cursor: Cursor, why: str) -> Cursor:
+    """Forget where the stream stands, because the provider refused the cursor: the next pass is a full one."""
     return replace(
         cursor, full=True, next=None, since=None, provider_cursor=None, newest=None, began=None, edge=(), fresh=(),
-        loop=Loop(), resets=cursor.resets + 1 if refused else 0, error=why,
+        loop=Loop(), resets=cursor.resets + 1, error=why,
     )  # fmt: skip
 
 

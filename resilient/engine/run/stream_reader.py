@@ -103,7 +103,7 @@ class Reader(Generic[T]):
                 async for page in self._pass(place, cursor):
                     yield page
             except _Refused as refusal:
-                again = restart(refusal.cursor, str(refusal), refused=True)
+                again = restart(refusal.cursor, str(refusal))
                 if not await self._query(cursors.write_if_unmoved, place, again, None, now):
                     raise _cursor_moved(place) from None
                 if again.resets >= RESETS or refusal.final:
