@@ -44,9 +44,9 @@ class Where(NamedTuple):
 
     def conditions(self, d: Dialect) -> list[sa.ColumnElement[bool]]:
         """For SQLAlchemy."""
-        given = (("stream", self.stream), ("part", self.part))
+        columns = (("stream", self.stream), ("part", self.part))
         pattern = [] if self.pattern is None else [matches(CURSOR.c.resource_key, self.pattern, d)]
-        return [CURSOR.c[name] == value for name, value in given if value is not None] + pattern
+        return [CURSOR.c[name] == value for name, value in columns if value is not None] + pattern
 
 
 def read(c: Connection, d: Dialect, place: Place) -> tuple[Cursor, datetime]:

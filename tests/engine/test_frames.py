@@ -113,6 +113,7 @@ async def test_credentials_that_cannot_be_sealed(make, idp, tracker, monkeypatch
     """The key is gone when the new token is to be committed."""
     app = make()
     await connect(app, idp, expired=True)
+    monkeypatch.setattr(engine_grants, "COMMITTING", -1.0)
     ring, sealed = app.grants.accounts.ring, app.grants.accounts.encrypt
 
     def seal(id_, credentials):
@@ -148,6 +149,7 @@ async def test_a_database_that_fails_under_a_refresh(make, idp, tracker, monkeyp
         return d.run(c, "SELECT nobody_knows_this FROM {grant}")
 
     monkeypatch.setattr(grants, when, fails)
+    monkeypatch.setattr(engine_grants, "COMMITTING", -1.0)
     check(tracker, await failing(app.credentials(A), "nobody_knows_this"))
 
 
