@@ -33,8 +33,8 @@ class TestAlerting:
             ({"window": None}, r"^Alerting\(window=None\): give a span of time, such as '1h'$"),
             ({"failure_rate": 1.5}, r"^Alerting\(failure_rate=1.5\): give a share above 0, at most 1$"),
             ({"failure_rate": 0}, r"^Alerting\(failure_rate=0\)"),
-            ({"failure_volume": 0}, "^Alerting: failure_volume and periods are at least 1$"),
-            ({"periods": 0}, "^Alerting: failure_volume and periods are at least 1$"),
+            ({"failure_volume": 0}, "^Alerting: failure_volume and periods are whole numbers from 1$"),
+            ({"periods": 0}, "^Alerting: failure_volume and periods are whole numbers from 1$"),
             ({"off": {"noise"}}, "there is no alert 'noise' to switch off: backlog, "),
             (
                 {"sinks": ["ftp://x"]},

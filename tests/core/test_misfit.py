@@ -87,7 +87,6 @@ APPS = [
     ({"providers": ACME}, "providers=...) takes a list of Provider, not a Provider: write [it]"),
     ({"limits": [Limit(1, per="1s")]}, "limits=...) takes a dict of text to a list of Limit or None, not a list"),
     ({"breakers": BreakerPolicy()}, "breakers=...) takes a dict of text to BreakerPolicy or None, not a BreakerPolicy"),
-    ({"connections": "many"}, "connections=...) takes a whole number, not text"),
 ]
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.misfit import explained_class
+from resilient.core.base.misfit import check_texts, explained_class, is_number, is_whole
 from resilient.core.base.phrases import brief
 from resilient.core.inspect.retention import Span, span
 from resilient.core.jobs.records import fields_of
@@ -163,10 +163,11 @@ class Alerting:
             if value is None and name in ("repeat", "settle", "quiet", "window"):
                 raise InvalidInput(f"Alerting({name}=None): give a span of time, such as '1h'")
             object.__setattr__(self, name, value)
-        if self.failure_rate is not None and not 0 < self.failure_rate <= 1:
+        if self.failure_rate is not None and not (is_number(self.failure_rate) and 0 < self.failure_rate <= 1):
             raise InvalidInput(f"Alerting(failure_rate={self.failure_rate!r}): give a share above 0, at most 1")
-        if self.failure_volume < 1 or (self.periods is not None and self.periods < 1):
-            raise InvalidInput("Alerting: failure_volume and periods are at least 1")
+        if not is_whole(self.failure_volume) or not (self.periods is None or is_whole(self.periods)):
+            raise InvalidInput("Alerting: failure_volume and periods are whole numbers from 1")
+        check_texts("Alerting", self, "off")
         if unknown := sorted(set(self.off) - NAMES):
             raise InvalidInput(f"there is no alert {unknown[0]!r} to switch off: {', '.join(sorted(NAMES))} are there")
         for sink in self.sinks:

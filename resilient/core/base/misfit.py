@@ -94,6 +94,12 @@ def check_number(where: str, name: str, value: float | None, *, least: float = 0
         raise InvalidInput(f"{where}({name}={value!r}): {name} is a number {'above' if above else 'from'} {least:g}")
 
 
+def check_whole(where: str, name: str, value: float | None, *, least: int = 1) -> None:
+    """Refuse what is no whole number from ``least`` on; None says nothing. Raises `InvalidInput`."""
+    if value is not None and not is_whole(value, least):
+        raise InvalidInput(f"{where}({name}={value!r}): {name} is a whole number from {least}")
+
+
 def check_texts(where: str, owner: Any, *names: str) -> None:
     """Refuse a text where several are listed: ``scopes="repo"`` would ask for ``r e p o``. Raises `InvalidInput`."""
     for name in names:

@@ -26,6 +26,7 @@ from random import getrandbits, random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from resilient.core.base.errors import InvalidInput
+from resilient.core.base.misfit import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -211,7 +212,7 @@ class Tracing:
         self, tracer_provider: TracerProvider | None = None, *, tenants: bool = False, share: float = 1.0,
         enabled: bool = True,
     ) -> None:  # fmt: skip
-        if not 0 <= share <= 1:
+        if not is_number(share) or not 0 <= share <= 1:
             raise InvalidInput(f"Tracing(share={share!r}): it is from 0 (no run) to 1 (every run)")
         self.tenants, self.share, self.roll = tenants, share, random
         self._own, self._enabled = tracer_provider, enabled

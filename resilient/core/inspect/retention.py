@@ -13,6 +13,7 @@ from resilient.core.jobs.records import fields_of
 
 Span: TypeAlias = "str | float | timedelta"
 _LARGEST_BATCH: Final = 10_000
+_LONGEST: Final = timedelta(days=365_000)
 
 
 @explained_class
@@ -62,9 +63,12 @@ SPANS: Final = tuple(f.name for f in fields(Retention) if f.name != "batch")
 def span(name: str, value: Any) -> timedelta | None:
     """A span of time, or None; raises `InvalidInput` with its name."""
     try:
-        return None if value is None else timedelta(seconds=seconds(value))
+        length = None if value is None else timedelta(seconds=seconds(value))
+        if length is None or length <= _LONGEST:
+            return length
     except (InvalidInput, TypeError, ValueError, OverflowError):
         raise InvalidInput(f"{name}={value!r} is not a span of time: write '7d', '12h' or 3600, more than 0") from None
+    raise InvalidInput(f"{name}={value!r} is longer than {_LONGEST.days:,} days: it would begin before all time")
 
 
 @dataclass(frozen=True, slots=True)

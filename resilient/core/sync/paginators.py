@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.base.body import pick
 from resilient.core.base.bounds import STRUCTURED_FIELD
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.misfit import check_braces, check_paths, explained_class, in_small_letters
+from resilient.core.base.misfit import check_braces, check_paths, check_whole, explained_class, in_small_letters
 from resilient.core.sync.paging import PageRequest, Paginator, PagingError, Value, cursor_at
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ class PageNumber(Paginator):
         if self.pages and self.header:
             self._one_of("pages", "header")
         check_paths("PageNumber", self, "pages")
+        check_whole("PageNumber", "start", self.start, least=0)
         in_small_letters(self, "header")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:
@@ -203,6 +204,7 @@ class Offset(Paginator):
         if self.clause and "{offset}" not in self.clause:
             raise InvalidInput(f"Offset(clause={self.clause!r}) has no place for the {{offset}}")
         check_paths("Offset", self, "total")
+        check_whole("Offset", "start", self.start, least=0)
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:
         totals = [n for n in pick(answer.body, self.total) if isinstance(n, int)] if self.total else []

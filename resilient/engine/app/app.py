@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 from resilient.core.base.errors import SetupError
 from resilient.core.base.frames import frameless
 from resilient.core.base.loggers import logger
-from resilient.core.base.misfit import explained
+from resilient.core.base.misfit import explained, is_whole
 from resilient.core.base.tracing import Tracing
 from resilient.core.gates.policy import BreakerPolicy, Policies
 from resilient.engine import alerts as alerts_
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
 log = logger("app")
 P = TypeVar("P")
 MAX_PAYLOAD: Final = 256 * 1024
+_MOST_CONNECTIONS: Final = 10_000
 
 
 class Resilient:
@@ -532,8 +533,11 @@ def _policies(
 def _opened(target: Any, connections: int, **options: Any) -> Database:
     if isinstance(target, Database):
         return target
-    if isinstance(connections, (float, bool)) or connections < pool.LEAST:
-        raise SetupError(f"connections={connections!r}: a process needs at least {pool.LEAST}, a whole number")
+    if not is_whole(connections, pool.LEAST, _MOST_CONNECTIONS):
+        raise SetupError(
+            f"connections={connections!r}: a process takes a whole number of them, from {pool.LEAST} to"
+            f" {_MOST_CONNECTIONS:,}"
+        )
     return Database(target, connections=connections, **options)
 
 

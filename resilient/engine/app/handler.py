@@ -7,7 +7,6 @@ job, so that a test needs no database. `Kind` declares a kind without its functi
 from __future__ import annotations
 
 import inspect
-from math import inf
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -23,7 +22,7 @@ from typing import (
 )
 
 from resilient.core.base.errors import SetupError
-from resilient.core.base.misfit import explained
+from resilient.core.base.misfit import explained, is_number, is_whole
 from resilient.engine.ground.kinds import DEFAULT_RETRY, DEFAULT_TIMEOUT, Handler, Mode
 from resilient.engine.run.job import BaseBatch, BaseJob, Batch, Job, SyncBatch, SyncJob
 
@@ -132,9 +131,9 @@ def handler(
 
     Raises `SetupError` for a bad kind, timeout or annotation, `InvalidInput` for a bad ``redact``.
     """
-    if timeout is not None and not 0 < timeout < inf:
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
         raise SetupError(f"timeout of handler {kind!r} must be positive seconds or None, not {timeout!r}")
-    if batch is not None and batch not in BATCHES:
+    if batch is not None and not is_whole(batch, most=BATCHES[-1]):
         raise SetupError(f"batch of handler {kind!r} must be from 1 to {BATCHES[-1]}, not {batch!r}")
 
     if mode not in get_args(Mode) or (batch is not None and mode != "staged"):

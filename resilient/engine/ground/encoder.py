@@ -154,7 +154,7 @@ class Encoder:
 
     def __init__(self, kinds: Mapping[str, Kind[Any]], max_payload: int, ring: KeyRing | None = None) -> None:
         """``max_payload`` in bytes. Raises `InvalidInput`."""
-        if isinstance(max_payload, (float, bool)) or max_payload < 1:
+        if not is_whole(max_payload):
             raise InvalidInput(f"max_payload={max_payload!r}: give a whole number of bytes")
         self._kinds, self.max_payload, self._ring = kinds, max_payload, ring or KeyRing()
 

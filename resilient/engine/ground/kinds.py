@@ -23,7 +23,7 @@ from typing import (
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
-from resilient.core.base.misfit import explained_class
+from resilient.core.base.misfit import check_whole, explained_class
 from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.jobs.backoff import Retry
 from resilient.core.jobs.records import Redaction, check_redaction, is_sealed, redacted
@@ -104,6 +104,7 @@ class Kind(Generic[P]):
             raise SetupError(
                 f"{self.kind!r} is not a handler kind: use letters, digits and ._:@+-, such as 'mail.send'"
             )
+        check_whole(f"handler {self.kind!r}", "version", self.version, least=0)
         check_redaction(self.kind, self.redact)
         object.__setattr__(self, "_adapter", _UNTYPED if self.model is None else adapter_of(self.model))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from resilient.core.base.errors import InvalidInput
+from resilient.core.base.misfit import is_whole
 from resilient.core.inspect.retention import Pruned, Retention, Span, span
 from resilient.core.jobs.states import TERMINAL
 from resilient.store import events as events_store
@@ -58,8 +59,8 @@ class Walk:
         apart: bool = False,
         reached: dict[str, store.Place] | None = None,
     ) -> None:
-        if limit is not None and limit < 1:
-            raise InvalidInput(f"limit={limit}: prune at least 1 job, or give no limit")
+        if limit is not None and not is_whole(limit):
+            raise InvalidInput(f"limit={limit!r}: prune at least 1 job, or give no limit")
         self._batch, self._limit, self._dry_run = retention.batch, limit, dry_run
         self._ages, self._apart = dict(ages), apart
         self._at: dict[str, Any] = {}  # where each part goes on

@@ -19,12 +19,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.alerts.rules import of_stuck_handlers
 from resilient.core.base.errors import BadResourceKey, DatabaseUnreachable, SetupError
 from resilient.core.base.loggers import apart, label_records, logger
+from resilient.core.base.misfit import is_number, is_whole
 from resilient.core.base.phrases import counted, nearest
 from resilient.core.base.resource_key import check_pattern
 from resilient.core.jobs.backoff import retry_pause
@@ -36,6 +36,7 @@ from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE, ST
 from resilient.engine.ground.providers import warn_of_roots
 from resilient.engine.ground.sessions import Transactions, Writer
 from resilient.engine.ground.signals import SignalCount
+from resilient.engine.jobs.waiting import checked_timeout
 from resilient.engine.run.backend import Wire
 from resilient.engine.run.dispatcher import Dispatcher, Shares
 from resilient.engine.run.execution import Execution, RunContext, WorkerLoop, elapsed
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from resilient.store.jobs.claim import Claimed
 
 log = logger("worker")
+_MOST_SLOTS: Final = 100_000
+_LONGEST_SPAN: Final = 1e8  # seconds
 UNSAID: Final = 2.0  # seconds for which a worker that stops waits for its results without a word
 LAST_PATIENCE: Final = 5.0  # seconds for which one that was told so twice goes on trying to save them
 
@@ -83,7 +86,7 @@ class Worker:
         _check(concurrency, kinds, except_kinds, ground.kinds)
         self.resources = _patterns(resources)
         warn_of_roots(self.resources, ground.providers)
-        _check_seconds(lease=lease, grace=grace)
+        _check_seconds(lease=lease, grace=grace, patience=patience)
         self._features, self._ground = features, ground
         label_records()
         self.id = f"{socket.gethostname()[:80]}:{os.getpid()}:{secrets.token_hex(3)}"
@@ -258,11 +261,12 @@ class Worker:
 
         Returns how many executions ended.
         """
+        seconds = checked_timeout(timeout)
         await self._ground.ready()
         await self._features.grants.accounts.check_keys()
         await self._look_for_accounts()
         before, self._watched = self.ended, True
-        async with asyncio.timeout(timeout), self._services(background=False):
+        async with asyncio.timeout(seconds), self._services(background=False):
             while True:
                 staged = await self.sweeper.stage()
                 claimed = await self._claim_all()
@@ -552,8 +556,8 @@ def _check(
     handlers: Mapping[str, Handler[Any, Any]],
 ) -> None:
     """Raise `SetupError` for what no worker can be."""
-    if isinstance(concurrency, (float, bool)) or concurrency < 1:
-        raise SetupError(f"concurrency must be a whole number from 1, not {concurrency!r}")
+    if not is_whole(concurrency, most=_MOST_SLOTS):
+        raise SetupError(f"concurrency must be a whole number from 1 to {_MOST_SLOTS:,}, not {concurrency!r}")
     if isinstance(kinds, str) or isinstance(except_kinds, str):
         raise SetupError("kinds and except_kinds are lists of kinds, such as ['mail.send']")
     if unknown := {*(kinds or ()), *except_kinds} - set(handlers):
@@ -580,8 +584,8 @@ def _patterns(resources: Sequence[str]) -> tuple[str, ...]:
 def _check_seconds(**spans: float) -> None:
     """Raise `SetupError` for what is no length of time."""
     for name, seconds in spans.items():
-        if not 0 <= seconds < inf:
-            raise SetupError(f"{name} is a number of seconds from 0, not {seconds!r}")
+        if not is_number(seconds) or not 0 <= seconds <= _LONGEST_SPAN:
+            raise SetupError(f"{name} is a number of seconds from 0 to {_LONGEST_SPAN:,.0f}, not {seconds!r}")
 
 
 def exit_if_stuck(worker: Worker) -> None:

@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from resilient.core.base.errors import InvalidInput
+from resilient.core.base.misfit import is_whole
 from resilient.core.events.message import RESOURCE
 from resilient.core.jobs import marks
 from resilient.core.jobs.states import TERMINAL, WAITING, JobState
@@ -118,8 +119,8 @@ class Sweep:
     now: datetime | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise InvalidInput(f"limit={self.limit}: change at least 1 job, or give no limit")
+        if self.limit is not None and not is_whole(self.limit):
+            raise InvalidInput(f"limit={self.limit!r}: change at least 1 job, or give no limit")
         if wrong := sorted(set(self.filter.state) - set(map(str, self.change.allowed))):
             raise InvalidInput(
                 f"{wrong[0]} jobs cannot be {self.change.verb}: {', '.join(sorted(self.change.allowed))} can"

@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.base.misfit import explained_class
+from resilient.core.base.misfit import check_whole, explained_class
 from resilient.wire.publishers.base import Destination, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class RedisStream(Destination):
     url: str = field(repr=False)
     stream: str | Callable[[Message], str] = "events"
     maxlen: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("RedisStream", "maxlen", self.maxlen)
 
     def require(self) -> None:
         """See `Destination`."""

@@ -20,6 +20,7 @@ import httpx
 
 from resilient.core.base import bounds
 from resilient.core.base.loggers import apart
+from resilient.core.base.misfit import check_number, check_whole
 from resilient.wire.requests import redact
 from resilient.wire.requests.guard import GUARDED, PublicNetwork, PublicNetworkSync
 from resilient.wire.requests.http11 import Connection
@@ -63,6 +64,15 @@ class PoolSettings:
     tries_within: float = 3.0
     verify: ssl.SSLContext | bool = True
     proxy: str | None = field(default=None, repr=False)  # may hold a password
+
+    def __post_init__(self) -> None:
+        for name in ("connections", "largest", "error_largest", "tries"):
+            check_whole("PoolSettings", name, getattr(self, name))
+        check_whole("PoolSettings", "idle", self.idle, least=0)
+        for name in ("idle_for", "tries_within"):
+            check_number("PoolSettings", name, getattr(self, name), above=False)
+        for name in ("connect", "read", "write", "wait", "whole", "error_whole"):
+            check_number("PoolSettings", name, getattr(self, name))
 
     @property
     def timeout(self) -> httpx.Timeout:
