@@ -10,12 +10,15 @@ import pytest
 import sqlalchemy as sa
 
 from resilient import Provider, Resilient
+from resilient.core.schedules import cron
+from resilient.core.schedules.schedule import Spec, Template
 from resilient.engine.inspect import doctor
 from resilient.store.db import schema
 from resilient.store.db.address import for_listening
 from resilient.store.db.wake import listener_name
 from resilient.store.inspect import health, workers
 from resilient.store.inspect.health import Contents, Server, Session, WorkerSeen
+from resilient.store.schedules import ticks as schedules
 from tests.helpers import until
 from tests.idp import me
 
@@ -23,6 +26,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SERVER = Server((17, 2), NOW, {"autovacuum": "on", "fsync": "on", "synchronous_commit": "on", "max_connections": "100"})
 ALIVE = WorkerSeen("w1", "host", 1, frozenset({"mail"}), "1.0", 1.0, stopping=False)
 CONTENTS = Contents({}, [], beside_alembic=False, workers=[ALIVE], waiting=frozenset({("mail", "a/1")}), stranded=0)
+EVERY = Spec(cron.ticks(every=60), Template(resource_key="a/1", payload="null"), "latest", "skip", 0.0, "", None)
 BEAT = workers.Beat("w1", "here", 1, ["mail"], 10, 0, "1.0", stopping=False)
 
 
@@ -41,6 +45,14 @@ def test_a_loop_that_stood_still():
     assert "loop of worker w1 stood still for 4" in judged(replace(CONTENTS, workers=[still]))["loop"].message
 
 
+def test_schedules_that_do_not_tick():
+    late = [("hourly", NOW), ("daily", NOW)]
+    finding = judged(replace(CONTENTS, overdue=late))["schedules"]
+    assert finding.message == "schedule hourly is due since 2030-01-01 00:00:00 UTC (and 1 other) and does not tick"
+    assert "resilient schedules remove NAME" in finding.remedy
+    assert "other" not in judged(replace(CONTENTS, overdue=late[:1]))["schedules"].message
+
+
 # -- real databases ----------------------------------------------------------------------------------------
 
 
@@ -53,6 +65,21 @@ async def test_a_healthy_database(database):
     assert all(bool(finding.remedy) is (finding.level != "ok") for finding in found.values())
     assert set(found) >= {"database", "schema", "workers", "queue", "durability"}
     assert set(found) >= ({"wal", "disk"} if database.is_sqlite else {"clock", "autovacuum", "notify"})
+
+
+async def test_a_schedule_that_nobody_ticks_is_late_after_five_minutes(database_url, open_database, clock):
+    database = open_database(database_url, clock=clock.now)
+    for name, over in (("late", {}), ("paused", {"paused": True}), ("gone", {"removed": True})):
+        sets = ", ".join(f"{key} = :{key}" for key in ("next_at", *over))
+        at = {"next_at": clock.now(), "name": name, **over}
+        await database.transaction(schedules.declare, {name: ("k", EVERY)}, ())
+        await database.transaction(
+            lambda c, d, sets=sets, at=at: d.run(c, f"UPDATE {{schedule}} SET {sets} WHERE name = :name", at)
+        )
+    clock.advance(minutes=5)
+    assert (await database.transaction(health.contents)).overdue == []
+    clock.advance(seconds=1)
+    assert [name for name, _ in (await database.transaction(health.contents)).overdue] == ["late"]
 
 
 async def test_plans_that_the_server_chooses_are_shown(postgres_url, open_database):

@@ -354,6 +354,32 @@ class TestPeople:
             await app.schedules.run("s")
         assert [s.removed for s in await app.schedules.list()] == [True, False]
 
+    async def test_one_that_no_program_declares_any_more_is_removed_by_hand(self, make):
+        """A program without any schedule touches none: another one may declare it."""
+        await make(hourly(), hourly(name="t")).schedules.tick()
+        app = make()
+        await app.schedules.tick()
+        await app.schedules.remove("s")
+        assert [(s.name, s.removed) for s in await app.schedules.list()] == [("s", True), ("t", False)]
+        with pytest.raises(InvalidInput, match="schedule 's' is no longer declared"):
+            await app.schedules.remove("s")
+        with pytest.raises(InvalidInput, match="there is no schedule 'x'"):
+            await app.schedules.remove("x")
+
+    async def test_one_that_is_declared_is_not_removed_and_one_that_is_declared_again_ticks_again(self, make, clock):
+        app = make(hourly())
+        await app.schedules.tick()
+        with pytest.raises(InvalidInput, match=r"take it out of Resilient\(schedules=\[...\]\)"):
+            await app.schedules.remove("s")
+        await make().schedules.remove("s")
+        clock.advance(hours=5)
+        assert await app.schedules.tick() == 0
+        again = make(hourly())
+        assert await again.schedules.tick() == 0  # from now on
+        clock.advance(hours=1)
+        assert await again.schedules.tick() == 1
+        assert [s.removed for s in await again.schedules.list()] == [False]
+
     def test_for_synchronous_programs(self, make):
         app = make(hourly())
         assert app.sync.schedules.pause("s").paused

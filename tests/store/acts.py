@@ -221,6 +221,12 @@ def declares(c, d):
     schedules.declare(c, d, {"hourly": ("k", HOURLY), "third": ("k", HOURLY)}, ["k"])
 
 
+@act("schedules.schedules: self._remove")
+def removes_a_schedule(c, d):
+    row, now = schedules.lock(c, d, "hourly"), d.now(c)
+    schedules.remove(c, d, [row.name], now)
+
+
 @act("schedules.schedules: self._set_paused")
 def pauses_a_schedule(c, d):
     row = schedules.lock(c, d, "hourly")

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from resilient import ApiKey, Event, InvalidInput, Job, Permanent, Provider, Resilient, Schedule, handler
 from resilient.engine.ground import audited
 from resilient.store.accounts.secrets import new_key
+from resilient.store.schedules import ticks
 from resilient.surface.cli import main
 from resilient.surface.cli.root import cli
 from tests.helpers import drain
@@ -67,6 +68,7 @@ async def app(database):
     )  # fmt: skip
     await app.ready()
     await app.schedules.declare()
+    await app.database.transaction(ticks.declare, {"left": ("report", app.schedules._specs["hourly"][1])}, ())
     yield app
     await app.close()
 
@@ -110,6 +112,7 @@ async def calls(app):
         "schedules.pause": lambda: app.schedules.pause("hourly"),
         "schedules.resume": lambda: app.schedules.resume("hourly"),
         "schedules.run": lambda: app.schedules.run("hourly"),
+        "schedules.remove": lambda: app.schedules.remove("left"),
         "connections.add": lambda: app.connections.add("api/a", api_key="canary"),
         "connections.import_": lambda: app.connections.import_("api/b", access_token="canary", refresh_token="canary"),
         "connections.revoke": lambda: app.connections.revoke("api/a"),
@@ -289,6 +292,7 @@ def test_each_command_that_changes_something_leaves_a_row(run, monkeypatch):
     dead = [str(app.enqueue_sync("contact.push", {}, resource_key="api/a").id) for _ in range(3)]
     ids = json.dumps([one.replace("-", "") for one in dead])
     app.database.transaction_sync(lambda c, d: d.run(c, DEAD, {"id": ids}))
+    app.database.transaction_sync(ticks.declare, {"left": ("report", app.schedules._specs["hourly"][1])}, ())
     with Session(app.database.sync_engine) as session, session.begin():
         app.outbox.publish(session, Placed(number=1))
     app.database.transaction_sync(lambda c, d: d.run(c, PUBLISHED))
@@ -312,6 +316,7 @@ def test_each_command_that_changes_something_leaves_a_row(run, monkeypatch):
         "schedules pause": ["hourly"],
         "schedules resume": ["hourly"],
         "schedules run": ["hourly"],
+        "schedules remove": ["left"],
         "workflows cancel": [str(flow.id)],
         "outbox replay": ["--since", "1h"],
         "sync reset": ["contacts"],

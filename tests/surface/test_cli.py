@@ -25,6 +25,7 @@ from resilient.store.gates import controls as gates
 from resilient.store.gates import resources
 from resilient.store.inspect import workers
 from resilient.store.jobs.filters import JOB
+from resilient.store.schedules import ticks
 from resilient.surface.cli import main
 from tests import nursery
 from tests.helpers import LIMIT
@@ -410,6 +411,21 @@ def test_schedules(ok, read, run):
     assert (job["created"], read("jobs", "show", job["id"])["job"]["kind"]) == (True, "issues.sync")
     assert f"Job {job['id']} of hourly is not finished" in ok("schedules", "run", "hourly")
     assert run("schedules", "run", "daily") == (3, "", "error: there is no schedule 'daily'; known are: each, hourly\n")
+
+
+def test_a_schedule_that_no_program_declares_is_removed(ok, read, run, program):
+    status, _, err = run("schedules", "remove", "hourly")
+    assert (status, err) == (
+        2,
+        "error: schedule 'hourly' is declared by this program: take it out of Resilient(schedules=[...])\n",
+    )
+    app = importlib.import_module("shop").app
+    spec = app.schedules._specs["hourly"][1]
+    app.database.transaction_sync(ticks.declare, {"monthly": ("report", spec)}, ())
+    app.database.close_sync()
+    assert ok("schedules", "remove", "monthly").startswith("monthly ticks no more.")
+    assert [one["removed"] for one in read("schedules", "list")["schedules"] if one["name"] == "monthly"] == [True]
+    assert run("schedules", "remove", "daily")[0] == 3
 
 
 def test_schedules_for_each_account(ok, read, run):

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from resilient import Bearer, Event, Job, Provider, Resilient, Schedule, handler
 from resilient.store.accounts.secrets import new_key
 from resilient.store.inspect import pages
+from resilient.store.schedules import ticks
 from tests.surface.dashboards import browser
 
 
@@ -73,6 +74,16 @@ async def test_a_schedule_is_paused_resumed_and_run(app):
     assert spark["aria-label"] == "1 tick of nightly: 1 succeeded"
     assert len([1 for t, a in page.tags if t == "rect" and a["class"] == "c-well"]) == 1
     assert "There is no schedule 'none'" in (await ann.get("/schedules/none", 404)).text
+
+
+async def test_a_schedule_that_no_program_declares_any_more_is_removed(app):
+    await app.database.transaction(ticks.declare, {"left": ("report", app.schedules._specs["nightly"][1])}, ())
+    ann = browser(app)
+    assert "Remove" not in (await ann.get("/schedules/nightly")).text
+    page = await ann.get("/schedules/left")
+    page = await ann.submit(page.form("/do/schedule", "remove"), "remove")
+    assert "left ticks no more; a program that declares it brings it back when it starts." in page.text
+    assert [(s.name, s.removed) for s in await app.schedules.list() if s.name == "left"] == [("left", True)]
 
 
 async def test_the_outbox_says_what_stops_a_destination(app):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from resilient.core.base.errors import DatabaseUnreachable, SchemaOutdated, SetupError
-from resilient.core.base.phrases import counted, span
+from resilient.core.base.phrases import counted, moment, span
 from resilient.core.base.resource_key import account, serves
 from resilient.core.inspect.why import stands_still
 from resilient.core.provider.facts import warning
@@ -368,6 +368,7 @@ def check_contents(contents: Contents) -> list[Finding]:
         *_check_workers(contents),
         _check_turns(contents),
         *_check_sealed(contents),
+        *_check_schedules(contents),
         *_check_rows(contents),
         *_check_neighbours(contents),
     ]
@@ -443,6 +444,18 @@ def _check_sealed(contents: Contents) -> Iterator[Finding]:
             f"{counted(contents.keyless, 'job waits', 'jobs wait')} because workers met them that lack the key of their"
             " sealed payload",
             "give every worker the same RESILIENT_SECRETS; a key that is lost opens nothing: cancel these jobs",
+        )
+
+
+def _check_schedules(contents: Contents) -> Iterator[Finding]:
+    if contents.overdue:
+        name, since = contents.overdue[0]
+        others = f" (and {counted(len(contents.overdue) - 1, 'other')})" if len(contents.overdue) > 1 else ""
+        yield Finding(
+            "schedules",
+            "warn",
+            f"schedule {name} is due since {moment(since)}{others} and does not tick",
+            "start a worker of the program that declares it; if none does any more: resilient schedules remove NAME",
         )
 
 

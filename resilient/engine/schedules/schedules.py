@@ -140,6 +140,14 @@ class Schedules:
         """
         return await self._db.write(None, self._run, name, account)
 
+    @audited("schedules remove")
+    async def remove(self, name: str) -> None:
+        """Let it tick no more; a program that declares it and starts brings it back.
+
+        For one that no program declares any more. Raises `InvalidInput` for one that this program declares.
+        """
+        await self._db.write(None, self._remove, name)
+
     async def accounts(self, name: str, *, limit: int = 100, after: str = "") -> builtins.list[ScheduledAccount]:
         """A page of the accounts of a schedule ``for_each`` account, by key: their next and last ticks and jobs."""
         return await self._db.read(None, schedule_accounts.page, name, limit=limit, after=after)
@@ -158,6 +166,14 @@ class Schedules:
         info = store.get(c, d, name)
         assert info is not None  # noqa: S101 - its row is locked
         return info
+
+    def _remove(self, c: Connection, d: Dialect, name: str) -> None:
+        row = self._row(c, d, name)
+        if name in self._specs:
+            raise InvalidInput(
+                f"schedule {name!r} is declared by this program: take it out of Resilient(schedules=[...])"
+            )
+        store.remove(c, d, [row.name], d.now(c))
 
     def _run(self, c: Connection, d: Dialect, name: str, account: str | None) -> Enqueued:
         row, now = self._row(c, d, name), d.now(c)
@@ -199,6 +215,7 @@ class SyncSchedules(SyncFacade[Schedules]):
     pause = blocking(Schedules.pause)
     resume = blocking(Schedules.resume)
     run = blocking(Schedules.run)
+    remove = blocking(Schedules.remove)
     accounts = blocking(Schedules.accounts)
 
 

@@ -20,8 +20,10 @@ from resilient.store.db.address import connect_args, reason
 from resilient.store.db.dialect import TIME, Dialect
 from resilient.store.gates import turns
 from resilient.store.inspect import workers
+from resilient.store.schedules import ticks as schedules
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from sqlalchemy import Connection
@@ -39,6 +41,7 @@ _SETTINGS: Final = (
 )
 _PRAGMAS: Final = ("journal_mode", "synchronous")
 _SAMPLE: Final = 1000  # ready jobs looked at for their kinds
+_LATE: Final = timedelta(minutes=5)  # a schedule that did not tick for so long: workers may just be replaced
 _REMEMBERED: Final = timedelta(days=1)  # how long a silent worker is reported
 
 
@@ -101,6 +104,7 @@ class Contents:
     workers: list[WorkerSeen]
     waiting: frozenset[tuple[str, str]]  # kinds and resource keys in a sample of the ready jobs
     stranded: int  # keys with a ready job and no turn
+    overdue: Sequence[tuple[str, datetime]] = ()  # schedules that should have ticked, and since when
     keyless: int = 0  # jobs that wait for the key of their payload, in a sample of those that are due next
 
 
@@ -182,6 +186,7 @@ def contents(c: Connection, d: Dialect) -> Contents:
         [_seen(row, now) for row in rows],
         frozenset((kind, key) for kind, key in d.run(c, waiting)),
         len(turns.stranded(c, d)),
+        schedules.overdue(c, d, now - _LATE),
         int(d.run(c, _KEYLESS, {"code": SEALED_KEY}).scalar_one()),
     )
 

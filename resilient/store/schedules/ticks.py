@@ -139,11 +139,16 @@ def declare(c: Connection, d: Dialect, declared: Mapping[str, tuple[str, Spec]],
             _redeclare(c, d, name, kind, spec, now, row)
     gone = [n for n, r in rows.items() if n not in declared and r[0] in kinds and not r[2]]
     if gone:
-        d.run(
-            c,
-            f"UPDATE {{schedule}} SET removed = true, updated_at = :now WHERE name {d.among('names', 'text')}",
-            {"names": d.pack_keys(gone), "now": now},
-        )
+        remove(c, d, gone, now)
+
+
+def remove(c: Connection, d: Dialect, names: Sequence[str], now: datetime) -> None:
+    """Mark locked schedules removed: they tick no more, until a program that starts declares them."""
+    d.run(
+        c,
+        f"UPDATE {{schedule}} SET removed = true, updated_at = :now WHERE name {d.among('names', 'text')}",
+        {"names": d.pack_keys(list(names)), "now": now},
+    )
 
 
 def _all(c: Connection, d: Dialect) -> Sequence[Any]:
@@ -406,6 +411,19 @@ def _spec(doc: Any) -> Spec | None:
         return Spec.from_json(doc)
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def overdue(c: Connection, d: Dialect, before: datetime) -> list[tuple[str, datetime]]:
+    """The schedules that tick and were due ``before`` a time, and since when, the longest due first."""
+    rows = d.run(
+        c,
+        "SELECT name, next_at FROM {schedule} WHERE kind IS NOT NULL AND NOT paused AND NOT removed"
+        " AND next_at < :before ORDER BY next_at, name",
+        {"before": before},
+        name=None,
+        next_at=TIME,
+    )
+    return [(r.name, r.next_at) for r in rows]
 
 
 def active(c: Connection, d: Dialect) -> set[str]:

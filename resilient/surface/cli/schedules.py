@@ -122,6 +122,19 @@ def run_now(
         run.out.say(f"Job {done.id} of {name} is not finished, so no other one was enqueued.")
 
 
+@schedules.command("remove")
+def remove(ctx: typer.Context, name: Name) -> None:
+    """Let one tick no more that no program declares any longer."""
+    run: Context = ctx.obj
+    _known(run, name)
+    with run.audited("schedules remove", name):
+        run.app.sync.schedules.remove(name)
+    if run.out.as_json:
+        run.out.json({"removed": name})
+    else:
+        run.out.say(f"{name} ticks no more. A program that declares it brings it back when it starts.")
+
+
 def _set(run: Context, name: str, *, paused: bool) -> None:
     _known(run, name)
     api = run.app.sync.schedules

@@ -121,7 +121,8 @@ async def schedule(visit: Visit) -> Response:
     latest = await visit.app.jobs.list(kind=info.kind, tags={"schedule": name}, limit=40, payloads=False)
     in_order = latest[::-1]
     return visit.render(
-        "schedule.html", info=info, accounts=accounts[:PAGE], latest=latest,
+        "schedule.html", info=info, foreign=name not in visit.app.schedules.declared, accounts=accounts[:PAGE],
+        latest=latest,
         sparkline=ticks(in_order, name, [visit.url(f"/jobs/{one.id}") for one in in_order]),
         following=accounts[PAGE - 1].resource_key if len(accounts) > PAGE else None,
     )  # fmt: skip
@@ -203,14 +204,19 @@ async def audit(visit: Visit) -> Response:
 
 
 async def change_schedule(visit: Visit) -> Response:
-    """Pause or resume a schedule, or run its job now."""
+    """Pause or resume a schedule, run its job now, or let one tick no more that no program declares any longer."""
     name, verb = visit.form.get("name", ""), visit.form.get("verb", "")
-    if verb not in ("pause", "resume", "run"):
-        raise InvalidInput(f"verb={verb!r}: use one of pause, resume, run")
+    if verb not in _OF_SCHEDULES:
+        raise InvalidInput(f"verb={verb!r}: use one of {', '.join(_OF_SCHEDULES)}")
     async with visit.audited(f"schedules {verb}", name):
         await getattr(visit.app.schedules, verb)(name)
-    text = {"pause": "does not tick until it is resumed", "resume": "ticks again", "run": "has a job now"}[verb]
-    return visit.back(visit.url(f"/schedules/{name}"), f"{name} {text}.")
+    return visit.back(visit.url(f"/schedules/{name}"), f"{name} {_OF_SCHEDULES[verb]}.")
+
+
+_OF_SCHEDULES: Final = {
+    "pause": "does not tick until it is resumed", "resume": "ticks again", "run": "has a job now",
+    "remove": "ticks no more; a program that declares it brings it back when it starts",
+}  # fmt: skip
 
 
 async def change_workflow(visit: Visit) -> Response:
