@@ -1,5 +1,6 @@
 """A job that a newer one with its unique key replaces, or for which it is kept."""
 
+import asyncio
 import threading
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ from resilient import DuplicateJob, Item, Job, JobFilter, Resilient, handler
 from resilient.core.gates.policy import Policies
 from resilient.store.gates import resources, turns
 from resilient.store.jobs import changes, claim
+from tests.helpers import LIMIT
 from tests.interleaving import until_somebody_waits
 
 WORDS = {"resource_key": "p/1", "unique_key": "u"}
@@ -55,6 +57,34 @@ async def test_no_job_stands_for_one_of_another_account(database, while_running)
     with pytest.raises(DuplicateJob, match=r"of p/1 holds unique_key 'u' and does nothing for p/2: name .* in the key"):
         await app.enqueue(send, "new", **words)
     assert not (await app.enqueue(send, "new", **words | {"on_conflict": "keep", "while_running": "drop"})).created
+    await app.close()
+
+
+async def test_a_job_that_is_about_to_be_cancelled_promises_no_further_run(database):
+    """The cancel ends it, and with it what was promised: nobody would have been told."""
+    words = WORDS | {"unique_until": "finish", "while_running": "once_more"}
+    errors = []
+
+    @handler("cancelled.send")
+    async def cancelled(job: Job[None]) -> None:
+        await app.jobs.cancel(job.id)
+        try:
+            await app.enqueue(cancelled, **words)
+        except DuplicateJob as error:
+            errors.append(str(error))
+        await app.enqueue(cancelled, **WORDS | {"unique_until": "finish"})  # this asks for no run of its own
+        raise asyncio.CancelledError
+
+    app = Resilient(database, handlers=[cancelled])
+    done = await app.enqueue(cancelled, **words)
+    await app.worker().drain(timeout=LIMIT)
+    assert (await app.jobs.get(done.id)).state == "cancelled"
+    (error,) = errors
+    assert error == (
+        f"job {done.id} (cancelled.send) holds unique_key 'u' and is about to be cancelled, so that it cannot run once"
+        " more: enqueue again when it has ended"
+    )
+    assert (await app.enqueue(cancelled, **words)).created
     await app.close()
 
 

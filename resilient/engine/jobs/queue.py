@@ -194,6 +194,11 @@ def _told_the_holder(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyH
             f" {row.unique_key!r} and does nothing for {row.resource_key}: name the resource in the key"
         )
     now = d.now(c)
+    if is_running and holder.cancel_requested:
+        raise DuplicateJob(
+            f"job {holder.id} ({row.kind}) holds unique_key {row.unique_key!r} and is about to be cancelled, so that it"
+            " cannot run once more: enqueue again when it has ended"
+        )
     if is_running:
         return jobs.mark_once_more(c, d, holder.id, now)
     if marks.unkeyed(holder.sent):

@@ -180,6 +180,7 @@ class KeyHolder(NamedTuple):
     version: int
     sent: Any
     executions: int
+    cancel_requested: bool
 
 
 def holder(c: Connection, d: Dialect, kind: str, unique_key: str) -> KeyHolder | None:
@@ -246,11 +247,12 @@ def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, n
 
 
 def mark_once_more(c: Connection, d: Dialect, id_: UUID, now: datetime) -> bool:
-    """Let a running job run once more after it finishes; False if it is not running any more."""
+    """Let a running job run once more after it finishes; False if it is not running any more, or is to be cancelled."""
     return (
         d.run(
             c,
-            "UPDATE {job} SET once_more = true, updated_at = :now WHERE id = :id AND state = 'running' RETURNING 1",
+            "UPDATE {job} SET once_more = true, updated_at = :now"
+            " WHERE id = :id AND state = 'running' AND NOT cancel_requested RETURNING 1",
             {"id": d.id(id_), "now": now},
         ).first()
         is not None
