@@ -105,18 +105,11 @@ class Loop(base_events.BaseEventLoop):
         self._ready.extend(handles)
 
     def bury(self):
-        """Close, and collect what killed processes left; nobody hears what that has to say."""
+        """Close, and collect what killed processes left."""
         self.graves.clear()
         self._frozen.clear()
         self.close()
-        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-        logging.disable(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            gc.collect()
-            gc.freeze()  # what caches keep of a run is not looked through again after each of the next thousand
-        logging.disable(logging.NOTSET)
-        sys.unraisablehook = hook
+        collect()
 
     # -- threads ---------------------------------------------------------------------------------------------
 
@@ -152,3 +145,14 @@ class Loop(base_events.BaseEventLoop):
 
     def _process_events(self, event_list):
         pass
+
+
+def collect():
+    """Collect garbage; nobody hears what coroutines of killed processes have to say to that."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+    logging.disable(logging.NOTSET)
+    sys.unraisablehook = hook

@@ -26,7 +26,7 @@ import resilient.testing  # noqa: F401 - everything that a run may import is the
 from resilient.store.db import schema
 from resilient.store.db.database import Database
 from tests.simulation.judge import judge, setup
-from tests.simulation.loop import Stuck
+from tests.simulation.loop import Stuck, collect
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.plan import Plan, drawn
 from tests.simulation.system import System
@@ -77,6 +77,15 @@ class Bugs(logging.Handler):
 
 def simulate(plan, folder):
     """Run a plan and judge it."""
+    run = _run(plan, folder)
+    if plan.seed % 100 == 0:
+        gc.unfreeze()  # what they have dropped since
+    collect()
+    gc.freeze()  # what caches keep of it is not looked through again after each of the next thousand
+    return run
+
+
+def _run(plan, folder):
     path = folder / "run.db"
     for old in folder.glob("run.*"):
         old.unlink()

@@ -17,6 +17,7 @@ import sys
 import time
 import types
 import uuid
+import weakref
 from collections import deque
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -110,10 +111,12 @@ class System:
     # -- SQLite ------------------------------------------------------------------------------------------------
 
     def connect(self, original):
+        loop = weakref.ref(self.loop)  # a connection's functions hide from the collector what they keep: it stays open
+
         def connect(path, *args, **kwargs):
             kwargs.update(timeout=0, check_same_thread=False)
             connection = original(path, *args, **kwargs)
-            connection.create_function("virtual_seconds", 0, lambda: self.loop.now - 1_000.0)
+            connection.create_function("virtual_seconds", 0, lambda: loop().now - 1_000.0)
             self._connections.append(connection)
             if (process := PROCESS.get()) is not None:
                 process.at_death.append(lambda: contextlib.suppress(sqlite3.Error) and _roll_back(connection))
@@ -184,6 +187,14 @@ class System:
             for place, name, value in before:
                 setattr(place, name, value)
             self.loop.bury()
+            self._close_connections()
+
+    def _close_connections(self):
+        """Those of killed processes too: caches keep this system, and each would hold its file open for ever."""
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+        self.loop.may_block = None
 
     def process(self, name, coroutine_function, *args):
         """Start a process; (process, its main task)."""
