@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import httpx
 import pytest
+from pydantic import BaseModel, field_validator
 
 from resilient import Fixed, Job, Provider, Resilient, Retry, SyncJob, handler
 from resilient.engine.run import backend
@@ -399,6 +400,27 @@ async def test_what_cannot_be_read_is_dead_and_the_others_go_on(make):
     assert (job.state, job.last_error_kind) == ("dead", "undecodable")
     assert "upgrade of payload version 1: KeyError" in job.last_error
     assert (await app.jobs.get(good.id)).result == 7
+
+
+async def test_a_validator_that_fails_over_a_stored_payload_is_named(make):
+    class Sized(BaseModel):
+        values: object
+
+        @field_validator("values")
+        @classmethod
+        def some(cls, value):
+            return value if len(value) else None
+
+    @handler("sized")
+    async def sized(job: Job[Sized]) -> None: ...
+
+    app = make(sized)
+    bad = await app.enqueue(sized, {"values": [1]}, resource_key="api/1")
+    await query(app, "UPDATE {job} SET payload = :payload RETURNING id", payload='{"values": 5}')
+    await app.worker().drain(timeout=LIMIT)
+    job = await app.jobs.get(bad.id)
+    assert (job.state, job.last_error_kind) == ("dead", "undecodable")
+    assert job.last_error == "validator of the model: TypeError: object of type 'int' has no len()"
 
 
 async def test_a_payload_newer_than_the_program_waits_for_a_newer_one(make):

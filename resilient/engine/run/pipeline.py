@@ -143,11 +143,10 @@ def decode(execution: Execution) -> tuple[Any, Outcome | None]:
         return handler.decode(stored_payload(execution), row.payload_version), None
     except BadPayload as error:
         return None, unreadable(error, NEWER_VERSION_DELAY * (1 + execution.context.roll()))
-    except BaseException as error:  # noqa: BLE001 - the user's upgrade function
-        return None, Failed(
-            Failure(FailureKind.UNDECODABLE),
-            f"upgrade of payload version {row.payload_version}: {text_of(error)}",
-        )
+    except BaseException as error:  # noqa: BLE001 - of the user's upgrade function, or of a validator of the model
+        is_upgrade = handler.upgrade is not None and row.payload_version != handler.version
+        where = f"upgrade of payload version {row.payload_version}" if is_upgrade else "validator of the model"
+        return None, Failed(Failure(FailureKind.UNDECODABLE), f"{where}: {text_of(error)}")
 
 
 # -- called --------------------------------------------------------------------------------------------------
