@@ -13,7 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from resilient import BreakerPolicy, Credentials, Failure, FailureKind, JobFilter, JobState, Limit
+from resilient import BreakerPolicy, ConnectionNotFound, Credentials, Failure, FailureKind, JobFilter, JobState, Limit
 from resilient.core.accounts.tokens import GrantEvent
 from resilient.core.alerts import rules as alert_words
 from resilient.core.gates.breaker import Report
@@ -654,7 +654,10 @@ def lets_an_account_in(c, d):
 
 @act("accounts.connections: _share")
 def shares_a_grant(c, d):
-    engine_connections._share(c, d, "p/2", "q/1", {}, SimpleNamespace(ring=RING, opened=lambda _: Credentials()))
+    try:
+        engine_connections._share(c, d, "p/2", "q/1", {}, SimpleNamespace(ring=RING, decrypt=lambda _: Credentials()))
+    except ConnectionNotFound as error:  # it was erased meanwhile
+        raise Refused from error
 
 
 @act("accounts.connections: _reseal")
