@@ -252,7 +252,7 @@ async def test_a_server_without_a_free_connection_is_named_and_waited_for(own_po
 
 
 def test_too_few_to_work_with_is_refused():
-    with pytest.raises(SetupError, match="at least 6"):
+    with pytest.raises(SetupError, match="from 6 to 10,000"):
         Resilient("postgresql://h/x", connections=5)
 
 
