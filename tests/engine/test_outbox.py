@@ -34,7 +34,7 @@ from resilient import (
     handler,
 )
 from resilient.wire.publishers.base import lost
-from tests.helpers import LIMIT, brisk
+from tests.helpers import LIMIT, brisk, until
 
 
 class OrderPlaced(Event, type="order.placed", version=2):
@@ -377,6 +377,32 @@ class TestRelay:
         assert found.gate == "breaker"
         assert sum(job.attempts for job in await app.jobs.list()) < 40
         assert {job.state for job in await app.jobs.list()} <= {"ready", "scheduled"}
+
+    @pytest.mark.parametrize("away", [False, True])
+    async def test_few_are_tried_at_once_before_one_is_confirmed(self, database, session, away):
+        """A destination that says late that it is away would get all of it: five of each of five batches at most."""
+        tried, now, most, answer = 0, 0, 0, asyncio.Event()
+
+        async def sink(_message):
+            nonlocal tried, now, most
+            tried, now = tried + 1, now + 1
+            most = max(most, now)
+            await answer.wait()
+            now -= 1
+            if away:
+                raise Transient("away")
+            answer.clear()  # those that wait now are as many as may be under way
+            asyncio.get_running_loop().call_soon(answer.set)
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, *range(100))
+        running = asyncio.create_task(relayed(app))
+        await until(lambda: now >= 5)
+        answer.set()
+        await running
+        states = {str(job.state) for job in await app.jobs.list(limit=100)}
+        assert (most <= 25, tried < 50, states <= {"ready", "scheduled"}) == (away, away, away)
+        assert away or states == {"succeeded"}
 
     async def test_what_cannot_be_opened_is_charged_to_the_first_that_ask(self, database, session):
         class Away(Callback):

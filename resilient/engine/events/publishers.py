@@ -34,6 +34,15 @@ class Publishers:
         self._open: dict[str, Publisher] = {}
         self._opening: dict[str, asyncio.Task[Publisher]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._well: set[str] = set()
+
+    def is_well(self, name: str) -> bool:
+        """Whether the latest event of a destination was confirmed."""
+        return name in self._well
+
+    def note(self, name: str, *, is_well: bool) -> None:
+        """Note whether a destination confirmed an event, or failed."""
+        (self._well.add if is_well else self._well.discard)(name)
 
     async def publish(self, name: str, message: Message) -> None:
         """Hand one event over; returns when it is confirmed. `wire.publishers.base` says what it raises."""

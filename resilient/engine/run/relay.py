@@ -73,45 +73,81 @@ async def _publish(batch: Batch[str]) -> None:
     """Publish a batch, many events at once; of one key a batch has one event, because the key's next waits for it.
 
     Each event is settled as soon as it is confirmed, so that a crash repeats few. A destination that is away costs the
-    first `AWAY` events an attempt; the others wait for it at no charge.
+    first `AWAY` events an attempt; the others wait for it at no charge. So no more than these are tried at once where
+    nothing was confirmed since this worker's last failure there.
     """
-    name, publishers = batch.kind.removeprefix(PREFIX), _backend(batch[0]).publishers
-    waiting, strikes = iter(batch), 0
-    try:
-        await publishers.open(name)
-    except Exception as error:  # noqa: BLE001 - whatever was raised, the first event is charged with it
-        _count(batch[0], name, error)
-        batch.fail(next(waiting), error)
-        strikes = AWAY
+    await _Delivery(batch).run()
 
-    async def publish_waiting() -> None:
-        nonlocal strikes
-        for job in waiting:
-            if strikes >= AWAY:
-                batch.fail(job, ResourceStopped(batch.resource_key, "connection"))
-                continue
+
+class _Delivery:
+    """A batch on its way."""
+
+    def __init__(self, batch: Batch[str]) -> None:
+        self._batch, self._name = batch, batch.kind.removeprefix(PREFIX)
+        self._publishers = _backend(batch[0]).publishers
+        self._waiting, self._strikes, self._tasks = iter(batch), 0, 0
+        self._is_narrow = True  # until an event is confirmed
+
+    async def run(self) -> None:
+        """Publish each event, or say why not."""
+        try:
+            await self._publishers.open(self._name)
+        except Exception as error:  # noqa: BLE001 - whatever was raised, the first event is charged with it
+            _count(self._batch[0], self._name, error)
+            self._batch.fail(next(self._waiting), error)
+            self._strikes = AWAY
+        self._is_narrow = not self._publishers.is_well(self._name)
+        async with asyncio.TaskGroup() as self._group:
+            self._widen(AWAY if self._is_narrow else IN_FLIGHT)
+
+    def _widen(self, most: int) -> None:
+        """Let up to so many events be in flight."""
+        for _ in range(self._tasks, min(len(self._batch), most, IN_FLIGHT)):
+            self._group.create_task(self._publish_waiting())
+            self._tasks += 1
+
+    async def _publish_waiting(self) -> None:
+        for job in self._waiting:
             try:
-                await _backend(job).admit()
-                message = message_of(job)
-                trace = {TRACEPARENT: message.traceparent, TRACESTATE: message.tracestate}
-                with _backend(job).tracing.send(name, trace):
-                    await publishers.publish(name, message)
+                message = await self._publish(job)
             except ConnectionLost as error:  # all events in flight meet it: only the first are charged
-                _count(job, name, error)
-                batch.fail(job, ResourceStopped(batch.resource_key, "connection") if strikes >= AWAY else error)
-                strikes += 1
+                _count(job, self._name, error)
+                self._batch.fail(job, self._stopped() if self._strikes >= AWAY else error)
+                self._strike()
             except Exception as error:  # noqa: BLE001 - whatever was raised, this event is charged with it
-                _count(job, name, error)
-                batch.fail(job, error)
-                strikes += _is_ill(error)
+                _count(job, self._name, error)
+                self._batch.fail(job, error)
+                if _is_ill(error):
+                    self._strike()
             else:
-                _count(job, name, message=message)
-                batch.succeed(job)
-                strikes = 0
+                _count(job, self._name, message=message)
+                self._batch.succeed(job)
+                self._strikes = 0
+                if self._is_narrow or not self._publishers.is_well(self._name):
+                    self._is_narrow = False
+                    self._publishers.note(self._name, is_well=True)
+                    self._widen(IN_FLIGHT)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(len(batch), IN_FLIGHT)):
-            group.create_task(publish_waiting())
+    async def _publish(self, job: Job[str]) -> Message:
+        self._require_present()
+        await _backend(job).admit()
+        self._require_present()  # others met it meanwhile
+        message = message_of(job)
+        trace = {TRACEPARENT: message.traceparent, TRACESTATE: message.tracestate}
+        with _backend(job).tracing.send(self._name, trace):
+            await self._publishers.publish(self._name, message)
+        return message
+
+    def _require_present(self) -> None:
+        if self._strikes >= AWAY:
+            raise self._stopped()
+
+    def _stopped(self) -> ResourceStopped:
+        return ResourceStopped(self._batch.resource_key, "connection")
+
+    def _strike(self) -> None:
+        self._strikes += 1
+        self._publishers.note(self._name, is_well=False)
 
 
 def _backend(job: Job[str]) -> HandlerBackend:
