@@ -19,6 +19,7 @@ from typing import Final
 from resilient.core.base.bounds import STATED_TIME
 
 FAR: Final = datetime(9999, 1, 1, tzinfo=UTC)  # the largest moment; leaves room for what is added to it
+NEAR: Final = datetime(1, 1, 3, tzinfo=UTC)  # the smallest that every zone can show
 _NO_SKEW: Final = timedelta(0)
 _HUGE: Final = 15  # digits before the point, beyond which a number saturates
 _ENDLESS: Final = 10**18  # microseconds: 31,700 years, which timedelta still holds
@@ -171,6 +172,25 @@ def add_seconds(at: datetime, seconds: float) -> datetime:
         return min(at + timedelta(seconds=seconds), FAR)
     except OverflowError:
         return FAR if seconds > 0 else datetime.min.replace(tzinfo=UTC)
+
+
+def in_utc(at: datetime) -> datetime:
+    """The same moment in UTC, not before `NEAR` and not after `FAR`.
+
+    PostgreSQL stores the year 10000, and psycopg reads no row that has it: neither pages nor workers would get past it.
+    """
+    try:
+        return min(max(at.astimezone(UTC), NEAR), FAR)
+    except OverflowError:  # beyond the calendar, in either direction
+        return FAR if at.year > 1 else NEAR
+
+
+def add(at: datetime, by: timedelta) -> datetime:
+    """``at`` plus a length of time, bounded as `in_utc`."""
+    try:
+        return in_utc(at + by)
+    except OverflowError:
+        return FAR if by > _NO_SKEW else NEAR
 
 
 def _as_text(value: object) -> str | None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from resilient.core.base import bounds
 from resilient.core.base.errors import UNCHARGED, Failure, FailureKind, at_scope
-from resilient.core.base.instants import add_seconds
+from resilient.core.base.instants import add_seconds, in_utc
 from resilient.core.base.misfit import is_number
 from resilient.core.base.phrases import moment, one_line, plain
 from resilient.core.base.resource_key import is_below
@@ -389,7 +389,7 @@ def _at(step: Transition, run_at: datetime, now: datetime) -> Transition:
 
 def _aware(at: datetime) -> datetime:
     """A handler's naive datetime is taken as UTC: refusing it here would lose the job."""
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return in_utc(at.replace(tzinfo=UTC) if at.tzinfo is None else at)
 
 
 def _clip(text: str | None) -> str | None:

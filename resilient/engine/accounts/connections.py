@@ -17,6 +17,7 @@ from resilient.core.accounts import tokens
 from resilient.core.accounts.tokens import EMPTY, Credentials, GrantState
 from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SecretsUnreadable, SetupError
 from resilient.core.base.frames import frameless_calls
+from resilient.core.base.instants import add, in_utc
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained_calls
 from resilient.core.base.phrases import counted, fits_header, nearest
@@ -186,7 +187,8 @@ class Connections:
         if expires_at is not None and expires_at.tzinfo is None:
             raise InvalidInput(f"{key}: expires_at={expires_at.isoformat()} has no time zone")
         margin = timedelta(seconds=self.oauth_of(key, details).margin)
-        refresh_at = None if expires_at is None or not refresh_token else expires_at - margin
+        expires_at = None if expires_at is None else in_utc(expires_at)
+        refresh_at = None if expires_at is None or not refresh_token else add(expires_at, -margin)
         credentials = Credentials(
             token=access_token, refresh_token=refresh_token, expires_at=expires_at, refresh_at=refresh_at
         )

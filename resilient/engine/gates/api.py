@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput, NaiveDatetime
+from resilient.core.base.instants import add, in_utc
 from resilient.core.base.misfit import explained_calls
 from resilient.core.base.phrases import moment
 from resilient.core.gates.policy import BreakerPolicy
@@ -324,10 +325,10 @@ def _between(c: Connection, d: Dialect, first: datetime | timedelta | None, last
 
 def _ago(name: str, at: datetime | timedelta | None, now: datetime) -> datetime | None:
     if isinstance(at, timedelta):
-        return now - at
+        return add(now, -at)
     if at is not None and at.tzinfo is None:
         raise NaiveDatetime(f"{name}={at.isoformat()} has no time zone: use datetime.now(UTC) or a timedelta (ago)")
-    return at
+    return None if at is None else in_utc(at)
 
 
 # -- one resource, in a transaction --------------------------------------------------------------------------
@@ -350,9 +351,10 @@ def _ahead(c: Connection, d: Dialect, until: datetime | timedelta | None) -> dat
     if until is None:
         return None
     now = d.now(c)
-    at = now + until if isinstance(until, timedelta) else until
+    at = add(now, until) if isinstance(until, timedelta) else until
     if at.tzinfo is None:
         raise NaiveDatetime(f"until={at.isoformat()} has no time zone: use datetime.now(UTC) or a timedelta")
+    at = in_utc(at)
     if at <= now:
         raise InvalidInput(f"until={moment(at)} has passed")
     return at

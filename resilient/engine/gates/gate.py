@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import WAITS_FOR_RESOURCE, DatabaseUnreachable, FailureKind, ResourceStopped
-from resilient.core.base.instants import add_seconds
+from resilient.core.base.instants import add_seconds, in_utc
 from resilient.core.base.loggers import apart, logger
 from resilient.core.base.phrases import moment
 from resilient.core.base.resource_key import BUDGET, is_budget, of_budget, path
@@ -596,5 +596,5 @@ class Gate:
 
     def _retry_at(self, failure: Failure) -> datetime | None:
         if failure.retry_at is not None:
-            return failure.retry_at
+            return in_utc(failure.retry_at)
         return None if failure.retry_in is None else add_seconds(self.now(), failure.retry_in)

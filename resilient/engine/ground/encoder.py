@@ -26,6 +26,7 @@ from uuid_utils import uuid7
 
 from resilient.core.base import resource_key as keys
 from resilient.core.base.errors import BadPayload, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
+from resilient.core.base.instants import in_utc
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained_class, is_number, is_whole
 from resilient.core.base.phrases import nearest
@@ -371,10 +372,10 @@ def _expiry(at: datetime | None, within: timedelta | float | None) -> tuple[date
 
 
 def aware(name: str, value: datetime) -> datetime:
-    """A datetime with a zone; raises `NaiveDatetime` for one without."""
+    """A datetime with a zone, in UTC; raises `NaiveDatetime` for one without."""
     if not isinstance(value, datetime) or value.tzinfo is None or value.utcoffset() is None:
         raise NaiveDatetime(f"{name}={value!r} has no time zone: write datetime.now(timezone.utc) or add tzinfo")
-    return value
+    return in_utc(value)
 
 
 def _name(what: str, value: str | None) -> str | None:

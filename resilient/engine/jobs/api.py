@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from resilient.core.base.errors import InvalidInput, JobNotFound
+from resilient.core.base.instants import in_utc
 from resilient.core.base.misfit import explained_calls
 from resilient.core.gates.rate_limit import Limit
 from resilient.core.inspect.why import Why, why_job
@@ -82,7 +83,10 @@ def spacing_of(rate: float | str | None) -> timedelta | None:
     if rate is None:
         return None
     limit = Limit.parse(rate) if isinstance(rate, str) else Limit(rate, per=1)
-    return timedelta(seconds=limit.per / limit.rate)
+    try:
+        return timedelta(seconds=limit.per / limit.rate)
+    except OverflowError:
+        raise InvalidInput(f"rate={rate!r}: two jobs would be further apart than the calendar reaches") from None
 
 
 def plan_edit(
@@ -102,6 +106,9 @@ def plan_edit(
     for name in ("priority", "run_at"):
         if name in changes and changes[name] is None:
             raise InvalidInput(f"{name} cannot be None")
+    for name in ("run_at", "expires_at"):
+        if changes.get(name) is not None:
+            changes[name] = in_utc(changes[name])
     if "tags" in changes:
         changes["tags"] = json.loads(checked.row.tags) if checked.row.tags else None
     if payload is not UNSET:

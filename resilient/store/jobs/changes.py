@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from resilient.core.base.errors import InvalidInput
+from resilient.core.base.instants import add_seconds
 from resilient.core.base.misfit import is_whole
 from resilient.core.events.message import RESOURCE
 from resilient.core.jobs import marks
@@ -401,7 +402,10 @@ class Retry:
         if self.spacing is None:
             return rows, []
         self._started = self._started or now
-        due = [(row, self._started + self.spacing * (self._done + n)) for n, row in enumerate(rows)]
+        due = [
+            (row, add_seconds(self._started, self.spacing.total_seconds() * (self._done + n)))
+            for n, row in enumerate(rows)
+        ]
         self._done += len(rows)
         return [row for row, at in due if at <= now], [(row, at) for row, at in due if at > now]
 

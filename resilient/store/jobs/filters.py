@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from resilient.core.base import resource_key
 from resilient.core.base.errors import FailureKind, InvalidInput, NaiveDatetime
+from resilient.core.base.instants import add, in_utc
 from resilient.core.base.misfit import explained_class
 from resilient.core.jobs.states import TERMINAL, JobState
 from resilient.store.db import tables
@@ -148,8 +149,9 @@ class JobFilter:
         return replace(self, state=tuple(s for s in self.state if s in names) if self.state else names)
 
     def at(self, now: datetime) -> JobFilter:
-        """The filter with every timedelta turned into a time."""
-        times: dict[str, Any] = {n: now - m for n in _MOMENTS if isinstance(m := getattr(self, n), timedelta)}
+        """The filter with every timedelta turned into a time, and every time one that a database reads."""
+        moments = {name: at for name in _MOMENTS if (at := getattr(self, name)) is not None}
+        times: dict[str, Any] = {n: add(now, -m) if isinstance(m, timedelta) else in_utc(m) for n, m in moments.items()}
         return replace(self, **times) if times else self
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 import typer
 
 from resilient.core.base.errors import FailureKind, InvalidInput, NaiveDatetime
+from resilient.core.base.instants import add
 from resilient.core.base.numbers import json_value
 from resilient.core.base.phrases import counted
 from resilient.core.gates.rate_limit import seconds
@@ -188,7 +189,7 @@ def moment(option: str, text: str) -> datetime | timedelta:
             far = timedelta(seconds=seconds(text.removeprefix("+")))
             return -far if ahead else far
         at = datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InvalidInput(f"{option} {text!r} is not a time: write {_WHEN}") from None
     if at.tzinfo is None:
         raise NaiveDatetime(f"{option} {text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
@@ -534,7 +535,7 @@ def read_json(text: str) -> Any:
 
 def _absolute(run: Context, option: str, text: str) -> Any:
     at = moment(option, text)
-    return run.now - at if isinstance(at, timedelta) else at
+    return add(run.now, -at) if isinstance(at, timedelta) else at
 
 
 def _number(option: str, text: str) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import PydanticUserError, ValidationError
 
 from resilient.core.base.errors import BadPayload, BadResourceKey, InvalidInput, SetupError, UnknownKind
+from resilient.core.base.instants import add
 from resilient.core.base.numbers import json_value
 from resilient.core.base.phrases import in_json, plain
 from resilient.core.jobs.records import plain as as_json
@@ -347,7 +349,7 @@ def _values(visit: Visit, options: PayloadForm) -> dict[str, Any]:
         except InvalidInput as error:
             options.refuse("run_at", str(error))
         else:
-            values["run_at"] = visit.now - at if not hasattr(at, "tzinfo") else at
+            values["run_at"] = add(visit.now, -at) if isinstance(at, timedelta) else at
     return values
 
 
