@@ -22,7 +22,7 @@ from resilient.core.base.loggers import logger
 from resilient.surface.shards import Shards
 from resilient.surface.web.dashboard import accounts, bulk, enqueue, jobs, live, overviews, shards
 from resilient.surface.web.dashboard.guard import Guard, Operator, RefusedChangeError, with_headers
-from resilient.surface.web.dashboard.visit import ENVIRONMENT, HERE, VERSION, Visit, form_of, shards_of
+from resilient.surface.web.dashboard.visit import ENVIRONMENT, HERE, VERSION, Visit, form_of, shards_of, texts_of
 from resilient.surface.web.routes import got
 from resilient.surface.web.scope import mounted
 
@@ -98,6 +98,8 @@ class _Site:
 
     async def _serve(self, request: Request, who: Operator, serve: Page, *, changes: bool) -> Response:
         form = await form_of(request) if changes else {}
+        if any("\0" in text for text in texts_of(request, form)):
+            raise InvalidInput("a NUL character stands in the question: nothing that is stored has one")
         if changes:
             self._guard.check(request, who, form.pop("token", ""))
         await self._app.ready()

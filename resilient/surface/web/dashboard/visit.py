@@ -24,7 +24,7 @@ except ImportError as error:  # pragma: no cover - a test without the extra runs
     raise MissingExtra("the dashboard needs jinja2 and Starlette: pip install 'resilient-engine[dashboard]'") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -189,3 +189,11 @@ async def form_of(request: Request) -> dict[str, str]:
     except ValueError as error:
         raise InvalidInput(f"this is no form: {error}") from None
     return dict(pairs)
+
+
+def texts_of(request: Request, form: Mapping[str, str]) -> Iterator[str]:
+    """All that somebody else wrote into an address and a form."""
+    yield from map(str, request.path_params.values())
+    for name, value in (*request.query_params.multi_items(), *form.items()):
+        yield name
+        yield value

@@ -1,0 +1,93 @@
+"""Odd questions to the dashboard: what stands in an address or a form is understood or refused, and no page breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilient import Job, Resilient, handler
+from resilient.core.base.instants import FAR
+from tests.surface.dashboards import OURS, Page, browser
+
+
+@handler("contact.push")
+async def push(job: Job[dict]) -> None:
+    """Nothing."""
+
+
+@pytest.fixture
+async def app(database):
+    app = Resilient(database, handlers=[push], providers=[])
+    await app.ready()
+    yield app
+    await app.close()
+
+
+async def post(one, address, **fields):
+    """The answer to a form with these fields, whatever its page offers."""
+    page = await one.get("/accounts")
+    token = next(value for form in page.forms for name, value in form.fields if name == "token")
+    return await one.client.post(address, data={**fields, "token": token}, headers=OURS)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["/jobs?kind=a%00b", "/jobs?unique_key=%00", "/jobs?tag=a=%00", "/accounts?after=%00",
+     "/accounts?gate=auth&code=%00", "/audit?who=%00", "/audit?subject=%00", "/connections?provider=%00",
+     "/connections?after=%00", "/streams?after=a&after=%00&after=", "/schedules/%00", "/outbox?key=%00",
+     "/jobs?a%00=b"],
+)  # fmt: skip
+async def test_a_nul_in_an_address_is_refused(app, address):
+    page = await browser(app).get(address, 400)
+    assert "A NUL character stands in the question" in page.text
+
+
+@pytest.mark.parametrize(
+    ("address", "fields"),
+    [("/do/resource", {"key": "github/a", "verb": "pause", "reason": "\0"}),
+     ("/do/schedule", {"name": "\0", "verb": "pause"}),
+     ("/do/stream", {"key": "github/a", "stream": "a\0"}),
+     ("/do/jobs", {"kind": "\0", "verb": "retry"}),
+     ("/do/enqueue", {"kind": "contact.push", "resource": "github/a", "tags": "a=\0"})],
+)  # fmt: skip
+async def test_a_nul_in_a_form_is_refused(app, address, fields):
+    answer = await post(browser(app), address, **fields)
+    assert answer.status_code == 400
+    assert "A NUL character stands in the question" in Page(answer.text).text
+    assert await app.resources.list(gate="any") == []
+
+
+FAR_AWAY = ["9999-12-31T23:59:59-14:00", "+9999999999d", "+999999999d"]
+LONG_AGO = ["0001-01-01T00:00:00+14:00", "999999d"]
+
+
+@pytest.mark.parametrize("at", FAR_AWAY)
+async def test_a_job_at_the_end_of_time_breaks_no_page(app, at):
+    ann = browser(app)
+    answer = await post(ann, "/do/enqueue", kind="contact.push", resource="github/a", payload="{}", run_at=at)
+    if at == "+9999999999d":  # more than a length of time can hold
+        assert "is not a time" in Page(answer.text).text
+        return
+    assert answer.status_code == 303
+    (job,) = await app.jobs.list()
+    assert job.run_at == FAR
+    for address in ("/", "/jobs", f"/jobs/{job.id}", f"/jobs/{job.id}/edit", "/account/github/a"):
+        await ann.get(address)
+    assert (await post(ann, "/do/edit", id=str(job.id), run_at=at)).status_code == 303
+
+
+@pytest.mark.parametrize("at", [*FAR_AWAY[::2], *LONG_AGO])
+async def test_jobs_are_asked_for_by_times_at_the_ends_of_the_calendar(app, at):
+    ann = browser(app)
+    await app.enqueue(push, {}, resource_key="github/a", delay=60)
+    for name in ("created", "finished", "run"):
+        for side in ("after", "before"):
+            assert (await ann.client.get("/jobs", params={f"{name}_{side}": at})).status_code == 200
+    page = Page((await ann.client.get("/jobs", params={"created_after": at})).text)
+    assert ("No job fits" in page.text) == (at in FAR_AWAY)
+
+
+async def test_a_pause_for_longer_than_the_calendar_is_one_to_its_end(app):
+    ann = browser(app)
+    assert (await post(ann, "/do/resource", key="github/a", verb="pause", **{"for": "999999999d"})).status_code == 303
+    assert (await app.resources.get("github/a")).until == FAR
+    await ann.get("/account/github/a")
