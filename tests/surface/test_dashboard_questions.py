@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
-from resilient import Job, Resilient, handler
+from resilient import Job, Permanent, Resilient, handler
 from resilient.core.base.instants import FAR
+from resilient.store.gates import controls
+from resilient.store.inspect import pages
 from tests.surface.dashboards import OURS, Page, browser
 
 
@@ -14,9 +18,14 @@ async def push(job: Job[dict]) -> None:
     """Nothing."""
 
 
+@handler("contact.drop")
+async def dies(job: Job[str]) -> None:
+    raise Permanent("refused", code=f"request {job.payload}")
+
+
 @pytest.fixture
 async def app(database):
-    app = Resilient(database, handlers=[push], providers=[])
+    app = Resilient(database, handlers=[push, dies], providers=[])
     await app.ready()
     yield app
     await app.close()
@@ -91,3 +100,53 @@ async def test_a_pause_for_longer_than_the_calendar_is_one_to_its_end(app):
     assert (await post(ann, "/do/resource", key="github/a", verb="pause", **{"for": "999999999d"})).status_code == 303
     assert (await app.resources.get("github/a")).until == FAR
     await ann.get("/account/github/a")
+
+
+# -- as many causes as there are accounts --------------------------------------------------------------------------
+
+
+def rows_of(page):
+    return len([1 for tag, attrs in page.tags if "data-row" in attrs])
+
+
+async def test_causes_that_all_differ_are_one_page_and_few_statements(app, monkeypatch):
+    until, number, asked = datetime.now(UTC) + timedelta(hours=1), 450, []
+
+    def stop(c, d):
+        for n in range(number):
+            controls.cool_down(c, d, f"github/acct-{n:03}", until, f"request {n} was too much", 0.5)
+
+    await app.database.transaction(stop)
+    await app.enqueue(push, {}, resource_key="github/acct-449")
+    counted = pages.resource_queries.waiting
+    monkeypatch.setattr(pages.resource_queries, "waiting", lambda *a, **k: asked.append(1) or counted(*a, **k))
+    page = await browser(app).get("/accounts")
+    assert "450 causes stop 450 accounts" in page.text
+    assert rows_of(page) == 50
+    assert "400 more causes with fewer jobs behind" in page.text
+    assert page.links.index("/account/github/acct-449") < page.links.index("/account/github/acct-000")
+    assert len(asked) == 3
+    first = await browser(app).get("/")
+    assert "450 of 450 accounts stopped; 1 job behind them" in first.text
+
+
+async def test_of_more_causes_than_are_counted_the_number_is_a_least(app, monkeypatch):
+    monkeypatch.setattr(pages, "_COUNTED_ALONE", 1)
+    monkeypatch.setattr(pages, "_COUNTED_CAUSES", 1)
+    until = datetime.now(UTC) + timedelta(hours=1)
+    for key, code in (("a/1", "x"), ("a/2", "y"), ("b/1", "z"), ("b/2", "z"), ("b/3", "z"), ("c/1", "z"), ("c/2", "z")):
+        await app.database.transaction(controls.cool_down, key, until, code, 0.5)
+        await app.enqueue(push, {}, resource_key=key)
+    causes = await app.database.transaction(pages.causes, until - timedelta(minutes=30))
+    counts = {one.example: (int(one.waiting), one.waiting.more) for one in causes}
+    assert counts == {"b/1": (3, False), "a/1": (1, False), "a/2": (0, True), "c/1": (0, True)}
+
+
+async def test_dead_groups_that_are_not_shown_are_told(app):
+    for n in range(52):
+        await app.enqueue(dies, str(n), resource_key="github/a")
+    await app.worker().drain()
+    page = await browser(app).get("/dead")
+    assert rows_of(page) == 50
+    assert "2 smaller groups are not shown" in page.text
+    assert "/jobs?state=dead" in page.links

@@ -39,6 +39,8 @@ DEAD_SAMPLE: Final = 10_000
 SUCCESS_SAMPLE: Final = 5_000
 _KINDS_SAMPLE: Final = 1_000
 _COUNTED_KEYS: Final = 200  # resources of one cause whose jobs are counted
+_COUNTED_CAUSES: Final = 100  # of several resources, whose jobs are counted
+_COUNTED_ALONE: Final = 2_000  # of one resource
 _TURNS: Final = 50
 # Of several gates that are shut at once the one that a person has to open stands first.
 _SHUT: Final = (
@@ -99,26 +101,37 @@ def causes(c: Connection, d: Dialect, now: datetime) -> list[Cause]:
         provider=None, gate=None, code=None, resources=None, since_at=TIME, first_at=TIME, until_at=TIME, ends=None,
         example=None, error=None,
     ).all()  # fmt: skip
-    folded = []
-    for r in rows:
-        keys = [r.example] if r.resources == 1 else _stopped_keys(c, d, now, r.provider, r.gate, r.code)
+    behind = _jobs_behind(c, d, now, rows)
+    folded = [
+        Cause(
+            provider=r.provider, gate=r.gate, code=r.code, resources=r.resources, since=r.since_at,
+            first_until=r.first_at, until=r.until_at if r.ends == r.resources else None,
+            waiting=behind.get((r.provider, r.gate, r.code), Count(0, more=True)), example=r.example, error=r.error,
+        )
+        for r in rows
+    ]  # fmt: skip
+    return sorted(folded, key=lambda one: (-int(one.waiting), -one.resources, one.provider, one.gate, one.code or ""))
+
+
+def _jobs_behind(c: Connection, d: Dialect, now: datetime, rows: Sequence[Any]) -> dict[tuple[str, str, str], Count]:
+    """The ready jobs behind causes, by provider, gate and code.
+
+    Codes are other people's words, so there may be as many causes as resources: those of one resource are counted
+    together, and of all only so many, the largest first.
+    """
+    behind: dict[tuple[str, str, str], Count] = {}
+    alone = sorted((r for r in rows if r.resources == 1), key=lambda r: r.example)[:_COUNTED_ALONE]
+    for n in range(0, len(alone), _COUNTED_KEYS):
+        part = alone[n : n + _COUNTED_KEYS]
+        counts = resource_queries.waiting(c, d, [r.example for r in part])
+        behind |= {(r.provider, r.gate, r.code): counts[r.example] for r in part}
+    several = sorted((r for r in rows if r.resources > 1), key=lambda r: (-r.resources, r.example))
+    for r in several[:_COUNTED_CAUSES]:
+        keys = _stopped_keys(c, d, now, r.provider, r.gate, r.code)
         counts = resource_queries.waiting(c, d, keys)
         more = r.resources > len(keys) or any(n.more for n in counts.values())
-        folded.append(
-            Cause(
-                provider=r.provider,
-                gate=r.gate,
-                code=r.code,
-                resources=r.resources,
-                since=r.since_at,
-                first_until=r.first_at,
-                until=r.until_at if r.ends == r.resources else None,
-                waiting=Count(sum(counts.values()), more=more),
-                example=r.example,
-                error=r.error,
-            )
-        )
-    return sorted(folded, key=lambda one: (-int(one.waiting), -one.resources, one.provider, one.gate, one.code or ""))
+        behind[r.provider, r.gate, r.code] = Count(sum(counts.values()), more=more)
+    return behind
 
 
 def _condition(gate: str, code: str | Unset | None) -> str:

@@ -63,7 +63,7 @@ async def accounts(visit: Visit) -> Response:
     )  # fmt: skip
     following = rows[PAGE - 1][0].key if len(rows) > PAGE else None
     return visit.render(
-        "accounts.html", causes=causes, rows=rows[:PAGE], following=following, folded=folded, gate=gate,
+        "accounts.html", causes=causes, most=PAGE, rows=rows[:PAGE], following=following, folded=folded, gate=gate,
         successes=await visit.read(pages.successes, [info.key for info, _ in rows[:PAGE]]),
         code=code or "", shown_code=word_or_none(code) if code else None, q=query.get("q", ""),
         command=_listed(patterns, gate), verbs=VERBS,
