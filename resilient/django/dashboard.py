@@ -46,7 +46,8 @@ def with_dashboard(
     ``rights(user)`` is called in a thread, so it may read models. Other ``options`` are those of `web.dashboard`:
     ``origin``, ``secret``, ``reconnect``. Raises `SetupError` for a path that is none.
     """
-    from starlette.routing import Mount  # noqa: PLC0415 - an extra, and only where needed
+    from starlette.responses import RedirectResponse  # noqa: PLC0415 - an extra, and only where needed
+    from starlette.routing import Mount  # noqa: PLC0415 - as above
 
     from resilient.surface.web.dashboard.mount import dashboard  # noqa: PLC0415 - as above
 
@@ -63,13 +64,22 @@ def with_dashboard(
     mount = Mount(path, app=dashboard(program.app(), operator=operator, **options))
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and (scope["path"] == path or scope["path"].startswith(path + "/")):
+        route = _route_of(scope) if scope["type"] == "http" else ""
+        if route == path:  # a mount begins behind its slash
+            await RedirectResponse(f"{scope.get('root_path', '').rstrip('/')}{path}/")(scope, receive, send)
+        elif route.startswith(f"{path}/"):
             _, child = mount.matches(scope)
             await mount.handle({**scope, **child}, receive, send)
         else:
             await application(scope, receive, send)
 
     return serve
+
+
+def _route_of(scope: Any) -> str:
+    """The path below where the server was told to be (``uvicorn --root-path``): ASGI's ``path`` has both."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _operator(session_key: str, rights: Callable[[Any], Collection[Right]]) -> Operator | None:

@@ -84,6 +84,29 @@ asyncio.run(main())
 """
 
 
+BELOW = """
+jar = cookies("staff", is_staff=True)
+
+
+async def ask(root, path):
+    transport = httpx.ASGITransport(app=application, root_path=root)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop.example", cookies=jar) as client:
+        answer = await client.get(root + path)
+        print(f"{root}{path}", "styles", f'{root}/ops/static/dashboard.css' in answer.text)
+        print(f"{root}{path}", "goes to", answer.headers.get("location", "nowhere"))
+        print(f"{root}{path}", "is", answer.status_code)
+
+
+async def main():
+    for root in ("", "/shop"):  # as `uvicorn --root-path` gives it: the path has it, too
+        for path in ("/ops", "/ops/", "/ops/jobs", "/opsx", "/admin/login/"):
+            await ask(root, path)
+
+
+asyncio.run(main())
+"""
+
+
 RESTART = """
 from django.db import connection
 
@@ -129,3 +152,12 @@ def test_who_may_see_what(tmp_path):
     assert (lines["staff enqueue"], lines["chief enqueue"]) == ("403", "200")
     assert (lines["staff admin"], lines["chief admin"], lines["customer admin"]) == ("True", "True", "False")
     assert lines["chief django"] in {"200", "302"}
+
+
+def test_it_is_found_where_the_server_is_told_to_be_and_without_its_slash(tmp_path):
+    lines = lines_of(BELOW, settings_of(f"sqlite:///{tmp_path / 'shop.db'}"))
+    for root in ("", "/shop"):
+        assert lines[f"{root}/ops goes to"] == f"{root}/ops/"
+        assert (lines[f"{root}/ops/ is"], lines[f"{root}/ops/jobs is"]) == ("200", "200")
+        assert lines[f"{root}/ops/jobs styles"] == "True"
+        assert (lines[f"{root}/opsx is"], lines[f"{root}/admin/login/ is"]) == ("404", "302"), "Django's own"
