@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient import Job, Permanent, Resilient, handler
+from resilient import Job, Permanent, Resilient, handler, web
 from resilient.core.base.instants import FAR
 from resilient.store.gates import controls
 from resilient.store.inspect import pages
-from tests.surface.dashboards import OURS, Page, browser
+from tests.surface.dashboards import ALL, OURS, Page, browser
 
 
 @handler("contact.push")
@@ -63,6 +63,31 @@ async def test_a_nul_in_a_form_is_refused(app, address, fields):
     assert answer.status_code == 400
     assert "A NUL character stands in the question" in Page(answer.text).text
     assert await app.resources.list(gate="any") == []
+
+
+async def test_a_form_that_breaks_off_changes_nothing_and_is_no_failure(app, caplog):
+    """The browser closed the page; a 500 and a traceback in the log would call somebody."""
+    sent, parts = (
+        [],
+        [{"type": "http.request", "body": b"verb=pause&ke", "more_body": True}, {"type": "http.disconnect"}],
+    )
+    headers = [(b"content-type", b"application/x-www-form-urlencoded"), (b"host", b"ops.test")]
+    scope = {
+        "type": "http", "method": "POST", "path": "/do/resource", "root_path": "", "query_string": b"",
+        "headers": headers, "scheme": "http", "server": ("ops.test", 80),
+    }  # fmt: skip
+    asgi = web.dashboard(app, operator=lambda _request: web.Operator("ann", ALL))
+
+    async def receive():
+        return parts.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    await asgi(scope, receive, send)
+    assert sent[0]["status"] == 408
+    assert b"The form broke off" in sent[1]["body"]
+    assert caplog.records == []
 
 
 FAR_AWAY = ["9999-12-31T23:59:59-14:00", "+9999999999d", "+999999999d"]

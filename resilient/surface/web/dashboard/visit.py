@@ -19,6 +19,8 @@ from resilient.surface.web.dashboard.charts import GROUPS
 
 try:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
     from starlette.responses import RedirectResponse, Response
 except ImportError as error:  # pragma: no cover - a test without the extra runs in a process of its own
     raise MissingExtra("the dashboard needs jinja2 and Starlette: pip install 'resilient-engine[dashboard]'") from error
@@ -175,15 +177,21 @@ class Visit:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """A form's fields; the last one of a name counts. Raises `InvalidInput` for what is too large or no form."""
+    """A form's fields; the last one of a name counts. Raises `InvalidInput` for what is too large or no form.
+
+    What breaks off is an `HTTPException`: somebody closed a page, and nothing failed.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise InvalidInput("a change is a form: application/x-www-form-urlencoded")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > FORM_BYTES:
-            raise InvalidInput(f"a form of more than {FORM_BYTES:,} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > FORM_BYTES:
+                raise InvalidInput(f"a form of more than {FORM_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise HTTPException(408, "the form broke off on its way; nothing was changed") from None
     try:
         pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=200, errors="strict")
     except ValueError as error:
