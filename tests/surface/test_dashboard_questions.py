@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient import Job, Permanent, Resilient, handler, web
+from resilient import Job, Permanent, Resilient, SetupError, handler, web
 from resilient.core.base.instants import FAR
 from resilient.store.gates import controls
 from resilient.store.inspect import pages
-from tests.surface.dashboards import ALL, OURS, Page, browser
+from tests.surface.dashboards import ALL, OURS, Browser, Page, browser, client_of
 
 
 @handler("contact.push")
@@ -175,3 +175,32 @@ async def test_dead_groups_that_are_not_shown_are_told(app):
     assert rows_of(page) == 50
     assert "2 smaller groups are not shown" in page.text
     assert "/jobs?state=dead" in page.links
+
+
+# -- the origin ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [("https://ops.example/", "https://ops.example"), ("https://Ops.Example:443", "https://ops.example"),
+     ("HTTP://ops.example:80/", "http://ops.example"), ("http://ops.example:8765", "http://ops.example:8765"),
+     ("http://[::1]:8765", "http://[::1]:8765")],
+)  # fmt: skip
+async def test_an_origin_is_what_browsers_send_however_it_is_written(app, written, sent):
+    asgi = web.dashboard(app, operator=lambda _request: web.Operator("ann", ALL), origin=written)
+    ann = Browser(client_of(asgi, sent))
+    page = await ann.get("/accounts")
+    token = next(value for form in page.forms for name, value in form.fields if name == "token")
+    fields = {"key": "github/a", "verb": "pause", "token": token}
+    answer = await ann.client.post("/do/resource", data=fields, headers={**OURS, "Origin": sent})
+    assert answer.status_code == 303, Page(answer.text).text
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "shop.example", "https://shop.example/ops", "https://shop.example?x", "*", "null"]
+)
+def test_an_origin_that_no_browser_sends_is_refused_at_the_start(origin):
+    """With an empty one, of a variable that is not set, the `Host` header of anybody would have decided."""
+    app = Resilient("sqlite://")
+    with pytest.raises(SetupError, match="write the scheme and host that browsers see"):
+        web.dashboard(app, operator=lambda _request: None, origin=origin)

@@ -12,8 +12,10 @@ import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, get_args
+from urllib.parse import urlsplit
 
 from resilient.core.base.errors import InvalidInput, SetupError
+from resilient.core.base.hosts import PORTS, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, MutableMapping
@@ -86,7 +88,7 @@ class Guard:
             raise SetupError(f"dashboard(secret=...): at least {_LEAST_SECRET} characters, such as token_urlsafe(32)")
         key = (secret or secrets.token_urlsafe(32)).encode()
         self._key = hmac.digest(key, f"shard\n{shard}".encode(), "sha256") if shard else key
-        self._origin = None if origin is None else origin.rstrip("/")
+        self._origin = None if origin is None else _as_browsers_send(origin)
 
     def nonce(self, request: Request) -> str | None:
         """The nonce in the browser's cookie; None without one of the right length."""
@@ -131,6 +133,22 @@ class Guard:
         expected = [self.sign(f"form\n{nonce}\n{operator.name}\n{hour}") for hour in hours]
         if nonce is None or not any(hmac.compare_digest(one.encode(), token.encode()) for one in expected):
             raise RefusedChangeError("the form is too old or was not made for you: go back, reload the page, try again")
+
+
+def _as_browsers_send(origin: str) -> str:
+    """An origin as a browser's header has it: in small letters, without the usual port."""
+    refusal = SetupError(
+        f"dashboard(origin={origin!r}): write the scheme and host that browsers see, and the port if it is not the"
+        " usual one, without a path: https://shop.example; with any other every change would be refused"
+    )
+    try:
+        scheme, host, port = origin_of(origin)
+    except InvalidInput:
+        raise refusal from None
+    if urlsplit(origin)[2:] not in (("", "", ""), ("/", "", "")):
+        raise refusal
+    name = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}" + ("" if port == PORTS[scheme] else f":{port}")
 
 
 def with_headers(app: ASGIApp) -> ASGIApp:

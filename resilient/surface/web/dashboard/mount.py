@@ -134,7 +134,7 @@ def dashboard(
     (``https://shop.example``). Without it the scheme and the ``Host`` header of each request say which origin is ours:
     right only where no proxy changes them, and the server answers to no other name. ``secret``: 32 characters or more,
     the same in all processes that serve one dashboard; without it each process makes its own. Raises `SetupError`
-    without an operator.
+    without an operator, and for an ``origin`` that no browser sends.
     """
     if not callable(operator):
         raise SetupError(
