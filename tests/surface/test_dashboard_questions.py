@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from resilient import Job, Permanent, Resilient, SetupError, handler, web
 from resilient.core.base.instants import FAR
 from resilient.store.gates import controls
 from resilient.store.inspect import pages
+from resilient.store.jobs import workflows
 from tests.surface.dashboards import ALL, OURS, Browser, Page, browser, client_of
 
 
@@ -175,6 +177,29 @@ async def test_dead_groups_that_are_not_shown_are_told(app):
     assert rows_of(page) == 50
     assert "2 smaller groups are not shown" in page.text
     assert "/jobs?state=dead" in page.links
+
+
+async def test_workflows_are_listed_without_what_their_steps_hold(app, monkeypatch):
+    """Fifty of a thousand steps each, with their results, were read for one column, every two seconds."""
+    for n in range(51):
+        async with app.workflow(f"order-{n}", resource_key="github/a") as wf:
+            first = wf.step(push, {}, name="first")
+            wf.step(push, {}, name="second", after=first)
+    await app.worker(concurrency=1).drain()
+    async with app.workflow("newest", resource_key="github/a") as wf:
+        wf.step(push, {}, name="first", delay=60)
+    monkeypatch.setattr(workflows, "steps_of", None)
+    ann = browser(app)
+    page = await ann.get("/workflows")
+    names = re.findall(r"newest|order-\d+", page.text)
+    assert "0 of 1 succeeded" in page.text
+    assert "2 of 2 succeeded" in page.text
+    page = await ann.get(next(link for link in page.links if "after=" in link))
+    names += re.findall(r"newest|order-\d+", page.text)
+    assert names == ["newest", *(f"order-{n}" for n in reversed(range(51)))]
+    assert rows_of(await ann.get("/workflows?state=running")) == 1
+    assert "not a workflow state" in (await ann.get("/workflows?state=sleeping", 400)).text
+    assert "not a workflow id" in (await ann.get("/workflows?after=x", 400)).text
 
 
 # -- the origin ------------------------------------------------------------------------------------------------------

@@ -362,6 +362,41 @@ def dead_groups(c: Connection, d: Dialect) -> list[DeadGroup]:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkflowRow:
+    """A workflow with the number of its steps, and of those that succeeded."""
+
+    id: UUID
+    name: str
+    state: str
+    reason: str | None
+    created_at: datetime
+    steps: int
+    succeeded: int
+
+
+def workflows(c: Connection, d: Dialect, *, state: str | None, after: UUID | None, limit: int) -> list[WorkflowRow]:
+    """A page of workflows, the newest first, behind ``after``. What their steps hold is not read."""
+    where, params = ["1 = 1"], dict[str, Any](limit=limit)
+    if state is not None:
+        where.append("w.state = :state")
+        params["state"] = state
+    if after is not None:
+        where.append("w.id < :after_id")
+        params["after_id"] = d.id(after)
+    rows = d.run(
+        c,
+        "SELECT w.id, w.name, w.state, w.reason, w.created_at,"
+        " (SELECT count(*) FROM {step} s WHERE s.workflow_id = w.id) AS steps,"
+        " (SELECT count(*) FROM {step} s JOIN {job} j ON j.id = s.job_id WHERE s.workflow_id = w.id"
+        " AND j.state = 'succeeded') AS succeeded"
+        f" FROM {{workflow}} w WHERE {' AND '.join(where)} ORDER BY w.id DESC LIMIT :limit",
+        params,
+        id=ID, name=None, state=None, reason=None, created_at=TIME, steps=None, succeeded=None,
+    )  # fmt: skip
+    return [WorkflowRow(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamRow:
     """Where a sync stream stands; never its position, which may name customers' data."""
 

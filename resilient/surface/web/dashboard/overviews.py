@@ -20,6 +20,7 @@ from resilient.core.jobs.workflow import OVER, WorkflowState
 from resilient.engine.inspect.doctor import examine
 from resilient.store.inspect import pages
 from resilient.store.inspect.why import glance
+from resilient.store.jobs.filters import as_id
 from resilient.surface.cli import jobs as options_of
 from resilient.surface.web.dashboard.charts import figure, recent, ticks
 from resilient.surface.web.dashboard.graph import draw, layers
@@ -89,7 +90,10 @@ _DIGITS: Final = 18  # of a number that both databases take
 async def workflows(visit: Visit) -> Response:
     """A page of workflows, the newest first."""
     state = visit.query.get("state") or None
-    rows = await visit.app.workflows.list(state=state, limit=PAGE + 1, after=visit.query.get("after") or None)
+    if state is not None and state not in list(WorkflowState):
+        raise InvalidInput(f"{state!r} is not a workflow state: use one of {', '.join(WorkflowState)}")
+    after = as_id(visit.query["after"], "workflow") if visit.query.get("after") else None
+    rows = await visit.read(pages.workflows, state=state, after=after, limit=PAGE + 1)
     return visit.render(
         "workflows.html", rows=rows[:PAGE], following=rows[PAGE - 1].id if len(rows) > PAGE else None, state=state,
         states=[one.value for one in WorkflowState],
