@@ -12,6 +12,7 @@ from resilient.core.base.instants import FAR
 from resilient.store.gates import controls
 from resilient.store.inspect import pages
 from resilient.store.jobs import workflows
+from resilient.surface.web.dashboard.alone import Alone
 from tests.surface.dashboards import ALL, OURS, Browser, Page, browser, client_of
 
 
@@ -229,3 +230,15 @@ def test_an_origin_that_no_browser_sends_is_refused_at_the_start(origin):
     app = Resilient("sqlite://")
     with pytest.raises(SetupError, match="write the scheme and host that browsers see"):
         web.dashboard(app, operator=lambda _request: None, origin=origin)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "POST"])
+async def test_alone_nobody_but_who_opens_the_address_uses_it_up(app, method):
+    alone = Alone(app, 8765)
+    client = client_of(alone.asgi, "http://127.0.0.1:8765")
+    address = alone.address.removeprefix("http://127.0.0.1:8765")
+    answer = await client.request(method, address)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    assert "set-cookie" not in answer.headers
+    assert (await client.get(address)).status_code == 303
+    assert (await client.get("/")).status_code == 200

@@ -69,6 +69,8 @@ class Alone:
         await answer(scope, receive, send)
 
     def _enter(self, request: Request) -> Response:
+        if request.method != "GET":  # what looks at a link before somebody opens it must not use it up
+            return plain_page(request, 405, "That is done another way", "Open this address.", {"Allow": "GET"})
         token = request.query_params.get("token", "")
         if self._once is None or not hmac.compare_digest(token.encode(), self._once.encode()):
             return self._operator_or_gone(request)
