@@ -95,6 +95,24 @@ async def test_stored_answered_worked_off_and_known_again(app, make):
     assert job.payload["body"] == {"a": 1, "é": "é"}
 
 
+async def test_an_event_that_nobody_wants_is_acknowledged_whatever_its_body_has(database_url):
+    """GitHub's ping, with which a webhook begins, names no account: it was told 500, and shown as failed there."""
+    inbound = Inbound(
+        provider="github", secrets=[SECRET], jobs={"push": hook},
+        resource_key=lambda event: f"github/{event.body['installation']['id']}",
+    )  # fmt: skip
+    app = Resilient(database_url, handlers=[hook], providers=[GITHUB], webhooks=[inbound])
+    await app.ready()
+    async with serving(app) as client:
+        ping = github(b'{"zen": "Keep it logically awesome.", "hook_id": 1}')
+        ping["headers"]["X-GitHub-Event"] = "ping"
+        assert (await client.post("/github", **ping)).status_code == 200
+        assert await app.jobs.list() == []
+        assert (await client.post("/github", **github(b'{"installation": {"id": 7}}'))).status_code == 200
+    assert [job.resource_key for job in await app.jobs.list()] == ["github/7"]
+    await app.close()
+
+
 async def test_an_account_in_the_address(app):
     async with serving(app) as client:
         assert (await client.post("/github/acct-7", **github(b"{}"))).status_code == 200

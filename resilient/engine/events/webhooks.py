@@ -290,8 +290,11 @@ class Webhooks:
     def _order_of(self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any) -> _Order | None:
         """The job of an event, and the key by which a repeat is recognised; None if no kind or no resource fits it."""
         event = self._event(one, webhook, read, account, item)
-        kind, key = one.kind_of(event.event), self._key(one, event)
-        if kind is None or key is None:
+        kind = one.kind_of(event.event)
+        if kind is None:  # nor is the program asked about it: GitHub's ping names no account
+            return None
+        key = self._key(one, event)
+        if key is None:
             return None
         once = repeat_key(webhook, read.proof, read.delivery, read.body, account, item)
         return once, self._encode(kind, event, key, webhook, read, item)
