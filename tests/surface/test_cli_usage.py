@@ -283,6 +283,19 @@ def test_what_the_database_says_never_quotes_values():
     assert exits.status_of(error) == exits.DATABASE
 
 
+@pytest.mark.parametrize("words", ["--json db check", "--help", "db check", "jobs list"])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_what_is_written_to_a_closed_pipe_is_no_failure(shop, run, words, buffered):
+    run("--app", "shop:app", "db", "upgrade")
+    flag = "" if buffered else "-u "
+    command = f"{sys.executable} {flag}-m resilient.surface.cli --app shop:app {words}"
+    # The reader is gone before the first word is written: it has closed the pipe, and says so.
+    script = f"mkfifo end; {{ read -r _ < end; {command}; echo $? >&2; }} | {{ exec <&-; echo > end; }}"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=env)
+    assert done.stderr == "0\n"
+
+
 def test_interrupted_and_a_closed_pipe(monkeypatch, run):
     def interrupt(_arguments):
         raise KeyboardInterrupt

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        return root.run(words)
+        return _written(root.run(words))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough
@@ -42,3 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return USAGE
         root.errors().error(line_of(error))
         return status_of(error)
+
+
+def _written(status: int) -> int:
+    """The same status, once everything is written: what cannot be is heard of here, not when Python ends."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return status

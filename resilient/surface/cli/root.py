@@ -207,6 +207,10 @@ def run(arguments: Sequence[str]) -> int:
         Output().remark(line)
     try:
         result = _command().main(hoisted(arguments), prog_name="resilient", standalone_mode=False)
+    except SystemExit as end:  # click's answer to a reader that has gone: a failure, without a word
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
     except Exception as error:
         if type(error).__name__ != "NoArgsIsHelpError":
             raise
