@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, StatementError
 from typer.main import get_command
 
 from resilient import InvalidInput, Kind, NaiveDatetime, Resilient
 from resilient.engine.run.heartbeat import code_version
 from resilient.surface.bench.command import app as benches
 from resilient.surface.cli import exits, main, root
-from resilient.surface.cli.jobs import criteria_of, moment, tags_of, until
+from resilient.surface.cli.jobs import criteria_of, moment, read_json, tags_of, until
 from resilient.surface.cli.output import Output, Row
 
 
@@ -281,6 +281,35 @@ def test_what_the_database_says_never_quotes_values():
     error = OperationalError("INSERT ...", {"p": "geheim"}, message)
     assert exits.line_of(error) == "the database refused: no space left"
     assert exits.status_of(error) == exits.DATABASE
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["999999d", "+99999999999d", "+9999999d", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"],
+)
+def test_a_time_beyond_the_calendar_is_wrong_usage(text):
+    with pytest.raises(InvalidInput, match="is not a time"):
+        moment("--until", text)
+
+
+def test_a_statement_that_was_never_sent_does_not_show_its_values():
+    error = StatementError("date value out of range", "UPDATE x SET y = ?", ("secret",), OverflowError("too large"))
+    assert exits.line_of(error) == "the database refused: too large"
+
+
+def test_a_payload_that_cannot_be_read_is_wrong_usage(tmp_path, monkeypatch):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "deep").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(InvalidInput, match="cannot read binary: it is not text in UTF-8"):
+        read_json("@binary")
+    with pytest.raises(InvalidInput, match="nested too deeply"):
+        read_json("@deep")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    with pytest.raises(InvalidInput, match="cannot read standard input"):
+        read_json("-")
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InvalidInput, match="not JSON"):
+        read_json("-")
 
 
 @pytest.mark.parametrize("words", ["--json db check", "--help", "db check", "jobs list"])

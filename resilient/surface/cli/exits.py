@@ -16,7 +16,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError, StatementError
 
 from resilient.core.base.errors import (
     ConnectionNotFound,
@@ -138,8 +138,8 @@ def reason_of(error: OSError) -> str:
 
 def line_of(error: BaseException) -> str:
     """What to print of an error."""
-    if isinstance(error, DBAPIError):
-        # Only the driver's first line: the rest may quote the statement's values.
+    if isinstance(error, StatementError):
+        # Only the first line of its cause: the rest may quote the statement's values.
         message = (str(error.orig).strip().splitlines() or [type(error.orig).__name__])[0]
         return f"the database refused: {message}"
     if isinstance(error, ResilientError):

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -187,8 +187,12 @@ def moment(option: str, text: str) -> datetime | timedelta:
     try:
         if ahead or len(text) < len("2030-1-1"):
             far = timedelta(seconds=seconds(text.removeprefix("+")))
-            return -far if ahead else far
+            far = -far if ahead else far
+            _ = datetime.now(UTC) - far  # beyond the calendar it raises
+            return far
         at = datetime.fromisoformat(text)
+        if at.tzinfo is not None:
+            at.astimezone(UTC)  # the first and last hours of the calendar are none in UTC
     except (ValueError, OverflowError):
         raise InvalidInput(f"{option} {text!r} is not a time: write {_WHEN}") from None
     if at.tzinfo is None:
@@ -520,15 +524,20 @@ def _report(out: Output, tally: Mapping[str, int], *, dry_run: bool) -> None:
 
 def read_json(text: str) -> Any:
     """JSON from the argument itself, from ``@file`` or from standard input."""
-    if text == "-":
-        text = sys.stdin.read()
-    elif text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text()
-        except OSError as error:
-            raise InvalidInput(f"cannot read {text[1:]}: {error.strerror}") from None
+    name = "standard input" if text == "-" else text[1:]
+    try:
+        if text == "-":
+            text = "" if sys.stdin is None else sys.stdin.read()  # None: it is closed
+        elif text.startswith("@"):
+            text = Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"cannot read {name}: it is not text in UTF-8") from None
     try:
         return json_value(text)
+    except RecursionError:
+        raise InvalidInput("the payload is nested too deeply") from None
     except ValueError as error:
         raise InvalidInput(f"the payload is not JSON ({error}); text needs quotes: '\"text\"'") from None
 
