@@ -283,15 +283,6 @@ def test_what_the_database_says_never_quotes_values():
     assert exits.status_of(error) == exits.DATABASE
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["999999d", "+99999999999d", "+9999999d", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"],
-)
-def test_a_time_beyond_the_calendar_is_wrong_usage(text):
-    with pytest.raises(InvalidInput, match="is not a time"):
-        moment("--until", text)
-
-
 def test_a_statement_that_was_never_sent_does_not_show_its_values():
     error = StatementError("date value out of range", "UPDATE x SET y = ?", ("secret",), OverflowError("too large"))
     assert exits.line_of(error) == "the database refused: too large"

@@ -48,7 +48,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from resilient.core.base.instants import in_utc
 from resilient.core.base.phrases import moment
 
 if TYPE_CHECKING:
@@ -258,12 +257,12 @@ class JobFailure(ResilientError):
 
 
 def _moment(word: str, seconds: str, until: datetime | None) -> datetime | None:
-    """``until``, in UTC."""
+    """``until``, in UTC if it says no zone."""
     if until is None:
         return None
     if not isinstance(until, datetime):
         raise TypeError(f"until takes a datetime, not {until!r}; for seconds write {word}({seconds}=...)")
-    return in_utc(until.replace(tzinfo=UTC) if until.tzinfo is None else until)
+    return until.replace(tzinfo=UTC) if until.tzinfo is None else until
 
 
 S = TypeVar("S")

@@ -150,8 +150,12 @@ class JobFilter:
 
     def at(self, now: datetime) -> JobFilter:
         """The filter with every timedelta turned into a time, and every time one that a database reads."""
-        moments = {name: at for name in _MOMENTS if (at := getattr(self, name)) is not None}
-        times: dict[str, Any] = {n: add(now, -m) if isinstance(m, timedelta) else in_utc(m) for n, m in moments.items()}
+        times: dict[str, Any] = {}
+        for name in _MOMENTS:
+            moment = getattr(self, name)
+            if moment is not None:
+                at = add(now, -moment) if isinstance(moment, timedelta) else in_utc(moment)
+                times |= {name: at} if at is not moment else {}
         return replace(self, **times) if times else self
 
 

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -187,12 +187,8 @@ def moment(option: str, text: str) -> datetime | timedelta:
     try:
         if ahead or len(text) < len("2030-1-1"):
             far = timedelta(seconds=seconds(text.removeprefix("+")))
-            far = -far if ahead else far
-            _ = datetime.now(UTC) - far  # beyond the calendar it raises
-            return far
+            return -far if ahead else far
         at = datetime.fromisoformat(text)
-        if at.tzinfo is not None:
-            at.astimezone(UTC)  # the first and last hours of the calendar are none in UTC
     except (ValueError, OverflowError):
         raise InvalidInput(f"{option} {text!r} is not a time: write {_WHEN}") from None
     if at.tzinfo is None:
