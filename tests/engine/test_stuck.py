@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -131,13 +132,22 @@ def ok(job: SyncJob[None]) -> None:
 
 @handler("reads", timeout=60, retry=Retry(max_attempts=1))
 def reads(job: SyncJob[str]) -> None:
-    if job.payload == "client":
+    client, _, where = job.payload.partition(" in ")
+    if where == "a thread":
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(read, job, client).result()
+    else:
+        read(job, client)
+
+
+def read(job, client):
+    if client == "client":
         job.client.get("/slow")
-    elif job.payload == "client stream":
+    elif client == "client stream":
         with job.client.stream("GET", "/slow") as answer:
             for _ in answer.iter_raw():
                 pass
-    elif job.payload == "requests":
+    elif client == "requests":
         adapter.session(job).get(f"{job.deps}/slow")
     else:
         with adapter.session(job).get(f"{job.deps}/slow", stream=True) as answer:
@@ -206,12 +216,13 @@ async def states(app, ids):
 
 
 @pytest.mark.parametrize("place", ["header", "body", "last body"])
+@pytest.mark.parametrize("where", ["", " in a thread"])
 @pytest.mark.parametrize("client", ["client", "client stream", "requests", "requests stream"])
-async def test_a_server_that_drips_keeps_no_thread_beyond_the_timeout(make, time_is_over, client, place):
+async def test_a_server_that_drips_keeps_no_thread_beyond_the_timeout(make, time_is_over, client, where, place):
     server = Dripping(place)
     try:
         app = make(f"http://127.0.0.1:{server.port}")
-        ids = [(await app.enqueue(reads, client, resource_key="slow/1")).id for _ in range(4)]
+        ids = [(await app.enqueue(reads, client + where, resource_key="slow/1")).id for _ in range(4)]
         async with working(app) as worker:
             await until(lambda: server.asked == 4)
             time_is_over(reads)

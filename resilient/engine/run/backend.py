@@ -43,6 +43,7 @@ from resilient.wire.requests.client import AsyncClient, Client, build_async_clie
 from resilient.wire.requests.hooks import Permit
 from resilient.wire.requests.pool import Pool
 from resilient.wire.requests.request_log import RequestLog, at_account
+from resilient.wire.requests.sockets import join
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
@@ -209,7 +210,7 @@ class Branch:
             if self._execution.handler.is_async:
                 self._client = build_async_client(request_log, pool)
             else:
-                self._client = build_client(request_log, pool, wire.from_thread)
+                self._client = build_client(request_log, pool, self._from_thread)
         return self._client  # type: ignore[no-any-return]
 
     def admitted_call(self, method: str, url: str, words: Mapping[str, Any]) -> AsyncCall | SyncCall:
@@ -217,7 +218,12 @@ class Branch:
         request_log = self._request_log or self._wire.request_log(self._execution)
         if self._execution.handler.is_async:
             return AsyncCall(request_log, method, url, **words)
-        return SyncCall(request_log, self._wire.from_thread, method, url, **words)
+        return SyncCall(request_log, self._from_thread, method, url, **words)
+
+    def _from_thread(self, step: Coroutine[Any, Any, T]) -> T:
+        """`Wire.from_thread`, in any thread of the handler's: one that it started ends with its time, too."""
+        join(self._execution.line)
+        return self._wire.from_thread(step)
 
 
 def stored_payload(execution: Execution) -> str | None:

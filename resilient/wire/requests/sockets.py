@@ -26,7 +26,7 @@ _thread: Final = threading.local()
 
 
 class Line:
-    """The sockets that one execution's thread waits for."""
+    """The sockets that one execution's thread waits for, and the threads that its handler started."""
 
     __slots__ = ("_lock", "_sockets", "broke", "is_cut")
 
@@ -98,11 +98,17 @@ def line() -> Line:
 @contextlib.contextmanager
 def using(one: Line) -> Iterator[None]:
     """This thread waits on behalf of ``one``."""
-    _thread.line = one
+    _thread.line, _thread.is_own = one, True
     try:
         yield
     finally:
-        del _thread.line
+        del _thread.line, _thread.is_own
+
+
+def join(one: Line) -> None:
+    """A thread that a handler started waits on behalf of ``one``, until it sends for another execution."""
+    if not hasattr(_thread, "is_own"):
+        _thread.line = one
 
 
 class Backend(httpcore.NetworkBackend):
