@@ -43,7 +43,7 @@ _STATES: Final = {
     JobState.DEAD: "FAILED",
     JobState.CANCELLED: "FAILED",
 }
-_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*")
+_EXCEPTION: Final = re.compile(r"^(?:  \| )?([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)  # a group's lines begin with a bar
 _LISTED: Final = "list it: Resilient(..., handlers=[..., resilient.django.tasks.run_task])"
 
 
@@ -163,9 +163,9 @@ class ResilientTasks:
 
     def _error(self, attempt: AttemptInfo) -> Any:
         text = attempt.traceback or attempt.message or ""
-        lines = text.strip().splitlines()
-        match = _EXCEPTION.match(lines[-1]) if attempt.traceback and lines else None
-        path = match[0] if match else "Exception"
+        # Notes and lines of the message follow that of the class, and may look like it.
+        paths = [one for one in _EXCEPTION.findall(text) if one.rpartition(".")[2] == attempt.code]
+        path = paths[-1] if attempt.traceback and paths else "Exception"
         return self.package("base").TaskError(
             exception_class_path=path if "." in path else f"builtins.{path}", traceback=text
         )

@@ -55,6 +55,23 @@ class Stop(Exception):
     pass
 
 
+class Refusal(Exception):
+    pass
+
+
+@task
+def refuse(how):
+    error = Refusal("two lines\nreason: none")
+    if how == "note":
+        error = ValueError("x")
+        error.add_note("Note: seen by nobody")
+    if how == "group":
+        error = ExceptionGroup("some", [KeyError("a")])
+    if how == "chain":
+        error.__cause__ = KeyError("b")
+    raise error
+
+
 def shop():
     return Resilient(resilient.django.address(), handlers=[tasks.run_task], limits={"tasks/slow": [Limit(1, per="1h")]})
 
@@ -142,6 +159,16 @@ def test_what_fails_is_told_with_its_error(shop_tasks):
     assert "never" in error.traceback
     assert "resilient" not in error.traceback.replace(__file__, ""), "the frames of the task alone"
     assert result.is_finished
+
+
+@pytest.mark.parametrize(
+    ("how", "cls"), [("lines", Refusal), ("note", ValueError), ("group", ExceptionGroup), ("chain", Refusal)]
+)
+def test_the_class_of_an_error_is_told_whatever_its_text_looks_like(shop_tasks, how, cls):
+    result = refuse.enqueue(how)
+    resilient.django.run_jobs()
+    result.refresh()
+    assert [one.exception_class for one in result.errors] == [cls]
 
 
 def test_a_task_that_failed_is_tried_again(shop_tasks):
