@@ -31,7 +31,9 @@ from resilient.wire.requests.flow import BARE
 from resilient.wire.requests.streams import is_readable
 
 if TYPE_CHECKING:
-    from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+    from collections.abc import Sequence
+
+    from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse
 
     from resilient.wire.requests.call import AsyncCall
 
@@ -51,8 +53,25 @@ def session(job: Requests, **options: Any) -> aiohttp.ClientSession:
     """
     if not isinstance(job, Requests):
         raise TypeError("aiohttp is for `async def` handlers: a plain one (`def`) takes resilient.adapters.requests")
-    middlewares = (*options.pop("middlewares", ()), Middleware(job))
-    return aiohttp.ClientSession(middlewares=middlewares, **{"timeout": TIMEOUT, "response_class": Response, **options})
+    own = Middleware(job)
+    middlewares = (*options.pop("middlewares", ()), own)
+    made = aiohttp.ClientSession(middlewares=middlewares, **{"timeout": TIMEOUT, "response_class": Response, **options})
+    _keep(made, own)
+    return made
+
+
+def _keep(made: aiohttp.ClientSession, own: Middleware) -> None:
+    """Put the job's middleware last in those of one request, too, which aiohttp takes instead of the session's."""
+    send = made._request  # noqa: SLF001 - every request of a session goes through it, also those of sockets
+
+    async def request(
+        *args: Any, middlewares: Sequence[ClientMiddlewareType] | None = None, **options: Any
+    ) -> ClientResponse:
+        if middlewares is not None:
+            middlewares = [*(one for one in middlewares if one is not own), own]
+        return await send(*args, middlewares=middlewares, **options)
+
+    object.__setattr__(made, "_request", request)  # aiohttp's own warns of attributes, in development mode
 
 
 class Response(aiohttp.ClientResponse):

@@ -6,12 +6,15 @@ its answer. Credentials refused once are refreshed, and the request is repeated 
 SDK raises is read by what lies beneath it, so a handler need not catch it. Leave the SDK's own retries off: longer
 waits are the job's.
 
+An adapter that is mounted on the session (for certificates, say) carries the job's requests as ours does.
+
 No proxies, no ``.netrc``: what the environment says is not taken over, as with ``job.client``.
 """
 
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import MissingExtra
@@ -20,8 +23,6 @@ try:
     import requests
     from requests.adapters import BaseAdapter, HTTPAdapter
     from requests.structures import CaseInsensitiveDict
-    from urllib3.connection import HTTPConnection, HTTPSConnection
-    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
     from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 except ModuleNotFoundError as error:
     raise MissingExtra("sessions of requests need it: pip install 'resilient-engine[requests]'") from error
@@ -44,7 +45,8 @@ _CLIENT_ERROR: Final = 400
 _OVER: Final = "the job's time is over, so its connection was shut"
 _LOCK: Final = threading.Lock()
 _KEPT: Final = frozenset(name.decode() for name in BARE)
-_pool: HTTPAdapter | None = None
+_NOTES: Final = ("_went_astray", "_was_bare", "_origin")  # to ourselves, on the request of a redirect
+_pool: BaseAdapter | None = None
 
 
 def session(job: SyncRequests) -> Session:
@@ -61,20 +63,26 @@ class Session(requests.Session):
     """See the top of this file. Connections are shared by all sessions of the process, cookies by none."""
 
     def __init__(self, job: SyncRequests) -> None:
+        self._job = job  # before requests mounts its own adapters, for which ours come
         super().__init__()
         self.trust_env = False
-        adapter = JobAdapter(job, _shared())
         for scheme in ("https://", "http://"):
-            self.mount(scheme, adapter)
+            super().mount(scheme, JobAdapter(job, _shared()))
+
+    def mount(self, prefix: str | bytes, adapter: BaseAdapter) -> None:
+        """An adapter of the caller's own (its certificates, its pool) carries requests of the job, as ours does."""
+        text = prefix.decode() if isinstance(prefix, bytes) else prefix
+        if "http".startswith(text[:4].lower()) and not isinstance(adapter, JobAdapter):
+            adapter = JobAdapter(self._job, _on_lines(adapter), owned=True)
+        super().mount(prefix, adapter)
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
         """A redirect: whether it, or a hop before it, has left the provider's hosts."""
         super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
         before = response.request
         went_astray = getattr(before, "_went_astray", False) or not getattr(before, "_trusted", True)
-        prepared_request._went_astray = went_astray  # type: ignore[attr-defined]  # noqa: SLF001 - a note to ourselves
-        prepared_request._was_bare = getattr(before, "_bare", False)  # type: ignore[attr-defined]  # noqa: SLF001
-        prepared_request._origin = _origin(before)  # type: ignore[attr-defined]  # noqa: SLF001
+        notes = (went_astray, getattr(before, "_bare", False), _origin(before))
+        prepared_request.__dict__.update(zip(_NOTES, notes, strict=True))
 
 
 class AnswerTooLarge(requests.RequestException, Permanent):
@@ -89,9 +97,9 @@ class AnswerTooLarge(requests.RequestException, Permanent):
 class JobAdapter(BaseAdapter):
     """Carries a session's requests over ``inner``, each as a call of the job."""
 
-    def __init__(self, job: SyncRequests, inner: BaseAdapter) -> None:
+    def __init__(self, job: SyncRequests, inner: BaseAdapter, *, owned: bool = False) -> None:
         super().__init__()
-        self._job, self._inner = job, inner
+        self._job, self._inner, self._owned = job, inner, owned
 
     def send(
         self,
@@ -112,7 +120,9 @@ class JobAdapter(BaseAdapter):
         return response
 
     def close(self) -> None:
-        """The connections are not ours alone."""
+        """Close ``inner`` if it is ``owned``: our own connections are those of other sessions too."""
+        if self._owned:
+            self._inner.close()
 
     def _once(
         self, request: requests.PreparedRequest, body: bytes | None, options: dict[str, Any], *, stream: bool
@@ -127,6 +137,7 @@ class JobAdapter(BaseAdapter):
                 response = self._inner.send(sent, stream=True, **options)
                 # Not those with our credentials: errors and logs show them.
                 response.request, response.url = request, request.url or ""
+                response.connection = _Again(self, request)  # type: ignore[assignment]
                 content = _look(response, call, stream=stream)
                 if content is not None and line().broke:  # its end looks like the body's
                     response.close()
@@ -136,6 +147,23 @@ class JobAdapter(BaseAdapter):
                 raise
             call.report(response.status_code, dict(response.headers), content)
         return call, response
+
+
+class _Again(BaseAdapter):
+    """What an answer says it came by, and an auth's hook (Digest, NTLM, Kerberos) sends by again: a call of the job."""
+
+    def __init__(self, adapter: JobAdapter, before: requests.PreparedRequest) -> None:
+        super().__init__()
+        self._adapter, self._before = adapter, before
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+        """Send a copy of the request, which lacks the notes of the chain it belongs to."""
+        notes = self._before.__dict__
+        request.__dict__.update({name: notes[name] for name in _NOTES if name in notes})
+        return self._adapter.send(request, *args, **options)
+
+    def close(self) -> None:
+        """It has nothing of its own."""
 
 
 def _look(response: requests.Response, call: SyncCall, *, stream: bool) -> bytes | None:
@@ -206,23 +234,50 @@ def _origin(request: requests.PreparedRequest) -> str:
     return (head + mark + rest.partition("/")[0]).lower()
 
 
-def _shared() -> HTTPAdapter:
+def _shared() -> BaseAdapter:
     global _pool  # noqa: PLW0603 - one set of connections for the process
     with _LOCK:
         if _pool is None:
-            _pool = _Adapter(pool_connections=50, pool_maxsize=50)
+            _pool = _on_lines(HTTPAdapter(pool_connections=50, pool_maxsize=50))
         return _pool
 
 
-class _Adapter(HTTPAdapter):
-    """Its connections are on the line of the thread that has one, from a request's beginning to its answer's end."""
-
-    def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = {"http": _ConnectionPool, "https": _SecureConnectionPool}
+def _put_on_lines(manager: Any) -> None:
+    classes = manager.pool_classes_by_scheme
+    manager.pool_classes_by_scheme = {scheme: _on_line(pool) for scheme, pool in classes.items()}
 
 
-class _Connection(HTTPConnection):
+@cache
+def _on_line(pool: Any) -> Any:
+    """The same kind of pool (plain, TLS, SOCKS), whose connections are on lines."""
+    if issubclass(pool, _Rested):
+        return pool
+    connection = type(f"OnLine{pool.ConnectionCls.__name__}", (_OnLine, pool.ConnectionCls), {})
+    return type(f"OnLine{pool.__name__}", (_Rested, pool), {"ConnectionCls": connection})
+
+
+def _on_lines(adapter: BaseAdapter) -> BaseAdapter:
+    """The same adapter, whose connections end with the time of the job that waits for them, through proxies too."""
+    if not isinstance(adapter, HTTPAdapter) or hasattr(adapter, "_is_on_lines"):
+        return adapter
+    made = adapter.proxy_manager_for
+
+    def proxy_manager_for(*args: Any, **options: Any) -> Any:
+        manager = made(*args, **options)
+        _put_on_lines(manager)
+        return manager
+
+    _put_on_lines(adapter.poolmanager)
+    adapter.proxy_manager_for, adapter._is_on_lines = proxy_manager_for, True  # type: ignore[method-assign, attr-defined]  # noqa: SLF001
+    return adapter
+
+
+class _OnLine:
+    """A connection that is on the line of the thread that uses it, from a request's beginning to its answer's end."""
+
+    sock: Any
+    host: str
+    close: Any
     _line: Line | None = None
     _wire: Any = None  # kept apart: `sock` is given up as soon as a last answer begins
 
@@ -230,17 +285,17 @@ class _Connection(HTTPConnection):
         self._line = line()
         if self.sock is not None:
             self._noted()
-        super().request(*args, **options)
+        super().request(*args, **options)  # type: ignore[misc]
 
     def connect(self) -> None:
         self._line = line()
         if self._line.is_cut:
             raise ConnectTimeoutError(self, _OVER)
-        super().connect()
+        super().connect()  # type: ignore[misc]
         self._noted()
 
     def getresponse(self) -> Any:
-        response = super().getresponse()
+        response = super().getresponse()  # type: ignore[misc]
         if self._line is not None and self._line.is_cut:  # its end looks like the end of the headers
             response.close()
             self.close()
@@ -260,10 +315,6 @@ class _Connection(HTTPConnection):
         self._line = None
 
 
-class _SecureConnection(_Connection, HTTPSConnection):
-    pass
-
-
 class _Rested:
     """A pool whose connections belong to no thread while they rest."""
 
@@ -271,14 +322,6 @@ class _Rested:
         if conn is not None:
             conn.rest()
         super()._put_conn(conn)  # type: ignore[misc]
-
-
-class _ConnectionPool(_Rested, HTTPConnectionPool):
-    ConnectionCls = _Connection
-
-
-class _SecureConnectionPool(_Rested, HTTPSConnectionPool):
-    ConnectionCls = _SecureConnection
 
 
 __all__ = ["JobAdapter", "Session", "session"]

@@ -235,3 +235,20 @@ async def test_two_at_once_take_not_each_others_hop(run, fake, stranger):
     carried = [sorted({"x-own-key", "x-other-key"} & set(one.headers)) for one in stranger.log]
     assert carried[0] == ["x-other-key"]
     assert sorted(carried[1:]) == [[], ["x-own-key"]]
+
+
+async def test_middlewares_of_one_request_leave_the_jobs_in_its_place(run, fake):
+    """An SDK signs its requests by one; aiohttp takes it instead of the session's."""
+    signed = []
+
+    async def sign(request, handler):
+        signed.append(request.url.path)
+        return await handler(request)
+
+    async def use(s):
+        await sent(s.get(f"{fake.url}/x", middlewares=(sign,)))
+        await sent(s.post(f"{fake.url}/charges", json={}, middlewares=()))
+
+    assert (await run(coroutine(use))).state.value == "succeeded"
+    assert signed == ["/x"]
+    assert [(one.account, bool(one.idempotency_key)) for one in fake.log.api] == [("one", False), ("one", True)]

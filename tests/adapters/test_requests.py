@@ -217,3 +217,52 @@ async def test_bare_stays_bare_within_the_stranger_and_back(run, fake, stranger)
     assert [(one.path, {"x-own-key", "x-other-key"} & set(one.headers)) for one in stranger.log] == [
         ("/there", set()), ("/again", set()), ("/there", {"x-other-key"}),
     ]  # fmt: skip
+
+
+async def test_an_adapter_that_is_mounted_carries_the_jobs_requests(run, fake):
+    """SDKs mount their own, for certificates or a larger pool."""
+    closed, shared = [], HTTPAdapter()
+    shared.close = lambda: closed.append(True)
+
+    def use(s):
+        for prefix in ("http://", fake.url, ""):
+            s.mount(prefix, shared)
+            s.post(f"{fake.url}/charges", json={})
+        s.mount("file://", HTTPAdapter())
+        assert type(s.get_adapter("file:///x")) is HTTPAdapter
+
+    assert (await run(plain(use))).state.value == "succeeded"
+    assert {(one.account, bool(one.idempotency_key)) for one in fake.log.api} == {("one", True)}
+    assert len(fake.performed) == 3
+    assert closed
+
+
+async def test_what_an_auth_sends_again_is_a_call_of_the_job(run, fake, stranger):
+    """Digest, NTLM and Kerberos send by the connection that an answer names."""
+    seen = []
+
+    class Challenged(requests.auth.AuthBase):
+        def __call__(self, request):
+            request.register_hook("response", self.answer)
+            return request
+
+        def answer(self, response, **options):
+            if "X-Answer" in response.request.headers or response.is_redirect:
+                return response
+            again = response.request.copy()
+            again.headers["X-Answer"] = "secret"
+            done = response.connection.send(again, **options)
+            seen.append((done.status_code, "Bearer" in done.request.headers.get("Authorization", "")))
+            return done
+
+    fake.on("GET /away", Reply(302, None, {"Location": f"{stranger.url}/there"}))
+
+    def use(s):
+        s.get(f"{fake.url}/me", auth=Challenged())
+        s.get(f"{fake.url}/away", auth=Challenged())
+
+    assert (await run(plain(use))).state.value == "succeeded"
+    assert [one.account for one in fake.log.api] == ["one", "one", "one"]
+    assert seen == [(200, False), (200, False)]
+    assert len(stranger.log) == 2
+    assert all("x-answer" not in one.headers for one in stranger.log)

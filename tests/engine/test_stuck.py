@@ -11,6 +11,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from requests.adapters import HTTPAdapter
 
 from resilient import Fixed, Job, Provider, Resilient, Retry, SyncBatch, SyncJob, handler
 from resilient.adapters import requests as adapter
@@ -149,6 +150,12 @@ def read(job, client):
                 pass
     elif client == "requests":
         adapter.session(job).get(f"{job.deps}/slow")
+    elif client == "requests by a proxy":
+        adapter.session(job).get("http://127.0.0.1:1/slow", proxies={"http": job.deps})
+    elif client == "requests mounted":
+        with adapter.session(job) as session:
+            session.mount("http://", HTTPAdapter())
+            session.get(f"{job.deps}/slow")
     else:
         with adapter.session(job).get(f"{job.deps}/slow", stream=True) as answer:
             for _ in answer.iter_content(1):
@@ -217,7 +224,10 @@ async def states(app, ids):
 
 @pytest.mark.parametrize("place", ["header", "body", "last body"])
 @pytest.mark.parametrize("where", ["", " in a thread"])
-@pytest.mark.parametrize("client", ["client", "client stream", "requests", "requests stream"])
+@pytest.mark.parametrize(
+    "client",
+    ["client", "client stream", "requests", "requests stream", "requests by a proxy", "requests mounted"],
+)
 async def test_a_server_that_drips_keeps_no_thread_beyond_the_timeout(make, time_is_over, client, where, place):
     server = Dripping(place)
     try:
