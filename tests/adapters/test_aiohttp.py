@@ -252,3 +252,11 @@ async def test_middlewares_of_one_request_leave_the_jobs_in_its_place(run, fake)
     assert (await run(coroutine(use))).state.value == "succeeded"
     assert signed == ["/x"]
     assert [(one.account, bool(one.idempotency_key)) for one in fake.log.api] == [("one", False), ("one", True)]
+
+
+@pytest.mark.parametrize(("path", "code"), [("/round", "too_many_redirects"), ("ftp://x/", "bad_url")])
+async def test_what_no_repeat_makes_better_is_not_repeated(run, fake, path, code):
+    fake.on("GET /round", Reply(302, None, {"Location": f"{fake.url}/round"}))
+    url = path if "://" in path else fake.url + path
+    found = await run(coroutine(lambda s: sent(s.get(url))))
+    assert (found.state.value, found.last_error_kind, found.last_error_code) == ("dead", "permanent", code)

@@ -266,3 +266,19 @@ async def test_what_an_auth_sends_again_is_a_call_of_the_job(run, fake, stranger
     assert seen == [(200, False), (200, False)]
     assert len(stranger.log) == 2
     assert all("x-answer" not in one.headers for one in stranger.log)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "code"),
+    [
+        ("/round", {}, "too_many_redirects"),
+        ("ftp://x/", {}, "bad_url"),
+        ("nowhere", {}, "bad_url"),
+        ("/x", {"X-Name": "a\nb"}, "bad_request"),
+    ],
+)
+async def test_what_no_repeat_makes_better_is_not_repeated(run, fake, path, headers, code):
+    fake.on("GET /round", Reply(302, None, {"Location": f"{fake.url}/round"}))
+    url = fake.url + path if path.startswith("/") else path
+    found = await run(plain(lambda s: s.get(url, headers=headers)))
+    assert (found.state.value, found.last_error_kind, found.last_error_code) == ("dead", "permanent", code)

@@ -47,6 +47,10 @@ _PHASES: Final = (
     ("DecodingError", Phase.UNREADABLE, "undecodable_answer"),
     ("TooManyRedirects", Phase.UNREADABLE, "too_many_redirects"),
     # requests, urllib3 and aiohttp
+    ("MissingSchema", Phase.UNSENDABLE, "bad_url"),
+    ("InvalidSchema", Phase.UNSENDABLE, "bad_url"),
+    ("NonHttpUrlClientError", Phase.UNSENDABLE, "bad_url"),
+    ("InvalidHeader", Phase.UNSENDABLE, "bad_request"),
     ("SSLError", Phase.CONNECT, "tls_error"),
     ("ConnectTimeoutError", Phase.CONNECT, "connect_timeout"),
     ("ConnectionTimeoutError", Phase.CONNECT, "connect_timeout"),
@@ -153,7 +157,9 @@ def _http(error: BaseException, request_logs: RequestLogs, now: datetime) -> Exp
     response = getattr(error, "response", None)
     status = getattr(error, "status", None) if response is None else getattr(response, "status_code", None)
     if isinstance(status, int):
-        return _foreign_answer(error, status, error if response is None else response, request_log, now)
+        meaning = _foreign_answer(error, status, error if response is None else response, request_log, now)
+        if meaning is not None:
+            return meaning  # else the answer itself is none: one redirect too many
     phase = phase_of(error)
     if phase is None:
         return None
