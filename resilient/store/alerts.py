@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from resilient.core.alerts.rules import AlertInfo
+from resilient.core.alerts.rules import NAMES, AlertInfo
 from resilient.core.alerts.words import Size
 from resilient.store.db.dialect import ID, JSON, TIME
 from resilient.store.jobs.leases import STUCK
@@ -79,13 +79,14 @@ def to_tell(
     """Alerts that the caller is to send now, each with whether it is news, and the sizes of their causes before.
 
     Those never sent, and those sent until ``before`` that went on since then; with one of these, all of its cause.
+    Alerts that only a newer version has words for are its own to send.
     """
     rows = d.run(
         c,
         f"SELECT {_COLUMNS} FROM {{alert}} WHERE resolved_at IS NULL"
-        " AND (told_at IS NULL OR (told_at <= :before AND last_at > told_at))"
+        f" AND (told_at IS NULL OR (told_at <= :before AND last_at > told_at)) AND name {d.among('names', 'text')}"
         " ORDER BY fingerprint LIMIT :limit {skip_locked}",
-        {"before": before, "limit": TELL_LIMIT},
+        {"before": before, "limit": TELL_LIMIT, "names": d.pack_keys(sorted(NAMES))},
         **_TYPES,
     ).all()
     by_cause = sizes(c, d, {r.cause for r in rows}, before)

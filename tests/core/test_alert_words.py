@@ -237,6 +237,13 @@ class TestWords:
             if finding.name not in ("backlog", "no_success"):
                 assert notice("new", info(finding, detail={}), NOON).text
 
+    def test_an_alert_of_a_newer_version_is_shown_by_its_name(self):
+        one = info(Finding("from_tomorrow", "crm/a", {"what": 1}))
+        said = "crm/a: from_tomorrow (an alert of a newer version, which has the words for it)"
+        assert notice("new", one, NOON).text == said
+        assert notice("resolved", one, NOON).text.endswith("crm/a: from_tomorrow")
+        assert [n.text for n in words.begun([(one, True)], {}, NOON)] == [said]
+
     def test_a_document_for_webhooks(self):
         document = notice("new", info(next(every_finding())), NOON).to_json()
         assert document["text"].startswith("sync: fails")

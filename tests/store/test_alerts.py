@@ -82,6 +82,17 @@ class TestTelling:
         (alert,) = database.transaction_sync(alerts.page, resolved=False, limit=9)
         assert alert.detail == {"job": "2"}
 
+    def test_one_that_only_a_newer_version_has_words_for_is_left_to_it(self, record, tell, database):
+        """Telling it would fail, and with it every other alert: see docs/upgrading.md."""
+        record(Finding("from_tomorrow", "crm/a", {}), dead("sync"))
+        assert tell() == [("sync", 1, True)]
+        assert {
+            a.subject: a.told_at is None for a in database.transaction_sync(alerts.page, resolved=False, limit=9)
+        } == {
+            "crm/a": True,
+            "sync": False,
+        }
+
     def test_two_processes_tell_it_once(self, database_url, open_database, clock):
         databases = [open_database(database_url) for _ in range(3)]
         barrier, told = Barrier(3), []

@@ -24,8 +24,11 @@ def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: da
     """An alert in words."""
     if state == "resolved":
         lasted = span((now - alert.first_at).total_seconds())
-        return Notice(state, alert, f"resolved after {lasted}: {alert.subject}: {_OVER[alert.name]}")
-    text = f"{alert.subject}: {_WORDS[alert.name](alert.detail, alert.count, now)}"
+        return Notice(state, alert, f"resolved after {lasted}: {alert.subject}: {_OVER.get(alert.name, alert.name)}")
+    if (phrase := _WORDS.get(alert.name)) is None:
+        text = f"{alert.subject}: {alert.name} (an alert of a newer version, which has the words for it)"
+    else:
+        text = f"{alert.subject}: {phrase(alert.detail, alert.count, now)}"
     if state == "again":
         times = "" if alert.count == 1 else f", {alert.count:,} times"
         text = f"still, since {moment(alert.first_at, now)}{times}: {text}"
