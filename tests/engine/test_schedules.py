@@ -19,6 +19,7 @@ from resilient import (
     UnknownKind,
     handler,
 )
+from resilient.store.schedules import programs
 from tests.helpers import LIMIT, until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -344,8 +345,9 @@ class TestPeople:
         assert (await app.schedules.run("s")).created
         assert (await app.schedules.run("s")).created
 
-    async def test_unknown_and_removed_ones(self, make):
+    async def test_unknown_and_removed_ones(self, make, clock):
         await make(hourly(), hourly(name="t")).schedules.tick()
+        clock.advance(programs.GONE.total_seconds())
         app = make(hourly(name="t"))
         await app.schedules.tick()
         with pytest.raises(InvalidInput, match="there is no schedule 'x'; known are: s, t"):
@@ -354,9 +356,10 @@ class TestPeople:
             await app.schedules.run("s")
         assert [s.removed for s in await app.schedules.list()] == [True, False]
 
-    async def test_one_that_no_program_declares_any_more_is_removed_by_hand(self, make):
+    async def test_one_that_no_program_declares_any_more_is_removed_by_hand(self, make, clock):
         """A program without any schedule touches none: another one may declare it."""
         await make(hourly(), hourly(name="t")).schedules.tick()
+        clock.advance(programs.GONE.total_seconds())
         app = make()
         await app.schedules.tick()
         await app.schedules.remove("s")
@@ -371,6 +374,7 @@ class TestPeople:
         await app.schedules.tick()
         with pytest.raises(InvalidInput, match=r"take it out of Resilient\(schedules=\[...\]\)"):
             await app.schedules.remove("s")
+        clock.advance(programs.GONE.total_seconds())
         await make().schedules.remove("s")
         clock.advance(hours=5)
         assert await app.schedules.tick() == 0

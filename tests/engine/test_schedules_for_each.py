@@ -22,6 +22,7 @@ from resilient import (
 )
 from resilient.engine.schedules import per_account
 from resilient.store.schedules import accounts as schedule_accounts
+from resilient.store.schedules import programs
 from tests.helpers import until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -432,6 +433,7 @@ class TestPeople:
         app = make(hourly(), retention=None)
         await connect(app, "a")
         await app.schedules.tick()
+        clock.advance(programs.GONE.total_seconds())
         app = make(hourly(name="t"))
         await app.schedules.tick()
         clock.advance(days=40)

@@ -40,6 +40,7 @@ from resilient.store.gates import controls as gates
 from resilient.store.inspect import erasure, retention, workers
 from resilient.store.inspect.throughput import Series
 from resilient.store.jobs import changes, claim, dependencies, finishing, leases, ready
+from resilient.store.schedules import programs
 from resilient.store.schedules import ticks as schedules
 from tests.store.registry import ACTS, Act, Refused, act, nothing
 from tests.store.world import AHEAD, HOURLY, NOW, fresh, id_of, new
@@ -216,9 +217,17 @@ def ticks(c, d):
     return ticking._serve(c, d, "hourly", 0.5)
 
 
-@act("schedules.schedules: store.declare")
+@act("schedules.schedules: _declare")
 def declares(c, d):
-    schedules.declare(c, d, {"hourly": ("k", HOURLY), "third": ("k", HOURLY)}, ["k"])
+    ticking._declare(c, d, {"hourly": ("k", HOURLY), "third": ("k", HOURLY)}, ["k"])
+
+
+@act("schedules.schedules: _keep")
+def looks_after_declarations(c, d):
+    declared = {"hourly": ("k", HOURLY)}
+    programs.note(c, d, declared)
+    d.run(c, "UPDATE {schedule} SET next_at = :at WHERE name LIKE 'engine:program:%'", {"at": d.now(c) + programs.LOOK})
+    ticking._keep(c, d, declared, ["k"])
 
 
 @act("schedules.schedules: self._remove")

@@ -10,6 +10,7 @@ for a stopped account would otherwise gather one more behind it at every tick.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -90,6 +91,11 @@ class Spec:
             doc.get("for_each", ""),
             None if (spread := doc.get("spread")) is None else timedelta(seconds=spread),
         )
+
+
+def digest(kind: str, doc: Mapping[str, Any]) -> str:
+    """The same for equal declarations; ``doc`` is `Spec.to_json`, or what a row has of it."""
+    return blake2b(json.dumps([kind, doc], sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _seconds(spread: timedelta | None) -> float | None:

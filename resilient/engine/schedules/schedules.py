@@ -22,15 +22,16 @@ from resilient.engine.jobs import queue
 from resilient.engine.schedules import per_account
 from resilient.engine.schedules.declaration import Schedule, by_name, job_of
 from resilient.store.schedules import accounts as schedule_accounts
+from resilient.store.schedules import programs
 from resilient.store.schedules import ticks as store
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from sqlalchemy import Connection
 
-    from resilient.core.schedules.schedule import ScheduledAccount, ScheduleInfo
+    from resilient.core.schedules.schedule import ScheduledAccount, ScheduleInfo, Spec
     from resilient.engine.ground.encoder import Enqueued
     from resilient.engine.ground.ground import Ground
     from resilient.store.db.dialect import Dialect
@@ -52,7 +53,7 @@ class Schedules:
         self.declared = by_name(declared)
         self._specs = {s.name: (s.kind, s.spec(ground.encoder)) for s in self.declared.values()}
         self._check_sources(own_table)
-        self._written = False
+        self._written, self._kept_at = False, 0.0
         self._looked_at = -LOOK_EVERY
         self._broken: dict[str, float] = {}  # schedules that failed: the time at which they are tried again
         self._db = Transactions(ground, here=here)
@@ -89,10 +90,15 @@ class Schedules:
         return enqueued
 
     async def declare(self) -> None:
-        """Write the declarations to their rows, once per process."""
+        """Write the declarations to their rows when the process starts, and look after them from then on."""
+        now = time.monotonic()
         if not self._written:
-            await self._ground.database.transaction(store.declare, self._specs, self._ground.kinds)
-            self._written = True
+            await self._ground.database.transaction(_declare, self._specs, self._ground.kinds)
+        elif now - self._kept_at >= programs.LOOK.total_seconds():
+            await self._ground.database.transaction(_keep, self._specs, self._ground.kinds)
+        else:
+            return
+        self._written, self._kept_at = True, now
 
     async def _serve(self, name: str) -> int:
         """Serve one schedule; returns how many jobs are new. Its error stops no other schedule."""
@@ -144,7 +150,8 @@ class Schedules:
     async def remove(self, name: str) -> None:
         """Let it tick no more; a program that declares it and starts brings it back.
 
-        For one that no program declares any more. Raises `InvalidInput` for one that this program declares.
+        For one that no program declares any more. Raises `InvalidInput` for one that this program declares, or another
+        one whose workers run.
         """
         await self._db.write(None, self._remove, name)
 
@@ -172,6 +179,11 @@ class Schedules:
         if name in self._specs:
             raise InvalidInput(
                 f"schedule {name!r} is declared by this program: take it out of Resilient(schedules=[...])"
+            )
+        if name in programs.others(c, d):
+            raise InvalidInput(
+                f"schedule {name!r} is declared by a program whose workers run, or did a minute ago: take it out of"
+                f" that program, or stop it with `resilient schedules pause {name}`"
             )
         store.remove(c, d, [row.name], d.now(c))
 
@@ -217,6 +229,21 @@ class SyncSchedules(SyncFacade[Schedules]):
     run = blocking(Schedules.run)
     remove = blocking(Schedules.remove)
     accounts = blocking(Schedules.accounts)
+
+
+def _declare(c: Connection, d: Dialect, specs: Mapping[str, tuple[str, Spec]], kinds: Collection[str]) -> None:
+    """Write what a program declares that starts."""
+    programs.note(c, d, specs)
+    store.declare(c, d, specs, kinds, programs.others(c, d, specs))
+
+
+def _keep(c: Connection, d: Dialect, specs: Mapping[str, tuple[str, Spec]], kinds: Collection[str]) -> None:
+    """Write what a program declares, where those are gone that wrote something else; remove what they left behind.
+
+    Not where this program itself was away (an outage, a laptop that slept): so may all have been that seem to be gone.
+    """
+    if programs.note(c, d, specs):
+        store.declare(c, d, specs, kinds, programs.others(c, d, specs), starts=False)
 
 
 def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:

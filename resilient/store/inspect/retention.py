@@ -17,6 +17,7 @@ from resilient.core.jobs.states import TERMINAL, JobState
 from resilient.store.db.dialect import ID, TIME
 from resilient.store.jobs import order, workflows
 from resilient.store.jobs.dependencies import release_followers
+from resilient.store.schedules import programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -233,11 +234,12 @@ def _idle(c: Connection, d: Dialect, keys: Sequence[str], before: datetime, lock
 
 
 def forget_notes(c: Connection, d: Dialect, before: datetime) -> int:
-    """Forget old resolved alerts, removed schedules, workflows that are over, and ordering keys without jobs."""
+    """Forget old resolved alerts, removed schedules, programs that are gone, workflows that are over, idle orders."""
     gone = d.run(c, "DELETE FROM {alert} WHERE resolved_at < :before", {"before": before}).rowcount
     removed = d.run(  # locked, so that no program declares one again meanwhile
         c,
-        "SELECT name FROM {schedule} WHERE removed AND updated_at < :before ORDER BY name {skip_locked}",
+        f"SELECT name FROM {{schedule}} WHERE (removed OR kind IS NULL AND name LIKE '{programs.PREFIX}%')"
+        " AND updated_at < :before ORDER BY name {skip_locked}",
         {"before": before},
     )
     if names := [row[0] for row in removed]:

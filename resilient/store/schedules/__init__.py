@@ -1,6 +1,6 @@
-"""Ticks of recurring jobs and chores, and their accounts.
+"""Ticks of recurring jobs and chores, their accounts, and the programs that declare them.
 
 May use: `db`, `jobs`.
 
-Begin with: `ticks.py`.
+Begin with: `ticks.py`; `programs.py`: who declares what.
 """

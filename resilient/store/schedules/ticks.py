@@ -4,7 +4,7 @@ Whoever moves `next_at` forward under the row's lock has won the tick; all other
 over all workers, and no worker leads. A tick's job is inserted in the same transaction (`engine/schedules`).
 
 Rows with a kind are schedules, rows without are chores. A declared schedule finds its row by name; a row that no
-declaration names any more stays, marked `removed`, and never ticks.
+declaration names any more stays, marked `removed`, and never ticks. Which declarations there are: `programs.py`.
 
 The row of a schedule `for_each` account is due whenever one of its accounts is, or it is time to look who they are
 (`accounts_at`); their ticks are in `accounts.py`.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.schedules import cron
+from resilient.core.schedules import cron, schedule
 from resilient.core.schedules.schedule import ScheduleInfo, Spec
 from resilient.store.db.dialect import ID, JSON, TIME
 from resilient.store.schedules import accounts as schedule_accounts
@@ -124,22 +124,53 @@ class Row:
     accounts_at: datetime | None = None
 
 
-def declare(c: Connection, d: Dialect, declared: Mapping[str, tuple[str, Spec]], kinds: Collection[str]) -> None:
+def declare(
+    c: Connection,
+    d: Dialect,
+    declared: Mapping[str, tuple[str, Spec]],
+    kinds: Collection[str],
+    others: Mapping[str, Collection[str]] | None = None,
+    *,
+    starts: bool = True,
+) -> None:
     """Bring the rows to what a program declares: name to kind and spec.
 
-    A new row, another timing, and one that comes back begin to tick from now on. Rows of the program's
-    ``kinds`` that it does not declare are marked removed; other programs' rows stay as they are.
+    A new row, another timing, and one that comes back begin to tick from now on. Rows of the program's ``kinds`` that
+    neither it declares nor ``others`` (`programs.others`) are marked removed; other programs' rows stay as they are.
+    A program that ``starts`` overwrites what another one wrote; later only what nobody declares any more.
     """
-    rows = {r[0]: r[1:] for r in _all(c, d)}
-    now = d.now(c)
-    for name, (kind, spec) in sorted(declared.items()):
+    others = others or {}
+    if not starts and not any(_changes(_all(c, d, locked=False), declared, kinds, others, starts=starts)):
+        return
+    rows, now = _all(c, d), d.now(c)
+    news, gone = _changes(rows, declared, kinds, others, starts=starts)
+    for name in news:
         if (row := rows.get(name)) is None:
-            _insert(c, d, name, kind, spec, now)
-        elif row != (kind, spec.to_json(), False):
-            _redeclare(c, d, name, kind, spec, now, row)
-    gone = [n for n, r in rows.items() if n not in declared and r[0] in kinds and not r[2]]
+            _insert(c, d, name, *declared[name], now)
+        else:
+            _redeclare(c, d, name, *declared[name], now, row)
     if gone:
         remove(c, d, gone, now)
+
+
+def _changes(
+    rows: Mapping[str, tuple[str, Any, bool]],
+    declared: Mapping[str, tuple[str, Spec]],
+    kinds: Collection[str],
+    others: Mapping[str, Collection[str]],
+    *,
+    starts: bool,
+) -> tuple[list[str], list[str]]:
+    """The schedules that are to be written, and those that are to be marked removed."""
+    news = []
+    for name, (kind, spec) in sorted(declared.items()):
+        row = rows.get(name)
+        if row == (kind, spec.to_json(), False):
+            continue
+        if starts or row is None or row[2] or schedule.digest(*row[:2]) not in others.get(name, ()):
+            news.append(name)
+    names = declared.keys() | others.keys()
+    return news, [name for name, row in rows.items() if name not in names and row[0] in kinds and not row[2]]
 
 
 def remove(c: Connection, d: Dialect, names: Sequence[str], now: datetime) -> None:
@@ -151,19 +182,21 @@ def remove(c: Connection, d: Dialect, names: Sequence[str], now: datetime) -> No
     )
 
 
-def _all(c: Connection, d: Dialect) -> Sequence[Any]:
-    """Every schedule, locked in the order of names, so that two programs starting at once do not interleave."""
-    return [
-        (r[0], r[1], r[2], bool(r[3]))
-        for r in d.run(
-            c,
-            "SELECT name, kind, spec, removed FROM {schedule} WHERE kind IS NOT NULL ORDER BY name {row_lock}",
-            name=None,
-            kind=None,
-            spec=JSON,
-            removed=None,
-        )
-    ]
+def _all(c: Connection, d: Dialect, *, locked: bool = True) -> dict[str, tuple[str, Any, bool]]:
+    """Every schedule: its kind, spec, and whether it is removed.
+
+    Locked in the order of names, so that two programs starting at once do not interleave.
+    """
+    lock = "{row_lock}" if locked else ""
+    rows = d.run(
+        c,
+        f"SELECT name, kind, spec, removed FROM {{schedule}} WHERE kind IS NOT NULL ORDER BY name {lock}",
+        name=None,
+        kind=None,
+        spec=JSON,
+        removed=None,
+    )
+    return {r[0]: (r[1], r[2], bool(r[3])) for r in rows}
 
 
 def _insert(c: Connection, d: Dialect, name: str, kind: str, spec: Spec, now: datetime) -> None:
