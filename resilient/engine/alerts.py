@@ -60,6 +60,7 @@ AWAY: Final = 9.0  # seconds without an answer until the alert; with the heartbe
 STEADY: Final = 30.0  # seconds of answers until it is over: a database that comes and goes is one outage
 LONGEST: Final = 10.0  # seconds one sink may take for one notice
 PAUSES: Final = (1.0, 5.0)  # seconds before a webhook is tried again, plus up to half: a fleet meets one outage
+GIVE_UP: Final = 3  # notices in a row that a sink does not take, after which it gets no more of this batch
 MOST_WAITING: Final = 10  # batches under way; beyond that alerts are only logged
 
 
@@ -393,6 +394,7 @@ class Sinks:
 
 
 async def _deliver(sink: Sink, notices: Sequence[Notice], roll: Callable[[], float]) -> None:
+    lost, in_a_row, reason = 0, 0, ""
     for number, one in enumerate(notices):
         try:
             if isinstance(sink, str):
@@ -400,10 +402,19 @@ async def _deliver(sink: Sink, notices: Sequence[Notice], roll: Callable[[], flo
             else:
                 async with asyncio.timeout(LONGEST):
                     await called(sink, one)
+            in_a_row = 0
         except Exception as error:  # noqa: BLE001 - somebody else's code or server
-            rest = len(notices) - number
-            log.warning("%d alerts did not reach %s: %s", rest, _name(sink), _reason(error))
-            return
+            lost, in_a_row, reason = lost + 1, in_a_row + 1, _reason(error)
+            if not _is_of_one(error) or in_a_row == GIVE_UP:
+                lost += len(notices) - number - 1
+                break
+    if lost:
+        log.warning("%d alerts did not reach %s: %s", lost, _name(sink), reason)
+
+
+def _is_of_one(error: Exception) -> bool:
+    """Whether a sink may have failed because of that one notice; else it takes no other now either."""
+    return error.of_one if isinstance(error, notify.NotDelivered) else not isinstance(error, TimeoutError)
 
 
 async def _post(url: str, notice: Notice, roll: Callable[[], float]) -> None:

@@ -19,8 +19,15 @@ TIMEOUT: Final = 5.0  # seconds for each step of the exchange
 _TOO_HIGH: Final = 300
 
 
+_OF_ONE: Final = frozenset({400, 413, 422})
+
+
 class NotDelivered(ResilientError):
-    """A webhook did not take a document."""
+    """A webhook did not take a document; ``of_one``: because of what the document says, so it may take others."""
+
+    def __init__(self, message: str, *, of_one: bool = False) -> None:
+        super().__init__(message)
+        self.of_one = of_one
 
 
 def host_of(url: str) -> str:
@@ -48,4 +55,4 @@ async def post(url: str, document: Mapping[str, Any], *, timeout: float = TIMEOU
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         raise NotDelivered(f"{host_of(url)}: {type(error).__name__}") from None
     if response.status_code >= _TOO_HIGH:
-        raise NotDelivered(f"{host_of(url)} answered {response.status_code}")
+        raise NotDelivered(f"{host_of(url)} answered {response.status_code}", of_one=response.status_code in _OF_ONE)
