@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -81,6 +81,13 @@ class TestDeclaration:
             ({"overlap": "maybe"}, InvalidInput, "schedule 's': overlap='maybe'"),
             ({"catch_up": "all"}, InvalidInput, "schedule 's': catch_up='all' .* say overlap='allow'"),
             ({"jitter": -1}, InvalidInput, "schedule 's': a span of time must be positive"),
+            ({"jitter": "4000d"}, InvalidInput, "schedule 's': jitter='4000d' is longer than ten years"),
+            ({"jitter": 1e300}, InvalidInput, "schedule 's': jitter=1e.300 is longer than ten years"),
+            (
+                {"anchor": datetime(1, 1, 1, tzinfo=timezone(HOUR))},
+                BadCron,
+                "schedule 's': anchor .* lies outside of the years",
+            ),
             ({"tags": {"tick": "x"}}, InvalidInput, "schedule 's': the tag 'tick' is written"),
             ({"resource_key": "a b"}, BadResourceKey, "'a b' is not a resource key"),
             ({"resource_key": ""}, BadResourceKey, "schedule 's': say which account .*resource_key=.*for_each="),

@@ -111,6 +111,13 @@ class TestDeclaration:
                 InvalidInput,
                 "spread= is for schedules for_each",
             ),
+            (
+                {"for_each": ["github/a", "gi thub/b"], "name": "n"},
+                BadResourceKey,
+                "schedule 'n': 'gi thub/b' is not a",
+            ),
+            ({"for_each": [5], "name": "n"}, BadResourceKey, "schedule 'n': 5 is not a resource key"),
+            ({"spread": 1e300}, InvalidInput, "spread=1e.300 is longer than ten years"),
             ({"spread": -1}, InvalidInput, "a span of time must be positive"),
         ],
     )

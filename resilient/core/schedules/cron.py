@@ -106,7 +106,10 @@ def ticks(
         raise BadCron(f"every={every!r} takes no time zone ({zone!r}): use cron for times of day, or an anchor")
     if anchor is not None and anchor.tzinfo is None:
         raise NaiveDatetime(f"anchor {anchor.isoformat()} has no time zone: use datetime(..., tzinfo=UTC)")
-    return Ticks(every=_interval(every), anchor=(anchor or _EPOCH).astimezone(UTC))
+    try:
+        return Ticks(every=_interval(every), anchor=(anchor or _EPOCH).astimezone(UTC))
+    except OverflowError:
+        raise BadCron(f"anchor {anchor} lies outside of the years 1 to 9999 in UTC: use one near today") from None
 
 
 def next_after(spec: Ticks, after: datetime) -> datetime:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from uuid_utils.compat import uuid7
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from resilient.store.schedules.ticks import Row
 
 
+_LONGEST: Final = timedelta(days=3653)
 ForEach: TypeAlias = str | Collection[str] | Callable[[], Iterable[str] | AsyncIterable[str] | Awaitable[Iterable[str]]]
 
 
@@ -113,7 +114,7 @@ class Schedule:
                 "catch_up='all' brings several jobs at once, which overlap='skip' forbids: say overlap='allow'"
             )
         if self.jitter:
-            object.__setattr__(self, "jitter", seconds(self.jitter))
+            object.__setattr__(self, "jitter", _span_of("jitter", self.jitter))
         if reserved := schedule.RESERVED_TAGS & set(self.tags or ()):
             raise InvalidInput(f"the tag {min(reserved)!r} is written by the schedule itself")
 
@@ -132,8 +133,11 @@ class Schedule:
             raise InvalidInput(
                 "for_each= takes a pattern, a function that tells resource keys, or a collection of them"
             )
+        elif not callable(self.for_each):
+            for key in self.for_each:
+                resource_key.check(key)
         if not isinstance(self.spread, bool) and self.spread is not None:
-            object.__setattr__(self, "spread", timedelta(seconds=seconds(self.spread)))
+            object.__setattr__(self, "spread", timedelta(seconds=_span_of("spread", self.spread)))
 
     def _span(self) -> timedelta | None:
         """The time over which its accounts' ticks are spread; None: until the next tick."""
@@ -170,6 +174,14 @@ class Schedule:
             self.ticks, template, self.catch_up, self.overlap, float(self.jitter),  # type: ignore[arg-type]
             self.accounts, self._span() if self.accounts else None,
         )  # fmt: skip
+
+
+def _span_of(option: str, value: str | float | timedelta) -> float:
+    """Seconds; raises `InvalidInput` for more than ten years, which no database could count from now."""
+    span = seconds(value)
+    if span > _LONGEST.total_seconds():
+        raise InvalidInput(f"{option}={value!r} is longer than ten years")
+    return span
 
 
 def _in_words(source: ForEach | None) -> str:
