@@ -35,6 +35,7 @@ class TestAlerting:
             ({"failure_rate": 0}, r"^Alerting\(failure_rate=0\)"),
             ({"failure_volume": 0}, "^Alerting: failure_volume and periods are whole numbers from 1$"),
             ({"periods": 0}, "^Alerting: failure_volume and periods are whole numbers from 1$"),
+            ({"periods": 10_001}, r"^Alerting\(periods=10001\): give at most 10,000, or None for no rule$"),
             ({"off": {"noise"}}, "there is no alert 'noise' to switch off: backlog, "),
             (
                 {"sinks": ["ftp://x"]},

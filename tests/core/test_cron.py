@@ -290,6 +290,13 @@ def test_an_interval_is_anchored_and_never_drifts():
     assert back(anchored, NOW, 1)[0] == at("2026-03-01T11:20Z")
 
 
+def test_there_is_no_tick_before_all_time():
+    ten_years = ticks(every="3653d", anchor=NOW)
+    ticked = back(ten_years, NOW, 1000)
+    assert (ticked[0].year, len(ticked)) == (5, 203)
+    assert back(ten_years, ticked[0], 5) == ticked[:1]
+
+
 # -- missed ticks ----------------------------------------------------------------------------------
 
 HOURLY = [ticks(cron="0 * * * *"), ticks(every="1h")]

@@ -337,6 +337,19 @@ class TestHousekeeping:
         with pytest.raises(InvalidInput, match="this would forget every stream"):
             await app.streams.forget()
 
+    async def test_periods_that_would_begin_before_all_time(self, make, clock, database):
+        """They are never over; an error here would keep every other alert back."""
+        slow = Schedule(sync, every="3653d", for_each=["a/1"])
+        app = make(periods=10_000, schedules=[slow])
+        await app.schedules.tick()
+        cursor = Cursor(expected=timedelta(days=3653).total_seconds())
+        await database.transaction(cursors.write_if_unmoved, ("a/1", "issues", ""), cursor, None, clock.now())
+        app.alerts.repaired(1)
+        await app.alerts.flush()
+        clock.advance(hours=2)
+        app.alerts.repaired(1)
+        assert await housekeep(app) == [("new", "invariant", "turns")]
+
     async def test_a_worker_that_stops_delivers_its_last_alerts(self, database):
         heard = []
 

@@ -43,6 +43,7 @@ NAMES: Final = EVENTS | CONDITIONS | {UNREACHABLE}
 _CODES: Final = ("error_code", "code", "auth")
 _LONGEST_ERROR: Final = 300
 _LONGEST_CODE: Final = 64
+_MOST_PERIODS: Final = 10_000  # of a schedule's ticks, which the rule walks
 _LOOKS_LIKE_AN_ID: Final = re.compile(r"[0-9a-f-]{0,40}[0-9][0-9a-f-]{7,40}", re.IGNORECASE)
 # Ends that mean no error, or an error that the alert of its resource's gate reports. Expired jobs, whether a worker met
 # them or not, are counted by `swept`.
@@ -167,6 +168,8 @@ class Alerting:
             raise InvalidInput(f"Alerting(failure_rate={self.failure_rate!r}): give a share above 0, at most 1")
         if not is_whole(self.failure_volume) or not (self.periods is None or is_whole(self.periods)):
             raise InvalidInput("Alerting: failure_volume and periods are whole numbers from 1")
+        if self.periods is not None and self.periods > _MOST_PERIODS:
+            raise InvalidInput(f"Alerting(periods={self.periods}): give at most {_MOST_PERIODS:,}, or None for no rule")
         check_texts("Alerting", self, "off")
         if unknown := sorted(set(self.off) - NAMES):
             raise InvalidInput(f"there is no alert {unknown[0]!r} to switch off: {', '.join(sorted(NAMES))} are there")

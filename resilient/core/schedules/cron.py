@@ -37,6 +37,7 @@ CatchUp = Literal["latest", "all", "skip"]
 MOST: Final = 100  # missed ticks that "all" runs
 GRACE: Final = timedelta(seconds=60)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST: Final = datetime.min.replace(tzinfo=UTC)
 _PROBE: Final = datetime(2024, 1, 1)  # noqa: DTZ001 - a leap year, so that 29 February is found at once
 _LONGEST_EXPRESSION: Final = 200
 _SHORTEST: Final = timedelta(seconds=1)
@@ -171,9 +172,11 @@ def _back(spec: Ticks, now: datetime) -> Iterator[datetime]:
     """Ticks not later than ``now``, descending."""
     if spec.every is not None:
         tick = spec.anchor + (now - spec.anchor) // spec.every * spec.every
-        while True:
+        while tick - _FIRST >= spec.every:
             yield tick
             tick -= spec.every
+        yield tick
+        return
     zone = _zone(spec.zone)
     start = now.astimezone(zone).replace(tzinfo=None) + _shift_near(now, zone)
     start += timedelta(seconds=1)  # the walk leaves its start out, and ``now`` itself counts
