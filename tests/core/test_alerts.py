@@ -37,9 +37,16 @@ class TestAlerting:
             ({"periods": 0}, "^Alerting: failure_volume and periods are whole numbers from 1$"),
             ({"periods": 10_001}, r"^Alerting\(periods=10001\): give at most 10,000, or None for no rule$"),
             ({"off": {"noise"}}, "there is no alert 'noise' to switch off: backlog, "),
+            *(
+                (
+                    {"sinks": [sink]},
+                    "^a sink of alerts is a function of one notice, or a URL beginning with https://$",
+                )
+                for sink in ("ftp://x", "https://", "https:///hook", "http://[::1", "hooks.example.com/x", 5)
+            ),
             (
-                {"sinks": ["ftp://x"]},
-                "^a sink of alerts is a function of one notice, or a URL beginning with https://$",
+                {"sinks": "https://hooks.example.com/s3cret"},
+                r"^Alerting\(sinks=...\) lists functions and URLs: write \[it",
             ),
             (
                 {"sinks": ["https://discord.com/api/webhooks/1/s3cret"]},

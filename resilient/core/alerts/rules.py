@@ -173,14 +173,7 @@ class Alerting:
         check_texts("Alerting", self, "off")
         if unknown := sorted(set(self.off) - NAMES):
             raise InvalidInput(f"there is no alert {unknown[0]!r} to switch off: {', '.join(sorted(NAMES))} are there")
-        for sink in self.sinks:
-            if not callable(sink) and not (isinstance(sink, str) and sink.startswith(("https://", "http://"))):
-                raise InvalidInput("a sink of alerts is a function of one notice, or a URL beginning with https://")
-            if isinstance(sink, str) and _is_bare_discord(sink):
-                raise InvalidInput(
-                    "a sink of alerts is a webhook of Discord, which takes notices in Slack's form only: write /slack"
-                    " behind its URL (https://discord.com/api/webhooks/…/…/slack)"
-                )
+        _check_sinks(self.sinks)
 
     def __repr__(self) -> str:
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "sinks"]
@@ -195,6 +188,28 @@ class Alerting:
     def wants(self, name: str) -> bool:
         """Whether this alert is not switched off."""
         return name not in self.off
+
+
+def _check_sinks(sinks: Sequence[Sink]) -> None:
+    if isinstance(sinks, str):
+        raise InvalidInput("Alerting(sinks=...) lists functions and URLs: write [it], also for a single one")
+    for sink in sinks:
+        if not callable(sink) and not _is_address(sink):
+            raise InvalidInput("a sink of alerts is a function of one notice, or a URL beginning with https://")
+        if isinstance(sink, str) and _is_bare_discord(sink):
+            raise InvalidInput(
+                "a sink of alerts is a webhook of Discord, which takes notices in Slack's form only: write /slack"
+                " behind its URL (https://discord.com/api/webhooks/…/…/slack)"
+            )
+
+
+def _is_address(sink: object) -> bool:
+    """Whether it is a URL that says where to."""
+    try:
+        parts = urlsplit(sink if isinstance(sink, str) else "")
+        return parts.scheme in ("https", "http") and bool(parts.hostname)
+    except ValueError:  # what only looks like an IPv6 address
+        return False
 
 
 def _is_bare_discord(url: str) -> bool:
