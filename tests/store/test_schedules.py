@@ -36,6 +36,16 @@ class TestChores:
         clock.advance(hours=1)
         assert database.transaction_sync(schedules.elect, "engine:x", HOUR)
 
+    def test_a_clock_that_was_a_year_ahead_stops_no_chore(self, database, clock):
+        clock.advance(days=365)
+        assert database.transaction_sync(schedules.elect, "engine:x", HOUR)
+        assert database.transaction_sync(schedules.lead, "engine:y", None, HOUR)
+        clock.advance(days=-365)
+        assert database.transaction_sync(schedules.elect, "engine:x", HOUR)
+        assert not database.transaction_sync(schedules.elect, "engine:x", HOUR)
+        assert database.transaction_sync(schedules.lead, "engine:y", None, HOUR)
+        assert not database.transaction_sync(schedules.lead, "engine:y", None, HOUR)
+
     def test_two_at_once_elect_one(self, database_url, open_database):
         databases = [open_database(database_url, clock=None) for _ in range(2)]
         barrier, won = Barrier(2), []

@@ -35,18 +35,24 @@ if TYPE_CHECKING:
     from resilient.store.db.dialect import Dialect
 
 
+_AHEAD: Final = 10  # times a chore's interval: no two versions of a program differ by more, nor two clocks
+
+
 # -- chores --------------------------------------------------------------------------------------------------
 
 
 def elect(c: Connection, d: Dialect, name: str, every: timedelta) -> bool:
-    """Whether this caller does the chore ``name`` now; at most one caller in ``every``."""
+    """Whether this caller does the chore ``name`` now; at most one caller in ``every``.
+
+    A time farther ahead is of a clock that was wrong: waiting for it, nobody would do the chore for as long.
+    """
     now = _chore(c, d, name)
     return (
         d.run(
             c,
             "UPDATE {schedule} SET next_at = :next_at, last_at = :now, updated_at = :now"
-            " WHERE name = :name AND next_at <= :now RETURNING 1",
-            {"name": name, "now": now, "next_at": now + every},
+            " WHERE name = :name AND (next_at <= :now OR next_at > :far) RETURNING 1",
+            {"name": name, "now": now, "next_at": now + every, "far": now + _AHEAD * every},
         ).first()
         is not None
     )
@@ -58,13 +64,13 @@ def lead(c: Connection, d: Dialect, name: str, lease: datetime | None, span: tim
     ``lease``: the end that this process was given last. Nobody else has written that very time, so it is the fence.
     """
     now = _chore(c, d, name)
-    own, params = "", {"name": name, "now": now, "until": now + span}
+    own, params = "", {"name": name, "now": now, "until": now + span, "far": now + _AHEAD * span}
     if lease is not None:
         own, params["lease_until"] = " OR next_at = :lease_until", lease
     row = d.run(
         c,
         "UPDATE {schedule} SET next_at = :until, last_at = :now, updated_at = :now"
-        f" WHERE name = :name AND (next_at <= :now{own}) RETURNING 1",
+        f" WHERE name = :name AND (next_at <= :now OR next_at > :far{own}) RETURNING 1",
         params,
     ).first()
     return None if row is None else now + span
