@@ -136,13 +136,13 @@ class Alerts:
             "last_error_code": None if failure is None else failure.code,
         }  # fmt: skip
         for finding in alerts.of_resource(row, self._ground.now(), None):
-            self._pending[finding.name, finding.subject] = finding
-            self._arm()
+            self.add(finding)
 
     def add(self, finding: Finding) -> None:
         """Write a finding within a second; call it on the event loop."""
         if self.config.wants(finding.name):
-            self._pending[finding.name, finding.subject] = finding
+            key = (finding.name, finding.subject)
+            self._pending[key] = _together(self._pending.get(key), finding)
             self._arm()
 
     def soon(self) -> None:
@@ -152,9 +152,7 @@ class Alerts:
 
     def repaired(self, count: int, what: str = "turns") -> None:
         """Note what housekeeping repaired: lost turns, or ordering keys that stood still; call it on the event loop."""
-        if self.config.wants("invariant"):
-            self._pending["invariant", what] = alerts.repaired(count, what)
-            self._arm()
+        self.add(alerts.repaired(count, what))
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -194,8 +192,7 @@ class Alerts:
             notices = await self._ground.database.transaction(self._write, list(pending.values()))
         except BaseException:
             for key, newer in self._pending.items():
-                older = pending.get(key)
-                pending[key] = newer if older is None else replace(older, count=older.count + newer.count)
+                pending[key] = _together(pending.get(key), newer)
             self._pending, self._written = pending, self._written or written
             raise
         self._sinks.tell(notices)
@@ -297,6 +294,13 @@ class Alerts:
         if not 1 <= limit <= MOST_LISTED:
             raise InvalidInput(f"limit={limit}: ask for 1 to {MOST_LISTED} alerts")
         return await self._db.read(None, store.page, resolved=resolved, limit=limit)
+
+
+def _together(older: Finding | None, newer: Finding) -> Finding:
+    """Two findings of one alert: events are counted, with the first as the example; of a condition the newer counts."""
+    if older is None or newer.name in CONDITIONS:
+        return newer
+    return replace(older, count=older.count + newer.count)
 
 
 class SyncAlerts(SyncFacade[Alerts]):

@@ -15,6 +15,7 @@ import pytest
 from resilient import (
     AlertInfo,
     Alerting,
+    DatabaseUnreachable,
     Failure,
     FailureKind,
     InvalidInput,
@@ -151,6 +152,32 @@ class TestNoticed:
         ended(app, times=10_000)
         assert time.thread_time() - began < 1
         assert len(app.alerts._pending) == 1
+
+    async def test_workflows_that_cannot_be_undone_in_one_moment_are_counted(self, make):
+        app = make()
+        for number in range(3):
+            app.alerts.add(rules.stuck("signup", f"wf-{number}"))
+        await app.alerts.flush()
+        await app.alerts._sinks.delivered()
+        assert [n.text.split(",")[0] for n in app.told] == [
+            "signup: workflow wf-0 (and 2 others of that name) cannot be undone"
+        ]
+
+    async def test_a_condition_that_could_not_be_written_counts_once(self, make, monkeypatch):
+        app = make()
+        transaction = app.database.transaction
+
+        async def away(*_):
+            app.alerts.add(rules.of_credentials("a/1", "needs_reauth", None))
+            raise DatabaseUnreachable("away")
+
+        app.alerts.add(rules.of_credentials("a/1", "needs_reauth", None))
+        monkeypatch.setattr(app.database, "transaction", away)
+        with pytest.raises(DatabaseUnreachable):
+            await app.alerts.flush()
+        monkeypatch.setattr(app.database, "transaction", transaction)
+        await app.alerts.flush()
+        assert [one.count for one in await app.alerts.list()] == [1]
 
     async def test_memory_is_bounded(self, make, caplog):
         app = make()
