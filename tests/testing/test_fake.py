@@ -51,6 +51,41 @@ def test_routes_and_the_log(make):
     assert [one.target for one in fake.performed] == ["POST /crm/contacts"]
 
 
+async def coroutine(request):
+    return {}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda fake: fake.on("GET", {}),
+        lambda fake: fake.on("get /x", {}),
+        lambda fake: fake.on("contacts", {}),
+        lambda fake: fake.on("/x", coroutine),
+        lambda fake: fake.fail_next(on="tokens"),
+        lambda fake: fake.fail_next(42),
+        lambda fake: fake.fail_next(times=0),
+        lambda fake: fake.throttle(30, on="POST"),
+        lambda fake: fake.hold("tokens").__enter__(),
+        lambda fake: fake.log.where(acount="a"),
+        lambda fake: fake.revoke("nobody"),
+        lambda fake: fake.expire_tokens("nobody"),
+    ],
+)
+def test_what_can_never_be_is_refused_where_it_is_said(make, told):
+    fake, _ = make()
+    with pytest.raises(ValueError, match=r"no request is|fail_next|has no|plain function"):
+        told(fake)
+
+
+def test_an_answer_that_raises_is_told(caplog):
+    with FakeProvider("hubspot", anonymous=True) as fake:
+        fake.on("GET /x", lambda _: 1 / 0)
+        assert httpx.get(f"{fake.url}/x").status_code == 500
+    assert "division by zero" in caplog.text
+    assert "GET /x" in caplog.text
+
+
 def test_an_unknown_name_or_pagination_says_which_there_are(make):
     with pytest.raises(ValueError, match=r"'nobody'.*hubspot"):
         FakeProvider("nobody")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resilient.core.base.errors import FailureKind, InvalidInput, Scope, at_scope
 from resilient.core.base.exchange import AnswerFacts, RequestFacts
+from resilient.core.base.loggers import logger
 from resilient.core.base.resource_key import path as path_of
 from resilient.core.provider.classify import classify
 from resilient.testing.fake.answers import PAGE, ErrorDialect, compose, facts_of
@@ -42,6 +44,15 @@ _FAULTS: Final = frozenset({"lost", "dropped", "cut", "slow", "endless", "hang",
 
 
 On = str | Callable[["Seen"], bool]
+_NAMED: Final = re.compile(r"\*|[/*].*|[A-Z*]+ [/*].*")
+_LOG: Final = logger("resilient.testing")
+
+
+def require_on(on: On) -> None:
+    """Raises `InvalidInput` for words that no request can fit: what a test says of them would never come."""
+    if not callable(on) and on not in _WORDS and not _NAMED.fullmatch(on):
+        words = ", ".join(sorted(_WORDS))
+        raise InvalidInput(f"no request is {on!r}: say 'POST /v1/*', '/v1/*', '*', a function, or one of {words}")
 
 
 def fits(on: On, request: Seen) -> bool:
@@ -103,8 +114,13 @@ class Trouble:
         return None
 
     def __post_init__(self) -> None:
-        if isinstance(self.what, str) and not isinstance(self.what, FailureKind) and self.what not in _FAULTS:
+        is_status = isinstance(self.what, int) and 200 <= self.what <= 599  # noqa: PLR2004 - what HTTP has
+        is_kind = isinstance(self.what, FailureKind | Reply)
+        if not (is_status or is_kind or self.what in _FAULTS):
             raise ValueError(f"fail_next({self.what!r}): a FailureKind, a status, a Reply, or one of {sorted(_FAULTS)}")
+        if self.times < 1:
+            raise InvalidInput(f"fail_next(times={self.times!r}) never fails")
+        require_on(self.on)
 
 
 @dataclass(slots=True)
@@ -131,7 +147,11 @@ class Route:
 
     def reply(self, request: Seen) -> Reply:
         """The answer, a new one each time."""
-        answer = self.answer(request) if callable(self.answer) else self.answer
+        try:
+            answer = self.answer(request) if callable(self.answer) else self.answer
+        except Exception:
+            _LOG.exception("the answer of the test's own to %s raised", request.target)
+            raise  # to a client on the port it is a 500
         if isinstance(answer, Reply):
             return Reply(answer.status, answer.body, dict(answer.headers), answer.fault, answer.pace, answer.delay)
         return Reply(200, answer)

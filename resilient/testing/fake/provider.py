@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -28,7 +29,7 @@ from resilient.engine.ground.providers import providers_by_name
 from resilient.testing.fake import answers
 from resilient.testing.fake.accounts import Account, Accounts, TokenServer
 from resilient.testing.fake.answers import http_date
-from resilient.testing.fake.conversation import Conversation, Outage, Route, Throttle, Trouble, fits
+from resilient.testing.fake.conversation import Conversation, Outage, Route, Throttle, Trouble, fits, require_on
 from resilient.testing.fake.meter import Meter
 from resilient.testing.fake.pages import Records
 from resilient.testing.fake.server import Log, Reply, Seen, Server, Transport, query_of, serve
@@ -193,7 +194,10 @@ class FakeProvider:
                 self._accounts.revoke(one)
 
     def _chosen(self, name: str | None) -> list[Account]:
-        return list(self._accounts.by_name.values()) if name is None else [self._accounts.by_name[name]]
+        accounts = self._accounts.by_name
+        if name is not None and name not in accounts:
+            raise InvalidInput(f"the fake has no account {name!r} yet: {', '.join(accounts) or 'none'}")
+        return list(accounts.values()) if name is None else [accounts[name]]
 
     # -- what goes wrong --------------------------------------------------------------------------------------
 
@@ -231,6 +235,7 @@ class FakeProvider:
         scope: Scope | None = None,
     ) -> None:
         """Refuse requests for ``for_`` seconds, telling each how long it still is."""
+        require_on(on)
         with self._lock:
             self._throttles.append(Throttle(self.now() + timedelta(seconds=for_), kind, on, account, scope))
 
@@ -261,6 +266,7 @@ class FakeProvider:
     @contextmanager
     def hold(self, on: On = "*") -> Iterator[None]:
         """Within the block requests are acted on, but their answers wait for its end (30 s at most)."""
+        require_on(on)
         self._holds.append(on)
         try:
             yield
@@ -297,6 +303,9 @@ class FakeProvider:
 
         Paths are whole or below the base URL, with ``*``; the route that was named last counts.
         """
+        require_on(on)
+        if iscoroutinefunction(answer):
+            raise InvalidInput(f"fake.on({on!r}) takes a plain function, and not a coroutine's")
         with self._lock:
             self._talk.routes.insert(0, Route(on, answer))
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 import httpx
 
-from resilient.core.base.errors import SetupError
+from resilient.core.base.errors import InvalidInput, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -323,6 +323,11 @@ class Log(list[Seen]):
 
     def where(self, test: Callable[[Seen], bool] | None = None, /, **fields: Any) -> Log:
         """The requests with these fields: ``fake.log.where(account="acct-7", status=429)``, or that pass a test."""
+        for name in fields:
+            if not hasattr(Seen, name):
+                raise InvalidInput(
+                    f"a request of the log has no {name!r}: it has {', '.join(Seen.__dataclass_fields__)}"
+                )
         fitting = (one for one in self if all(getattr(one, name) == value for name, value in fields.items()))
         return Log(one for one in fitting if test is None or test(one))
 
