@@ -12,17 +12,18 @@ May use: `db`, `gates`, `jobs`.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from resilient.core.alerts.rules import NAMES, AlertInfo
 from resilient.core.alerts.words import Size
+from resilient.core.base.instants import add_seconds
 from resilient.store.db.dialect import ID, JSON, TIME
 from resilient.store.jobs.leases import STUCK
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+    from datetime import datetime
 
     from sqlalchemy import Connection
 
@@ -349,7 +350,7 @@ def silent_streams(
             " LEFT JOIN {grant} g ON g.id = n.grant_id WHERE s.stream = :stream AND s.expected = :expected"
             " AND coalesce(s.completed_at, s.created_at) < :before"
             " AND (g.state IS NULL OR g.state IN ('active', 'refreshing', 'unknown')) ORDER BY 3, 1 LIMIT 1",
-            {"stream": stream, "expected": expected, "before": _ago(now, expected * periods)},
+            {"stream": stream, "expected": expected, "before": add_seconds(now, -expected * periods)},
             resource_key=None,
             completed_at=TIME,
             since=TIME,
@@ -357,9 +358,3 @@ def silent_streams(
         )
         result += [(stream, r.resources, r.resource_key, r.since, r.completed_at is not None) for r in rows]
     return result
-
-
-def _ago(now: datetime, seconds: float) -> datetime:
-    """A time in the past; before all time, the first of all."""
-    first = datetime.min.replace(tzinfo=UTC)
-    return now - timedelta(seconds=min(seconds, (now - first).total_seconds()))

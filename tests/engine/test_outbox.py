@@ -404,6 +404,32 @@ class TestRelay:
         assert (most <= 25, tried < 50, states <= {"ready", "scheduled"}) == (away, away, away)
         assert away or states == {"succeeded"}
 
+    async def test_a_destination_that_swallows_its_cancellation_harms_no_other_event(self, database, session):
+        """Its confirm comes while the batch is being cut off: nothing new may begin then."""
+        held = []
+
+        async def sink(message):
+            held.append(message)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if message is not held[0]:
+                    raise
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, *range(20))
+        worker = app.worker(concurrency=40, grace=0.0)
+        running = asyncio.create_task(worker.run(signals=False))
+        await until(lambda: len(held) >= 5)
+        worker.stop()
+        await running
+        jobs = await app.jobs.list(limit=100)
+        assert {(str(job.state), job.attempts, job.last_error_kind) for job in jobs} <= {
+            ("succeeded", 0, None),
+            ("ready", 0, None),
+        }
+        await app.close()
+
     async def test_what_cannot_be_opened_is_charged_to_the_first_that_ask(self, database, session):
         class Away(Callback):
             async def connect(self):

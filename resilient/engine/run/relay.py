@@ -102,7 +102,7 @@ class _Delivery:
 
     def _widen(self, most: int) -> None:
         """Let up to so many events be in flight."""
-        for _ in range(self._tasks, min(len(self._batch), most, IN_FLIGHT)):
+        for _ in range(self._tasks, 0 if _is_cut_off() else min(len(self._batch), most, IN_FLIGHT)):
             self._group.create_task(self._publish_waiting())
             self._tasks += 1
 
@@ -127,6 +127,8 @@ class _Delivery:
                     self._is_narrow = False
                     self._publishers.note(self._name, is_well=True)
                     self._widen(IN_FLIGHT)
+            if _is_cut_off():  # and the destination swallowed that: nothing new begins
+                return
 
     async def _publish(self, job: Job[str]) -> Message:
         self._require_present()
@@ -148,6 +150,11 @@ class _Delivery:
     def _strike(self) -> None:
         self._strikes += 1
         self._publishers.note(self._name, is_well=False)
+
+
+def _is_cut_off() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _backend(job: Job[str]) -> HandlerBackend:
