@@ -37,11 +37,11 @@ class Publishers:
         self._well: set[str] = set()
 
     def is_well(self, name: str) -> bool:
-        """Whether the latest event of a destination was confirmed."""
+        """Whether a destination answered its latest event, and was not away."""
         return name in self._well
 
     def note(self, name: str, *, is_well: bool) -> None:
-        """Note whether a destination confirmed an event, or failed."""
+        """Note whether a destination answered an event, or was away."""
         (self._well.add if is_well else self._well.discard)(name)
 
     async def publish(self, name: str, message: Message) -> None:

@@ -55,7 +55,8 @@ def usual_caps(destinations: Mapping[str, Destination]) -> dict[str, int]:
 
 
 def _relay(name: str, target: Destination) -> Relay:
-    longest = target.timeout * -(-target.batch // IN_FLIGHT) + _SLACK
+    rounds = 1 + -(-target.batch // IN_FLIGHT)  # the first of a few, until one is answered
+    longest = target.timeout * rounds + _SLACK
     return Relay(kind=PREFIX + name, fn=_publish, retry=target.retry, batch=target.batch, timeout=longest)
 
 
@@ -73,8 +74,8 @@ async def _publish(batch: Batch[str]) -> None:
     """Publish a batch, many events at once; of one key a batch has one event, because the key's next waits for it.
 
     Each event is settled as soon as it is confirmed, so that a crash repeats few. A destination that is away costs the
-    first `AWAY` events an attempt; the others wait for it at no charge. So no more than these are tried at once where
-    nothing was confirmed since this worker's last failure there.
+    first `AWAY` events an attempt; the others wait for it at no charge. So no more than these are tried at once until
+    one is answered, where the latest event of this worker found the destination away, or there was none.
     """
     await _Delivery(batch).run()
 
@@ -86,7 +87,7 @@ class _Delivery:
         self._batch, self._name = batch, batch.kind.removeprefix(PREFIX)
         self._publishers = _backend(batch[0]).publishers
         self._waiting, self._strikes, self._tasks = iter(batch), 0, 0
-        self._is_narrow = True  # until an event is confirmed
+        self._is_narrow = True  # until an event is answered
 
     async def run(self) -> None:
         """Publish each event, or say why not."""
@@ -119,14 +120,13 @@ class _Delivery:
                 self._batch.fail(job, error)
                 if _is_ill(error):
                     self._strike()
+                elif not isinstance(error, ResourceStopped):
+                    self._note_answer()
             else:
                 _count(job, self._name, message=message)
                 self._batch.succeed(job)
                 self._strikes = 0
-                if self._is_narrow or not self._publishers.is_well(self._name):
-                    self._is_narrow = False
-                    self._publishers.note(self._name, is_well=True)
-                    self._widen(IN_FLIGHT)
+                self._note_answer()
             if _is_cut_off():  # and the destination swallowed that: nothing new begins
                 return
 
@@ -146,6 +146,13 @@ class _Delivery:
 
     def _stopped(self) -> ResourceStopped:
         return ResourceStopped(self._batch.resource_key, "connection")
+
+    def _note_answer(self) -> None:
+        """The destination is there, whatever it thinks of that event."""
+        if self._is_narrow or not self._publishers.is_well(self._name):
+            self._is_narrow = False
+            self._publishers.note(self._name, is_well=True)
+            self._widen(IN_FLIGHT)
 
     def _strike(self) -> None:
         self._strikes += 1
