@@ -1,6 +1,8 @@
 # make demo   shows the engine at work on this machine (ARGS="--database postgresql://..." and so on)
-# make test   runs everything that must pass: linters, types, floors, tests (TESTS="tests/core -x" for some of them)
-# make proof  runs what takes hours: simulation, fuzz, chaos, soak, every two transactions side by side; one table at the end
+# make test   runs everything that must pass: linters, types, floors, tests, of which those above the store meet SQLite and
+#             PostgreSQL in turns (TESTS="tests/engine -x": some of them, each on both)
+# make proof  runs what takes hours: the tests that are left, simulation, fuzz, chaos, soak, every two transactions side by
+#             side; one table at the end
 # make bench  measures every figure twice, beside what is asked of it (PEERS=1: other queues too; ARGS="--scale 0.1")
 # make lowest runs the tests of the engine with the oldest versions of its libraries that pyproject.toml allows
 # make docs   builds the documentation site into build/site; a warning is an error
@@ -21,7 +23,7 @@ demo: .venv/demo-installed
 
 test: .venv/dev-installed
 	@$(MAKE) --no-print-directory --jobs 3 lint mypy pyright compiled
-	$(BIN)/pytest -q $(or $(TESTS),--numprocesses logical --dist loadfile --no-loadscope-reorder)
+	$(BIN)/pytest -q $(or $(TESTS),--turns quick --numprocesses logical --dist loadfile --no-loadscope-reorder)
 
 # The workers of a run find the tests' files compiled, and hypothesis' table of characters, instead of making them all at once.
 compiled: .venv/dev-installed

@@ -57,6 +57,8 @@ _QUICK += "max_prepared_transactions = 4\n"
 _PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]  # noqa: S108 - memory first: on a disk a copy takes 75 ms
 _ROOM = 2 * 2**30  # bytes; a server of a whole run needs some hundred MB
 
+pytest_plugins = ["tests.turns"]
+
 # How long an example takes depends on who else uses the machine: that is no finding.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

@@ -24,6 +24,7 @@ NOTES = ROOT / ".proof"
 MODULE = [sys.executable, "-W", "ignore", "-m"]
 # A test that waits for ever ends by the clock of pyproject.toml after minutes: here some last longer.
 PYTEST = [*MODULE, "pytest", "-q", "-s", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=7200"]
+SHARED = [*PYTEST, "--numprocesses", "logical", "--dist", "loadfile", "--no-loadscope-reorder"]
 WIDEST = 72  # characters of a figure
 COUNTED = ("resilient", "providers", "tests")
 
@@ -50,6 +51,7 @@ def pieces(scale=1.0):
     yield Piece("lowest: the oldest libraries that are allowed", ["make", "lowest"])
     floors = [f"tests/{name}" for name in ("wire", "engine", "adapters", "testing")]
     yield Piece("uvloop: the engine on another event loop", [*PYTEST, *floors], {"RESILIENT_LOOP": "uvloop"})
+    yield from rest()
     yield Piece("table: broken engines are found", [*MODULE, "tests.simulation.table"])
     for name in PARSERS:
         yield Piece(f"fuzz: {name}", [*MODULE, "tests.fuzz.run", name, "--seconds", f"{600 * scale:g}"])
@@ -84,6 +86,14 @@ CHAOS = (  # name, file, seeds, seconds
     ("chaos: refreshers", "refreshers", (12, 13, 14), 120),
     ("chaos: outbox", "outbox", (15, 16, 17), 60),
 )
+
+
+def rest():
+    """The tests that `make test` leaves out, by room: see tests/turns.py."""
+    from tests.turns import ROOMS
+
+    for room in ROOMS:
+        yield Piece(f"rest: {room.removesuffix('.py')}", [*SHARED, "--turns=rest", f"tests/{room}"])
 
 
 def chaos(scale):

@@ -14,6 +14,10 @@ import pytest
 
 from tests import brokers
 
+pytestmark = pytest.mark.proof(
+    "test_snippets.py and surface/test_cli_usage.py: each piece of code and command by itself"
+)
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)

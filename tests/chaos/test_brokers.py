@@ -16,7 +16,11 @@ import brokers
 
 from tests.helpers import LIMIT
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.slow,
+    pytest.mark.proof("tests/wire/test_publishers.py: each broker, none of them killed"),
+]
 QUICK = {"retry": Retry(max_attempts=None, delay=Fixed(0.2)), "timeout": 5}
 KEYS = 20
 

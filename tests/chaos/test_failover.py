@@ -22,6 +22,8 @@ from resilient.store.db.database import Database
 from tests.helpers import LIMIT
 from tests.serving import serving
 
+pytestmark = pytest.mark.proof("test_every_cut.py: cut around each commit")
+
 ONCE = Retry(max_attempts=1)  # charged once, it is dead
 MARK, FINISH = "SET sent = ", "cancel_requested = false"
 

@@ -27,6 +27,8 @@ from resilient import DatabaseUnreachable, Kind, Resilient
 from resilient.store.db.database import Database
 from resilient.store.jobs import insert, order
 
+pytestmark = pytest.mark.proof("tests/engine/test_order.py, and order in the simulation")
+
 SECONDS = float(os.environ.get("RESILIENT_CHAOS_SECONDS", "8"))
 SEED = int(os.environ.get("RESILIENT_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 LANES, WORKERS, LEASE = 6, 3, 1.0

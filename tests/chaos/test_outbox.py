@@ -30,7 +30,7 @@ LEASE = 1.0
 ENOUGH = 200  # commits of a business: then each thing that happens at random has happened
 OPEN = "SELECT count(*) FROM resilient_job WHERE state NOT IN ('succeeded', 'cancelled')"
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.proof("tests/engine/test_outbox.py, and the events of the simulation")]
 
 
 class Relays:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import history
+import pytest
 from harness import new, put, unfinished, wait
+
+pytestmark = pytest.mark.proof("the probes of the simulation")
 
 OPTIONS = ("--lease", "5", "--first-open", "1", "--concurrency", "8")
 LONG = 300.0  # seconds: it is ended before

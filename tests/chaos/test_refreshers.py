@@ -26,6 +26,8 @@ from resilient import Resilient
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import LIMIT
 
+pytestmark = pytest.mark.proof("test_every_cut.py: a refresh, cut around each commit")
+
 QUICK = 3.0
 SECONDS = float(os.environ.get("RESILIENT_CHAOS_SECONDS", QUICK))
 SEED = int(os.environ.get("RESILIENT_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)

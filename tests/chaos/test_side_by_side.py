@@ -22,6 +22,8 @@ import pytest
 from resilient import Resilient
 from tests.helpers import until
 
+pytestmark = pytest.mark.proof("tests/store/test_migrations.py")
+
 ROOT = Path(__file__).parents[2]
 VERSIONS = Path("resilient/store/db/migrations/versions")
 PROGRAM = """

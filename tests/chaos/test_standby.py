@@ -23,6 +23,8 @@ from tests.conftest import PostgresServer
 from tests.helpers import LIMIT
 from tests.invariants import broken
 
+pytestmark = pytest.mark.proof("test_database_faults.py: one server, stopped and started under load")
+
 RAN = []
 FAILOVERS, JOBS = 3, 200  # each
 

@@ -108,7 +108,14 @@ async def until_done(app, count):
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("kinds", [[complete], [thread], [complete, thread, more]], ids=["async", "threads", "mixed"])
+LONG = pytest.mark.proof("that of threads")
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [pytest.param([complete], marks=LONG), [thread], pytest.param([complete, thread, more], marks=LONG)],
+    ids=["async", "threads", "mixed"],
+)
 async def test_five_hundred_slots_inside_complete_share_ten_connections(postgres_server, postgres_url, kinds):
     app = Resilient(postgres_url, handlers=[complete, thread, more], upgrade=False)
     for kind in kinds:

@@ -91,6 +91,7 @@ async def more(app, idp, before):
     return now if now != before else None
 
 
+@pytest.mark.proof("test_connections.py: fifty refusals in three apps")
 async def test_a_thousand_refusals_at_once_in_fifty_workers_are_one_refresh(database_url, idp, child):
     app = Resilient(database_url, providers=[idp.provider()], secrets=[KEY])
     await connect(app, idp)

@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from resilient import Job, Resilient, handler
 from tests import nursery
 
+pytestmark = pytest.mark.proof("test_sync.py, test_gate.py and tests/store/test_resources_races.py")
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

@@ -296,6 +296,7 @@ def test_enqueue(empty_url):
     assert_share(figures)
 
 
+@pytest.mark.proof("test_drain and the other benchmarks")
 @pytest.mark.slow
 def test_pickup(empty_url):
     figures = bench("pickup", "--database", empty_url, "--jobs", 20, "--with-floor", "--json")
@@ -314,6 +315,7 @@ def test_http(sqlite_url):
     assert figures["useless_executions"] == 0
 
 
+@pytest.mark.proof("test_throttle_prints_one_table")
 def test_throttle_counts_what_a_provider_refuses_of_each_side_and_draws_it(sqlite_url, tmp_path):
     picture = tmp_path / "throttle.svg"
     figures = bench(

@@ -121,6 +121,7 @@ def deliver_twice(log):
         file.write(json.dumps(stored | {"key": "another"}) + "\n")
 
 
+@pytest.mark.proof("test_everything_promised_is_true")
 def test_a_false_claim_makes_the_exit_status_1(small, monkeypatch, forked):
     monkeypatch.setattr(demo_run, "Options", partial(Options, trouble=TROUBLE, tamper=deliver_twice, limit=60))
     app = Typer()

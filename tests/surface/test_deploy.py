@@ -93,6 +93,7 @@ def test_the_image_runs_without_root_what_there_is():
     assert "/livez" in health[-1]
 
 
+@pytest.mark.proof("the other tests of the image, which install nothing")
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["postgresql"])  # as in compose.yaml; an installation takes a third of a minute
 async def test_its_steps_in_an_empty_folder(tmp_path, database, database_url):

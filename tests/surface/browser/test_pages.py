@@ -23,6 +23,7 @@ async def test_every_page_is_among_those_that_are_looked_at(site):
     assert {shape(one) for one in await site.addresses()} == set(mount.PAGES)
 
 
+@pytest.mark.proof("the pages of several shards")
 async def test_axe_finds_nothing_and_nothing_sticks_out(site):
     """Narrow and wide, light and dark; the policy blocks nothing, and the console is silent (`Site.page`)."""
     await look_at(site, await site.addresses())
