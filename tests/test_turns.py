@@ -1,5 +1,6 @@
 """Nothing is left out of both a quick run and the rest of it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,8 @@ STORE = "store/test_gates.py"
 def collected(turns):
     paths = [str(TESTS / path) for path in (*ABOVE, STORE)]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", f"--turns={turns}"]
-    done = subprocess.run([*command, *paths], cwd=TESTS.parent, capture_output=True, text=True, check=True)
+    environ = {name: text for name, text in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run([*command, *paths], cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 

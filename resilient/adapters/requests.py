@@ -62,6 +62,8 @@ def session(job: SyncRequests) -> Session:
 class Session(requests.Session):
     """See the top of this file. Connections are shared by all sessions of the process, cookies by none."""
 
+    __attrs__: Final = [*requests.Session.__attrs__, "_job"]  # what a copy takes over
+
     def __init__(self, job: SyncRequests) -> None:
         self._job = job  # before requests mounts its own adapters, for which ours come
         super().__init__()
@@ -71,8 +73,7 @@ class Session(requests.Session):
 
     def mount(self, prefix: str | bytes, adapter: BaseAdapter) -> None:
         """An adapter of the caller's own (its certificates, its pool) carries requests of the job, as ours does."""
-        text = prefix.decode() if isinstance(prefix, bytes) else prefix
-        if "http".startswith(text[:4].lower()) and not isinstance(adapter, JobAdapter):
+        if _carries_http(prefix) and not isinstance(adapter, JobAdapter):
             adapter = JobAdapter(self._job, _on_lines(adapter), owned=True)
         super().mount(prefix, adapter)
 
@@ -227,6 +228,12 @@ def _in_memory(body: Any) -> bytes | None:
     if isinstance(body, str):
         return body.encode()
     return bytes(body) if isinstance(body, (bytes, bytearray)) else None
+
+
+def _carries_http(prefix: str | bytes) -> bool:
+    """Whether an adapter mounted at this prefix is that of an http or https address; at "" it is that of all."""
+    scheme = (prefix.decode() if isinstance(prefix, bytes) else prefix).lower()
+    return scheme.startswith("http") or "http".startswith(scheme)
 
 
 def _origin(request: requests.PreparedRequest) -> str:

@@ -1,5 +1,7 @@
 """requests through a job: what an SDK built on it gets, and what it can no longer do wrong."""
 
+import copy
+
 import pytest
 import requests
 from requests.adapters import HTTPAdapter
@@ -230,10 +232,13 @@ async def test_an_adapter_that_is_mounted_carries_the_jobs_requests(run, fake):
             s.post(f"{fake.url}/charges", json={})
         s.mount("file://", HTTPAdapter())
         assert type(s.get_adapter("file:///x")) is HTTPAdapter
+        copied = copy.copy(s)
+        copied.mount(f"{fake.url}/charges", shared)
+        copied.post(f"{fake.url}/charges", json={})
 
     assert (await run(plain(use))).state.value == "succeeded"
     assert {(one.account, bool(one.idempotency_key)) for one in fake.log.api} == {("one", True)}
-    assert len(fake.performed) == 3
+    assert len(fake.performed) == 4
     assert closed
 
 

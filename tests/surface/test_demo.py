@@ -146,7 +146,13 @@ def children(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        *(pytest.param(one, marks=pytest.mark.proof("SIGINT")) for one in (signal.SIGTERM, signal.SIGKILL)),
+    ],
+)
 def test_an_interrupted_demo_leaves_no_process_behind(small, number):
     demo = subprocess.Popen(
         [sys.executable, "-m", "resilient.surface.cli", "demo", "--csv", str(small), "--plain"],

@@ -50,7 +50,7 @@ class Hand:
             await self.page.get_by_text(says).first.wait_for()
 
 
-@pytest.mark.proof("test_dashboard.py: each action by its form")
+@pytest.mark.proof("tests/surface/test_dashboard.py: rights times actions")
 async def test_every_page_and_every_action_works_without_javascript(site):
     app, shown = site.app, set()
     async with site.page(java_script_enabled=False) as page:
