@@ -62,7 +62,7 @@ def session(job: SyncRequests) -> Session:
 class Session(requests.Session):
     """See the top of this file. Connections are shared by all sessions of the process, cookies by none."""
 
-    __attrs__: Final = [*requests.Session.__attrs__, "_job"]  # what a copy takes over
+    __attrs__ = [*requests.Session.__attrs__, "_job"]  # noqa: RUF012 - what a copy takes over
 
     def __init__(self, job: SyncRequests) -> None:
         self._job = job  # before requests mounts its own adapters, for which ours come
