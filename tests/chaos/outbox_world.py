@@ -6,7 +6,7 @@ answers; it refuses some, and of some it loses the answer.
 
 O1 every committed version arrived (lost); O2 nothing arrived that was not committed (phantom); O3 the first arrivals
 of a key are in the order of its versions; O4 the events' own numbers are the versions, without gaps; O5 few duplicates
-for each harm, of the twenty events that a worker has under way, beyond those the destination caused by losing its answer.
+for each harm, which meets up to twenty events under way, beyond those the destination caused by losing its answer.
 """
 
 from __future__ import annotations
