@@ -23,7 +23,7 @@ from resilient import DatabaseUnreachable, Kind, Resilient
 from resilient.store.db.database import Database
 from resilient.store.jobs import insert as jobs
 
-pytestmark = pytest.mark.proof("the simulation: a thousand runs, each with its own faults")
+pytestmark = pytest.mark.proof("the simulation: hundreds of runs, each with its own faults")
 
 SECONDS = float(os.environ.get("RESILIENT_CHAOS_SECONDS", "15"))
 SEED = int(os.environ.get("RESILIENT_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
