@@ -12,6 +12,7 @@ from django.test import override_settings
 import resilient.django
 from resilient import Limit, Resilient, SetupError
 from resilient.django import tasks
+from resilient.testing import FakeClock
 from tests.django.test_transactions import forget
 
 try:
@@ -24,6 +25,7 @@ except ModuleNotFoundError:
     from django_tasks.signals import task_enqueued, task_finished
 
 CALLS = []
+CLOCK = FakeClock()
 
 
 @task
@@ -76,6 +78,10 @@ def shop():
     return Resilient(resilient.django.address(), handlers=[tasks.run_task], limits={"tasks/slow": [Limit(1, per="1h")]})
 
 
+def stopped_shop():
+    return Resilient(resilient.django.address(), handlers=[tasks.run_task], clock=CLOCK.now)
+
+
 def without_tasks():
     return Resilient(resilient.django.address())
 
@@ -85,6 +91,13 @@ def shop_tasks(django_url):
     CALLS.clear()
     with override_settings(RESILIENT={"APP": "tests.django.test_tasks:shop"}):
         yield resilient.django.app
+
+
+@pytest.fixture
+def stopped_time(shop_tasks):
+    """What failed is not tried again before `CLOCK` says so."""
+    with override_settings(RESILIENT={"APP": "tests.django.test_tasks:stopped_shop"}):
+        yield
 
 
 def test_a_task_is_run_and_its_value_is_read(shop_tasks):
@@ -164,20 +177,20 @@ def test_what_fails_is_told_with_its_error(shop_tasks):
 @pytest.mark.parametrize(
     ("how", "cls"), [("lines", Refusal), ("note", ValueError), ("group", ExceptionGroup), ("chain", Refusal)]
 )
-def test_the_class_of_an_error_is_told_whatever_its_text_looks_like(shop_tasks, how, cls):
+def test_the_class_of_an_error_is_told_whatever_its_text_looks_like(stopped_time, how, cls):
     result = refuse.enqueue(how)
     resilient.django.run_jobs()
     result.refresh()
     assert [one.exception_class for one in result.errors] == [cls]
 
 
-def test_a_task_that_failed_is_tried_again(shop_tasks):
+def test_a_task_that_failed_is_tried_again(stopped_time):
     result = attempt_of.enqueue(fail=1)
     resilient.django.run_jobs()
     result.refresh()
     assert (result.status, len(result.errors)) == (TaskResultStatus.READY, 1)
     assert result.errors[0].exception_class is LookupError
-    shop_tasks().sync.jobs.edit(result.id, run_at=datetime.now(UTC))
+    CLOCK.advance(hours=1)
     resilient.django.run_jobs()
     result.refresh()
     assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, result.id, 2)
