@@ -25,13 +25,14 @@ def pytest_collection_modifyitems(config, items):
     if chosen == "all":
         return
     rest = left_to_proof(items)
-    left_out = [item for item in items if (item in rest) == (chosen == "quick")]
+    quick = [item for item in items if item not in rest]
+    runs, left_out = (quick, rest) if chosen == "quick" else (rest, quick)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if (item in rest) != (chosen == "quick")]
+    items[:] = runs
 
 
 def left_to_proof(items):
-    """The items that a quick run leaves out."""
+    """The items that a quick run leaves out, each once, in their order."""
     tests = defaultdict(dict)
     for item in items:
         database = database_of(item)
@@ -43,12 +44,13 @@ def left_to_proof(items):
         assert room_of(item.path) in ROOMS, (
             f"{item.nodeid} is marked `proof`, and no piece of `make proof` runs it: ROOMS"
         )
-    return marked | {cases[DATABASES[turn_of(name)]] for name, cases in in_turns.items()}
+    rest = marked | {cases[database_left_out(name)] for name, cases in in_turns.items()}
+    return dict.fromkeys(item for item in items if item in rest)
 
 
-def turn_of(name):
-    """0 or 1: always the same for a name, and for two that differ as likely the other one."""
-    return zlib.crc32(name.encode()) >> 7 & 1
+def database_left_out(name):
+    """The one that a test does not meet in a quick run: always the same for a name, each as likely as the other."""
+    return DATABASES[zlib.crc32(name.encode()) >> 7 & 1]
 
 
 def database_of(item):

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from resilient import Event, Resilient
 
-REPEATED = 5  # events for each harm, on the average
+REPEATED = 2  # events for each harm, on the average
 
 
 class Changed(Event, type="thing.changed"):

@@ -185,5 +185,5 @@ class TestTheCheckerNotices:
         assert [line[:2] for line in world.check(committed, [*good[:2], ("a", 3, 5)])] == ["O4"]
         assert [line[:2] for line in world.check(committed, good * 50)] == ["O5"]
         assert world.check(committed, good * 5, dropped=12) == []
-        assert [line[:2] for line in world.check(committed, good * 50, harms=29)] == ["O5"]
-        assert world.check(committed, good * 50, harms=30) == []
+        assert [line[:2] for line in world.check(committed, good * 50, harms=73)] == ["O5"]
+        assert world.check(committed, good * 50, harms=74) == []
