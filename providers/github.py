@@ -132,13 +132,13 @@ GITHUB: Final = Provider(
 def provider(
     client_id: str = "", client_secret: str = "", *, version: str = "2026-03-10", **overrides: Unpack[Overrides]
 ) -> Provider:
-    """GitHub's facts for one app and version of the API.
+    """GitHub's facts for one app and version of the API; a header of the same name in ``headers`` has the last word.
 
     Enterprise Server: ``base_url="https://github.example.com/api/v3"``; an older one needs ``version="2022-11-28"``.
     People sign in at the same host, without its ``api.``; say ``sign_in_at=`` if not.
     """
-    overrides.setdefault("headers", {**GITHUB.headers, "X-GitHub-Api-Version": version})
     if (own := overrides.get("base_url", GITHUB.base_url)) != GITHUB.base_url:  # or its codes would go to github.com
         scheme, _, host = own.partition("/api/v3")[0].rstrip("/").partition("://")
         overrides.setdefault("sign_in_at", f"{scheme}://{host.partition('/')[0].removeprefix('api.')}")
-    return GITHUB.configured(client_id, client_secret, **overrides)
+    dated = GITHUB.configured(headers={"X-GitHub-Api-Version": version})
+    return dated.configured(client_id, client_secret, **overrides)

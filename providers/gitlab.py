@@ -119,6 +119,8 @@ GITLAB: Final = Provider(
 def provider(
     client_id: str = "", client_secret: str = "", *, host: str = "gitlab.com", **overrides: Unpack[Overrides]
 ) -> Provider:
-    """GitLab's facts for one application, on ``host``."""
-    made = GITLAB.configured(client_id, client_secret, **overrides)
-    return made if host == "gitlab.com" else made.moved(f"https://{host}")
+    """GitLab's facts for one application, on ``host``; ``base_url``, ``hosts`` and ``sign_in_at`` go before it."""
+    if host == "gitlab.com":
+        return GITLAB.configured(client_id, client_secret, **overrides)
+    overrides.setdefault("sign_in_at", f"https://{host}")  # also of an ``auth=`` of the app's own
+    return GITLAB.moved(f"https://{host}").configured(client_id, client_secret, **overrides)

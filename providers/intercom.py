@@ -98,6 +98,6 @@ def provider(
     region: Literal["us", "eu", "au"] = "us",
     **overrides: Unpack[Overrides],
 ) -> Provider:
-    """Intercom's facts for one app and region."""
+    """Intercom's facts for one app and region; ``base_url`` goes before the region's."""
     overrides.setdefault("base_url", _REGIONS[region])
     return INTERCOM.configured(client_id, client_secret, **overrides)

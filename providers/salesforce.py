@@ -93,6 +93,10 @@ def provider(
     sandbox: bool = False,
     **overrides: Unpack[Overrides],
 ) -> Provider:
-    """Salesforce's facts for one connected app; ``{instance_url}`` belongs to each connection."""
-    made = SALESFORCE.configured(client_id, client_secret, **overrides).filled(version=version)
-    return made.signing_in_at("https://test.salesforce.com") if sandbox else made
+    """Salesforce's facts for one connected app; ``{instance_url}`` belongs to each connection.
+
+    ``sandbox``: people sign in at ``test.salesforce.com``, or where ``sign_in_at`` says (a sandbox's own domain).
+    """
+    if sandbox:
+        overrides.setdefault("sign_in_at", "https://test.salesforce.com")
+    return SALESFORCE.configured(client_id, client_secret, **overrides).filled(version=version)

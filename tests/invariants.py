@@ -33,6 +33,10 @@ RULES = {
     "a job that is over holds its unique key": (
         f"SELECT id, state FROM {{job}} WHERE state IN {_OVER} AND unique_lock IS NOT NULL"
     ),
+    "a job that is over is to run once more, to be cancelled, or waits for a resource": (
+        f"SELECT id, state FROM {{job}} WHERE state IN {_OVER}"
+        " AND (once_more OR wish IS NOT NULL OR cancel_requested OR waiting_for IS NOT NULL)"
+    ),
     "a job was charged more attempts than it has": "SELECT id, attempts FROM {job} WHERE attempts > max_attempts",
     # -- turns
     "a key has ready work, no turn and no parked turn": (
@@ -73,9 +77,10 @@ RULES = {
         " OR EXISTS (SELECT 1 FROM {dependency} e WHERE e.job_id = j.id AND e.resolved))"
     ),
     "an edge stands whose blocker is over, gone, or does not know of it": (
-        "SELECT e.job_id, e.blocker_id FROM {dependency} e LEFT JOIN {job} b ON b.id = e.blocker_id WHERE e.resolved"
-        " AND (b.id IS NULL OR b.state = 'succeeded' OR NOT b.followed"
-        " OR (b.state IN ('dead', 'cancelled') AND e.on_dead <> 'wait'))"
+        "SELECT e.job_id, e.blocker_id FROM {dependency} e LEFT JOIN {job} b ON b.id = e.blocker_id"
+        " LEFT JOIN {job} w ON w.id = e.job_id WHERE e.resolved AND (w.id IS NULL OR b.id IS NULL"
+        " OR b.state = 'succeeded' OR NOT b.followed"
+        " OR (w.state = 'blocked' AND b.state IN ('dead', 'cancelled') AND e.on_dead <> 'wait'))"
     ),
     # -- workflows
     "a workflow is over without a time, or has one and is not over": (

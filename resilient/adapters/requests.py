@@ -14,6 +14,7 @@ No proxies, no ``.netrc``: what the environment says is not taken over, as with 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,7 +46,6 @@ _CLIENT_ERROR: Final = 400
 _OVER: Final = "the job's time is over, so its connection was shut"
 _LOCK: Final = threading.Lock()
 _KEPT: Final = frozenset(name.decode() for name in BARE)
-_NOTES: Final = ("_went_astray", "_was_bare", "_origin")  # to ourselves, on the request of a redirect
 _pool: BaseAdapter | None = None
 
 
@@ -81,9 +81,22 @@ class Session(requests.Session):
         """A redirect: whether it, or a hop before it, has left the provider's hosts."""
         super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
         before = response.request
-        went_astray = getattr(before, "_went_astray", False) or not getattr(before, "_trusted", True)
-        notes = (went_astray, getattr(before, "_bare", False), _origin(before))
-        prepared_request.__dict__.update(zip(_NOTES, notes, strict=True))
+        _note_before(prepared_request, getattr(before, "_hop", None) or Hop(origin=_origin(before)))
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """What the next hop of a chain of redirects needs to know of a request.
+
+    It is on the request itself once that is sent (``_hop``), and on the request of the next hop (``_before``).
+    """
+
+    went_astray: bool = False  # it, or a hop before it, was at a foreign host: no credentials any more
+    bare: bool = False  # it was sent without the caller's headers
+    origin: str = ""
+
+
+_NO_HOP: Final = Hop()  # before the first request of a chain
 
 
 class AnswerTooLarge(requests.RequestException, Permanent):
@@ -128,11 +141,10 @@ class JobAdapter(BaseAdapter):
     def _once(
         self, request: requests.PreparedRequest, body: bytes | None, options: dict[str, Any], *, stream: bool
     ) -> tuple[SyncCall, requests.Response]:
-        trusted = not getattr(request, "_went_astray", False)
+        trusted = not _before(request).went_astray
         with self._job.call(
             request.method or "GET", request.url or "", body=body, headers=request.headers, trusted=trusted
         ) as call:
-            request._trusted = call.trusted  # type: ignore[attr-defined]  # noqa: SLF001 - see rebuild_auth
             sent = _outgoing(request, call)
             try:
                 response = self._inner.send(sent, stream=True, **options)
@@ -140,7 +152,7 @@ class JobAdapter(BaseAdapter):
                 response.request, response.url = request, request.url or ""
                 response.connection = _Again(self, request)  # type: ignore[assignment]
                 content = _look(response, call, stream=stream)
-                if content is not None and line().broke:  # its end looks like the body's
+                if content is not None and line().broke:  # a socket that `cut` shut ends like a complete body
                     response.close()
                     raise requests.ReadTimeout(_OVER, response=response)
             except requests.RequestException as error:
@@ -151,16 +163,18 @@ class JobAdapter(BaseAdapter):
 
 
 class _Again(BaseAdapter):
-    """What an answer says it came by, and an auth's hook (Digest, NTLM, Kerberos) sends by again: a call of the job."""
+    """The `response.connection` of our answers.
 
-    def __init__(self, adapter: JobAdapter, before: requests.PreparedRequest) -> None:
+    Auth hooks (Digest, NTLM) send their second request through it, so that request is a call of the job too.
+    """
+
+    def __init__(self, adapter: JobAdapter, first: requests.PreparedRequest) -> None:
         super().__init__()
-        self._adapter, self._before = adapter, before
+        self._adapter, self._first = adapter, first
 
     def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
-        """Send a copy of the request, which lacks the notes of the chain it belongs to."""
-        notes = self._before.__dict__
-        request.__dict__.update({name: notes[name] for name in _NOTES if name in notes})
+        """The hook's copy has lost our notes: put them back, then send it."""
+        _note_before(request, _before(self._first))
         return self._adapter.send(request, *args, **options)
 
     def close(self) -> None:
@@ -169,7 +183,7 @@ class _Again(BaseAdapter):
 
 def _look(response: requests.Response, call: SyncCall, *, stream: bool) -> bytes | None:
     """As much of the body as has to be read here: within the call, so that a broken one is its failure."""
-    if response.status_code >= _CLIENT_ERROR:
+    if response.status_code >= _CLIENT_ERROR or response.is_redirect:  # requests reads a redirect without a bound
         return _read(response, ERROR_BODY.value, _ERROR_TIMEOUT, whole=False)
     if not stream or (call.reads_success and "json" in response.headers.get("content-type", "")):
         return _read(response, ANSWER_BODY.value, ANSWER_TIME.value)
@@ -180,8 +194,9 @@ def _look(response: requests.Response, call: SyncCall, *, stream: bool) -> bytes
 
 
 def _read(response: requests.Response, largest: int, seconds: float, *, whole: bool = True) -> bytes:
-    """The body, decoded by us and counted meanwhile; of an error only the beginning, which is then all there is of it.
+    """The body, decoded and counted here.
 
+    Of an error (``whole=False``) only the first bytes are read; ``response.content`` then holds just these.
     Raises `AnswerTooLarge`, and what requests raises for a body that breaks off or cannot be decoded.
     """
     if response.raw is None:  # made by a test, without a connection
@@ -209,16 +224,25 @@ def _read(response: requests.Response, largest: int, seconds: float, *, whole: b
 
 
 def _outgoing(request: requests.PreparedRequest, call: SyncCall) -> requests.PreparedRequest:
-    """A copy that carries what is ours, and to a stranger a redirect leads to, only what is nobody's."""
+    """A copy with our credentials. If a redirect left the provider's hosts, it keeps only the headers in `BARE`."""
     sent = request.copy()
     sent.url = call.url
-    away = getattr(request, "_origin", None) not in (None, _origin(request))
-    bare = not call.trusted and (getattr(request, "_was_bare", False) or away)
-    request._bare = bare  # type: ignore[attr-defined]  # noqa: SLF001 - once bare, to the end of the chain
+    before, origin = _before(request), _origin(request)
+    bare = not call.trusted and (before.bare or before.origin not in ("", origin))
+    request._hop = Hop(before.went_astray or not call.trusted, bare, origin)  # type: ignore[attr-defined]  # noqa: SLF001
     if bare:
         sent.headers = CaseInsensitiveDict({k: v for k, v in sent.headers.items() if k.lower() in _KEPT})
     sent.headers.update(call.headers)
     return sent
+
+
+def _before(request: requests.PreparedRequest) -> Hop:
+    hop: Hop = getattr(request, "_before", _NO_HOP)
+    return hop
+
+
+def _note_before(request: requests.PreparedRequest, hop: Hop) -> None:
+    request._before = hop  # type: ignore[attr-defined]  # noqa: SLF001 - requests keeps nothing of the kind
 
 
 def _in_memory(body: Any) -> bytes | None:
@@ -257,10 +281,10 @@ def _put_on_lines(manager: Any) -> None:
 @cache
 def _on_line(pool: Any) -> Any:
     """The same kind of pool (plain, TLS, SOCKS), whose connections are on lines."""
-    if issubclass(pool, _Rested):
+    if issubclass(pool, _Released):
         return pool
     connection = type(f"OnLine{pool.ConnectionCls.__name__}", (_OnLine, pool.ConnectionCls), {})
-    return type(f"OnLine{pool.__name__}", (_Rested, pool), {"ConnectionCls": connection})
+    return type(f"OnLine{pool.__name__}", (_Released, pool), {"ConnectionCls": connection})
 
 
 def _on_lines(adapter: BaseAdapter) -> BaseAdapter:
@@ -284,14 +308,14 @@ class _OnLine:
 
     sock: Any
     host: str
-    close: Any
     _line: Line | None = None
-    _wire: Any = None  # kept apart: `sock` is given up as soon as a last answer begins
+    # Our own reference: urllib3 sets `sock` to None when an answer with `Connection: close` begins.
+    _wire: Any = None
 
     def request(self, *args: Any, **options: Any) -> None:
         self._line = line()
         if self.sock is not None:
-            self._noted()
+            self._join_line()
         super().request(*args, **options)  # type: ignore[misc]
 
     def connect(self) -> None:
@@ -299,35 +323,42 @@ class _OnLine:
         if self._line.is_cut:
             raise ConnectTimeoutError(self, _OVER)
         super().connect()  # type: ignore[misc]
-        self._noted()
+        self._join_line()
 
     def getresponse(self) -> Any:
         response = super().getresponse()  # type: ignore[misc]
-        if self._line is not None and self._line.is_cut:  # its end looks like the end of the headers
+        if self._line is not None and self._line.is_cut:  # a socket that `cut` shut ends like a complete header
             response.close()
             self.close()
             raise ReadTimeoutError(None, self.host, _OVER)  # type: ignore[arg-type]
         return response
 
-    def _noted(self) -> None:
-        self._wire = self.sock
+    def close(self) -> None:
+        """Close the connection. It stays on the line while an answer is read from its socket, which is open so long."""
+        super().close()  # type: ignore[misc]
+        if self._wire is not None and self._wire.fileno() < 0:
+            self.leave_line()
+
+    def _join_line(self) -> None:
+        """Hold the socket. Raises `ConnectTimeoutError` if the line is cut, because nothing of the request was sent."""
+        self._wire = getattr(self.sock, "socket", self.sock)  # TLS within TLS (an HTTPS proxy's) is no socket itself
         if self._line is not None and not self._line.hold(self._wire):
             self.close()
-            raise ReadTimeoutError(None, self.host, _OVER)  # type: ignore[arg-type]
+            raise ConnectTimeoutError(self, _OVER)
 
-    def rest(self) -> None:
-        """The request that had it is over."""
+    def leave_line(self) -> None:
+        """No thread waits for its socket any more."""
         if self._line is not None and self._wire is not None:
             self._line.release(self._wire)
-        self._line = None
+        self._line = self._wire = None
 
 
-class _Rested:
-    """A pool whose connections belong to no thread while they rest."""
+class _Released:
+    """A pool whose connections are on no line while no request uses them."""
 
     def _put_conn(self, conn: Any) -> None:
         if conn is not None:
-            conn.rest()
+            conn.leave_line()
         super()._put_conn(conn)  # type: ignore[misc]
 
 

@@ -228,7 +228,7 @@ class Streams:
         session: CallersSession = None,
     ) -> builtins.list[CursorInfo]:
         """Where streams stand: all that were ever read, or those of one name, resource pattern and part."""
-        return await self._db.read(session, cursors.page, _where(stream, pattern, part))
+        return await self._db.read(session, cursors.list_cursors, _where(stream, pattern, part))
 
     @audited("sync reset")
     async def reset(

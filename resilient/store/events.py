@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy import BigInteger
 
+from resilient.core.base.instants import add
 from resilient.core.events.message import RESOURCE, Arrival, destination, place
 from resilient.core.jobs.records import JobInfo
 from resilient.core.jobs.states import JobState
@@ -131,7 +132,7 @@ def _published(
 # message's id comes from strangers: one that fits no column is stored as its hash.
 
 LONGEST: Final = 255
-TOUCHED: Final = timedelta(hours=1)
+TOUCHED: Final = timedelta(hours=1)  # the time in a key's row is at most so old when it takes a message
 
 
 def first_seen(c: Connection, d: Dialect, consumer: str, message_id: str, now: datetime) -> bool:
@@ -192,9 +193,13 @@ def fitting(text: str) -> str:
 
 
 def prune_inbox(c: Connection, d: Dialect, before: datetime, limit: int) -> tuple[int, bool]:
-    """Forget up to ``limit`` messages, and as many keys, taken before a time; (how many messages, whether more may)."""
+    """Forget up to ``limit`` messages, and as many keys, taken before a time; (how many messages, whether more may).
+
+    A key may have taken one for as long as `TOUCHED` after the time in its row.
+    """
     params = {"before": before, "limit": limit}
     gone = d.run(c, f"DELETE FROM {{inbox}} WHERE {_old(d, '{inbox}', 'seen_at')}", params).rowcount
+    params["before"] = add(before, -TOUCHED)
     keys = d.run(c, f"DELETE FROM {{inbox_key}} WHERE {_old(d, '{inbox_key}', 'updated_at')}", params).rowcount
     return int(gone), max(gone, keys) >= limit
 

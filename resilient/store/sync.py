@@ -57,10 +57,11 @@ def read(c: Connection, d: Dialect, place: Place) -> tuple[Cursor, datetime]:
 
 
 def decisions_since(c: Connection, d: Dialect, place: Place, job: UUID, execution: int) -> list[str]:
-    """The decisions about a running job's executions from the one on that wrote this cursor (0: not noted).
+    """What was decided about each execution of a running job, beginning with the one that wrote this cursor.
 
-    Empty if another job wrote the cursor, if the job's progress was cleared (a retry or a replacement clears it), or if
-    an execution has no row in the history: then nobody knows whether the operation is the same.
+    ``execution`` is the number of that one (0: nobody noted it). Empty if another job wrote the cursor, if the job's
+    progress was cleared (a retry or a replacement clears it), or if an execution has no row in the history: then nobody
+    knows whether the operation is the same.
     """
     if execution < 1:
         return []
@@ -83,7 +84,7 @@ def write_if_unmoved(
 ) -> bool:
     """Save a cursor over the version it was made from; False if another writer was faster.
 
-    ``keep_job``: the row goes on to name the job that read the latest page.
+    ``keep_job``: the row keeps the id of the job that read the latest page; ``job`` is not written.
     """
     values = {
         **_at(place), "version": cursor.version, "pass_id": cursor.pass_id, "is_full": cursor.full,
@@ -120,8 +121,8 @@ def write_if_unmoved(
     return done.first() is not None
 
 
-def page(c: Connection, d: Dialect, where: Where) -> list[CursorInfo]:
-    """Every cursor that fits, by stream."""
+def list_cursors(c: Connection, d: Dialect, where: Where) -> list[CursorInfo]:
+    """Every cursor that fits, ordered by stream, resource and part."""
     order = (CURSOR.c.stream, CURSOR.c.resource_key, CURSOR.c.part)
     return [_info(row) for row in d.execute(c, sa.select(CURSOR).where(*where.conditions(d)).order_by(*order))]
 
@@ -137,7 +138,10 @@ def reset(c: Connection, d: Dialect, where: Where, why: str) -> int:
 
 
 def forget(c: Connection, d: Dialect, where: Where) -> int:
-    """Delete cursors, as if the streams had never been read; returns how many there were."""
+    """Delete cursors, as if the streams had never been read; returns how many there were.
+
+    The passes of one that is read again are numbered from 1 (`docs/sync.md` says what that means for rows that stay).
+    """
     return d.execute(c, sa.delete(CURSOR).where(*where.conditions(d))).rowcount
 
 

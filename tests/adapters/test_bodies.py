@@ -20,10 +20,11 @@ MIB = 1024 * 1024
 
 
 @contextlib.contextmanager
-def answering(body, coding, status=200):
+def answering(body, coding, status=200, location=""):
     """A server of one answer, byte for byte."""
     head = f"HTTP/1.1 {status} X\r\ncontent-type: text/plain\r\nconnection: close\r\n"
     head += f"content-encoding: {coding}\r\n" if coding else ""
+    head += f"location: {location}\r\n" if location else ""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve():
@@ -79,6 +80,23 @@ def test_of_an_error_only_the_beginning(packed, coding):
         tracemalloc.stop()
     assert peak < 6 * MIB
     assert (answer.status_code, len(answer.content) <= 64 * 1024) == (500, True)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(("packed", "coding"), BOMBS, ids=["nested", "single", "plain"])
+def test_of_a_redirect_only_the_beginning(packed, coding, stream):
+    """requests reads it, whole, before it goes on to the next hop."""
+    with (
+        answering(b"there", "") as there,
+        answering(bodies(packed), coding, 302, there) as url,
+        over_requests.session(sync_job(None)) as s,
+    ):
+        tracemalloc.start()
+        answer = s.get(url, stream=stream)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert (answer.content, len(answer.history[0].content) <= 64 * 1024) == (b"there", True)
+    assert peak < 6 * MIB
 
 
 def test_a_stream_of_nested_codings_is_refused():

@@ -129,11 +129,12 @@ def test_a_deferral_waits_for_what_stopped_it():
 
 
 def test_a_job_whose_handler_was_not_called_was_not_executed():
-    """Whatever becomes of it: its claim counts only if a gate refused it once it ran."""
+    """Whatever becomes of it, and whatever was in the way: a gate, a payload of a newer version, a worker's end."""
     for facts in ({}, {"cancel_requested": True}, {"expires_at": NOW}, {"sent": True}):
-        for begun in (True, False):
-            t = step(Deferred("github", "cooldown", in_(9), begun=begun), **facts)
-            assert [one.unbegun for one in t.choices()] == [not begun] * len(t.choices())
+        for outcome in (Deferred("github", "cooldown", in_(9)), Snoozed(60), HandedBack("stopped"), fail("bug")):
+            for called in (True, False):
+                t = step(outcome, called=called, **facts)
+                assert [one.unbegun for one in t.choices()] == [not called] * len(t.choices())
 
 
 @pytest.mark.parametrize("resource", ["other/acct", "github/acct-7/search/deep", "github/acct-70"])
@@ -514,7 +515,9 @@ def test_what_is_written_instead_is_what_had_been_decided_on_hearing_of_it(job, 
     assert t.if_once_more == (None if again.state == t.state else again._replace(if_cancelled=None))
     assert both == cancelled
     assert differing(t, t.if_cancelled).isdisjoint({"clear_error", "fresh_key", "result"})
-    assert differing(t, t.if_once_more) <= {"state", "decision", "run_at", "attempts", "rescues", "fresh_key"}
+    assert differing(t, t.if_once_more) <= {
+        "state", "decision", "run_at", "attempts", "rescues", "fresh_key", "clear_sent"
+    }  # fmt: skip
     assert len({one.state for one in t.choices()}) == len(t.choices())  # so that the state says which was written
     assert all(permitted(JobState.RUNNING, one.state) for one in t.choices())
 

@@ -1,10 +1,13 @@
 """A provider's declaration: what it accepts, where credentials may go, how paths are read."""
 
+import importlib
+
 import pytest
 
 import providers.github
 import providers.gitlab
 import providers.hubspot
+import providers.salesforce
 from resilient.core.base.body import hidden, pick
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.hosts import without_secrets
@@ -202,3 +205,45 @@ def test_github_of_ones_own_signs_in_there(base_url, host):
     assert made.oauth.token_url == f"https://{host}/login/oauth/access_token"
     assert made.headers["X-GitHub-Api-Version"] == "2022-11-28"
     assert providers.github.provider().oauth.token_url == "https://github.com/login/oauth/access_token"
+
+
+def test_headers_are_added_to_the_providers_own():
+    made = providers.github.provider(version="2022-11-28", headers={"X-Own": "1"})
+    assert made.headers == {
+        "Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28", "X-Own": "1",
+    }  # fmt: skip
+    other = {"accept": "application/json", "x-github-api-version": "2021-01-01"}
+    assert providers.github.provider(version="2022-11-28", headers=other).headers == other  # those of the same name
+    assert providers.github.provider(headers={}).headers == providers.github.GITHUB.headers
+    assert providers.github.GITHUB.headers["X-GitHub-Api-Version"] == "2026-03-10"
+
+
+@pytest.mark.parametrize("module", ["intercom", "notion", "quickbooks", "stripe", "xero"])
+def test_no_header_of_a_provider_is_lost_with_one_of_the_programs_own(module):
+    loaded = importlib.import_module(f"providers.{module}")
+    headers = loaded.provider().headers
+    assert headers
+    assert loaded.provider(headers={"X-Own": "1"}).headers == {**headers, "X-Own": "1"}
+
+
+def test_the_host_of_a_gitlab_leaves_what_is_said_in_full():
+    made = providers.gitlab.provider(host="git.acme.example", hosts=("uploads.acme.example",))
+    assert made.hosts == ("uploads.acme.example",)
+    assert made.base_url.startswith("https://git.acme.example/")
+    made = providers.gitlab.provider(host="git.acme.example", base_url="https://api.acme.example/v4")
+    assert made.base_url == "https://api.acme.example/v4"
+    assert made.oauth.token_url.startswith("https://git.acme.example/")
+    made = providers.gitlab.provider(host="git.acme.example", sign_in_at="https://login.acme.example")
+    assert made.oauth.token_url.startswith("https://login.acme.example/")
+    assert made.base_url.startswith("https://git.acme.example/")
+    made = providers.gitlab.provider(host="git.acme.example", auth=providers.gitlab.GITLAB.auth)
+    assert made.oauth.token_url.startswith("https://git.acme.example/")
+
+
+def test_the_sandbox_of_a_salesforce_may_have_a_domain_of_its_own():
+    login = "https://acme--dev.sandbox.my.salesforce.com"
+    made = providers.salesforce.provider(sandbox=True, sign_in_at=login)
+    assert made.oauth.token_url.startswith(f"{login}/")
+    for auth in ({}, {"auth": providers.salesforce.SALESFORCE.auth}):
+        made = providers.salesforce.provider(sandbox=True, **auth)
+        assert made.oauth.token_url.startswith("https://test.salesforce.com/")

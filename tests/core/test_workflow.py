@@ -75,10 +75,28 @@ def test_what_is_to_be_done(state, facts, expected):
     assert plan(state, facts) == expected
 
 
-def test_an_undo_whose_job_was_deleted_holds_up_nobody():
-    begun = StepFacts("b", 1, SUCCESS, has_undo=True, undo_begun=True, undo_state=None)
+@pytest.mark.parametrize("state", [UNDOING, STUCK])
+def test_an_undo_whose_job_was_deleted_is_not_taken_for_done(state):
+    gone = StepFacts("b", 1, SUCCESS, has_undo=True, undo_begun=True, undo_state=None)
     first = StepFacts("a", 0, SUCCESS, has_undo=True)
-    assert plan(UNDOING, [first, begun]) == Plan(UNDOING, undo="a")
+    assert plan(state, [first, gone]) == plan(state, [gone]) == Plan(STUCK)
+    assert stands_still(state, [first, gone]) is (state is UNDOING)
+
+
+def test_an_undo_whose_job_was_deleted_when_the_next_one_had_begun_is_done():
+    """It ended before that began; workflows that were stuck for weeks have some whose jobs were pruned."""
+    gone = StepFacts("c", 2, SUCCESS, has_undo=True, undo_begun=True, undo_state=None)
+    dead = StepFacts("b", 1, SUCCESS, has_undo=True, undo_begun=True, undo_state=DEAD)
+    first = StepFacts("a", 0, SUCCESS, has_undo=True)
+    assert plan(STUCK, [first, dead, gone]) == Plan(STUCK)
+    assert plan(STUCK, [first, dead._replace(undo_state=SUCCESS), gone]) == Plan(UNDOING, undo="a")
+
+
+def test_an_undo_that_has_begun_counts_though_the_job_of_its_step_was_deleted():
+    gone = StepFacts("a", 0, None, has_undo=True, undo_begun=True, undo_state=DEAD)
+    assert needs_undo(gone)
+    assert plan(STUCK, [gone]) == Plan(STUCK)
+    assert plan(STUCK, [gone._replace(undo_state=SUCCESS)]) == Plan(UNDONE)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +169,8 @@ def test_whatever_its_steps_are(state, facts):
         later = [other for other in facts if other.no > step.no and needs_undo(other)]
         assert all(other.undo_begun and (other.undo_state in TERMINAL or other.undo_state is None) for other in later)
         assert DEAD not in {other.undo_state for other in later}
+        begun = [other for other in facts if other.undo_begun and needs_undo(other)]
+        assert not begun or min(begun, key=lambda other: other.no).undo_state is not None
 
 
 @given(STEPS)

@@ -183,7 +183,45 @@ class TestEndsOtherwise:
         e = put(app, 5, after=c, on_dead="run")
         await drain(app)
         assert states(app, a, b, c, d, e) == "dead cancelled cancelled succeeded succeeded"
+        assert edges(app) == 2  # what the two that were cancelled waited for
+
+    async def test_a_whole_chain_is_retried_in_its_order(self, app):
+        """Not side by side; and once all is done, nothing is left of what was waited for."""
+        a = put(app, "dies")
+        b = put(app, 2, after=a)
+        c = put(app, 3, after=b, ordering_key="x")
+        await drain(app)
+        app.sync.jobs.edit(a, payload="better", new_operation=True)
+        assert app.sync.jobs.retry([c, b, a]).retried == 3
+        assert states(app, a, b, c) == "ready blocked blocked"
+        assert await drain(app) == ["dies", "better", 2, 3]
         assert edges(app) == 0
+
+    async def test_what_died_is_not_waited_for_by_one_that_is_retried_alone(self, app):
+        a = put(app, "dies")
+        b = put(app, 2, after=a)
+        await drain(app)
+        app.sync.jobs.retry(b)
+        assert await drain(app) == ["dies", 2]
+        assert (states(app, a, b), edges(app)) == ("dead succeeded", 0)
+
+    async def test_one_of_two_blockers_is_done_before_the_retry(self, app):
+        a, b = put(app, 1), put(app, 2, delay=3600)
+        c = put(app, 3, after=[a, b])
+        app.sync.jobs.cancel(c)
+        assert await drain(app) == [1]
+        assert edges(app) == 1
+        app.sync.jobs.retry(c)
+        app.sync.jobs.edit(b, delay=0)
+        assert await drain(app) == [1, 2, 3]
+        assert edges(app) == 0
+
+    async def test_a_blocker_that_is_deleted_takes_the_edges_of_ended_jobs_along(self, app):
+        a = put(app, "dies")
+        b = put(app, 2, after=a)
+        await drain(app)
+        app.sync.jobs.delete(a)
+        assert (states(app, b), edges(app)) == ("cancelled", 0)
 
     async def test_waiting_jobs_go_on_once_it_is_retried(self, app):
         a = put(app, "dies")
@@ -206,9 +244,12 @@ class TestEndsOtherwise:
         b = put(app, 2, after=a)
         c = put(app, 3, after=b)
         app.sync.jobs.cancel(b)
-        assert (states(app, b, c), edges(app)) == ("cancelled cancelled", 0)
+        assert (states(app, b, c), edges(app)) == ("cancelled cancelled", 2)
         app.sync.jobs.retry(b)
-        assert await drain(app) == [2]
+        assert await drain(app) == []
+        assert states(app, a, b, c) == "scheduled blocked cancelled"
+        app.sync.jobs.edit(a, delay=0)
+        assert await drain(app) == [1, 2]
 
     async def test_a_waiting_job_expires(self, database, clock):
         app = Resilient(database, handlers=[step], upgrade=False)
@@ -217,7 +258,10 @@ class TestEndsOtherwise:
         b = put(app, 2, after=a, expires_at=clock.now() + (clock.advance(1) - clock.now()))
         clock.advance(hours=1)
         await drain(app)
-        assert (states(app, a, b), edges(app)) == ("scheduled dead", 0)
+        assert (states(app, a, b), edges(app)) == ("scheduled dead", 1)
+        app.sync.jobs.retry(b)
+        await drain(app)
+        assert states(app, a, b) == "scheduled blocked"
         await app.close()
 
     async def test_a_dead_blocker_is_not_pruned_while_somebody_waits(self, database, clock):
@@ -229,6 +273,9 @@ class TestEndsOtherwise:
         clock.advance(days=400)
         assert (await app.prune(older_than="1d")).dead == 1
         assert states(app, a, b) == "dead blocked"
+        app.sync.jobs.cancel(b)  # it waits no more, though it would again if it were retried
+        assert (await app.prune(older_than="1d")).dead == 1
+        assert (states(app, b), edges(app)) == ("cancelled", 0)
         assert app.sync.jobs.count(ids=[alone]) == 0
         await app.close()
 

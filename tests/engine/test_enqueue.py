@@ -89,7 +89,7 @@ class TestExpiry:
         elif way == "own":
             await app.enqueue(mail, Mail(to="a"), **words)
         elif way == "replaced":
-            await app.enqueue(mail, Mail(to="a"), resource_key="a", unique_key="u", expires_in=5)
+            await app.enqueue(mail, Mail(to="a"), **{**words, "unique_key": "u", "expires_in": 5})
             await app.enqueue(mail, Mail(to="b"), **{**words, "unique_key": "u", "on_conflict": "replace"})
         else:
             await app.enqueue_many(mail, [Mail(to="a")] * (3 if way == "few" else 60), **words)

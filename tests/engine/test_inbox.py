@@ -197,6 +197,25 @@ class TestPruning:
         assert left == {"new", "new-numbered"}
         assert read_all("SELECT ordering_key FROM {inbox_key}") == [{"ordering_key": "new"}]
 
+    @pytest.mark.parametrize("minutes", [1, 30, 59, 60, 61])
+    async def test_a_key_is_known_for_as_long_as_a_message_however_short_that_is(
+        self, database, clock, session, read_all, minutes
+    ):
+        """Its time is written once an hour."""
+        app = Resilient(database, retention=Retention(inbox="30m"))
+        for number in (10, 11):
+            with session() as s:
+                assert self.take(app, s, number) is Arrival.FIRST
+                s.commit()
+            clock.advance(minutes=minutes if number == 10 else 30)
+            await app.prune()
+        assert read_all("SELECT message_id FROM {inbox} WHERE message_id LIKE '%11'") != []
+        with session() as s:
+            assert self.take(app, s, 3) is Arrival.OUTDATED
+        clock.advance(minutes=61)
+        await app.prune()
+        assert read_all("SELECT number FROM {inbox_key}") == []
+
     @pytest.mark.parametrize("at", ["INSERT", "SELECT"])
     def test_a_key_that_is_forgotten_while_its_next_message_comes(self, postgres_database, at):
         """Between any two statements of `arrived`: it is a key's first message then, and no error."""

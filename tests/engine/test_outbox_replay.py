@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import Session
 
-from resilient import Event, InvalidInput, Nats, Permanent, Resilient, Transient
+from resilient import Event, InvalidInput, JobFilter, Nats, Permanent, Resilient, Retention, Transient
 from resilient.store.jobs import order
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -235,6 +235,40 @@ async def test_the_numbers_of_a_key_go_on_however_long_it_was_quiet(app, databas
     await database.transaction(lambda c, d: order.prune(c, d, d.now(c) + HOUR))
     await publish(3)
     assert [message.sequence for message in seen] == [1, 2, 3]
+
+
+async def test_a_dead_event_is_pruned_when_no_replay_waits_for_it_any_more(database, clock):
+    """However small the numbers are of those that wait behind it: they would run as if it had never been."""
+    seen, refused = [], []
+
+    async def orders(message):
+        if message.sequence in refused:
+            raise Permanent("no")
+        seen.append(message.sequence)
+
+    app = Resilient(
+        database, destinations={"orders": orders}, routes={Paid: ["orders"]}, retention=Retention(events=None)
+    )
+    for number in (1, 2, 3):
+        refused.extend({3} & {number})
+        with Session(database.sync_engine) as s:
+            app.outbox.publish(s, Paid(number=number), key="k")
+            s.commit()
+        await app.worker().drain(timeout=LIMIT)
+        clock.advance(minutes=1)
+    assert (await app.outbox.replay(since=HOUR)).events == 2
+    await app.worker().drain(timeout=LIMIT)
+
+    async def waiting():
+        return [e.sequence for e in await app.outbox.list(order="oldest") if e.state == "blocked"]
+
+    assert await waiting() == [1, 2]
+    clock.advance(days=91)
+    assert ((await app.prune(dry_run=True)).dead, (await app.prune()).dead) == (0, 0)
+    await app.worker().drain(timeout=LIMIT)
+    assert (await waiting(), seen) == ([1, 2], [1, 2])
+    await app.jobs.cancel(JobFilter(state=("blocked",)))
+    assert ((await app.prune(dry_run=True)).dead, (await app.prune()).dead) == (1, 1)
 
 
 async def test_replays_take_no_numbers_from_new_events(app, database, seen):

@@ -141,3 +141,54 @@ def test_two_large_enqueues_take_ordering_keys_in_one_order(postgres_database, m
         app.sync.enqueue(send, "old", session=c, resource_key="p/1", ordering_key="b")
     thread.join()
     assert [one.created for one in done] == [True, True]
+
+
+async def test_a_newer_one_that_waits_for_others_or_in_a_lane_replaces_none(database):
+    """It would run at once, before what it was to wait for."""
+    app = Resilient(database, handlers=[send])
+    before = await app.enqueue(send, "before", resource_key="p/1")
+    old = await app.enqueue(send, "old", **WORDS)
+    for words, what in (({"after": before}, "after="), ({"ordering_key": "line"}, "ordering_key='line' and not None")):
+        with pytest.raises(
+            DuplicateJob, match=rf"job {old.id} .* cannot be given {what}: what it waits for is said once"
+        ):
+            await app.enqueue(send, "new", on_conflict="replace", **WORDS, **words)
+    assert (await app.jobs.get(old.id)).payload == "old"
+    await app.close()
+
+
+async def test_the_newer_one_says_how_often_and_until_when_it_is_unique(database):
+    app = Resilient(database, handlers=[send])
+    old = await app.enqueue(send, "old", **WORDS)
+    await app.enqueue(send, "new", on_conflict="replace", max_attempts=3, unique_until="finish", **WORDS)
+    job = await app.jobs.get(old.id)
+    assert (job.payload, job.max_attempts) == ("new", 3)
+    await database.transaction(resources.ensure, ["p", "p/1"])
+    assert [one.id for one in await database.transaction(claims)] == [old.id]
+    assert not (await app.enqueue(send, "newer", **WORDS)).created
+    await app.close()
+
+
+@pytest.mark.parametrize("on_conflict", ["raise", "replace"])
+async def test_of_many_that_are_refused_none_is_written(database, on_conflict):
+    """Their caller catches the error, and commits."""
+    app = Resilient(database, handlers=[send])
+    await app.enqueue(send, "old", resource_key="p/1", unique_key="z")
+    items = [Item("a"), Item("b", unique_key="y"), Item("c", unique_key="z")]
+    with database.sync_engine.begin() as c:
+        with pytest.raises(DuplicateJob):
+            app.enqueue_many_sync(send, items, resource_key="p/2", on_conflict=on_conflict, session=c)
+        app.enqueue_sync(send, "beside it", resource_key="p/1", session=c)
+    assert sorted(job.payload for job in await app.jobs.list()) == ["beside it", "old"]
+    await app.close()
+
+
+async def test_a_rollback_takes_what_was_written_within_a_savepoint(database):
+    """On SQLite the driver begins a transaction with the first write: a savepoint before it would commit."""
+    app = Resilient(database, handlers=[send])
+    with database.sync_engine.connect() as c:
+        transaction = c.begin()
+        app.enqueue_many_sync(send, [Item("a"), Item("b", unique_key="y")], resource_key="p/2", session=c)
+        transaction.rollback()
+    assert not await app.jobs.list()
+    await app.close()

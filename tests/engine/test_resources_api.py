@@ -365,6 +365,45 @@ async def test_bounds_that_cannot_be_meant(app, use, options, words):
     assert stop(app, "github/a") is None
 
 
+async def test_a_gate_narrows_a_key_too(app, use):
+    await use(github__a=0, github__b=0)
+    await app.resources.pause("github/a")
+    await app.resources.open("github/a")
+    for key, gate in (("github/b", "breaker"), ("github/b", "any"), ("github/new", "pause"), ("github/a", "cooldown")):
+        for change in (app.resources.pause, app.resources.open, app.resources.reset):
+            for dry_run in (True, False):
+                assert await change(key, gate=gate, dry_run=dry_run) == Changed()
+    assert [stop(app, key) for key in ("github/a", "github/b", "github/new")] == ["breaker", None, None]
+    assert await app.resources.reset("github/a", gate="pause", dry_run=True) == Changed(("github/a",))
+    assert await app.resources.reset("github/a", gate="pause") == Changed(("github/a",))
+    assert stop(app, "github/a") is None  # all of it: the gate says which resources are meant
+    with pytest.raises(InvalidInput, match="'door' is not a gate"):
+        await app.resources.pause("github/a", gate="door")
+    for change in (app.resources.resume, app.resources.close, app.resources.reset):
+        assert await change("github/a") == Changed(("github/a",))  # without one a key is changed whatever stops it
+    assert await app.resources.reset("github/*", gate=None, dry_run=True) == Changed(("github/a", "github/b"))
+
+
+async def test_of_a_key_a_gate_is_looked_at_once_more_before_the_change(app, use, monkeypatch):
+    await use(github__a=0)
+    await app.resources.open("github/a")
+    real = app.resources._db.write
+
+    async def write(*args, **options):
+        app.sync.resources.close("github/a")
+        return await real(*args, **options)
+
+    monkeypatch.setattr(app.resources._db, "write", write)
+    assert await app.resources.pause("github/a", gate="breaker") == Changed()
+    assert stop(app, "github/a") is None
+
+
+async def test_bounds_that_are_none_do_not_narrow_a_key(app):
+    none = {"limit": None, "stopped_after": None, "stopped_before": None, "rate": None}
+    assert await app.resources.pause("github/a", **none) == Changed(("github/a",))
+    assert stop(app, "github/a") == "pause"
+
+
 async def test_bounds_need_a_pattern_and_a_rate_its_own_transactions(app, database):
     with pytest.raises(InvalidInput, match="limit= narrows a pattern; 'github/a' is one key"):
         await app.resources.pause("github/a", limit=1)

@@ -1,5 +1,6 @@
 """Pruning through the app: by policy, by hand, dry, and as housekeeping does it."""
 
+import contextlib
 from datetime import timedelta
 from types import SimpleNamespace
 from uuid import uuid4
@@ -11,6 +12,7 @@ from resilient import InvalidInput, Pruned, Resilient, Retention, handler
 from resilient.core.jobs.outcomes import Transition
 from resilient.engine.inspect import retention
 from resilient.engine.run import sweeper
+from resilient.store import events
 from resilient.store.gates import resources
 from resilient.store.jobs import finishing
 from resilient.store.jobs import insert as jobs
@@ -79,6 +81,31 @@ async def test_by_hand(app, finished, left):
     assert left() == {"succeeded": 1, "dead": 1}
     assert app.sync.prune(older_than=3600, state=["dead"]) == Pruned(dead=1)
     assert app.sync.prune(older_than=3600, dry_run=True, limit=5) == Pruned(succeeded=1)
+
+
+@pytest.mark.parametrize("part", ["prune_finished", "prune_inbox", "forget_idle"])
+async def test_a_step_that_fails_can_be_called_again(app, database, clock, finished, left, monkeypatch, part):
+    finished("succeeded", 9, 9, 9)
+    finished("dead", 200)
+    database.transaction_sync(lambda c, d: events.first_seen(c, d, "c", "m", clock.now() - 31 * DAY))
+    database.transaction_sync(resources.ensure, ["a"])
+    clock.advance(days=31)
+    of = events if part == "prune_inbox" else retention.store
+    real, failures = getattr(of, part), []
+
+    def fails_once(*args, **options):
+        if not failures:
+            failures.append(1)
+            raise OSError("the line broke")
+        return real(*args, **options)
+
+    monkeypatch.setattr(of, part, fails_once)
+    walk, is_done = retention.Walk.by_age(app.retention), False
+    while not is_done:
+        with contextlib.suppress(OSError):
+            is_done = database.transaction_sync(walk.step)
+    assert (failures, walk.pruned) == ([1], Pruned(succeeded=3, dead=1, resources=1, inbox=1))
+    assert left() == {}
 
 
 async def test_a_dry_run_counts_no_further_than_the_limit(app, finished):

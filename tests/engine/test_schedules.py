@@ -19,7 +19,8 @@ from resilient import (
     UnknownKind,
     handler,
 )
-from resilient.store.schedules import programs
+from resilient.store.schedules import earlier, programs
+from resilient.store.schedules import ticks as store
 from tests.helpers import LIMIT, until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -306,6 +307,144 @@ class TestOverlap:
         for _ in range(3):
             clock.advance(hours=1)
             assert await app.schedules.tick() == 1
+
+
+async def outlasting(app, clock, periods, *, lasts=2, ends="succeeded"):
+    """Ticks once an hour; each job ends ``lasts`` periods after it was enqueued. Alerts are looked for meanwhile."""
+    for _ in range(periods):
+        clock.advance(hours=1)
+        await app.schedules.tick()
+        old = clock.now() - lasts * HOUR
+        end(app, old, ends)
+        await app.alerts.keep_house()
+
+
+def end(app, before, state="succeeded"):
+    """End the jobs that were enqueued up to a time."""
+    app.database.transaction_sync(
+        lambda c, d: d.run(
+            c,
+            "UPDATE {job} SET state = :state, finished_at = :now, unique_lock = NULL"
+            " WHERE finished_at IS NULL AND created_at <= :before",
+            {"state": state, "now": d.now(c), "before": before},
+        )
+    )
+
+
+def noted(app):
+    """How many earlier jobs are kept an eye on."""
+    sql = f"SELECT count(*) FROM {{schedule}} WHERE name LIKE '{earlier.PREFIX}%'"
+    return app.database.transaction_sync(lambda c, d: d.run(c, sql).scalar_one())
+
+
+class TestSuccessesOfEarlierJobs:
+    """Of jobs that outlast the period, the last one has never ended when somebody looks."""
+
+    async def test_they_are_noted(self, make, clock):
+        app = make(hourly(overlap="allow"))
+        await app.schedules.tick()
+        await outlasting(app, clock, 9)
+        (info,) = await app.schedules.list()
+        assert (info.last_state, info.succeeded_at) == ("ready", clock.now())
+        assert [a for a in await app.alerts.list() if a.name == "no_success"] == []
+        assert noted(app) == 1  # the last job but one
+        await outlasting(app, clock, 9, ends="dead")
+        (info,) = await app.schedules.list()
+        assert info.succeeded_at == clock.now() - 9 * HOUR
+        assert [a.subject for a in await app.alerts.list() if a.name == "no_success"] == ["s"]
+
+    async def test_of_a_job_that_a_person_has_run(self, make, clock):
+        app = make(hourly(overlap="allow"))
+        await app.schedules.tick()
+        await app.schedules.run("s")
+        clock.advance(minutes=1)
+        await app.schedules.run("s")
+        end(app, NOON)
+        await app.alerts.keep_house()
+        (info,) = await app.schedules.list()
+        assert (info.last_state, info.succeeded_at) == ("ready", clock.now())
+
+    async def test_of_a_tick_that_was_made_up_for(self, make, clock):
+        app = make(hourly(overlap="allow", catch_up="all"))
+        await app.schedules.tick()
+        clock.advance(hours=3)
+        assert await app.schedules.tick() == 3
+        first = jobs_of(app)[0].id
+        app.database.transaction_sync(
+            lambda c, d: d.run(
+                c, "UPDATE {job} SET state = 'succeeded', finished_at = :now WHERE id = :id",
+                {"now": d.now(c), "id": d.id(first)},
+            )
+        )  # fmt: skip
+        await app.alerts.keep_house()
+        assert (await app.schedules.list())[0].succeeded_at == clock.now()
+        assert noted(app) == 1
+
+    async def test_the_latest_counts_whichever_job_it_is_of(self, make, clock):
+        app = make(hourly(overlap="allow"))
+        await app.schedules.tick()
+        for _ in range(2):
+            clock.advance(hours=1)
+            await app.schedules.tick()
+        last = jobs_of(app)[-1].id
+        app.database.transaction_sync(
+            lambda c, d: d.run(
+                c, "UPDATE {job} SET state = 'succeeded', finished_at = :now WHERE id = :id",
+                {"now": d.now(c), "id": d.id(last)},
+            )
+        )  # fmt: skip
+        clock.advance(minutes=5)
+        end(app, clock.now())  # the earlier one, later
+        await app.alerts.keep_house()
+        assert (await app.schedules.list())[0].succeeded_at == clock.now()
+        late = clock.now()
+        clock.advance(hours=1)
+        await app.schedules.tick()
+        assert (await app.schedules.list())[0].succeeded_at == late
+
+    async def test_a_job_that_is_gone_is_forgotten(self, make, clock):
+        app = make(hourly(overlap="allow"))
+        await app.schedules.tick()
+        await outlasting(app, clock, 2, lasts=9)
+        assert noted(app) == 1
+        app.database.transaction_sync(lambda c, d: d.run(c, "DELETE FROM {job}"))
+        await app.alerts.keep_house()
+        assert (noted(app), (await app.schedules.list())[0].succeeded_at) == (0, None)
+
+    async def test_of_many_the_oldest_are_kept(self, make, clock, monkeypatch):
+        monkeypatch.setattr(earlier, "MOST", 3)
+        app = make(hourly(overlap="allow"), hourly(overlap="allow", name="t"))
+        await app.schedules.tick()
+        await outlasting(app, clock, 9, lasts=99)
+        assert noted(app) == 6
+        end(app, NOON + HOUR)
+        await app.alerts.keep_house()
+        assert [one.succeeded_at for one in await app.schedules.list()] == [clock.now()] * 2
+        assert noted(app) == 4
+
+    async def test_none_where_they_do_not_overlap(self, make, clock):
+        app = make(hourly())
+        await app.schedules.tick()
+        await outlasting(app, clock, 5)
+        await app.schedules.run("s")
+        assert noted(app) == 0
+
+    @pytest.mark.parametrize("backend", ["postgresql"])
+    async def test_a_schedule_that_somebody_moves_on_is_left_for_the_next_look(self, make, clock):
+        app = make(hourly(overlap="allow"))
+        await app.schedules.tick()
+        await outlasting(app, clock, 2, lasts=9)
+        end(app, NOON + HOUR)
+        other = make(hourly(overlap="allow"))
+
+        def look(c, d):
+            assert store.lock(c, d, "s") is not None
+            other.database.transaction_sync(store.note_successes)
+
+        app.database.transaction_sync(look)
+        assert (noted(app), (await app.schedules.list())[0].succeeded_at) == (1, None)
+        app.database.transaction_sync(store.note_successes)
+        assert (noted(app), (await app.schedules.list())[0].succeeded_at) == (0, clock.now())
 
 
 class TestPeople:

@@ -472,6 +472,38 @@ class TestAlerts:
         await app.alerts.keep_house()
         assert [a for a in await app.alerts.list() if a.name == "no_success"] == []
 
+    @pytest.mark.parametrize("catch_up", ["latest", "all"])
+    async def test_of_jobs_that_outlast_the_period_each_success_counts_for_its_account(self, make, clock, catch_up):
+        app = make(hourly(overlap="allow", catch_up=catch_up))
+        await connect(app, "a", "b")
+        await app.schedules.tick()
+        old = "UPDATE {job} SET state = 'succeeded', finished_at = :now WHERE created_at <= :before"
+        for _ in range(8):
+            clock.advance(hours=1)
+            await app.schedules.tick()
+            params = {"now": clock.now(), "before": clock.now() - 2 * HOUR, "key": "github/a"}
+            app.database.transaction_sync(
+                lambda c, d, p=params: d.run(c, f"{old} AND resource_key = :key AND finished_at IS NULL", p)
+            )
+            await app.alerts.keep_house()
+        a, b = await app.schedules.accounts("s")
+        assert (a.last_state, a.succeeded_at, b.succeeded_at) == ("ready", clock.now(), None)
+        assert (await app.schedules.list())[0].succeeded_at == clock.now()
+        (alert,) = [one for one in await app.alerts.list() if one.name == "no_success"]
+        assert (alert.detail["accounts"], alert.detail["resource"]) == (1, "github/b")
+
+    async def test_also_of_a_job_that_a_person_has_run(self, make, clock):
+        app = make(hourly(overlap="allow"))
+        await connect(app, "a")
+        await app.schedules.tick()
+        first = await app.schedules.run("s", "github/a")
+        await app.schedules.run("s", "github/a")
+        done = "UPDATE {job} SET state = 'succeeded', finished_at = :now WHERE id = :id"
+        app.database.transaction_sync(lambda c, d: d.run(c, done, {"now": clock.now(), "id": d.id(first.id)}))
+        await app.alerts.keep_house()
+        (a,) = await app.schedules.accounts("s")
+        assert (a.last_state, a.succeeded_at) == ("ready", clock.now())
+
 
 async def test_running_workers_serve_every_account(make, clock):
     ran = []

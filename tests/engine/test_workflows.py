@@ -21,6 +21,7 @@ from resilient import (
     SyncJob,
     Throttled,
     Transient,
+    UnknownKind,
     WorkflowNotFound,
     WorkflowOver,
     WorkflowState,
@@ -29,7 +30,8 @@ from resilient import (
 from resilient.core.jobs.workflow import StepFacts, plan, stands_still
 from resilient.engine.jobs import workflows
 from resilient.store.jobs import workflows as store
-from tests.helpers import LIMIT, brisk, settle, until, use_up
+from resilient.store.jobs.dependencies import release_followers
+from tests.helpers import LIMIT, brisk, drain, settle, until, use_up
 
 LOG: list[object] = []
 BROKEN: dict[str, Exception] = {}
@@ -421,6 +423,49 @@ class TestBack:
         assert (await app.workflows.get(id_)).state == "undone"
         assert LOG[-1] == "refund ch_7"
 
+    async def test_jobs_of_one_that_is_stuck_are_not_pruned(self, database, clock):
+        LOG.clear()
+        BROKEN.clear()
+        BROKEN.update({"ship": Permanent("no"), "refund ch_7": Permanent("no money")})
+        app = Resilient(database, handlers=HANDLERS, upgrade=False)
+        id_ = await begin(app)
+        await settle(app)
+        before = await app.workflows.get(id_)
+        assert (before.state, before.step("reserve").undo_state, before.step("charge").undo_state) == (
+            "stuck", "succeeded", "dead",
+        )  # fmt: skip
+        clock.advance(days=91)
+        for pruned in (await app.prune(dry_run=True), await app.prune()):
+            assert (pruned.succeeded, pruned.dead, pruned.cancelled) == (0, 0, 0)
+        assert await app.jobs.count() == 6
+        await settle(app)
+        assert [s.to_json() for s in (await app.workflows.get(id_)).steps] == [s.to_json() for s in before.steps]
+        BROKEN.pop("refund ch_7")
+        assert (await app.jobs.retry(before.step("charge").undo_job_id)).retried == 1
+        await settle(app)
+        assert (await app.workflows.get(id_)).state == "undone"
+        assert LOG.count("release") == 1
+        clock.advance(days=91)
+        await app.prune()
+        assert await app.jobs.count() == 0  # it is over
+        await app.close()
+
+    async def test_a_dead_undo_that_was_deleted_is_not_taken_for_done(self, app):
+        BROKEN.update({"ship": Permanent("no"), "release": Permanent("stock system is gone")})
+        id_ = await begin(app)
+        await settle(app)
+        info = await app.workflows.get(id_)
+
+        def delete(c, d):  # as `jobs delete` does
+            job = info.step("reserve").undo_job_id
+            release_followers(c, d, [job], [], d.now(c), gone=True)
+            d.run(c, "DELETE FROM {job} WHERE id = :id", {"id": d.id(job)})
+
+        await app.database.transaction(delete)
+        await settle(app)
+        assert (await app.workflows.get(id_)).state == "stuck"
+        assert "refund ch_7" not in LOG
+
 
 async def test_those_whose_jobs_a_program_holds_hold_up_no_others(postgres_database):
     """They are looked at again; as many as one look takes must not be all that is ever looked at."""
@@ -506,6 +551,77 @@ class TestResults:
         await settle(own)
         assert caught == ["2 steps are 'reserve': ask for results_of, or by the name of one"]
         assert (await own.workflows.get(wf.id)).step("join").result == 6
+
+
+class TestChangedSteps:
+    """Somebody retries or edits a step while its workflow goes forward."""
+
+    @pytest.mark.parametrize("end", ["dies", "is cancelled"])
+    async def test_a_step_that_succeeded_once_is_undone_whatever_its_retry_comes_to(self, app, end):
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=7), undo=refund)
+            wf.step(ship, Order(id=7), after=paid, delay=600)
+        await drain(app)
+        if end == "dies":
+            BROKEN["charge"] = Permanent("it is charged already")
+            await app.jobs.retry(paid.id)
+        else:
+            await app.jobs.retry(paid.id)
+            await app.jobs.cancel(paid.id)
+        await settle(app)
+        info = await app.workflows.get(wf.id)
+        assert (info.state, LOG[-1]) == ("undone", "refund whatever was charged")
+
+    async def test_an_undo_gets_the_payload_that_its_step_was_given_later(self, database, clock):
+        seen = []
+
+        @handler("pay")
+        async def pay(job: Job[Order]) -> None:
+            seen.append(("pay", job.payload.id))
+
+        @handler("pay.back")
+        async def pay_back(job: Job[Order]) -> None:
+            seen.append(("pay back", job.payload.id))
+
+        @handler("fails")
+        async def fails(job: Job[Order]) -> None:
+            raise Permanent("out of stock")
+
+        app = Resilient(database, handlers=[pay, pay_back, fails], upgrade=False)
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(pay, Order(id=1), undo=pay_back, delay=60)
+            wf.step(fails, Order(id=1), after=paid)
+        assert (await app.jobs.edit(paid.id, payload={"id": 2})).edited == 1
+        clock.advance(60)
+        await settle(app)
+        assert (seen, (await app.workflows.get(wf.id)).state) == ([("pay", 2), ("pay back", 2)], "undone")
+        await app.close()
+
+    async def test_its_jobs_are_not_deleted_while_a_workflow_is_stuck(self, app):
+        BROKEN["refund ch_7"] = BROKEN["ship"] = Permanent("no")
+        id_ = await begin(app)
+        await settle(app)
+        info = await app.workflows.get(id_)
+        undo = info.step("charge").undo_job_id
+        assert info.state == "stuck"
+        done = await app.jobs.delete([undo, info.step("ship").job_id])
+        assert (done.deleted, done.in_workflow) == (0, 2)
+        BROKEN.clear()
+        assert (await app.jobs.retry(undo)).retried == 1
+        await settle(app)
+        assert (await app.workflows.get(id_)).state == "undone"
+        assert (await app.jobs.delete(undo)).deleted == 1
+
+    async def test_a_step_whose_undo_is_not_known_here_keeps_its_payload(self, database):
+        app = Resilient(database, handlers=HANDLERS, upgrade=False)
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=1), undo=refund, delay=60)
+        other = Resilient(database, handlers=[charge], upgrade=False)
+        with pytest.raises(UnknownKind, match="no handler is declared for kind 'refund'"):
+            await other.jobs.edit(paid.id, payload={"id": 2})
+        assert (await app.jobs.get(paid.id)).payload["id"] == 1
+        await other.close()
+        await app.close()
 
 
 class TestMoreSteps:
@@ -755,7 +871,7 @@ S, D, C, B, RUN = JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobStat
         ([(S, None, True), (S, None, True, True, RUN), (C,)], ("undoing", "step s2 was cancelled", (), None)),
         ([(S, None, True), (S, None, True, True, S), (C,)], ("undoing", "step s2 was cancelled", (), "s0")),
         ([(S, None, True), (S, None, True, True, C), (C,)], ("undoing", "step s2 was cancelled", (), "s0")),
-        ([(S, None, True), (S, None, True, True, None), (C,)], ("undoing", "step s2 was cancelled", (), "s0")),
+        ([(S, None, True), (S, None, True, True, None), (C,)], ("stuck", "step s2 was cancelled", (), None)),
         ([(S, None, True), (S, None, True, True, D), (C,)], ("stuck", "step s2 was cancelled", (), None)),
         ([(D, "ambiguous", True)], ("undoing", "step s0 is dead", (), "s0")),
         ([(D, "permanent", True)], ("failed", "step s0 is dead", (), None)),

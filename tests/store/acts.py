@@ -313,7 +313,7 @@ def enqueues(c, d):
             JobRequest(fresh("p/1")), JobRequest(fresh("p/2", delay=60.0)),
             _in_lane("lane1", "p/1"), _in_lane("lane2", "q/1"), _in_lane("lane9", "p/1"),
             JobRequest(fresh("p/1", unique_key="x"), on_conflict="replace"),
-            JobRequest(fresh("p/1", unique_key="y"), while_running="once_more"),
+            JobRequest(fresh("p/1", unique_key="y", priority=4), "replace", "once_more"),
             JobRequest(fresh("p/1", waits=2, followed=True), after=after),
         ],
     )  # fmt: skip
@@ -345,7 +345,7 @@ def cancels(c, d):
 
 @act("jobs.api: step", replays=True)
 def retries_them(c, d):
-    return _sweep(changes.Retry(), "dead1", "dead2", "lane3.dead", "flow3.a", "flow4.a.undo", "done1")(c, d)
+    return _sweep(changes.Retry(), "dead1", "dead2", "lane3.dead", "flow3.a", "flow4.a.undo", "done1", "child5")(c, d)
 
 
 @act("jobs.api: step", replays=True)

@@ -103,7 +103,7 @@ NOT_PAIRED = (
             "schedules.schedules: schedule_accounts.page",
             "schedules.schedules: self._list",
             "gates.snapshot: _read",
-            "engine.sync: cursors.page",
+            "engine.sync: cursors.list_cursors",
             "run.stream_reader: cursors.read",
             "run.two_phase: _is_done",
             "jobs.workflows: _of_job",

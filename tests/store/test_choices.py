@@ -50,7 +50,7 @@ CASES = {  # outcome, marks, more of the job
     "expired": (failed("transient"), {}, {"expires_at": NOW + timedelta(seconds=5)}),
     "throttled": (failed("throttled"), {}, {}),
     "refused by a gate": (Deferred("a"), {}, {}),
-    "refused before its begin": (Deferred("a", begun=False), {}, {}),
+    "refused before its begin": (Deferred("a"), {}, {"called": False}),
     "snoozed": (Snoozed(60), {}, {}),
     "handed back": (HandedBack("stopped"), {}, {}),
 }

@@ -46,7 +46,7 @@ def places(database):
 
 @pytest.mark.parametrize(("where", "numbers"), WHICH)
 def test_which_cursors_fit(database, places, where, numbers):
-    infos = database.transaction_sync(cursors.page, where)
+    infos = database.transaction_sync(cursors.list_cursors, where)
     assert {(one.resource_key, one.stream, one.part) for one in infos} == {places[n] for n in numbers}
 
 

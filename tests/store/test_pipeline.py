@@ -199,14 +199,14 @@ class Meddler:
 
     def __init__(self, monkeypatch):
         self.statements, self.is_armed, self._at, self._fault = [], False, 0, ""
-        self._watch = self._session = None
+        self._watch = self.session = None
         send = pipeline.Line.send
 
         def meddled(line, queries):
             first, queries = len(self.statements), list(queries)
             self.statements += [query.named for query, _ in queries]
             if self.is_armed and first <= self._at < len(self.statements):
-                self.is_armed, self._session = False, line.libpq.backend_pid
+                self.is_armed, self.session = False, line.libpq.backend_pid
                 if self._fault == "the session ends between rounds":
                     self.wait_for_the_end()
                 else:
@@ -222,7 +222,7 @@ class Meddler:
 
     def wait_for_the_end(self):
         """Of the session that the fault met. A client hears of it before its locks are free; claims pass over locks."""
-        self._watch.execute("SELECT pg_terminate_backend(%s, 30000)", [self._session])
+        self._watch.execute("SELECT pg_terminate_backend(%s, 30000)", [self.session])
 
 
 @pytest.fixture
@@ -260,13 +260,13 @@ async def test_cut_off_at_any_statement_nothing_is_there_and_the_next_try_does_a
     postgres_database, postgres_url, meddler, way, fault
 ):
     work, at = Work(postgres_database, way), 0
-    sleeps = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'"
+    sleeps = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND query LIKE 'SELECT pg_sleep%%' AND state = 'active'"
     with psycopg.connect(postgres_url, autocommit=True) as watch:
         while True:
             meddler.arm(at, fault, watch)
             task = asyncio.create_task(work.act())
             if fault == "the caller goes":
-                while not task.done() and not watch.execute(sleeps).fetchone()[0]:  # noqa: ASYNC110 - as above
+                while not task.done() and not watch.execute(sleeps, [meddler.session]).fetchone():  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
                 if not meddler.is_armed:
                     task.cancel()
@@ -284,6 +284,28 @@ async def test_cut_off_at_any_statement_nothing_is_there_and_the_next_try_does_a
     assert len(result) == 3
     assert result == work.written()
     assert not broken(postgres_database)
+
+
+async def test_a_cancel_that_the_server_ignored_is_sent_again(quick, postgres_url, monkeypatch):
+    """It ignores one that comes between two messages of a round, and would sleep on."""
+    sent, cancel = [], psycopg.AsyncConnection.cancel_safe
+
+    async def lost_at_first(driver, **options):
+        sent.append(driver)
+        if len(sent) > 1:
+            await cancel(driver, **options)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "cancel_safe", lost_at_first)
+    sleeps = "SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(300)' AND wait_event = 'PgSleep'"
+    with psycopg.connect(postgres_url, autocommit=True) as watch:
+        task = asyncio.create_task(quick(lambda c, d: d.run(c, "SELECT pg_sleep(300)")))
+        while not watch.execute(sleeps).fetchone():  # noqa: ASYNC110 - the server's state, no event
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not watch.execute(sleeps).fetchone()
+    assert len(sent) == 2
 
 
 async def test_an_error_names_the_statement_that_failed(quick):

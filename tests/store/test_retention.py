@@ -4,6 +4,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import event
 
 from resilient import InvalidInput
 from resilient.core.gates.rate_limit import LimitState
@@ -137,6 +138,75 @@ class TestFinished:
             return c.exec_driver_sql(reads).scalar_one() - start
 
         assert postgres_database.transaction_sync(plan) == 0
+
+    def test_a_dead_head_costs_the_same_however_many_wait_behind_it(self, postgres_database):
+        """Each is judged by three look-ups, and none by a walk through its lane, or by a hash over all of a table."""
+
+        def plan(c, d):
+            d.run(
+                c,
+                "WITH put AS (INSERT INTO {job} (id, kind, resource_key, payload, state, run_at, created_at,"
+                " updated_at, finished_at, ordering_key, order_no, ordering_policy, followed) SELECT gen_random_uuid(),"
+                " 'k', 'a', '1', 'dead', now(), now(), now(), now() - n * interval '1 second', 'o' || n, 1, 'block',"
+                " true FROM generate_series(1, 20000) n RETURNING id, ordering_key)"
+                " INSERT INTO {order} (resource_key, ordering_key, last_no, head_id, seek_no, updated_at)"
+                " SELECT 'a', ordering_key, 1, id, 1, now() FROM put",
+            )
+            d.run(
+                c,
+                "INSERT INTO {job} (id, kind, resource_key, payload, state, run_at, created_at, updated_at,"
+                " ordering_key, order_no, ordering_policy, waits) SELECT gen_random_uuid(), 'k', 'a', '1', 'blocked',"
+                " now(), now(), now(), 'o' || (1 + n / 1000), 1, 'block', 1 FROM generate_series(1000, 30999) n",
+            )
+            c.exec_driver_sql("ANALYZE resilient_job, resilient_order")
+            explained = []
+
+            @event.listens_for(c, "before_cursor_execute")
+            def explain(_c, cursor, statement, parameters, _context, _many):
+                if statement.startswith("SELECT id, finished_at"):
+                    cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + statement, parameters)
+                    explained.append(cursor.fetchone()[0][0]["Plan"])
+
+            d.steer(c)
+            before = d.now(c) - timedelta(seconds=1)
+            gone, _ = retention.prune_finished(c, d, "dead", before, limit=500)
+            event.remove(c, "before_cursor_execute", explain)
+            return gone, explained
+
+        (gone, explained) = postgres_database.transaction_sync(plan)
+        assert (gone, len(explained)) == (500, 1)
+        assert "Hash" not in str(explained)
+        assert rows_of(explained[0]) < 500 * 8
+
+    def test_only_a_dead_head_that_holds_others_up_is_spared(self, database, clock, read_all):
+        """Not because it is dead, nor because numbers were given since: those jobs may be over."""
+
+        def put(c, d):
+            heads = [uuid4() for _ in range(3)]
+            row = {"kind": "k", "resource_key": "a", "payload": "1", "ordering_policy": "block"}
+            jobs.insert(c, d, [
+                *(jobs.NewJob(id=i, ordering_key=f"o{n}", order_no=1, **row) for n, i in enumerate(heads)),
+                jobs.NewJob(id=uuid4(), ordering_key="o1", order_no=1, waits=1, **row),
+            ])  # fmt: skip
+            d.run(c, "UPDATE {job} SET state = 'dead', finished_at = :now WHERE waits = 0", {"now": clock.now() - DAY})
+            for n, (head, last) in enumerate(zip(heads, (1, 1, 5), strict=True)):
+                d.run(
+                    c,
+                    "INSERT INTO {order} (resource_key, ordering_key, last_no, head_id, seek_no, updated_at)"
+                    " VALUES ('a', :name, :last, :id, 1, :now)",
+                    {"name": f"o{n}", "last": last, "id": d.id(head), "now": clock.now()},
+                )
+
+        database.transaction_sync(put)
+        assert database.transaction_sync(retention.count_finished, "dead", clock.now(), limit=9) == 2
+        assert self.prune(database, "dead", clock.now())[0] == 2
+        assert [r["ordering_key"] for r in read_all("SELECT ordering_key FROM {job} WHERE state = 'dead'")] == ["o1"]
+
+
+def rows_of(node):
+    """How many rows a plan has read."""
+    own = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+    return (own if "Relation Name" in node else 0) + sum(map(rows_of, node.get("Plans", ())))
 
 
 class TestAttempts:

@@ -18,8 +18,9 @@ from resilient.store import sync as cursors
 from resilient.store.accounts import connections, grants
 from resilient.store.db.dialect import Dialect
 from resilient.store.gates import limits, resources
+from resilient.store.jobs import changes, workflows
 from resilient.store.jobs import insert as jobs
-from resilient.store.jobs import workflows
+from resilient.store.jobs.filters import JobFilter
 from resilient.store.jobs.insert import NewJob
 from resilient.store.schedules import ticks as schedules
 
@@ -64,7 +65,10 @@ LANES = {
     "lane1": ("p/1", ("run", "next", "last")), "lane2": ("q/1", ("ready", "next", "last")),
     "lane3": ("p/2", ("dead", "next")), "lane4": ("outbox/orders", ("run", "next")),
 }  # fmt: skip
-CHILDREN = {"child1": ("run1",), "child2": ("run1", "run2"), "child3": ("late1",), "child4": ("child1",)}
+CHILDREN = {
+    "child1": ("run1",), "child2": ("run1", "run2"), "child3": ("late1",), "child4": ("child1",),
+    "child5": ("run2", "late2"),  # it was cancelled while it waited
+}  # fmt: skip
 PARKED = {"h/1": "h/1", "c/1": "c/1", "c/2": "c/2"}
 
 
@@ -132,6 +136,7 @@ def _build_children(c, d):
         row = new(name, "p/2", waits=len(blockers), followed=True)
         resolved = name != "child3"  # whose edge nobody has looked at yet
         queue.write(c, d, [JobRequest(row, after=tuple(map(id_of, blockers)))], last=resolved)
+    changes.Sweep(changes.Cancel(), JobFilter(ids=(id_of("child5"),))).step(c, d)
 
 
 def _build_workflows(c, d):

@@ -372,6 +372,22 @@ def test_resources_by_pattern(ok, run, read, database):
     )
 
 
+def test_a_gate_narrows_a_single_resource(enqueue, ok, read):
+    enqueue()
+    ok("resources", "pause", "github/a")
+    nothing = "Nothing to do: nothing of the kind stops github/a.\n"
+    assert ok("resources", "open", "github/a", "--gate", "breaker") == nothing
+    assert ok("resources", "reset", "github/a", "--gate", "cooldown") == nothing
+    assert ok("resources", "reset", "github/a", "--gate", "cooldown", "--dry-run") == nothing
+    assert read("resources", "reset", "github/a", "--gate", "cooldown")["changed"] == 0
+    assert read("resources", "list", "--gate", "breaker")["resources"] == []
+    assert [one["key"] for one in read("resources", "list", "--gate", "pause")["resources"]] == ["github/a"]
+    assert ok("resources", "reset", "github/a", "--gate", "pause") == "github/a is reset.\n"
+    assert ok("resources", "pause", "github/b", "--gate", "any") == (
+        "Nothing to do: nothing of the kind stops github/b.\n"
+    )
+
+
 def test_a_pattern_means_keys_that_only_have_jobs_too(ok, read, enqueue):
     ids = [enqueue(key=f"r/{n}") for n in range(6)]
     out = ok("resources", "pause", "r/*", "--yes")

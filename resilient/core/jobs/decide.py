@@ -101,7 +101,7 @@ def _decide(job: JobFacts, outcome: Outcome, retry: Retry, now: datetime, roll: 
             step = _expired(job, _step(job, JobState.DEAD, "expired", error=outcome.message or None), now)
         case _:
             assert_never(outcome)
-    return step
+    return step if job.called else step._replace(unbegun=True)
 
 
 def _once_more(job: JobFacts, step: Transition, now: datetime) -> Transition | None:
@@ -119,7 +119,9 @@ def _once_more(job: JobFacts, step: Transition, now: datetime) -> Transition | N
         decision = step.decision
     else:
         return None
-    return step._replace(state=JobState.READY, decision=decision, attempts=0, rescues=0, run_at=now, fresh_key=True)
+    return step._replace(
+        state=JobState.READY, decision=decision, attempts=0, rescues=0, run_at=now, fresh_key=True, clear_sent=True
+    )
 
 
 def _step(job: JobFacts, state: JobState, decision: Decision, *, charged: bool = False, **rest: Any) -> Transition:
@@ -201,8 +203,7 @@ def _waits(
         case HandedBack():
             code = INTERRUPTED if outcome.interrupted else None
             step = _step(job, JobState.READY, "handed_back", error=_clip(outcome.reason), error_code=code)
-    step = _unanswered(job, step.error or step.decision) or _go_on(job, step, now, not_before)
-    return step._replace(unbegun=True) if isinstance(outcome, Deferred) and not outcome.begun else step
+    return _unanswered(job, step.error or step.decision) or _go_on(job, step, now, not_before)
 
 
 def _cancelled(job: JobFacts, outcome: CancelledByHandler) -> Transition:

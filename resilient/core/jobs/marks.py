@@ -4,6 +4,8 @@ A request without a provider's key is in doubt as soon as it was sent and nothin
 it twice. One with a key may be repeated for as long as the provider remembers the key (`Idempotency.life`, counted from
 the first sending, and `Idempotency.lives_with`); after that it is in doubt like any other. So the key, the time of the
 first sending and the grant that it uses are committed before the first sending, and a repeat changes none of them.
+A request with such a key keeps its mark when it is answered, until its job ends or saves a checkpoint: it is in doubt
+no more, but a repeat after the key's end would do it again, and is refused.
 """
 
 from __future__ import annotations
@@ -41,6 +43,26 @@ def under(mark: Mapping[str, Any], grant: str, now: datetime) -> dict[str, Any]:
     return {**mark, "until": _text(now), "ended": "grant"}
 
 
+def with_answer(mark: Mapping[str, Any]) -> dict[str, Any]:
+    """The mark of a request with a key that took effect."""
+    return {**mark, "answered": True}
+
+
+def without_answer(mark: Mapping[str, Any]) -> dict[str, Any]:
+    """The mark of a request in doubt: it was to be sent again, and its key is too old."""
+    return {name: value for name, value in mark.items() if name != "answered"}
+
+
+def is_answered(mark: Mapping[str, Any]) -> bool:
+    """Whether the request took effect."""
+    return mark.get("answered") is True
+
+
+def unanswered(marks: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    """The marks of requests whose outcome nobody knows."""
+    return {name: mark for name, mark in readable(marks).items() if not is_answered(mark)}
+
+
 def readable(value: Any) -> Mapping[str, Mapping[str, Any]]:
     """The marks in a row's column. Unreadable ones count as one request in doubt, because it may have been sent."""
     if not value:
@@ -57,17 +79,17 @@ def until_of(mark: Mapping[str, Any]) -> datetime | None:
 
 def in_doubt(marks: Mapping[str, Mapping[str, Any]] | None, now: datetime) -> bool:
     """Whether some request must not be repeated: it had no key, or the provider may have forgotten it."""
-    return any((until := until_of(mark)) is None or until <= now for mark in readable(marks).values())
+    return any((until := until_of(mark)) is None or until <= now for mark in unanswered(marks).values())
 
 
 def unkeyed(marks: Mapping[str, Mapping[str, Any]] | None) -> bool:
     """Whether some request was sent without a key."""
-    return any(until_of(mark) is None for mark in readable(marks).values())
+    return any(until_of(mark) is None for mark in unanswered(marks).values())
 
 
 def safe_until(marks: Mapping[str, Mapping[str, Any]] | None) -> datetime | None:
     """When the first of the keys is forgotten; None if none is outstanding."""
-    return min((until for mark in readable(marks).values() if (until := until_of(mark)) is not None), default=None)
+    return min((until for mark in unanswered(marks).values() if (until := until_of(mark)) is not None), default=None)
 
 
 def forgotten(marks: Mapping[str, Mapping[str, Any]] | None, now: datetime) -> str:

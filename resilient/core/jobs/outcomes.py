@@ -43,6 +43,7 @@ class JobFacts(NamedTuple):
     resource_key: str = ""
     can_reconcile: bool = False  # its handler has a reconcile hook
     checkpointed: bool = False  # since the claim
+    called: bool = True  # its handler was called
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A gate refused before any I/O. ``begun``: the job's handler was called already."""
+    """A gate refused before any I/O."""
 
     resource: str
     gate: str = "breaker"
     until: datetime | None = None
     message: str = ""
-    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Transition(NamedTuple):
     ``run_at``: None keeps the place in line. ``error`` without ``error_kind`` is a remark, not an error.
     ``set_mark``: the next execution must begin by reconciling, and no mark on the row says so yet. ``fresh_key``: what
     runs next is a new operation, under an idempotency key it never had. ``unbegun``: its handler was not called, so its
-    claim is taken off the job's executions again.
+    claim is taken off the job's executions again, and a unique key that the claim gave away is taken back.
 
     Until it is written, a cancel may be requested and the job may be enqueued again. ``if_cancelled`` and
     ``if_once_more`` are what `decide` says then, where that is another state; after both, the cancel counts. So the

@@ -289,10 +289,11 @@ class Discarded(_Tally):
 
 @dataclass(frozen=True, slots=True)
 class Deleted(_Tally):
-    """Jobs that are gone; the others were not over."""
+    """Jobs that are gone; the others were not over, or belong to a workflow that is not (``in_workflow``)."""
 
     deleted: int = 0
     not_finished: int = 0
+    in_workflow: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ the latest step's first. A step is undone if it succeeded, or if it may have tak
 execution of it, the last or an earlier one, was broken off by its timeout, a cancel or the loss or stop of its worker;
 or it ended with a request that was never answered (an idempotency key makes a repeat safe, but does not say whether the
 request took effect). A dead undo stops the undoing (`STUCK`) until
-somebody retries or discards it. Once a workflow turned around, it never goes forward again.
+somebody retries or discards it, and so does one whose job was deleted: nobody knows whether it succeeded, unless the
+next undo has begun, which waits for that. Once a workflow turned around, it never goes forward again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class WorkflowState(StrEnum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     UNDOING = "undoing"  # a step failed, or somebody cancelled it: steps are stopped, then undone
-    STUCK = "stuck"  # an undo is dead: somebody has to retry or discard that job
+    STUCK = "stuck"  # an undo is dead: somebody has to retry or discard that job (or its job was deleted)
     UNDONE = "undone"  # every undo ended
     FAILED = "failed"  # a step failed, and no step needed an undo
 
@@ -96,10 +97,11 @@ def stands_still(state: WorkflowState, steps: Sequence[StepFacts]) -> bool:
 def _undo(steps: Sequence[StepFacts]) -> Plan:
     """The plan of a workflow of which no step waits or runs: undo the latest step first."""
     to_undo = sorted((s for s in steps if needs_undo(s)), key=lambda s: -s.no)
+    latest = next((s.name for s in reversed(to_undo) if s.undo_begun), None)
     for step in to_undo:
         if not step.undo_begun:
             return Plan(WorkflowState.UNDOING, undo=step.name)
-        if step.undo_state is JobState.DEAD:
+        if step.undo_state is JobState.DEAD or (step.undo_state is None and step.name == latest):
             return Plan(WorkflowState.STUCK)
         if step.undo_state is not None and step.undo_state not in TERMINAL:
             return Plan(WorkflowState.UNDOING)
@@ -110,9 +112,11 @@ _MAY_HAVE: Final = {JobState.DEAD: BROKEN_OFF | {FailureKind.AMBIGUOUS}, JobStat
 
 
 def needs_undo(step: StepFacts) -> bool:
-    """Whether the step has an undo, and took effect or may have."""
+    """Whether the step has an undo, and took effect or may have; it did or may have if its undo has begun."""
     if not step.has_undo:
         return False
+    if step.undo_begun:
+        return True
     if step.state in _MAY_HAVE and step.error_kind in _MAY_HAVE[step.state]:
         return True
     return step.state is JobState.SUCCEEDED or (step.state in (JobState.DEAD, JobState.CANCELLED) and step.in_doubt)

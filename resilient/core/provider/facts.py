@@ -438,8 +438,9 @@ class Provider:
         """These facts with an app's own words: its OAuth client, and whatever else differs for it.
 
         ``redirect_uri``, ``scopes``, ``authorize_params``, ``client_auth`` and ``key_header`` are the OAuth client's,
-        the rest replaces fields of the same name. OAuth addresses at the origin of our ``base_url`` go with an app's
-        own; ``sign_in_at`` is the origin of all of them, where they stand elsewhere. Raises `InvalidInput`.
+        ``headers`` are added to ours, of which they replace those of the same name, and the rest replaces fields of the
+        same name. OAuth addresses at the origin of our ``base_url`` go with an app's own; ``sign_in_at`` is the origin
+        of all of them, where they stand elsewhere. Raises `InvalidInput`.
         """
         rest: dict[str, Any] = dict(overrides)
         own: dict[str, Any] = {"client_id": client_id, "client_secret": client_secret}
@@ -462,6 +463,10 @@ class Provider:
             raise InvalidInput(f"provider {self.name!r}: {unknown[0]}= is none of {names}")
         if rest.get("base_url"):
             rest.setdefault("whoami", self._whoami_below(rest["base_url"]))
+        if "headers" in rest:
+            names_again = {name.lower() for name in rest["headers"]}
+            others = {name: text for name, text in self.headers.items() if name.lower() not in names_again}
+            rest["headers"] = {**others, **rest["headers"]}
         return replace(self, auth=auth, **rest)
 
     def limit_patterns(self) -> dict[str, Sequence[Limit]]:

@@ -27,7 +27,7 @@ from resilient.engine.app.sync_side import Credentials, SyncSide
 from resilient.engine.events.inbox import Inbox
 from resilient.engine.events.outbox import DEFAULT_SOURCE, Outbox
 from resilient.engine.events.webhooks import Webhooks
-from resilient.engine.gates.api import Resources, Tests
+from resilient.engine.gates.api import Resources, TestSenders
 from resilient.engine.ground import audited
 from resilient.engine.ground.chores import do_all
 from resilient.engine.ground.counts import Counts
@@ -183,7 +183,7 @@ class Resilient:
 
         self.alerts, self.grants, tests = credentials_on(ground)
         self._side = side = SyncSide(ground, credentials_on)
-        self.resources = Resources(ground, Tests(tests.send, side.test))
+        self.resources = Resources(ground, TestSenders(tests.send, side.test))
         self.connections, self.webhooks = Connections(ground, self.grants), Webhooks(ground, webhooks)
         self.accounts = Accounts(ground, self.grants.accounts.forget)
         self.retention, self.pruned_to = retention_.checked(retention), dict[str, Any]()

@@ -2,10 +2,11 @@
 
 A method that changes takes a key, which need not have been used yet, or a pattern (``github/*``). A pattern means the
 resources that match it now, in use or with jobs in the queue, and none that comes later (for those, change what is
-above them: ``github``); with ``gate`` it means only those that this gate stops. Each resource is changed in a
-transaction of its own (with ``session=`` all in the caller's, deepest first, as everybody locks them), if it is still
-meant then. `Bulk` bounds a change: stopped since when, how many, how many a second, only a look.
-Whatever opens a gate releases the turns that wait for it; the load comes back step by step.
+above them: ``github``). With ``gate`` a key or a pattern means only what this gate stops. Each resource is changed in a
+transaction of its own, which looks once more whether the gate stops it; with ``session=`` all are changed in the
+caller's transaction, the deepest first, as everybody locks them. `Bulk` bounds a change: stopped since when, how many,
+how many a second, only a look. Whatever opens a gate releases the turns that wait for it; the load comes back step by
+step.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
     from resilient.store.inspect.resources import Gate
 
 
-class Tests(NamedTuple):
-    """What sends a test request: on the app's loop, and for threads, where its coroutine never waits."""
+class TestSenders(NamedTuple):
+    """Two functions that send a test request: on the app's loop, and in a thread, where its coroutine never waits."""
 
     on_loop: Callable[[str], Awaitable[RequestTest]]
     in_threads: Callable[[str], Awaitable[RequestTest]]
@@ -79,7 +80,7 @@ class Bulk(TypedDict, total=False):
 class Resources:
     """Resources of one app. Raises `BadResourceKey` for what is no key or pattern."""
 
-    def __init__(self, ground: Ground, tests: Tests, *, here: bool = False) -> None:
+    def __init__(self, ground: Ground, tests: TestSenders, *, here: bool = False) -> None:
         self._ground, self._db = ground, Transactions(ground, here=here)
         self._tests, self._send_test = tests, tests.in_threads if here else tests.on_loop
 
@@ -152,7 +153,7 @@ class Resources:
     @audited("resources resume")
     async def resume(self, which: str, *, session: CallersSession = None, **bulk: Unpack[Bulk]) -> Changed:
         """End a pause; of a pattern those that are paused."""
-        return await self._each(which, "pause", bulk, session, gates.resume)
+        return await self._each(which, _of_a_pattern(which, "pause"), bulk, session, gates.resume)
 
     @audited("resources open")
     async def open(
@@ -171,22 +172,23 @@ class Resources:
     @audited("resources close")
     async def close(self, which: str, *, session: CallersSession = None, **bulk: Unpack[Bulk]) -> Changed:
         """Close the circuit by hand; of a pattern those that are not closed."""
-        return await self._each(which, "breaker", bulk, session, gates.close)
+        return await self._each(which, _of_a_pattern(which, "breaker"), bulk, session, gates.close)
 
     @audited("resources reset")
     async def reset(
         self,
         which: str,
         *,
-        gate: Gate | Literal["any"] | None = "any",
+        gate: Gate | Literal["any"] | Unset | None = UNSET,
         session: CallersSession = None,
         **bulk: Unpack[Bulk],
     ) -> Changed:
-        """Close the circuit, end cooldown and pause.
+        """Close the circuit, end cooldown and pause: all three, also with ``gate``.
 
-        Credentials and policies stay. A pattern means those that are stopped.
+        Credentials and policies stay. Without ``gate`` a pattern means those that are stopped, by any gate.
         """
-        return await self._each(which, gate, bulk, session, _reset)
+        stops = _of_a_pattern(which, "any") if isinstance(gate, Unset) else gate
+        return await self._each(which, stops, bulk, session, _reset)
 
     @audited("resources limit")
     async def limit(
@@ -203,9 +205,10 @@ class Resources:
     ) -> Changed:
         """Override what the program declares, at once and for every worker.
 
-        ``limits`` replaces all of them (``"100/min"``, `Limit`; none or None: no limit), ``concurrency`` the
-        cap (None: no cap), ``breaker`` some of its members. ``clear`` drops overrides first, all or by aspect.
-        ``forget`` drops what throttles taught; the next one teaches anew.
+        ``limits`` replaces all its limits (``"100/min"``, `Limit`; an empty list or None: no limit), ``concurrency``
+        replaces its cap (None: no cap), ``breaker`` replaces the members that are given. ``clear`` drops the overrides
+        that were there (True: all; or by aspect) before that. ``forget`` drops the limit that throttles taught; the
+        next throttle teaches one again.
         Raises `InvalidInput` for a policy that cannot be meant.
         """
         change = _override(limits, concurrency, breaker)
@@ -245,10 +248,13 @@ class Resources:
         return _changed(selection, done)
 
     async def _select(self, which: str, gate: str | None, bulk: Bulk, session: CallersSession) -> _Selection:
-        if not ("*" in which or "?" in which):
-            if narrowed := {"stopped_after", "stopped_before", "limit"} & bulk.keys():
-                raise InvalidInput(f"{min(narrowed)}= narrows a pattern; {which!r} is one key")
-            return _Selection([resource_key.check_stored(which)])
+        if not _is_pattern(which):
+            if narrow := next((n for n in ("limit", "stopped_after", "stopped_before") if bulk.get(n) is not None), ""):
+                raise InvalidInput(f"{narrow}= narrows a pattern; {which!r} is one key")
+            key = resource_key.check_stored(which)
+            if gate is None:
+                return _Selection([key])
+            return _Selection(await self._db.read(session, resource_queries.keys_of, key, gate=gate), gate)
         resource_key.check_pattern(which)
         most = bulk.get("limit")
         if most is not None and most < 1:
@@ -285,6 +291,15 @@ class SyncResources(SyncFacade[Resources]):
     close = blocking(Resources.close)
     reset = blocking(Resources.reset)
     limit = blocking(Resources.limit)
+
+
+def _is_pattern(which: str) -> bool:
+    return "*" in which or "?" in which
+
+
+def _of_a_pattern(which: str, gate: Gate | Literal["any"]) -> Gate | Literal["any"] | None:
+    """The gate that stops those of a pattern which a method is for; a key is changed whatever stops it."""
+    return gate if _is_pattern(which) else None
 
 
 @dataclass(slots=True)

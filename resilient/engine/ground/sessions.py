@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
     from types import TracebackType
 
+    from sqlalchemy import NestedTransaction
+
     from resilient.engine.ground.ground import Ground
     from resilient.store.db.database import Database
     from resilient.store.db.dialect import Dialect
@@ -190,6 +192,17 @@ def enter(target: Any, on_commit: Wake) -> tuple[Any, Connection]:
     else:
         on_outermost_commit(target, on_commit)
     return target, c
+
+
+def savepoint(c: Connection) -> NestedTransaction:
+    """A savepoint in a caller's transaction.
+
+    SQLite's driver begins a transaction with its first write. A savepoint before that would be one of its own, and its
+    end a commit: https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
+    """
+    if c.dialect.name == "sqlite" and not c.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+        c.exec_driver_sql("BEGIN")
+    return c.begin_nested()
 
 
 def _no_plain_session(target: AsyncSession | AsyncConnection) -> str:

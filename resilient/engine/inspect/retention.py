@@ -45,8 +45,8 @@ _LAST: Final = UUID(int=2**128 - 1)
 class Walk:
     """One pruning. Call `step`, each time in a transaction, until it returns True.
 
-    ``apart``: events of the outbox have a retention of their own. A walk over them, or over the other jobs, passes rows
-    that it keeps; ``reached`` remembers how far the walks before have come, so that these are read once.
+    ``apart``: events of the outbox have a retention of their own. Then a walk reads succeeded jobs of both sorts and
+    keeps those of the other sort. ``reached`` is the place up to which earlier walks have read: this walk begins there.
     """
 
     def __init__(
@@ -77,12 +77,13 @@ class Walk:
         return cls(retention, ages, apart=apart, **options)
 
     def step(self, c: Connection, d: Dialect) -> bool:
-        """Delete the next batch; True when nothing is left to delete."""
+        """Delete the next batch; True when nothing is left. If it fails, nothing is counted: it can be called again."""
         if not self._ages:
             return True
-        name = next(iter(self._ages))
-        age = self._ages.pop(name)
-        if not self._part(name)(c, d, name, d.now(c) - age):
+        name, age = next(iter(self._ages.items()))
+        is_done = self._part(name)(c, d, name, d.now(c) - age)
+        del self._ages[name]
+        if not is_done:
             self._ages[name] = age  # at the end: a part that never ends does not starve the others
         return not self._ages
 

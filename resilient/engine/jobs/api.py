@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from uuid import UUID
 
@@ -114,7 +115,14 @@ def plan_edit(
     if payload is not UNSET:
         row = encoder.encode(_kind_of(c, d, encoder, f), payload, "any").row
         changes |= {"payload": json.loads(row.payload), "payload_version": row.payload_version}
+        changes["undo_payload"] = partial(_undo_payload, encoder, payload)
     return Edit(new_operation=new_operation, **changes)
+
+
+def _undo_payload(encoder: Encoder, payload: Any, kind: str) -> tuple[str, int]:
+    """The same payload for the job that undoes a step, as the workflow wrote it for that kind."""
+    undo = encoder.kind_of(kind)
+    return encoder.text(undo, payload), undo.version
 
 
 def _kind_of(c: Connection, d: Dialect, encoder: Encoder, f: JobFilter) -> Kind[Any]:

@@ -15,6 +15,7 @@ in one transaction could make two of them wait for each other.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -193,6 +194,12 @@ def _told_the_holder(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyH
             f"job {holder.id} ({row.kind}, {holder.state}) of {holder.resource_key} holds unique_key"
             f" {row.unique_key!r} and does nothing for {row.resource_key}: name the resource in the key"
         )
+    if o.after or holder.ordering_key != row.ordering_key:
+        what = "after=" if o.after else f"ordering_key={row.ordering_key!r} and not {holder.ordering_key!r}"
+        raise DuplicateJob(
+            f"job {holder.id} ({row.kind}, {holder.state}) holds unique_key {row.unique_key!r} and cannot be given"
+            f" {what}: what it waits for is said once, when it is enqueued. Cancel it first, or leave it as it is"
+        )
     now = d.now(c)
     if is_running and holder.cancel_requested:
         raise DuplicateJob(
@@ -200,7 +207,7 @@ def _told_the_holder(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyH
             " cannot run once more: enqueue again when it has ended"
         )
     if is_running:
-        return jobs.mark_once_more(c, d, holder.id, now)
+        return jobs.mark_once_more(c, d, holder.id, now, row if o.on_conflict == "replace" else None)
     if marks.unkeyed(holder.sent):
         raise DuplicateJob(
             f"job {holder.id} ({row.kind}, {holder.state}) holds unique_key {row.unique_key!r} and waits to look up a"
@@ -223,18 +230,24 @@ def join(target: Any, d: Dialect, ordered: Sequence[JobRequest], on_commit: sess
     """Write into the caller's transaction: a sync Session or Connection."""
     target, c = sessions.enter(target, on_commit)
     if isinstance(target, Connection):
-        return write(through_driver(c), d, ordered, last=False)
+        return _write_whole(c, d, ordered)
     is_foreign = isinstance(target.get_bind(), Connection)
     at_once = [o for o in ordered if is_foreign or not o.waits_for_commit]
     later = [o for o in ordered if o.waits_for_commit and not is_foreign]
-    written = (
-        dict(zip([o.row.id for o in at_once], write(through_driver(c), d, at_once, last=False), strict=True))
-        if at_once
-        else {}
-    )
+    written = dict(zip([o.row.id for o in at_once], _write_whole(c, d, at_once), strict=True)) if at_once else {}
     if later:
         _buffer(target, d, later)
     return [written.get(o.row.id) or Enqueued(o.row.id, created=None) for o in ordered]
+
+
+def _write_whole(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list[Enqueued]:
+    """Write all of them or, where a unique key is refused, none: its caller may catch `DuplicateJob`, and commit."""
+    with sessions.savepoint(c) if len(ordered) > 1 and any(map(_has_key, ordered)) else nullcontext():
+        return write(through_driver(c), d, ordered, last=False)
+
+
+def _has_key(o: JobRequest) -> bool:
+    return o.row.unique_key is not None
 
 
 async def join_async(

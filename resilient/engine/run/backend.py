@@ -31,6 +31,7 @@ from resilient.core.jobs.records import START
 from resilient.core.provider.facts import GENERIC
 from resilient.engine.accounts.grants import PATIENCE
 from resilient.engine.events.publishers import Publishers, require
+from resilient.engine.gates.tickets import Reservation
 from resilient.engine.ground.encoder import Enqueued, with_trace
 from resilient.engine.jobs.workflows import results_of
 from resilient.engine.run import stream_reader, two_phase
@@ -261,15 +262,23 @@ class HandlerBackend(Branch):
         branch = self._wire.branch(self._execution, resource_key)
         return self._wire.from_thread(branch) if not self._execution.handler.is_async else await branch
 
-    async def admit(self) -> None:
+    async def admit(self, last_look: Callable[[], None]) -> None:
         """Draw the resource's request limits and look at its gates, for what is sent without a client.
 
-        Raises `ResourceStopped`, or `LostLease` for a job that another worker runs by now.
+        ``last_look`` is called at the end; if it raises, what was drawn is given back. Raises `ResourceStopped`, or
+        `LostLease` for a job that another worker runs by now.
         """
         execution = self._execution
         gate = execution.context.gate
-        gate.abandoned(await gate.admit(execution.resource_key, probes=execution.probes))  # the outcome is counted
-        execution.require_running()
+        ticket = await gate.admit(execution.resource_key, probes=execution.probes)
+        gate.abandoned(ticket)  # the outcome is counted
+        try:
+            execution.require_running()
+            last_look()
+        except BaseException:
+            if (place := ticket.place) is not None:
+                gate.release(Reservation(ticket.key, place.cost, place.limits, (), place))
+            raise
 
     @property
     def publishers(self) -> Publishers:
@@ -457,8 +466,9 @@ class JobHooks:
                 return await self._execution.mark(request.name, marks.made(request, now, grant), self._commit_marks)
         permit.fresh = False
         mark = marks.under(mark, grant, now)
-        self._execution.remark(request.name, mark)
-        if old := marks.forgotten({request.name: mark}, now):
+        old = marks.forgotten({request.name: mark}, now)
+        self._execution.remark(request.name, marks.without_answer(mark) if old else mark)
+        if old:
             failure = Failure(FailureKind.AMBIGUOUS, code="key_forgotten")
             raise JobFailure(f"not sent again, because it may then be done twice: {old}", failure=failure)
         return None
@@ -479,9 +489,9 @@ class JobHooks:
             await self._wire.gate.again(permit.state)
 
     def clear(self, permit: Permit, *, took_effect: bool) -> None:
-        """The outcome is known: the mark leaves the row with the finish, or with the next mark."""
+        """The outcome is known: the row hears of it with the finish, or with the next mark."""
         keyed = permit.request.is_forgettable
-        mark = self._execution.unmark(permit.request.name, took_effect=took_effect and not keyed)
+        mark = self._execution.unmark(permit.request.name, took_effect=took_effect, keyed=keyed)
         if keyed:
             permit.mark = mark
 

@@ -201,6 +201,7 @@ class Execution(Pausable):
     reason: str | None = None  # why it was interrupted: "timeout", "cancel", "stop" or "lost"
     lost = False  # the fence is gone: nothing this execution writes counts
     over = False  # its end was decided; a thread that goes on sends nothing more
+    called = False  # its handler was called
     checkpointed = False  # saved progress of a sync since the claim
     passes: frozenset[tuple[str, str, str]] = frozenset()  # streams whose pass it asked for
     is_answered = False  # some request of this execution was answered; written by `count_answer`
@@ -251,19 +252,12 @@ class Execution(Pausable):
         """What `decide` must know."""
         row = self.row
         return JobFacts(
-            attempts=row.attempts,
-            max_attempts=row.max_attempts,
-            deferrals=row.deferrals,
-            rescues=0 if self.checkpointed else row.rescues,
-            expires_at=row.expires_at,
-            sent=self.sent,
-            safe_until=marks.safe_until(self._marks),
-            cancel_requested=self.reason == "cancel",
-            once_more=bool(row.once_more),
-            resource_key=row.resource_key,
-            can_reconcile=self.handler.reconcile is not None,
-            checkpointed=self.checkpointed,
-        )
+            attempts=row.attempts, max_attempts=row.max_attempts, deferrals=row.deferrals,
+            rescues=0 if self.checkpointed else row.rescues, expires_at=row.expires_at, sent=self.sent,
+            safe_until=marks.safe_until(self._marks), cancel_requested=self.reason == "cancel",
+            once_more=bool(row.once_more), resource_key=row.resource_key,
+            can_reconcile=self.handler.reconcile is not None, checkpointed=self.checkpointed, called=self.called,
+        )  # fmt: skip
 
     @property
     def cancel_requested(self) -> bool:
@@ -288,23 +282,24 @@ class Execution(Pausable):
         """The mark of an unanswered request."""
         return self._marks.get(name)
 
-    def unmark(self, name: str, *, took_effect: bool = False) -> dict[str, Any] | None:
-        """The outcome of a request is known; its row hears of it with its finish, so that this costs nothing.
+    def unmark(self, name: str, *, took_effect: bool, keyed: bool) -> dict[str, Any] | None:
+        """The outcome of a request is known; its row hears of it with the finish, so that this costs nothing.
 
-        ``took_effect``: it was done, and has no key. Until the finish the row says that it may have been: whoever finds
-        the job after a crash must not do it again.
+        What took effect stays in the row until then, for whoever finds it after a crash; under a key, to the job's end.
         """
         mark = None if self.over or self.lost else self._marks.get(name)
         if mark is not None:
-            self._set_mark(name, None)
-            if took_effect:
+            keeps = keyed and (took_effect or marks.is_answered(mark))
+            self._set_mark(name, marks.with_answer(mark) if keeps else None)
+            if took_effect and not keyed:
                 self.effect, self._effects = name, {name: mark}
         return mark
 
     @property
     def is_settled(self) -> bool:
         """Whether what its row says about its requests is only that some were answered."""
-        return self.effect is not None and not self._marks and not (self._marking and self._marking.locked())
+        is_marking = self._marking is not None and self._marking.locked()
+        return bool(self.effect or self._marks) and not marks.unanswered(self._marks) and not is_marking
 
     def doubt_effect(self) -> str:
         """It ends by no word of its handler's: what was answered without a key would be done again by a repeat.
@@ -320,6 +315,7 @@ class Execution(Pausable):
     def settle(self) -> None:
         """A checkpoint is committed: what was done before it is behind the job."""
         self.effect, self._effects = None, {}
+        self._marks = marks.unanswered(self._marks)
 
     def begin_work(self) -> Work:
         """The transactions of its handler, made with the first block."""
@@ -372,7 +368,7 @@ class Execution(Pausable):
 
     @property
     def marks(self) -> dict[str, Any] | None:
-        """The requests that are unanswered when it ends."""
+        """Its requests that are unanswered when it ends, and those that took effect under a key that has an end."""
         return dict(self._marks) or None
 
     def require_running(self) -> None:
@@ -555,11 +551,10 @@ def _gives_up(execution: Execution, error: Exception, tries: int) -> bool:
     return not waits
 
 
-# -- the span of a run: begun when its handler is called, ended with what is decided of it -----------------------------
-
-
-def begin_span(unit: Execution | SharedCall, executions: Sequence[Execution]) -> None:
-    """Begin the span of a run, as the current one; its slot leaves it, and `Finisher` ends it."""
+def begin_call(unit: Execution | SharedCall, executions: Sequence[Execution]) -> None:
+    """The handler is called now: begin the span of the run, as the current one. `Finisher` ends it."""
+    for one in executions:
+        one.called = True
     ground, row = executions[0].context.ground, executions[0].row
     tracing, alone = ground.tracing, unit is executions[0]
     if tracing.share < 1 and tracing.leaves_out():

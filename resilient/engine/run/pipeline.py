@@ -21,7 +21,6 @@ import logging
 import re
 from collections import Counter
 from contextvars import copy_context
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +42,7 @@ from resilient.core.base.errors import (
 )
 from resilient.core.base.loggers import logger
 from resilient.core.base.phrases import error_line, plain
+from resilient.core.jobs import marks
 from resilient.core.jobs.decide import decide
 from resilient.core.jobs.outcomes import (
     SUCCEEDED,
@@ -66,7 +66,7 @@ from resilient.engine.ground.sessions import to_the_end
 from resilient.engine.run import two_phase
 from resilient.engine.run.backend import HandlerBackend, stored_payload
 from resilient.engine.run.completer import Completer
-from resilient.engine.run.execution import begin_span, elapsed, end_span
+from resilient.engine.run.execution import begin_call, elapsed, end_span
 from resilient.engine.run.job import Job, SyncJob
 from resilient.store.db import trouble
 from resilient.store.jobs.finishing import Finish
@@ -101,11 +101,11 @@ def admit(execution: Execution) -> Outcome | None:
         return HandedBack("its lease was lost before it started")
     row, context = execution.row, execution.context
     # Housekeeping ends expired jobs too, but only now and then. One with a mark runs, so that its request is looked up.
-    if row.expires_at is not None and not row.sent and row.expires_at <= context.now():
+    if row.expires_at is not None and row.expires_at <= context.now() and not marks.unanswered(row.sent):
         return Expired()
     stop = context.gate.stop(execution.resource_key, probes=execution.probes)  # it may have closed since the claim
     if stop is not None:
-        return _deferred(ResourceStopped(stop.resource, stop.gate, stop.until), begun=False)
+        return _deferred(ResourceStopped(stop.resource, stop.gate, stop.until))
     if execution.sent and execution.handler.reconcile is None:
         return Failed(Failure(FailureKind.AMBIGUOUS), execution.doubt())
     return None
@@ -123,8 +123,7 @@ async def admit_late(execution: Execution, wire: Wire) -> Outcome | None:
         if wire.lines_up(execution):
             await wire.line_up(execution)
     except Exception as error:  # noqa: BLE001 - a stopped account, the database, an address that is none
-        outcome = explain_error(execution, error)
-        return replace(outcome, begun=False) if isinstance(outcome, Deferred) else outcome
+        return explain_error(execution, error)
     return None
 
 
@@ -165,7 +164,7 @@ async def run_job(execution: Execution, wire: Wire, threads: ThreadPool) -> Outc
         if is_late and (refusal := await admit_late(execution, wire)) is not None:
             return refusal
         job = _job(execution, payload, wire)
-        begin_span(execution, [execution])
+        begin_call(execution, [execution])
         wire.begin(execution)
         reconciling = execution.sent and handler.reconcile is not None
         fn = handler.reconcile if reconciling and handler.reconcile is not None else handler.fn
@@ -207,7 +206,7 @@ async def run_batch(
             close(one, refusal)
     if not call.members:
         return
-    begin_span(call, list(call.members.values()))
+    begin_call(call, list(call.members.values()))
     batch = call.batch([_job(one, payloads[one.number], wire) for one in call.members.values()])
     fn, result = call.handler.fn, None
     failure: BaseException | None = None
@@ -399,8 +398,8 @@ def _explain_chain(execution: Execution, error: BaseException) -> Outcome | None
     return None
 
 
-def _deferred(stopped: ResourceStopped, *, begun: bool = True) -> Deferred:
-    return Deferred(stopped.resource, stopped.gate, stopped.until, value_text(stopped), begun)
+def _deferred(stopped: ResourceStopped) -> Deferred:
+    return Deferred(stopped.resource, stopped.gate, stopped.until, value_text(stopped))
 
 
 def _is_databases(error: BaseException) -> bool:
@@ -479,8 +478,8 @@ def finish_of(execution: Execution, transition: Transition, worker_id: str, star
     Which requests are unanswered is written as this process knows it: a mark whose write was cut off may stand in the
     database although its request was never sent.
     """
-    row, marks = execution.row, execution.marks or {}
-    return Finish(row.id, execution.fence, transition, marks, row.executions + 1, worker_id, started_at)
+    row = execution.row
+    return Finish(row.id, execution.fence, transition, execution.marks or {}, row.executions + 1, worker_id, started_at)
 
 
 class Finisher:

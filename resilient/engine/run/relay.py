@@ -7,6 +7,7 @@ limits hold it without a charge, errors are retried by its policy, what is refus
 from __future__ import annotations
 
 import asyncio
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from resilient.wire.publishers.base import Destination
 
 IN_FLIGHT: Final = 100  # events of a batch that wait for their confirms at once
-AWAY: Final = 5  # failures in a row after which the rest of a batch is not tried
+AWAY: Final = 5  # signs in a row that the destination is away, after which the rest of a batch is not tried
 _SLACK: Final = 30.0  # seconds of a batch beyond its destination's own timeouts: for opening the connection
 
 
@@ -55,7 +56,9 @@ def usual_caps(destinations: Mapping[str, Destination]) -> dict[str, int]:
 
 
 def _relay(name: str, target: Destination) -> Relay:
-    rounds = 1 + -(-target.batch // IN_FLIGHT)  # the first of a few, until one is answered
+    # Each round of `IN_FLIGHT` events may take the destination's whole timeout, and so may the round before them: that
+    # of the first `AWAY` events, whose answer the others wait for.
+    rounds = 1 + -(-target.batch // IN_FLIGHT)
     longest = target.timeout * rounds + _SLACK
     return Relay(kind=PREFIX + name, fn=_publish, retry=target.retry, batch=target.batch, timeout=longest)
 
@@ -73,9 +76,10 @@ def named(destinations: Mapping[str, Any] | None) -> dict[str, Destination]:
 async def _publish(batch: Batch[str]) -> None:
     """Publish a batch, many events at once; of one key a batch has one event, because the key's next waits for it.
 
-    Each event is settled as soon as it is confirmed, so that a crash repeats few. A destination that is away costs the
-    first `AWAY` events an attempt; the others wait for it at no charge. So no more than these are tried at once until
-    one is answered, where the latest event of this worker found the destination away, or there was none.
+    Each event is settled as soon as it is confirmed, so that a crash repeats few. A destination that is away (its
+    connection is lost, or it refuses whatever comes) costs the first `AWAY` events an attempt; the others wait for it
+    at no charge. If this worker's last event failed in that way, or it has sent none yet, it sends at most `AWAY`
+    events at once until one is answered.
     """
     await _Delivery(batch).run()
 
@@ -87,7 +91,8 @@ class _Delivery:
         self._batch, self._name = batch, batch.kind.removeprefix(PREFIX)
         self._publishers = _backend(batch[0]).publishers
         self._waiting, self._strikes, self._tasks = iter(batch), 0, 0
-        self._is_narrow = True  # until an event is answered
+        self._is_narrow = True  # at most `AWAY` events are in flight, until one is answered
+        self._context = copy_context()  # of each task, whichever event's answer begins it: no span is below another's
 
     async def run(self) -> None:
         """Publish each event, or say why not."""
@@ -102,43 +107,55 @@ class _Delivery:
             self._widen(AWAY if self._is_narrow else IN_FLIGHT)
 
     def _widen(self, most: int) -> None:
-        """Let up to so many events be in flight."""
+        """Let up to ``most`` events be in flight."""
         for _ in range(self._tasks, 0 if _is_cut_off() else min(len(self._batch), most, IN_FLIGHT)):
-            self._group.create_task(self._publish_waiting())
+            self._group.create_task(self._publish_waiting(), context=self._context.copy())
             self._tasks += 1
 
     async def _publish_waiting(self) -> None:
         for job in self._waiting:
             try:
-                message = await self._publish(job)
-            except ConnectionLost as error:  # all events in flight meet it: only the first are charged
-                _count(job, self._name, error)
-                self._batch.fail(job, self._stopped() if self._strikes >= AWAY else error)
-                self._strike()
-            except Exception as error:  # noqa: BLE001 - whatever was raised, this event is charged with it
+                message = await self._admitted(job)
+            except Exception as error:  # noqa: BLE001 - whatever was raised, nothing was sent: no answer came
                 _count(job, self._name, error)
                 self._batch.fail(job, error)
-                if _is_ill(error):
-                    self._strike()
-                elif not isinstance(error, ResourceStopped):
-                    self._note_answer()
             else:
-                _count(job, self._name, message=message)
-                self._batch.succeed(job)
-                self._strikes = 0
-                self._note_answer()
+                await self._send(job, message)
             if _is_cut_off():  # and the destination swallowed that: nothing new begins
                 return
 
-    async def _publish(self, job: Job[str]) -> Message:
+    async def _admitted(self, job: Job[str]) -> Message:
+        """The event, once it may be sent."""
         self._require_present()
-        await _backend(job).admit()
-        self._require_present()  # others met it meanwhile
         message = message_of(job)
-        trace = {TRACEPARENT: message.traceparent, TRACESTATE: message.tracestate}
-        with _backend(job).tracing.send(self._name, trace):
-            await self._publishers.publish(self._name, message)
+        await _backend(job).admit(self._require_present)  # while it waited, others may have met that it is away
         return message
+
+    async def _send(self, job: Job[str], message: Message) -> None:
+        trace = {TRACEPARENT: message.traceparent, TRACESTATE: message.tracestate}
+        try:
+            with _backend(job).tracing.send(self._name, trace):
+                await self._hand_over(message)
+        except Exception as error:  # noqa: BLE001 - whatever was raised, this event ends with it
+            _count(job, self._name, error)
+            is_free = _is_away(error) and self._strikes > AWAY  # all in flight meet it: only the first are charged
+            self._batch.fail(job, self._stopped() if is_free else error)
+        else:
+            _count(job, self._name, message=message)
+            self._batch.succeed(job)
+
+    async def _hand_over(self, message: Message) -> None:
+        """Publish an event, and note what that says of its destination."""
+        try:
+            await self._publishers.publish(self._name, message)
+        except Exception as error:
+            if _is_away(error):
+                self._strikes += 1
+                self._publishers.note(self._name, is_well=False)
+            elif not isinstance(error, ResourceStopped):
+                self._note_answer()
+            raise
+        self._note_answer()
 
     def _require_present(self) -> None:
         if self._strikes >= AWAY:
@@ -148,15 +165,12 @@ class _Delivery:
         return ResourceStopped(self._batch.resource_key, "connection")
 
     def _note_answer(self) -> None:
-        """The destination is there, whatever it thinks of that event."""
+        """It took an event, or refused that one event: the destination is there."""
+        self._strikes = 0
         if self._is_narrow or not self._publishers.is_well(self._name):
             self._is_narrow = False
             self._publishers.note(self._name, is_well=True)
             self._widen(IN_FLIGHT)
-
-    def _strike(self) -> None:
-        self._strikes += 1
-        self._publishers.note(self._name, is_well=False)
 
 
 def _is_cut_off() -> bool:
@@ -183,8 +197,10 @@ def _count(job: Job[str], name: str, error: Exception | None = None, message: Me
         counts.event(name, "ok", None if began is None else max(0.0, (now - began).total_seconds()))
 
 
-def _is_ill(error: Exception) -> bool:
+def _is_away(error: Exception) -> bool:
     """Whether an error is about the destination, and not about the event."""
+    if isinstance(error, ConnectionLost):
+        return True
     failure = error.failure if isinstance(error, JobFailure) else None
     return failure is not None and failure.kind is FailureKind.TRANSIENT and failure.counts_for_breaker is not False
 

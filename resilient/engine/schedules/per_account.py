@@ -26,8 +26,10 @@ from resilient.engine.ground.foreign import called, contained, is_async
 from resilient.engine.schedules.declaration import job_of
 from resilient.store.jobs import insert as jobs
 from resilient.store.schedules import accounts as schedule_accounts
+from resilient.store.schedules import earlier
 from resilient.store.schedules import ticks as schedules
 from resilient.store.schedules.accounts import Moved
+from resilient.store.schedules.earlier import Earlier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -170,6 +172,9 @@ def _serve(c: Connection, d: Dialect, name: str, roll: float) -> tuple[int, bool
     moved, made = _decided(row, due, now, roll)
     new = _insert(c, d, made)
     last = {one.resource_key: one.id for one in made if one.id in new}
+    before = [Earlier(one.unended, one.key) for one in due if one.unended is not None and one.key in last]
+    before += [Earlier(one.id, one.resource_key) for one in made if one.id in new and one.id != last[one.resource_key]]
+    earlier.keep(c, d, name, before, now)
     moved = [Moved(m.key, m.next_at, m.last_at, last.get(m.key)) for m in moved]
     if moved:
         schedule_accounts.move_on(c, d, name, moved)
@@ -218,4 +223,6 @@ def ran(c: Connection, d: Dialect, row: schedules.Row, account: str, job: UUID) 
     """Note the job that a person enqueued for one account; the account's ticks stay as they are."""
     entry = schedule_accounts.find(c, d, row.name, account)
     if entry is not None:
+        if entry.unended is not None:
+            earlier.keep(c, d, row.name, [Earlier(entry.unended, account)], d.now(c))
         schedule_accounts.move_on(c, d, row.name, [Moved(account, entry.next_at, None, job)])

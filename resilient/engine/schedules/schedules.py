@@ -22,12 +22,14 @@ from resilient.engine.jobs import queue
 from resilient.engine.schedules import per_account
 from resilient.engine.schedules.declaration import Schedule, by_name, job_of
 from resilient.store.schedules import accounts as schedule_accounts
-from resilient.store.schedules import programs
+from resilient.store.schedules import earlier, programs
 from resilient.store.schedules import ticks as store
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
+    from uuid import UUID
 
     from sqlalchemy import Connection
 
@@ -199,6 +201,7 @@ class Schedules:
             per_account.require(c, d, name, account)
         (done,) = queue.write(c, d, [job_of(row, None, 0.0, account=account or "")], alone=True)
         if done.created and account is None:
+            _keep_earlier(c, d, row, [done.id], now)
             store.move_on(c, d, name, now, next_at=row.next_at, last_at=row.last_at, job=done.id)
         elif done.created and account is not None:
             per_account.ran(c, d, row, account, done.id)
@@ -254,6 +257,7 @@ def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:
     served = schedule.serve(row.spec, row.next_at, now)
     done = queue.write(c, d, [job_of(row, tick, roll) for tick in served.ticks], alone=True)
     new = [one.id for one in done if one.created]
+    _keep_earlier(c, d, row, new, now)
     store.move_on(
         c, d, name, now, next_at=served.next_at, last_at=served.ticks[-1] if served.ticks else row.last_at,
         job=new[-1] if new else None,
@@ -261,3 +265,9 @@ def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:
     if len(new) < len(done):
         log.info("schedule %s ticked, but its last job is not finished: no new job", name)
     return len(new)
+
+
+def _keep_earlier(c: Connection, d: Dialect, row: store.Row, new: Sequence[UUID], now: datetime) -> None:
+    """Note the jobs that have not ended and are followed by the last of these new ones."""
+    before = [row.unended, *new[:-1]] if new else []
+    earlier.keep(c, d, row.name, [earlier.Earlier(id_) for id_ in before if id_ is not None], now)

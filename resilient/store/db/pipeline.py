@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _LINE: Final = "resilient.line"
 _CANCEL: Final = 5.0  # seconds in which a statement that was cancelled has to end
+_CANCELS: Final = 5  # a server ignores a cancel that comes while it reads the next message of a round
 _SIGNALS: Final = 0.1  # seconds between two looks at signals, for synchronous callers
 _MOST: Final = 1000  # statements that a connection prepares
 _SYNC, _ERROR, _ABORTED, _TUPLES = 10, 7, 11, 2  # of libpq's ExecStatusType
@@ -125,8 +126,10 @@ class Line:
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # what is not over then is given up with the connection
                 over = wait.anew()
-                await self.driver.cancel_safe(timeout=_CANCEL)
-                await asyncio.wait([over], timeout=_CANCEL)
+                for _ in range(_CANCELS):
+                    await self.driver.cancel_safe(timeout=_CANCEL)
+                    if (await asyncio.wait([over], timeout=_CANCEL / _CANCELS))[0]:
+                        break
                 over.result()
                 self._take(exchange)
             raise

@@ -70,6 +70,7 @@ class Job(Base, table=True):
     unique_until: str | None = Field(default=None, sa_column=Column(NAME))  # "start" or "finish"
     unique_lock: str | None = Field(default=None, sa_column=Column(NAME))  # unique_key while it is held
     once_more: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    wish: Any = Field(default=None, sa_column=Column(DOCUMENT))  # what it is to be then; null: what it is
     idempotency_key: str | None = Field(default=None, sa_column=Column(NAME))  # null: derived from the id
     sent: Any = Field(default=None, sa_column=Column(DOCUMENT))  # mark of an unanswered non-idempotent request
     tags: Any = Field(default=None, sa_column=Column(SEARCHED))

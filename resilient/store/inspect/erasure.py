@@ -19,6 +19,7 @@ from resilient.store.accounts import grants
 from resilient.store.db import tables
 from resilient.store.db.dialect import ID
 from resilient.store.gates import controls, turns
+from resilient.store.jobs.columns import AT_THE_END_SQL
 from resilient.store.jobs.dependencies import release_followers
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _with_jobs(c: Connection, d: Dialect, rows: Sequence[Any], *, dry_run: bool)
         now = d.now(c)
         d.run(
             c,
-            "UPDATE {job} SET state = 'cancelled', version = version + 1, waits = 0, unique_lock = NULL,"
+            f"UPDATE {{job}} SET state = 'cancelled', version = version + 1, waits = 0, {AT_THE_END_SQL},"
             f" finished_at = :now WHERE id {d.among('ids', 'uuid')} AND finished_at IS NULL",
             {**ids, "now": now},
         )

@@ -60,8 +60,8 @@ def prune_succeeded(
 ) -> tuple[int, Place | None]:
     """Delete events of the outbox that were published before a time, or succeeded jobs that are none, as above.
 
-    Looks at the next ``limit`` jobs, whichever they are, and deletes at most ``most``. Returns how many, and where the
-    next batch begins (None: there is none).
+    Reads the next ``limit`` succeeded jobs of both sorts, and deletes at most ``most`` of the sort that is asked for.
+    Returns how many it deleted, and where the next batch begins (None: there is none).
     """
     passed = "" if behind is None else " AND NOT (finished_at = :since AND id <= :last_id)"
     rows = d.run(
@@ -91,18 +91,26 @@ def _delete(c: Connection, d: Dialect, rows: Sequence[Any]) -> None:
 
 
 def _not_awaited(state: str) -> str:
-    """A condition that spares jobs for which others wait, whatever their age: they would run out of order, or never."""
-    of_workflow = (
-        " AND NOT (followed AND EXISTS (SELECT 1 FROM {step} s JOIN {workflow} w ON w.id = s.workflow_id"
-        " WHERE s.job_id = {job}.id AND w.finished_at IS NULL))"
+    """A condition that spares jobs for which others wait, whatever their age: they would run out of order, or never.
+
+    Its sub-selects have one value each, found by one index: an EXISTS might be planned as a hash over all of a table's
+    rows, and a join from its other end.
+    """
+    of_workflow = "".join(
+        " AND NOT (followed AND (SELECT (SELECT w.id FROM {workflow} w WHERE w.id = s.workflow_id"
+        f" AND w.finished_at IS NULL) FROM {{step}} s WHERE s.{column} = {{job}}.id LIMIT 1) IS NOT NULL)"
+        for column in ("job_id", "undo_job_id")
     )
     if state == JobState.SUCCEEDED:
         return of_workflow
+    lane = "resource_key = {job}.resource_key AND %s.ordering_key = {job}.ordering_key"
     return of_workflow + (
-        " AND NOT (followed AND EXISTS (SELECT 1 FROM {dependency} e WHERE e.blocker_id = {job}.id))"
-        " AND NOT (state = 'dead' AND ordering_policy = 'block' AND EXISTS (SELECT 1 FROM {order} o WHERE"
-        " o.resource_key = {job}.resource_key AND o.ordering_key = {job}.ordering_key AND o.head_id = {job}.id"
-        " AND o.last_no > {job}.order_no))"
+        " AND NOT (followed AND (SELECT e.job_id FROM {dependency} e WHERE e.blocker_id = {job}.id AND (SELECT w.id"
+        " FROM {job} w WHERE w.id = e.job_id AND w.finished_at IS NULL) IS NOT NULL LIMIT 1) IS NOT NULL)"
+        " AND NOT (state = 'dead' AND ordering_policy = 'block'"
+        f" AND (SELECT o.head_id FROM {{order}} o WHERE o.{lane % 'o'}) = {{job}}.id"
+        # Not by its number: replays of earlier events wait behind it, too. One row of the index, however many wait.
+        f" AND (SELECT b.id FROM {{job}} b WHERE b.state = 'blocked' AND b.{lane % 'b'} LIMIT 1) IS NOT NULL)"
     )
 
 
@@ -165,8 +173,9 @@ def forget_idle(
     Returns how many, and the ``after`` of the next call (None: there is none).
 
     Idle: not used since ``before``, nothing waits or runs there, its gates are open and nobody overrode its policy.
-    If it is used again, its row is made anew, with the same answers: its limits are full again by then. Of the others,
-    what is not declared goes too (`_forget_undeclared`); if that was more than a batch, these rows are next once more.
+    If it is used again, a new row gives the same answers: its limits are full again by then. Limits that nobody
+    declared are deleted too (`_forget_undeclared`), also those of resources that stay; if a whole batch of limits was
+    deleted, the next call begins at the same ``after``, because there may be more.
     """
     window = [
         r[0]
@@ -190,8 +199,8 @@ def forget_idle(
 def _forget_undeclared(c: Connection, d: Dialect, after: str, last: str | None) -> int:
     """Forget limits that only answers stated or throttles taught, and that nobody has used since their windows ended.
 
-    A provider may give its budgets ever new names and sizes, so they would become more and more. They are drawn under
-    a lock of their row, or of one made anew, so that a draw in the meantime is not lost.
+    A provider may give its budgets ever new names and sizes, so without this their number would grow without end. A
+    draw locks the limit's row, and inserts it if there is none: so no draw is lost while this deletes.
     """
     rows = d.run(
         c,

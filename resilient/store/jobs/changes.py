@@ -9,7 +9,8 @@ Rules:
 - Only `store/jobs/ready.py` makes jobs ready; here they become scheduled at most.
 - No request that may have been received is repeated blindly. Retrying a job whose request is unanswered, and editing a
   payload after any execution, needs the caller's word (`repeat_ambiguous`, `new_operation`).
-- A job whose unique key another job holds by now is not retried.
+- A job whose unique key another job holds by now is not retried. One that ended while it waited for others waits again
+  for those that are not over, or are retried with it; what died or was cancelled meanwhile it does not wait for.
 - Retries with a ``spacing`` become scheduled, so that a replay of thousands is no herd.
 """
 
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import sqlalchemy as sa
@@ -33,13 +35,14 @@ from resilient.core.jobs import marks
 from resilient.core.jobs.states import TERMINAL, WAITING, JobState
 from resilient.store.gates import turns
 from resilient.store.jobs import order, ready, workflows
-from resilient.store.jobs.dependencies import Ends, release_followers
+from resilient.store.jobs.columns import AT_THE_END
+from resilient.store.jobs.dependencies import Ends, release_followers, wait_again
 from resilient.store.jobs.filters import JOB, JobFilter
 from resilient.store.jobs.finishing import note_decision
 from resilient.store.jobs.queries import ATTEMPT, picked, readable_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime, timedelta
     from uuid import UUID
 
@@ -216,7 +219,7 @@ class Cancel:
         """Write both sorts; the fence of a running job stays, so that its worker can finish it."""
         write_all(
             c, d, jobs.get("cancelled", ()), state=JobState.CANCELLED.value, finished_at=now, updated_at=now,
-            unique_lock=None, waiting_for=None, version=JOB.c.version + 1,
+            version=JOB.c.version + 1, **AT_THE_END,
         )  # fmt: skip
         write_all(c, d, jobs.get("requested", ()), cancel_requested=True, updated_at=now)
         _end(c, d, jobs.get("cancelled", ()), now, self.later)
@@ -240,7 +243,7 @@ class Discard:
         """Write the state; error and history stay."""
         write_all(
             c, d, jobs.get("discarded", ()), state=JobState.CANCELLED.value, finished_at=now, updated_at=now,
-            version=JOB.c.version + 1,
+            version=JOB.c.version + 1, **AT_THE_END,
         )  # fmt: skip
         _end(c, d, jobs.get("discarded", ()), now, self.later)
         return Counter()
@@ -248,7 +251,10 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete finished jobs and their history for good."""
+    """Delete finished jobs and their history for good.
+
+    No steps and undos of workflows that are not over: nobody could say what they have done, and what is to be undone.
+    """
 
     verb: str = "deleted"
     usual: frozenset[JobState] = TERMINAL
@@ -261,12 +267,14 @@ class Delete:
     def write(self, c: Connection, d: Dialect, jobs: Sorted, now: datetime) -> Counter[str]:
         """Delete the history first: without its job nothing would ever delete it."""
         rows = jobs.get("deleted", ())
+        kept = workflows.in_open_ones(c, d, [r.id for r in rows if r.followed])
+        rows = [row for row in rows if row.id not in kept]
         followed, in_order = [r.id for r in rows if r.followed], [r.id for r in rows if r.ordering_key is not None]
         release_followers(c, d, followed, in_order, now, gone=True)
         if gone := _ids(rows):
             d.execute(c, sa.delete(ATTEMPT).where(ATTEMPT.c.job_id.in_(gone)))
             d.execute(c, sa.delete(JOB).where(JOB.c.id.in_(gone)))
-        return Counter()
+        return Counter({"deleted": -len(kept), "in_workflow": len(kept)}) if kept else Counter()
 
 
 # -- edit: jobs that wait, or that are dead and will be retried --------------------------------------------------------
@@ -288,11 +296,13 @@ _EDITED: Final = ("priority", "max_attempts", "expires_at", "tags")
 class Edit:
     """New values for jobs that do not run.
 
-    ``payload`` is decoded JSON that fits the kind; None is a value.
+    ``payload`` is decoded JSON that fits the kind; None is a value. ``undo_payload`` gives it as JSON text, and its
+    version, for a kind that undoes a step of a workflow; it raises `InvalidInput` (one of its kinds).
     """
 
     payload: Any = UNSET
     payload_version: int = 1
+    undo_payload: Callable[[str], tuple[str, int]] | None = None
     priority: int | Unset = UNSET
     run_at: datetime | Unset = UNSET
     max_attempts: int | Unset | None = UNSET
@@ -321,6 +331,9 @@ class Edit:
         if self.new_operation:
             values |= {"idempotency_key": next_key(), "sent": None}
         write_all(c, d, rows, version=JOB.c.version + 1, updated_at=now, **values)
+        if self.undo_payload is not None and (steps := [row.id for row in rows if row.followed]):
+            for kind, ids in workflows.undos_of(c, d, steps).items():
+                workflows.edit_undos(c, d, ids, *self.undo_payload(kind))
         ready = [row for row in rows if row.state == JobState.READY]
         if self.priority is not UNSET:  # a better place needs a turn of that priority
             turns.insert(c, d, {row.resource_key: self.priority for row in ready})
@@ -386,10 +399,14 @@ class Retry:
         write_all(c, d, [row for row in rows if _was_published(row)], idempotency_key=next_key())
         first, later = self._spread(rows, now)
         starts = {row.id: now for row in first} | {row.id: at for row, at in later}
-        _put_back(c, d, [(row, starts[row.id]) for row in rows if row.ordering_key is not None], now)
-        free = {row.id: row.version for row in first if row.ordering_key is None}
+        blockers = wait_again(c, d, {row.id for row in rows if row.followed})
+        _put_back(c, d, [(row, starts[row.id]) for row in rows if row.ordering_key is not None], now, blockers)
+        free = {row.id: row.version for row in first if row.ordering_key is None and row.id not in blockers}
         ready.make_ready_if_version(c, d, free, now, reset=True)
-        _start_over(c, d, _SCHEDULED, [(row, at) for row, at in later if row.ordering_key is None], now)
+        alone = [(row, at) for row, at in later if row.ordering_key is None and row.id not in blockers]
+        _start_over(c, d, _SCHEDULED, alone, now)
+        waiting = [(row, starts[row.id]) for row in rows if row.ordering_key is None and row.id in blockers]
+        _start_over(c, d, _BLOCKED, waiting, now, blockers)
         if followed := [row.id for row in rows if row.followed]:
             workflows.ask(c, d, followed, now)  # one that was stuck over a dead undo is not any more
         skipped = Counter({"duplicates": len(lost), "undone": len(over)})
@@ -438,31 +455,41 @@ def _relock(c: Connection, d: Dialect, id_: UUID) -> bool:
 
 
 _SCHEDULED: Final = "UPDATE {job} SET state = 'scheduled', waits = 0"
-_IN_LINE: Final = "UPDATE {job} SET state = 'blocked', waits = 1"
+_BLOCKED: Final = "UPDATE {job} SET state = 'blocked', waits = p.blockers"
+_IN_LINE: Final = "UPDATE {job} SET state = 'blocked', waits = p.blockers + 1"
+_FIELDS: Final = {"id": "uuid", "version": "int", "run_at": "timestamptz", "blockers": "int"}
 
 
-def _put_back(c: Connection, d: Dialect, rows: Sequence[tuple[LockedJob, datetime]], now: datetime) -> None:
+def _put_back(
+    c: Connection, d: Dialect, rows: Sequence[tuple[LockedJob, datetime]], now: datetime, blockers: Counter[UUID]
+) -> None:
     """Block jobs that have an ordering key until they are its head again; the first is at once, if there is none."""
     if not rows:
         return
-    _start_over(c, d, _IN_LINE, rows, now)
+    _start_over(c, d, _IN_LINE, rows, now, blockers)
     numbers = {row.id: ((row.resource_key, row.ordering_key or ""), row.order_no or 0) for row, _ in rows}
     order.put_back(c, d, numbers, now)
 
 
 def _start_over(
-    c: Connection, d: Dialect, update: str, rows: Sequence[tuple[LockedJob, datetime]], now: datetime
+    c: Connection,
+    d: Dialect,
+    update: str,
+    rows: Sequence[tuple[LockedJob, datetime]],
+    now: datetime,
+    blockers: Mapping[UUID, int] = MappingProxyType({}),
 ) -> None:
     """Reset the budgets of jobs, each with its time, in the state that ``update`` writes."""
     if not rows:
         return
-    doc = json.dumps([{"id": d.id(row.id), "version": row.version, "run_at": d.time(at)} for row, at in rows])
+    fields = [(d.id(row.id), row.version, d.time(at), blockers.get(row.id, 0)) for row, at in rows]
+    doc = json.dumps([dict(zip(_FIELDS, one, strict=True)) for one in fields])
     d.run(
         c,
         f"{update}, run_at = p.run_at, attempts = 0, rescues = 0,"
         " finished_at = NULL, cancel_requested = false, version = {job}.version + 1,"
         " updated_at = :now"
-        f" FROM {d.records('doc', {'id': 'uuid', 'version': 'int', 'run_at': 'timestamptz'})} AS p"
+        f" FROM {d.records('doc', _FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version",
         {"doc": doc, "now": now},
     )

@@ -10,13 +10,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from enum import Enum
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.store.db.dialect import ID, JSON, TIME
 from resilient.store.db.types import AnyText
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
 
@@ -61,6 +62,7 @@ COLUMNS: Final = (
     Column("unique_until", "text", _CALLER),
     Column("unique_lock", "text", _INSERT),
     Column("once_more", "boolean", _ENGINE, default=False),
+    Column("wish", "json", _ENGINE),
     Column("idempotency_key", "text", _CALLER),
     Column("sent", "json", _ENGINE),
     Column("tags", "jsonb", _CALLER),
@@ -82,6 +84,14 @@ COLUMNS: Final = (
     Column("finished_at", "timestamptz", _ENGINE),
 )
 BY_NAME: Final = {column.name: column for column in COLUMNS}
+
+# What every end of a job writes beside its state and its time: nothing is held, asked for or waited for any more.
+AT_THE_END: Final[Mapping[str, bool | None]] = MappingProxyType(
+    {"unique_lock": None, "once_more": False, "wish": None, "cancel_requested": False, "waiting_for": None}
+)
+AT_THE_END_SQL: Final = ", ".join(
+    f"{name} = {'NULL' if value is None else 'false'}" for name, value in AT_THE_END.items()
+)
 
 
 def names(writer: Writer) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ resolved under the locks of both jobs (`resolve`): a blocker that is over by the
 is marked ``followed``, so that the transaction that ends it looks for edges (`ended`). A blocker that finishes
 meanwhile strands no job: both transactions lock its row, and the second one reads what the first one wrote.
 
-Whoever ends a blocker deletes its edges and lowers the counts of the waiting jobs by what was deleted. Jobs are locked
-before edges, waiting jobs in the order of their ids. `resolve` waits for nobody: what is locked is left for the next
-look.
+Whoever ends a blocker deletes the edges that are done with and lowers the counts of the waiting jobs by what was
+deleted. Jobs are locked before edges, waiting jobs in the order of their ids. `resolve` waits for nobody: what is
+locked is left for the next look. A job that ends while it waits keeps its edges: if it is retried, it waits again for
+those blockers that are not over by then (`wait_again`).
 
 Every path on which a job ends (succeeds, dies, is cancelled, expires) or is deleted calls `release_followers` in the
 same transaction, for two sorts of jobs: those with an ordering key, and those whose column ``followed`` is set, because
@@ -17,11 +18,13 @@ they waited for others, or others may wait for them, or they are steps of a work
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.jobs.states import TERMINAL, JobState
 from resilient.store.db.dialect import ID
 from resilient.store.jobs import order, ready, workflows
+from resilient.store.jobs.columns import AT_THE_END_SQL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -115,22 +118,24 @@ def _resolve(c: Connection, d: Dialect, rows: Sequence[tuple[UUID, UUID]], now: 
     idle: list[Edge] = []
     for e in edges:
         child = jobs.get(e.job_id)
-        if child is None or child.state != JobState.BLOCKED:  # it ended before its edges were looked at
+        blocker = GONE if e.blocker_id in absent else jobs.get(e.blocker_id)
+        if child is None:
             idle.append(e)
-        elif e.blocker_id in absent:
-            over.append((e, GONE))
-        elif (blocker := jobs.get(e.blocker_id)) is not None:
-            if blocker.state in TERMINAL and not _keeps_waiting(e, blocker):
-                over.append((e, blocker))
-            else:
-                open_.append(e)
-    _mark(c, d, open_)
+        elif blocker is None:  # somebody has locked it
+            continue
+        elif child.state != JobState.BLOCKED:  # it ended before its edges were looked at
+            (idle if _is_done(e, blocker) or blocker is GONE else open_).append(e)
+        elif blocker is GONE or (blocker.state in TERMINAL and not _keeps_waiting(e, blocker)):
+            over.append((e, blocker))
+        else:
+            open_.append(e)
+    _mark(c, d, [*open_, *(e for e, blocker in over if blocker is not GONE and not _is_done(e, blocker))])
     _delete(c, d, idle)
     return len(over) + len(open_) + len(idle), _settle(c, d, over, now)
 
 
 def ended(c: Connection, d: Dialect, ids: Sequence[UUID], now: datetime, *, gone: bool = False) -> list[UUID]:
-    """Drop what these ended jobs waited for, and deal with those that waited for them.
+    """Deal with those that waited for these ended jobs.
 
     Returns which waiting jobs were cancelled over it. ``gone``: the jobs are about to be deleted.
     """
@@ -146,7 +151,8 @@ def ended(c: Connection, d: Dialect, ids: Sequence[UUID], now: datetime, *, gone
         state=None,
         kind=None,
     ).all()
-    d.run(c, f"DELETE FROM {{dependency}} WHERE job_id {d.among('ids', 'uuid')}", packed)
+    if gone:
+        d.run(c, f"DELETE FROM {{dependency}} WHERE job_id {d.among('ids', 'uuid')}", packed)
     ends = [(Edge(*r[:3]), GONE if gone and r[3] != JobState.SUCCEEDED else Ended(r[3], r[4])) for r in rows]
     over = [(e, blocker) for e, blocker in ends if not _keeps_waiting(e, blocker)]
     if not over:
@@ -163,20 +169,53 @@ def _keeps_waiting(e: Edge, blocker: Ended) -> bool:
     return e.on_dead == "wait" and blocker.state in (JobState.DEAD, JobState.CANCELLED)
 
 
+def _is_done(e: Edge, blocker: Ended) -> bool:
+    """Whether nothing of this blocker is waited for any more."""
+    return blocker.state == JobState.SUCCEEDED or (
+        e.on_dead == "run" and (blocker.state is None or blocker.state in TERMINAL)
+    )
+
+
 def _settle(c: Connection, d: Dialect, over: Sequence[tuple[Edge, Ended]], now: datetime) -> list[UUID]:
-    """Delete the edges of blockers that are over, under the locks of the waiting jobs; returns those cancelled."""
-    kinds = dict(over)
-    deleted = _delete(c, d, [e for e, _ in over])
-    doomed: dict[UUID, tuple[str, str]] = {}
-    fewer: dict[UUID, int] = {}
-    for e in deleted:
-        blocker = kinds[e]
-        if blocker.state == JobState.SUCCEEDED or e.on_dead == "run":
-            fewer[e.job_id] = fewer.get(e.job_id, 0) + 1
-        else:
-            doomed[e.job_id] = _reason(e.blocker_id, blocker)
+    """Let waiting jobs, which are locked, go on or end over blockers that are over; returns those cancelled."""
+    doomed = {e.job_id: _reason(e.blocker_id, blocker) for e, blocker in over if not _is_done(e, blocker)}
+    _delete(c, d, [e for e, blocker in over if blocker is GONE and not _is_done(e, blocker)])
+    fewer = Counter(e.job_id for e in _delete(c, d, [e for e, blocker in over if _is_done(e, blocker)]))
     ready.unblock(c, d, {i: n for i, n in fewer.items() if i not in doomed}, now)
     return _cancel(c, d, doomed, now)
+
+
+def wait_again(c: Connection, d: Dialect, ids: Collection[UUID]) -> Counter[UUID]:
+    """For how many blockers each of these jobs waits, which are locked and about to be retried.
+
+    Their edges are to be resolved again; what they waited for that is over, and not retried with them, is forgotten.
+    """
+    if not ids:
+        return Counter()
+    rows = d.run(
+        c,
+        "SELECT e.job_id, e.blocker_id, e.on_dead, j.state FROM {dependency} e LEFT JOIN {job} j ON j.id = e.blocker_id"
+        f" WHERE e.job_id {d.among('ids', 'uuid')}",
+        {"ids": d.pack_ids(sorted(ids))},
+        job_id=ID,
+        blocker_id=ID,
+        on_dead=None,
+        state=None,
+    ).all()
+    is_over = {Edge(*row[:3]): row[1] not in ids and (row[3] is None or row[3] in TERMINAL) for row in rows}
+    _delete(c, d, [e for e, over in is_over.items() if over])
+    edges = [e for e, over in is_over.items() if not over]
+    _unresolve(c, d, edges)
+    return Counter(e.job_id for e in edges)
+
+
+def _unresolve(c: Connection, d: Dialect, edges: Sequence[Edge]) -> None:
+    if edges:
+        d.run(
+            c,
+            f"UPDATE {{dependency}} SET resolved = false FROM {d.records('doc', _FIELDS)} AS p WHERE {_THESE}",
+            {"doc": json.dumps(_document(d, edges))},
+        )
 
 
 def _reason(id_: UUID, blocker: Ended) -> tuple[str, str]:
@@ -192,8 +231,8 @@ def _cancel(c: Connection, d: Dialect, doomed: Mapping[UUID, tuple[str, str]], n
     doc = [{"id": d.id(i), "error": error, "code": code} for i, (error, code) in sorted(doomed.items())]
     rows = d.run(
         c,
-        "UPDATE {job} SET state = 'cancelled', waits = 0, version = {job}.version + 1, unique_lock = NULL,"
-        " last_error = p.error, last_error_code = p.code, finished_at = :now, updated_at = :now"
+        "UPDATE {job} SET state = 'cancelled', waits = 0, version = {job}.version + 1,"
+        f" last_error = p.error, last_error_code = p.code, finished_at = :now, updated_at = :now, {AT_THE_END_SQL}"
         f" FROM {d.records('doc', {'id': 'uuid', 'error': 'text', 'code': 'text'})} AS p"
         " WHERE {job}.id = p.id AND {is_blocked} RETURNING {job}.id",
         {"doc": json.dumps(doc), "now": now},
@@ -296,21 +335,16 @@ def repair(c: Connection, d: Dialect, walk: Walk, now: datetime) -> tuple[list[U
     rows = d.run(
         c,
         "SELECT e.job_id, e.blocker_id, e.resolved AND (b.id IS NULL OR b.state = 'succeeded' OR NOT b.followed"
-        "  OR (b.state IN ('dead', 'cancelled') AND e.on_dead <> 'wait')) AS stale"
+        "  OR (w.state = 'blocked' AND b.state IN ('dead', 'cancelled') AND e.on_dead <> 'wait')) AS stale"
         f" FROM (SELECT * FROM {{dependency}} WHERE {_after(d, 'job_id')} ORDER BY job_id, blocker_id LIMIT :limit) e"
-        " LEFT JOIN {job} b ON b.id = e.blocker_id ORDER BY e.job_id",
+        " LEFT JOIN {job} w ON w.id = e.job_id LEFT JOIN {job} b ON b.id = e.blocker_id ORDER BY e.job_id",
         {"after_id": walk.edges, "limit": WINDOW},
         job_id=ID,
         blocker_id=ID,
         stale=None,
     ).all()
     stale = [Edge(r[0], r[1]) for r in rows if r[2]]
-    if stale:
-        d.run(
-            c,
-            f"UPDATE {{dependency}} SET resolved = false FROM {d.records('doc', _FIELDS)} AS p WHERE {_THESE}",
-            {"doc": json.dumps(_document(d, stale))},
-        )
+    _unresolve(c, d, stale)
     blocked = d.run(
         c,
         "SELECT j.id, j.waits, EXISTS (SELECT 1 FROM {dependency} e WHERE e.job_id = j.id) AS has_edge FROM"

@@ -97,6 +97,12 @@ class JobFilter:
     run_after: Moment | None = None
     run_before: Moment | None = None
 
+    def __post_init__(self) -> None:
+        """One value stands for itself, and not for its letters."""
+        for name in ("state", "kind", "resource", "error_kind", "error_code"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, (value,))
+
     @classmethod
     def of(cls, criteria: Criteria) -> JobFilter:
         """A checked filter; None and empty values do not count as given."""

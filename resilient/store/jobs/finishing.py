@@ -25,9 +25,9 @@ from resilient.core.jobs.outcomes import SUCCEEDED, JobFacts, Transition
 from resilient.core.jobs.states import TERMINAL, JobState
 from resilient.store.db.dialect import ID, LOCK_WAIT, SHORT_LOCK_WAIT, Dialect, is_lock_timeout, limit_lock_waits
 from resilient.store.jobs import ready
-from resilient.store.jobs.columns import selected, types
+from resilient.store.jobs.columns import AT_THE_END_SQL, selected, types
 from resilient.store.jobs.dependencies import Ends, release_followers
-from resilient.store.jobs.insert import NEXT_KEY
+from resilient.store.jobs.insert import NEXT_KEY, grant_wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +60,14 @@ class Finish:
 _CANCELLED: Final = "{job}.cancel_requested"
 _ONCE_MORE: Final = "({job}.once_more AND NOT {job}.cancel_requested)"
 _NULL, _TRUE, _FALSE = "NULL", "true", "false"
+
+
+# A claim gives a unique key away that counts until the start; a job that did not start takes it back, if it is free.
+_TAKEN_BACK: Final = (
+    "CASE WHEN {job}.unique_lock IS NULL AND {job}.unique_key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {job} o"
+    " WHERE o.kind = {job}.kind AND o.unique_lock = {job}.unique_key) THEN {job}.unique_key"
+    " ELSE {job}.unique_lock END"
+)
 
 
 def _when(condition: str, then: str, other: str) -> str:
@@ -96,10 +104,11 @@ def _updates(of: Callable[[str], str]) -> str:
         "waiting_for": of("waiting_for"),
         "sent": _when(of("clear_sent"), _NULL, _or_else(of("sent"), "{job}.sent")),
         "finished_at": _when(of("over"), "CAST(:now AS {timestamp})", _NULL),
-        "unique_lock": _when(of("over"), _NULL, "{job}.unique_lock"),
+        "unique_lock": _when(of("over"), _NULL, _when(of("unbegun"), _TAKEN_BACK, "{job}.unique_lock")),
         "version": "{job}.version + 1",
         "updated_at": ":now",
         "once_more": _when(of("over"), _FALSE, _when(of("fresh_key"), _FALSE, "{job}.once_more")),
+        "wish": _when(of("over"), _NULL, "{job}.wish"),
         "cancel_requested": _FALSE,
         **dict.fromkeys(("locked_by", "lease_until"), _NULL),
     }
@@ -169,6 +178,7 @@ def succeed_if_held(
             rows += ready.update(c, d, _SUCCEED + result, source + _UNDER_FENCE, {**params, "now": now})
     if again := [job.id for job in rows if job.state == "ready"]:
         note_decision(c, d, again, "once_more", now)
+        grant_wishes(c, d, again, now)
     _follow(c, d, rows, now, ends)
     return {job.id for job in rows}
 
@@ -267,7 +277,7 @@ _TRANSITION_FIELDS: Final = {
 # The alternatives: the prefix of their fields, when they apply, and which fields may differ (`test_decide.py`).
 _INSTEAD: Final = (
     ("cancelled_", _CANCELLED, [n for n in _TRANSITION_FIELDS if n not in {"clear_error", "fresh_key", "unbegun"}]),
-    ("again_", _ONCE_MORE, ["state", "run_at", "attempts", "rescues", "fresh_key", "over"]),
+    ("again_", _ONCE_MORE, ["state", "run_at", "attempts", "rescues", "fresh_key", "clear_sent", "over"]),
 )
 _FINISH_FIELDS: Final = (
     {"id": "uuid", "version": "int", "result": "json"}
@@ -299,7 +309,10 @@ def finish_if_held(
     source = f" FROM {d.records('doc', _FINISH_FIELDS)} AS p"
     rows = ready.update(c, d, _FINISH, source + _UNDER_FENCE, {"doc": doc, "now": now})
     states = {job.id: job.state for job in rows}
-    record_attempts(c, d, [_as_written(f, states[f.id]) for f in finishes if f.id in states], now)
+    written = [_as_written(f, states[f.id]) for f in finishes if f.id in states]
+    record_attempts(c, d, written, now)
+    if again := [f.id for f in written if f.transition.fresh_key]:
+        grant_wishes(c, d, again, now)
     _follow(c, d, rows, now, ends)
     return set(states)
 
@@ -455,8 +468,8 @@ def bury_if_waiting(c: Connection, d: Dialect, finishes: Sequence[Finish], now: 
     rows = d.run(
         c,
         "UPDATE {job} SET state = 'dead', version = {job}.version + 1, last_error = p.error,"
-        " last_error_kind = p.error_kind, last_error_code = p.error_code, unique_lock = NULL, finished_at = :now,"
-        f" updated_at = :now FROM {d.records('doc', _FINISH_FIELDS)} AS p"
+        " last_error_kind = p.error_kind, last_error_code = p.error_code, finished_at = :now, updated_at = :now,"
+        f" {AT_THE_END_SQL} FROM {d.records('doc', _FINISH_FIELDS)} AS p"
         " WHERE {job}.id = p.id AND {job}.version = p.version AND {job}.state IN ('scheduled', 'ready', 'blocked')"
         " RETURNING {job}.id, {job}.followed, {job}.ordering_key",
         {"doc": doc, "now": now},

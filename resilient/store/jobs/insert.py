@@ -8,6 +8,7 @@ which inserts the turns in the same transaction. Locks on several jobs are taken
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,6 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from resilient.core.base.errors import InvalidInput
 from resilient.store.db import direct
+from resilient.store.db.dialect import ID, JSON
 from resilient.store.jobs import ready
 from resilient.store.jobs.columns import (
     BY_NAME,
@@ -33,7 +35,6 @@ from resilient.store.jobs.columns import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import datetime
     from uuid import UUID
 
     from sqlalchemy.orm import Session
@@ -181,6 +182,7 @@ class KeyHolder(NamedTuple):
     sent: Any
     executions: int
     cancel_requested: bool
+    ordering_key: str | None
 
 
 def holder(c: Connection, d: Dialect, kind: str, unique_key: str) -> KeyHolder | None:
@@ -204,39 +206,18 @@ def keep_if_waiting(c: Connection, d: Dialect, old: KeyHolder) -> bool:
 
 
 def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, now: datetime) -> bool:
-    """Give a waiting job payload, priority and times of a newer one with the same unique key, and a fresh budget.
+    """Make a waiting job what a newer one with the same unique key is, with a fresh budget.
 
     Of one that was executed before it is a new operation: its old key may stand for a request with the old payload.
     """
-    params = {
-        "id": d.id(old.id),
-        "held": old.version,
-        "payload": new.payload,
-        "version": new.payload_version,
-        "priority": new.priority,
-        "run_at": new.start(now),
-        "expires_at": new.expiry(now),
-        "key": new.idempotency_key,
-        "now": now,
-        "tags": new.tags,
-        "trace": new.trace,
-    }
+    params = {"id": d.id(old.id), "held": old.version, "key": new.idempotency_key, "now": now} | _wish(new, now)
+    state = "scheduled" if new.is_later else "ready"
     sets = (
-        "payload = {json_payload}, payload_version = :version, priority = :priority, run_at = :run_at,"
-        " expires_at = :expires_at, tags = {json_tags}, trace = {json_trace}, attempts = 0, rescues = 0,"
-        " sent = NULL, once_more = false, progress = NULL,"
-        " idempotency_key = coalesce(:key, CASE WHEN {job}.executions > 0 THEN {next_key}"
+        f"{_granting(d)}, attempts = 0, rescues = 0, sent = NULL, once_more = false, progress = NULL,"
+        f" idempotency_key = coalesce(:key, CASE WHEN {{job}}.executions > 0 THEN {NEXT_KEY}"
         " ELSE {job}.idempotency_key END), version = {job}.version + 1, updated_at = :now,"
-        " waiting_for = NULL, state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '{state}' END"
+        f" waiting_for = NULL, state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '{state}' END"
     )
-    for name, text in (
-        ("json_payload", json_param(d, "payload", "json")),
-        ("json_tags", json_param(d, "tags", "jsonb")),
-        ("json_trace", json_param(d, "trace", "json")),
-        ("next_key", NEXT_KEY),
-        ("state", "scheduled" if new.is_later else "ready"),
-    ):
-        sets = sets.replace("{" + name + "}", text)
     where = "id = :id AND version = :held AND state IN ('scheduled', 'ready', 'blocked')"
     if not ready.update(c, d, sets, " WHERE " + where, params):
         return False
@@ -246,17 +227,64 @@ def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, n
     return True
 
 
-def mark_once_more(c: Connection, d: Dialect, id_: UUID, now: datetime) -> bool:
-    """Let a running job run once more after it finishes; False if it is not running any more, or is to be cancelled."""
+_WISHED: Final = (
+    "payload", "payload_version", "priority", "run_at", "expires_at", "max_attempts", "unique_until", "tags", "trace",
+)  # fmt: skip
+_WISHED_TIMES: Final = ("run_at", "expires_at")
+_PARAMS: Final = {name: name for name in _WISHED} | {"unique_until": "uniqueness"}  # "..._until" is read as a time
+
+
+def _wish(new: NewJob, now: datetime) -> dict[str, Any]:
+    """What a newer job says that the one with its unique key is to be."""
+    own = {param: getattr(new, name) for name, param in _PARAMS.items() if name not in _WISHED_TIMES}
+    return own | {"run_at": new.start(now), "expires_at": new.expiry(now)}
+
+
+def _granting(d: Dialect) -> str:
+    """The SET that makes a job what is wished."""
+    documents = {name: json_param(d, name, BY_NAME[name].type) for name in ("payload", "tags", "trace")}
+    values = {name: documents.get(name, f":{param}") for name, param in _PARAMS.items()}
+    return ", ".join(f"{name} = {value}" for name, value in values.items()) + ", wish = NULL"
+
+
+def mark_once_more(c: Connection, d: Dialect, id_: UUID, now: datetime, new: NewJob | None = None) -> bool:
+    """Let a running job run once more after it finishes, as ``new`` if that is given, else as it is.
+
+    False if it is not running any more, or is to be cancelled.
+    """
+    wish = None if new is None else json.dumps(_wish(new, now), default=datetime.isoformat)
     return (
         d.run(
             c,
-            "UPDATE {job} SET once_more = true, updated_at = :now"
-            " WHERE id = :id AND state = 'running' AND NOT cancel_requested RETURNING 1",
-            {"id": d.id(id_), "now": now},
+            f"UPDATE {{job}} SET once_more = true, wish = coalesce({json_param(d, 'wish', 'json')}, wish),"
+            " updated_at = :now WHERE id = :id AND state = 'running' AND NOT cancel_requested RETURNING 1",
+            {"id": d.id(id_), "now": now, "wish": wish},
         ).first()
         is not None
     )
+
+
+def grant_wishes(c: Connection, d: Dialect, ids: Sequence[UUID], now: datetime) -> None:
+    """Make jobs that run once more, and are locked here, what is wished. An expiry that has passed was the last run's.
+
+    No version is raised: the statement that let them run once more has raised it.
+    """
+    d.run(
+        c,
+        f"UPDATE {{job}} SET expires_at = NULL WHERE id {d.among('ids', 'uuid')} AND expires_at <= :now",
+        {"ids": d.pack_ids(ids), "now": now},
+    )
+    rows = d.run(
+        c,
+        f"SELECT id, wish FROM {{job}} WHERE id {d.among('ids', 'uuid')} AND wish IS NOT NULL ORDER BY id",
+        {"ids": d.pack_ids(ids)},
+        id=ID,
+        wish=JSON,
+    ).all()
+    for id_, wish in rows:
+        times = {name: wish[name] and datetime.fromisoformat(wish[name]) for name in _WISHED_TIMES}
+        state = "scheduled" if times["run_at"] > now else "ready"
+        ready.update(c, d, f"{_granting(d)}, state = '{state}'", " WHERE id = :id", {**wish, **times, "id": d.id(id_)})
 
 
 def json_param(d: Dialect, name: str, type_: str) -> str:

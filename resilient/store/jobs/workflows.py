@@ -138,6 +138,24 @@ def turned_around(c: Connection, d: Dialect, ids: Iterable[UUID]) -> set[UUID]:
     return {r[0] for r in rows if r[1] not in (WorkflowState.RUNNING, WorkflowState.SUCCEEDED)}
 
 
+def in_open_ones(c: Connection, d: Dialect, ids: Collection[UUID]) -> set[UUID]:
+    """Those of these jobs that are steps, or undos of steps, of workflows that are not over."""
+    if not ids:
+        return set()
+    packed = {"ids": d.pack_ids(sorted(ids))}
+    members = set["UUID"]()
+    for column in ("job_id", "undo_job_id"):
+        rows = d.run(
+            c,
+            f"SELECT s.{column} AS id FROM {{step}} s JOIN {{workflow}} w ON w.id = s.workflow_id"
+            f" WHERE s.{column} {d.among('ids', 'uuid')} AND w.finished_at IS NULL",
+            packed,
+            id=ID,
+        )
+        members |= {row.id for row in rows}
+    return members
+
+
 # -- looking at them ---------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +248,33 @@ def write(
     )
 
 
+def undos_of(c: Connection, d: Dialect, ids: Collection[UUID]) -> dict[str, list[UUID]]:
+    """The kinds of the undos of these jobs, where they have not begun, each with the jobs whose undo it is."""
+    rows = d.run(
+        c,
+        f"SELECT undo_kind, job_id FROM {{step}} WHERE job_id {d.among('ids', 'uuid')} AND undo_kind IS NOT NULL"
+        " AND undo_job_id IS NULL ORDER BY job_id",
+        {"ids": d.pack_ids(sorted(ids))},
+        undo_kind=None,
+        job_id=ID,
+    )
+    jobs: dict[str, list[UUID]] = {}
+    for row in rows:
+        jobs.setdefault(row.undo_kind, []).append(row.job_id)
+    return jobs
+
+
+def edit_undos(c: Connection, d: Dialect, ids: Collection[UUID], payload: str, version: int) -> None:
+    """Give the undos of these jobs, which are of one kind and have not begun, another payload (JSON text)."""
+    document = "CAST(:payload AS json)" if d.is_postgresql else ":payload"
+    d.run(
+        c,
+        f"UPDATE {{step}} SET undo_payload = {document}, undo_version = :version"
+        f" WHERE job_id {d.among('ids', 'uuid')} AND undo_kind IS NOT NULL AND undo_job_id IS NULL",
+        {"ids": d.pack_ids(sorted(ids)), "payload": payload, "version": version},
+    )
+
+
 def undo_begins(c: Connection, d: Dialect, id_: UUID, name: str, job_id: UUID) -> None:
     """Write which job undoes a step."""
     d.run(
@@ -245,7 +290,7 @@ _STEPS_OF: Final = (
     " {undo_payload} AS undo_payload, s.undo_max_attempts, s.undo_job_id, j.state, j.attempts, j.result, j.last_error,"
     " j.last_error_kind, j.started_at, j.finished_at, u.state AS undo_state, u.last_error AS undo_error,"
     " (j.sent IS NOT NULL OR (j.state IN ('dead', 'cancelled') AND EXISTS (SELECT 1 FROM {attempt} a WHERE"
-    f" a.job_id = j.id AND (a.code = '{INTERRUPTED}' OR a.kind IN ({_KINDS}))))) AS in_doubt"
+    f" a.job_id = j.id AND (a.code = '{INTERRUPTED}' OR a.kind IN ({_KINDS}) OR a.decision = 'retried')))) AS in_doubt"
     " FROM {step} s LEFT JOIN {job} j ON j.id = s.job_id LEFT JOIN {job} u ON u.id = s.undo_job_id"
 )
 _STEP_TYPES: Final[dict[str, Any]] = {

@@ -2,5 +2,5 @@
 
 May use: `db`, `jobs`.
 
-Begin with: `ticks.py`; `programs.py`: who declares what.
+Begin with: `ticks.py`; `programs.py`: who declares what; `earlier.py`: jobs that overlap the next one.
 """

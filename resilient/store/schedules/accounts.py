@@ -106,11 +106,15 @@ def start_anew(c: Connection, d: Dialect, name: str, now: datetime) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An account whose tick is due; ``usable``: its connection does not forbid it."""
+    """An account whose tick is due; ``usable``: its connection does not forbid it.
+
+    ``unended``: its last job, if that has not ended.
+    """
 
     key: str
     next_at: datetime
     usable: bool
+    unended: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +134,19 @@ def due(c: Connection, d: Dialect, name: str, now: datetime, limit: int, *, conn
     """
     rows = d.run(
         c,
-        "SELECT a.resource_key, a.next_at, g.state FROM {schedule_account} a"
+        f"SELECT a.resource_key, a.next_at, g.state, {_UNENDED} FROM {{schedule_account}} a"
         " LEFT JOIN {connection} n ON n.resource_key = a.resource_key LEFT JOIN {grant} g ON g.id = n.grant_id"
         " WHERE a.schedule = :name AND a.next_at <= :now ORDER BY a.next_at, a.resource_key LIMIT :limit",
         {"name": name, "now": now, "limit": limit},
         resource_key=None,
         next_at=TIME,
         state=None,
+        unended=ID,
     )
-    return [Due(r.resource_key, r.next_at, not connected_only if r.state is None else r.state in _USABLE) for r in rows]
+    return [
+        Due(r.resource_key, r.next_at, not connected_only if r.state is None else r.state in _USABLE, r.unended)
+        for r in rows
+    ]
 
 
 def move_on(c: Connection, d: Dialect, name: str, moved: Sequence[Moved]) -> None:
@@ -176,12 +184,14 @@ def find(c: Connection, d: Dialect, name: str, key: str) -> Due | None:
     """One account of a locked schedule."""
     r = d.run(
         c,
-        "SELECT resource_key, next_at FROM {schedule_account} WHERE schedule = :name AND resource_key = :key",
+        f"SELECT a.resource_key, a.next_at, {_UNENDED} FROM {{schedule_account}} a"
+        " WHERE a.schedule = :name AND a.resource_key = :key",
         {"name": name, "key": key},
         resource_key=None,
         next_at=TIME,
+        unended=ID,
     ).one_or_none()
-    return None if r is None else Due(r.resource_key, r.next_at, usable=True)
+    return None if r is None else Due(r.resource_key, r.next_at, usable=True, unended=r.unended)
 
 
 # -- how they do ---------------------------------------------------------------------------------------------
@@ -192,7 +202,8 @@ def page(c: Connection, d: Dialect, name: str, *, limit: int, after: str) -> lis
     rows = d.run(
         c,
         "SELECT a.resource_key, a.next_at, a.last_at, a.last_job, j.state AS last_state,"
-        " coalesce(CASE WHEN j.state = 'succeeded' THEN j.finished_at END, a.succeeded_at) AS succeeded_at"
+        " CASE WHEN j.state = 'succeeded' AND (a.succeeded_at IS NULL OR a.succeeded_at < j.finished_at)"
+        " THEN j.finished_at ELSE a.succeeded_at END AS succeeded_at"
         " FROM {schedule_account} a LEFT JOIN {job} j ON j.id = a.last_job"
         " WHERE a.schedule = :name AND a.resource_key > :after_key ORDER BY a.resource_key LIMIT :limit",
         {"name": name, "after_key": after, "limit": limit},
@@ -267,8 +278,10 @@ def note_successes(c: Connection, d: Dialect, name: str) -> None:
 
 
 _MOVED: Final = {"key": "text", "next_at": "timestamptz"}
-_LAST_SUCCESS: Final = (
-    "(SELECT j.finished_at FROM {job} j WHERE j.id = {schedule_account}.last_job AND j.state = 'succeeded')"
+_UNENDED: Final = "(SELECT j.id FROM {job} j WHERE j.id = a.last_job AND j.finished_at IS NULL) AS unended"
+_LAST_SUCCESS: Final = (  # an earlier job may have succeeded after the last one did
+    "(SELECT CASE WHEN j.finished_at < {schedule_account}.succeeded_at THEN {schedule_account}.succeeded_at"
+    " ELSE j.finished_at END FROM {job} j WHERE j.id = {schedule_account}.last_job AND j.state = 'succeeded')"
 )
 
 

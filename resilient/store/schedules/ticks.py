@@ -10,7 +10,8 @@ The row of a schedule `for_each` account is due whenever one of its accounts is,
 (`accounts_at`); their ticks are in `accounts.py`.
 
 The last success of a schedule is its last job's, as long as that job is there; `note_successes` and `move_on` keep its
-time in the schedule's row before the job is pruned or followed by the next one.
+time in the schedule's row before the job is pruned or followed by the next one. Of a job that has not ended when it is
+followed, `earlier.py` takes care.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from resilient.core.schedules import cron, schedule
 from resilient.core.schedules.schedule import ScheduleInfo, Spec
 from resilient.store.db.dialect import ID, JSON, TIME
 from resilient.store.schedules import accounts as schedule_accounts
+from resilient.store.schedules import earlier
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -117,7 +119,7 @@ def _chore(c: Connection, d: Dialect, name: str) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A schedule's row, locked for whoever read it."""
+    """A schedule's row, locked for whoever read it. ``unended``: its last job, if that has not ended."""
 
     name: str
     kind: str
@@ -128,6 +130,7 @@ class Row:
     paused: bool
     removed: bool
     accounts_at: datetime | None = None
+    unended: UUID | None = None
 
 
 def declare(
@@ -303,10 +306,13 @@ def _lock_if_free(c: Connection, d: Dialect, name: str) -> bool:
     return d.run(c, sql, {"name": name}).first() is not None
 
 
-_ROW: Final = "SELECT name, kind, spec, next_at, last_at, last_job, paused, removed, accounts_at FROM {schedule} WHERE "
+_ROW: Final = (
+    "SELECT name, kind, spec, next_at, last_at, last_job, paused, removed, accounts_at, (SELECT j.id FROM {job} j"
+    " WHERE j.id = {schedule}.last_job AND j.finished_at IS NULL) AS unended FROM {schedule} WHERE "
+)
 _ROW_TYPES: Final[dict[str, Any]] = {
     "name": None, "kind": None, "spec": JSON, "next_at": TIME, "last_at": TIME, "last_job": ID, "paused": None,
-    "removed": None, "accounts_at": TIME,
+    "removed": None, "accounts_at": TIME, "unended": ID,
 }  # fmt: skip
 
 
@@ -329,6 +335,7 @@ def _lock(c: Connection, d: Dialect, where: str, params: Mapping[str, Any]) -> R
         bool(r.paused),
         bool(r.removed),
         r.accounts_at,
+        r.unended,
     )
 
 
@@ -375,7 +382,10 @@ def move_accounts_on(
     )
 
 
-_LAST_SUCCESS: Final = "(SELECT j.finished_at FROM {job} j WHERE j.id = {schedule}.last_job AND j.state = 'succeeded')"
+_LAST_SUCCESS: Final = (  # an earlier job may have succeeded after the last one did
+    "(SELECT CASE WHEN j.finished_at < {schedule}.succeeded_at THEN {schedule}.succeeded_at ELSE j.finished_at END"
+    " FROM {job} j WHERE j.id = {schedule}.last_job AND j.state = 'succeeded')"
+)
 _SUCCESS: Final = f"succeeded_at = coalesce({_LAST_SUCCESS}, succeeded_at),"
 
 
@@ -500,7 +510,7 @@ def records(c: Connection, d: Dialect, names: Collection[str]) -> list[Record]:
 
 
 def note_successes(c: Connection, d: Dialect) -> None:
-    """Remember which schedules' last jobs succeeded: the jobs may be pruned before the next tick.
+    """Remember which last and earlier jobs of schedules succeeded: the jobs may be pruned before the next tick.
 
     A schedule that somebody moves on at this moment is left alone: that notes its last job too.
     """
@@ -513,3 +523,4 @@ def note_successes(c: Connection, d: Dialect) -> None:
     for name in set(schedule_accounts.totals(c, d)) & active(c, d):
         if _lock_if_free(c, d, name):  # else the holder of the lock notes it, or the next call
             schedule_accounts.note_successes(c, d, name)
+    earlier.note_successes(c, d)

@@ -504,6 +504,7 @@ WORDS = {
     "ambiguous": "may have taken effect: left alone (--repeat-ambiguous)", "deleted": "deleted",
     "duplicates": "left alone: another job holds their unique key",
     "undone": "left alone: their workflow turned around",
+    "in_workflow": "left alone: their workflow is not over",
 }  # fmt: skip
 
 

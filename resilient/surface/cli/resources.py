@@ -172,11 +172,12 @@ def _wider(pattern: str) -> str:
 
 def _none_meant(run: Context, pattern: str) -> None:
     """Nothing was changed: because nothing fits (exit status 3), or because what fits is not stopped."""
-    if not run.app.sync.resources.list(pattern, limit=1):
+    if _is_pattern(pattern) and not run.app.sync.resources.list(pattern, limit=1):
         what = f"no resource in use and no job in the queue fits {pattern!r}"
         raise NotFound(f"nothing was changed: {what}{_wider(pattern)}")
     if not run.out.as_json:
-        run.out.say(f"Nothing to do: nothing of the kind stops any resource that fits {pattern!r}.")
+        which = f"any resource that fits {pattern!r}" if _is_pattern(pattern) else pattern
+        run.out.say(f"Nothing to do: nothing of the kind stops {which}.")
 
 
 # -- trying --------------------------------------------------------------------------------------------------
@@ -277,7 +278,8 @@ def close(ctx: typer.Context, which: Which, *, yes: Yes = False, criteria: Bulk)
 def reset(ctx: typer.Context, which: Which, *, gate: Gate = None, yes: Yes = False, criteria: Bulk) -> None:
     """Close the circuit, end cooldown and pause. Credentials and limits stay."""
     run: Context = ctx.obj
-    _change(run, "reset", _api(run, which).reset, which, {"gate": gate or "any"}, criteria, yes)
+    options = {} if gate is None else {"gate": gate}
+    _change(run, "reset", _api(run, which).reset, which, options, criteria, yes)
 
 
 @resources.command("limit")
@@ -400,7 +402,7 @@ def _change(
         run.out.json({**changed.to_json(), "dry_run": dry_run})
         return
     would = "would be " if dry_run else ""
-    if not pattern:
+    if changed and not pattern:
         run.out.say(f"{which} {would or 'is '}{done}.")
         _remark(run, which, change.__name__, unused=unused, dry_run=dry_run)
     elif changed:

@@ -40,7 +40,8 @@ class Line:
         """Shut its sockets down, and refuse further ones. Any thread may call it, more than once."""
         with self._lock:
             self.is_cut = True
-            self.broke = self.broke or bool(self._sockets)
+            # One that is closed already (its fileno is -1) was not waited for.
+            self.broke = self.broke or any(one.fileno() >= 0 for one in self._sockets.values())
             for one in self._sockets.values():
                 with contextlib.suppress(OSError):  # it is closed already
                     socket.socket.shutdown(one, socket.SHUT_RDWR)  # not TLS's own: that is not safe from outside

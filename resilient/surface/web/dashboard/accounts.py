@@ -247,11 +247,10 @@ async def _change_some(
 ) -> dict[str, int]:
     """Change these, if what is asked of them still holds."""
     act: Callable[..., Awaitable[Changed]] = getattr(visit.app.resources, verb)
-    stops = gate or _ONLY.get(verb) or ("any" if verb == "reset" else None)
-    changed = 0
+    narrowing, changed = _narrowing(verb, gate), 0
     for key in keys:
-        if await _is_meant(visit, key, stops, [key]):
-            changed += len(await act(key, **options))
+        if narrowing or await _is_meant(visit, key, verb, [key]):
+            changed += len(await act(key, **options, **narrowing))
     return {"changed": changed}
 
 
@@ -265,28 +264,33 @@ def _verb(form: Mapping[str, str]) -> str:
 async def _change(
     visit: Visit, verb: str, patterns: Sequence[str], gate: str | None, most: int, options: Mapping[str, Any]
 ) -> list[str]:
-    """Change at most so many of the resources that fit; the keys of those that were changed, or would be.
-
-    The app's method changes a single key whatever stops it: here it has to be stopped, too, as those of a pattern.
-    """
+    """Change at most so many of the resources that fit; the keys of those that were changed, or would be."""
     act: Callable[..., Awaitable[Changed]] = getattr(visit.app.resources, verb)
-    stopped = {"gate": gate} if gate is not None and verb not in _ONLY else {}
+    narrowing = _narrowing(verb, gate)
     keys: list[str] = []
     for one in patterns:
         if len(keys) == most:
             break
         if _is_wild(one):
-            keys += (await act(one, **options, **stopped, limit=most - len(keys))).keys
-        elif await _is_meant(visit, one, gate or _ONLY.get(verb) or ("any" if verb == "reset" else None), patterns):
-            keys += (await act(one, **options)).keys
+            keys += (await act(one, **options, **narrowing, limit=most - len(keys))).keys
+        elif narrowing or await _is_meant(visit, one, verb, patterns):
+            keys += (await act(one, **options, **narrowing)).keys
     return keys
 
 
-async def _is_meant(visit: Visit, key: str, gate: str | None, patterns: Sequence[str]) -> bool:
-    """Whether this gate stops the resource; without a gate, whether it is in use or the only one that was named."""
-    if gate is None and len(patterns) == 1:
-        return True
-    return bool(await visit.read(keys_of, key, gate=gate))
+def _narrowing(verb: str, gate: str | None) -> dict[str, str]:
+    """The argument that narrows a verb to what a gate stops; those of `_ONLY` take none."""
+    stops = None if verb in _ONLY else gate or ("any" if verb == "reset" else None)
+    return {} if stops is None else {"gate": stops}
+
+
+async def _is_meant(visit: Visit, key: str, verb: str, patterns: Sequence[str]) -> bool:
+    """Whether the verb's own gate stops the resource; if it has none, whether it is in use or alone was named.
+
+    The app's method changes a single key whatever stops it.
+    """
+    only = _ONLY.get(verb)
+    return (only is None and len(patterns) == 1) or bool(await visit.read(keys_of, key, gate=only))
 
 
 def _options(verb: str, form: Mapping[str, str]) -> dict[str, Any]:
