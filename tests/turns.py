@@ -1,7 +1,7 @@
 """Which tests of a whole run are left to `make proof`, so that `make test` stays short.
 
-``pytest --turns=quick`` runs, of a test that is there for both databases, one in turns; which one, its name decides, so
-that of a test with several cases each database gets some. Only in `ROOMS`, above the store, whose SQL is what differs:
+``pytest --turns=quick`` runs a test that exists for both databases on one of them. The name of the case decides on
+which, so a test with several cases meets both. This holds only in `ROOMS`, above the store, whose SQL is what differs:
 elsewhere every test meets both. Tests marked ``proof`` it leaves out too: each takes long and says what is run instead.
 ``--turns=rest`` runs what the other leaves out; without the option everything is run.
 """
@@ -42,7 +42,7 @@ def left_to_proof(items):
     marked = {item for item in items if item.get_closest_marker("proof")}
     for item in marked:
         assert room_of(item.path) in ROOMS, (
-            f"{item.nodeid} is marked `proof`, and no piece of `make proof` runs it: ROOMS"
+            f"{item.nodeid} is marked `proof`, and no piece of `make proof` runs it: add its folder to ROOMS here"
         )
     rest = marked | {cases[database_left_out(name)] for name, cases in in_turns.items()}
     return dict.fromkeys(item for item in items if item in rest)

@@ -13,7 +13,9 @@ No proxies, no ``.netrc``: what the environment says is not taken over, as with 
 
 from __future__ import annotations
 
+import ssl
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +26,7 @@ try:
     import requests
     from requests.adapters import BaseAdapter, HTTPAdapter
     from requests.structures import CaseInsensitiveDict
-    from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
+    from urllib3.exceptions import ConnectTimeoutError, ProtocolError, ReadTimeoutError
 except ModuleNotFoundError as error:
     raise MissingExtra("sessions of requests need it: pip install 'resilient-engine[requests]'") from error
 
@@ -37,6 +39,8 @@ from resilient.wire.requests.flow import BARE
 from resilient.wire.requests.sockets import Line, line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from resilient.wire.requests.call import SyncCall
 
 TIMEOUT: Final = (5.0, 30.0)  # seconds to connect, and of silence; for whoever states none
@@ -210,6 +214,8 @@ def _read(response: requests.Response, largest: int, seconds: float, *, whole: b
         fits = False
         if whole:
             response.close()
+            if isinstance(error, requests.exceptions.SSLError):  # the request was answered
+                raise requests.exceptions.ChunkedEncodingError(str(error), response=response) from None
             if isinstance(error, requests.RequestException):
                 raise
             if isinstance(error, RemoteProtocolError):
@@ -316,7 +322,8 @@ class _OnLine:
         self._line = line()
         if self.sock is not None:
             self._join_line()
-        super().request(*args, **options)  # type: ignore[misc]
+        with _under_way():
+            super().request(*args, **options)  # type: ignore[misc]
 
     def connect(self) -> None:
         self._line = line()
@@ -326,7 +333,8 @@ class _OnLine:
         self._join_line()
 
     def getresponse(self) -> Any:
-        response = super().getresponse()  # type: ignore[misc]
+        with _under_way():
+            response = super().getresponse()  # type: ignore[misc]
         if self._line is not None and self._line.is_cut:  # a socket that `cut` shut ends like a complete header
             response.close()
             self.close()
@@ -342,6 +350,8 @@ class _OnLine:
     def _join_line(self) -> None:
         """Hold the socket. Raises `ConnectTimeoutError` if the line is cut, because nothing of the request was sent."""
         self._wire = getattr(self.sock, "socket", self.sock)  # TLS within TLS (an HTTPS proxy's) is no socket itself
+        if hasattr(self.sock, "suppress_ragged_eofs"):  # an end without close_notify is a cut (RFC 9112, 9.8)
+            self.sock.suppress_ragged_eofs = False
         if self._line is not None and not self._line.hold(self._wire):
             self.close()
             raise ConnectTimeoutError(self, _OVER)
@@ -351,6 +361,15 @@ class _OnLine:
         if self._line is not None and self._wire is not None:
             self._line.release(self._wire)
         self._line = self._wire = None
+
+
+@contextmanager
+def _under_way() -> Iterator[None]:
+    """Trouble of TLS once a request is on its way. urllib3 would take it for that of a handshake: nothing sent yet."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise ProtocolError("the TLS connection broke off", error) from error
 
 
 class _Released:

@@ -214,3 +214,61 @@ def test_an_answer_in_tls_within_tls_is_cut_too(own, certificate):
             with pytest.raises(requests.RequestException):
                 got.content  # noqa: B018 - reads it
         over.set()
+
+
+# -- TLS that ends without a word -------------------------------------------------------------------------------------
+
+CUT = {
+    "no answer": b"",
+    "half a header": b"HTTP/1.1 200 OK\r\nContent-",
+    "half a body": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234",
+    "a body without a length": b"HTTP/1.1 200 OK\r\n\r\n1234",
+}
+
+
+def cut_off(context, answer, listening):
+    """Answer, and end the connection as somebody in between may: without TLS's close_notify."""
+    with listening.accept()[0] as plain:
+        secure = context.wrap_socket(plain, server_side=True)
+        secure.recv(65_536)
+        secure.sendall(answer)
+        socket.socket.shutdown(secure, socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            secure.recv(1)
+        secure.close()
+
+
+@pytest.mark.parametrize("answer", CUT)
+async def test_an_end_that_tls_does_not_announce_is_a_cut_after_the_request_was_sent(run, certificate, answer):
+    """A POST without an idempotency key is in doubt then, or answered in part; it is not taken for unsent or whole."""
+    context, cert = certificate
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"https://127.0.0.1:{listening.getsockname()[1]}/"
+        threading.Thread(target=cut_off, args=(context, CUT[answer], listening), daemon=True).start()
+
+        @handler("h", retry=Retry(max_attempts=1))
+        def h(job: SyncJob[None]) -> None:
+            with session(job) as s:
+                s.post(url, json={}, verify=cert)
+
+        job = await run(h)
+    assert (job.state, job.last_error_kind) == ("dead", FailureKind.AMBIGUOUS)
+    assert "unknown outcome" in job.last_error
+
+
+def test_a_body_that_ends_with_its_connection_is_whole_if_tls_says_so(own, certificate):
+    context, cert = certificate
+
+    def serve():
+        with listening.accept()[0] as plain:
+            secure = context.wrap_socket(plain, server_side=True)
+            secure.recv(65_536)
+            secure.sendall(CUT["a body without a length"])
+            with contextlib.suppress(OSError):
+                secure.unwrap().close()
+            secure.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        with session(sync_job(None)) as s:
+            assert s.get(f"https://127.0.0.1:{listening.getsockname()[1]}/", verify=cert).text == "1234"

@@ -30,7 +30,7 @@ def test_more_than_five_and_more_than_two_per_cent(dead, well, blows):
 @pytest.mark.parametrize("dead", [6, 7, 100, 2500])
 def test_counting_no_further_than_enough_changes_nothing(dead):
     for well in (0, dead * 48, dead * 49 - 1, dead * 49, dead * 50, dead * 1000):
-        assert fuse.blows(dead, min(well, fuse.enough(dead))) is fuse.blows(dead, well)
+        assert fuse.blows(dead, min(well, fuse.count_limit(dead))) is fuse.blows(dead, well)
 
 
 @pytest.mark.parametrize(("probed", "doubt"), [(False, timedelta(minutes=15)), (True, timedelta(hours=6))])

@@ -19,7 +19,7 @@ APP_REFUSED: Final = "app_refused"  # a provider's gate: it refuses the applicat
 SHUT: Final = frozenset({SUSPECT_AUTH, APP_REFUSED})
 WINDOW: Final = timedelta(minutes=10)  # deaths within it count together
 MOST: Final = 5  # deaths that are believed, however few grants there are
-SHARE: Final = 50  # a death of one grant in so many (2 %) is believed, too
+SHARE: Final = 50  # if at most one grant in so many died (2 %), the deaths are believed, however many they are
 FIRST: Final = timedelta(minutes=1)  # from the gate's closing to the first probe
 _LONGEST: Final = timedelta(minutes=10)
 _DOUBT: Final = timedelta(minutes=15)  # if no suspect can be probed: healthy accounts must not wait longer
@@ -31,7 +31,7 @@ def blows(dead: int, well: int) -> bool:
     return dead > MOST and dead * SHARE > dead + well
 
 
-def enough(dead: int) -> int:
+def count_limit(dead: int) -> int:
     """The number of grants that are well from which on `blows` is false: no count has to go beyond it."""
     return dead * SHARE
 
@@ -42,5 +42,5 @@ def is_over(shut_for: timedelta, *, probed: bool) -> bool:
 
 
 def probe_every(shut_for: timedelta) -> timedelta:
-    """How long after one probe the next one is sent: as long again as the gate was shut, within bounds."""
+    """How long after one probe the next one is sent: the time for which the gate has been shut, within bounds."""
     return min(max(shut_for, FIRST), _LONGEST)

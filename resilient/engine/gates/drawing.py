@@ -187,7 +187,7 @@ class Drawing:
         self._start()
 
     def settle(self, place: Place, units: float, *, shared: bool = True) -> None:
-        """With the next draw take ``units`` more than were asked for; negative: an answer cost so many less.
+        """Correct a request's charge by ``units``, once its cost is known: negative ones go back. With the next draw.
 
         A cost is bounded by what the limit gives in its window (`ACTUAL_COST`), and at a limit that accounts share also
         by what the account's own limits give in theirs. ``shared``: settle at such limits too.
@@ -361,7 +361,7 @@ class Drawing:
         self._take_in(batch, drawn)
 
     def _asks(self, batch: list[_Waiting]) -> tuple[list[store.Ask], list[Settled]]:
-        """The asks of a batch, and what is left of leases that they renew: it was counted in a moment that is past.
+        """The asks of a batch, and the unspent units of leases that they renew: these go back, a new lease counts anew.
 
         The last draw of a purse renews its lease. What every draw is ahead decreases with each transaction.
         """
@@ -469,7 +469,7 @@ def _names(limits: Limits) -> tuple[store.LimitId, ...]:
 
 
 def _charges(settled: list[Settled]) -> list[Settled]:
-    """What may be settled twice: the limits are kept all the same, which what comes back twice would exceed."""
+    """The settlements that may be written twice: charges. A refund written twice would exceed a limit."""
     return [one for one in settled if one.units > 0]
 
 

@@ -27,7 +27,7 @@ from resilient.core.base.misfit import check_whole, explained_class
 from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.jobs.backoff import Retry
 from resilient.core.jobs.records import Redaction, check_redaction, is_sealed, redacted
-from resilient.engine.ground.sealing import UNSAID, unseen
+from resilient.engine.ground.sealing import UNSAID, broken_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -130,7 +130,7 @@ class Kind(Generic[P]):
     def _misfit(self, payload: Any, error: ValidationError) -> str:
         """What is wrong with a payload; one of another class altogether is named, because its fields say little."""
         if self.sealed:
-            return unseen(error.errors(include_input=False, include_url=False))
+            return broken_rules(error.errors(include_input=False, include_url=False))
         within = any(e["loc"] for e in error.errors(include_input=False, include_url=False))
         if within or payload is None or type(payload).__module__ == "builtins" or not isinstance(self.model, type):
             return _brief(error)

@@ -89,7 +89,7 @@ def trace(error: BaseException, is_sealed: bool, secrets: Iterable[str] = ()) ->
     return "".join(f'  File "{one.filename}", line {one.lineno}, in {one.name}\n' for one in frames)
 
 
-def unseen(errors: list[Any]) -> str:
-    """What is wrong with a payload, by pydantic's words for the rules alone: places and texts may quote it."""
+def broken_rules(errors: list[Any]) -> str:
+    """The names of pydantic's rules that a payload breaks; no field and no text, which may quote it."""
     kinds = sorted({str(one["type"]) for one in errors})
     return f"{', '.join(kinds)} ({UNSAID})"

@@ -76,7 +76,7 @@ class Dispatcher:
         self._concurrency, self._lease, self._policies = concurrency, lease, policies
         self._monotonic, self._rng = monotonic, rng
         self._batches, self._resources = batches or {}, tuple(resources)
-        self._low: dict[int, int] = {}  # per priority: ids below are known to be gone
+        self._low: dict[int, int] = {}  # per priority: the highest turn id taken; a bounded look starts behind it
         self._looks = 0
         self._unbounded_at = -1e9
         self._yield = 4.0  # slots that a served turn fills, moving average
@@ -108,9 +108,9 @@ class Dispatcher:
         """How many jobs to claim now, given how many are claimed and not ended; 0: not worth it yet."""
         ahead = sum(min(self._concurrency, int(self._rate * seconds)) for seconds in (AHEAD, QUICK_AHEAD))
         room = self._concurrency + ahead - claimed
-        return room if room >= self.worth(self._concurrency) else 0
+        return room if room >= self.least_free(self._concurrency) else 0
 
-    def worth(self, slots: int) -> int:
+    def least_free(self, slots: int) -> int:
         """How many of ``slots`` have to be free to make a claim worth its statements."""
         return max(1, min(slots // 2, int(self._rate * SMALLEST_CLAIM)))
 
@@ -133,7 +133,8 @@ class Dispatcher:
         self._learn(ask, claimed, now)
         self._missing = claimed.missing
         result = claimed if claimed.turns else None
-        is_complete = ask.priority is None and claimed.turn_count < ask.take  # the next commit wakes this worker
+        # All turns were taken: it may rest, for new work comes with a wake-up.
+        is_complete = ask.priority is None and claimed.turn_count < ask.take
         if claimed.continued or claimed.missing or not is_complete:
             if result is None:  # a bounded look: look everywhere before resting
                 self._unbounded_at = -1e9
@@ -263,7 +264,7 @@ class Shares:
         return share(self._slots, active, self._mean(name))
 
     def rooms(self, waiting: set[str]) -> dict[str, int]:
-        """How many slots each of these accounts may take in the claim after the last look; {}: all."""
+        """How many slots each of these accounts may take in the claim after the last look; empty: any number."""
         self.is_shared = self.is_shared or len(waiting) > 1
         if not self.is_shared:
             return {}

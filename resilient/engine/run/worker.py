@@ -353,7 +353,7 @@ class Worker:
 
     async def _claim(self, slots: int) -> tuple[Claimed | None, float]:
         """One look of the dispatcher, past what has its share of this worker."""
-        has_share = self.shares.look(self.executor.running.values(), self.dispatcher.worth)
+        has_share = self.shares.look(self.executor.running.values(), self.dispatcher.least_free)
         self.dispatcher.avoid = self.executor.crowded | has_share
         claimed, delay = await self.dispatcher.poll(slots)
         if claimed is not None and claimed.full:

@@ -222,7 +222,7 @@ def _blows(c: Connection, d: Dialect, grant: Grant, now: datetime) -> bool:
     dead = 1 + _count(c, d, "died_at > :died_since AND id <> :grant_id", _ALL, grant, died_since=now - WINDOW)
     if not fuse.blows(dead, 0):
         return False
-    return fuse.blows(dead, _count(c, d, f"state IN ({_WELL}) AND id <> :grant_id", fuse.enough(dead), grant))
+    return fuse.blows(dead, _count(c, d, f"state IN ({_WELL}) AND id <> :grant_id", fuse.count_limit(dead), grant))
 
 
 def _count(c: Connection, d: Dialect, which: str, most: int, grant: Grant, **params: datetime) -> int:

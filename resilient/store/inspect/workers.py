@@ -67,7 +67,7 @@ def beat(c: Connection, d: Dialect, row: Beat, now: datetime) -> None:
 
 
 def count_alike(c: Connection, d: Dialect, worker_id: str, now: datetime) -> int:
-    """How many workers that live and do not stop run the same kinds as this one, itself included."""
+    """How many live workers that are not stopping run the same kinds in the same order, this one included."""
     return int(
         d.run(
             c,

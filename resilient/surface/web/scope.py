@@ -38,7 +38,8 @@ def mounted(app: ASGIApp) -> ASGIApp:
 def with_mount_path(scope: Scope) -> Scope:
     """A copy of the scope as ASGI wants it: ``path`` whole, and ``root_path`` its beginning.
 
-    A path that was cut is the end of ``raw_path`` and not below ``root_path``. Slashes at its end are not compared.
+    The mount has cut the path if ``path`` is a proper suffix of ``raw_path`` and does not start with ``root_path``.
+    Slashes at its end are not compared.
     """
     path, root = scope.get("path", ""), scope.get("root_path", "").rstrip("/")
     whole = unquote_to_bytes(scope.get("raw_path") or b"").decode(errors="replace")
