@@ -53,6 +53,8 @@ def pieces(scale=1.0):
     yield Piece("uvloop: the engine on another event loop", [*PYTEST, *floors], {"RESILIENT_LOOP": "uvloop"})
     yield from rest()
     yield Piece("table: broken engines are found", [*MODULE, "tests.simulation.table"])
+    programs = {"RESILIENT_PROGRAMS": str(max(40, int(20_000 * scale)))}
+    yield Piece("features: programs of all of them", [*PYTEST, "tests/engine/test_features.py"], programs)
     for name in PARSERS:
         yield Piece(f"fuzz: {name}", [*MODULE, "tests.fuzz.run", name, "--seconds", f"{600 * scale:g}"])
     for room in ROOMS:

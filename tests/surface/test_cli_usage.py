@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -502,16 +503,19 @@ PRINTED = [
 ]
 
 
+command_of = cache(get_command)  # typer takes a tenth of a second to make all of them
+
+
 @pytest.mark.parametrize(("page", "line"), PRINTED)
 def test_every_command_that_the_pages_print_is_one(page, line):
     line, _, _ = line.partition(" > ")  # into a file
     words = iter(shlex.split(re.sub(r"[\[\]]", "", line), comments=True)[1:])
-    command, places = get_command(root.cli), 0
+    command, places = command_of(root.cli), 0
     options = {name: param for param in command.params for name in param.opts}
     for word in words:
         if hasattr(command, "commands") and not word.startswith("-"):
             assert word in command.commands, f"{page}: {line}"
-            command = get_command(benches) if word == "bench" else command.commands[word]  # it is imported when called
+            command = command_of(benches) if word == "bench" else command.commands[word]  # it is imported when called
             options |= {name: param for param in command.params for name in param.opts}
         elif word.startswith("-"):
             assert command.ignore_unknown_options or word in options, f"{page}: {line}"

@@ -189,7 +189,7 @@ def _scheduled(job: JobInfo, now: datetime) -> Iterator[Reason]:
 
 
 def _sent_back(job: JobInfo) -> Iterator[Reason]:
-    if job.last_error and job.executions:
+    if job.last_error:
         yield Reason("last_error", f"Last time ({_tries(job)} used): {_error(job)}")
     if job.waiting_for is not None:
         times = counted(job.deferrals, "time")
