@@ -136,7 +136,7 @@ def test_every_piece_has_a_name_of_its_own_and_a_command_that_exists():
     assert len({piece.name for piece in every}) == len(every)
     kinds = {piece.name.partition(":")[0] for piece in every}
     few = {"pairs", "threes", "simulation", "table", "mutation", "fuzz", "chaos"}
-    assert kinds == few | {"soak", "long", "throttle", "docs", "lowest", "uvloop", "rest"}
+    assert kinds == few | {"soak", "long", "throttle", "docs", "lowest", "uvloop", "rest", "features"}
     made = [piece.command[1] for piece in every if piece.command[0] == "make"]
     assert made == ["docs", "lowest"]
     makefile = (proof.ROOT / "Makefile").read_text()

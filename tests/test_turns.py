@@ -1,5 +1,6 @@
 """Nothing is left out of both a quick run and the rest of it."""
 
+import json
 import os
 import re
 import subprocess
@@ -16,17 +17,39 @@ ABOVE = ("engine/test_retention.py", "engine/test_outbox.py", "chaos/test_kill.p
 STORE = "store/test_gates.py"
 
 
+# In a process of its own, because this one is in the middle of a run: what each of the options would run.
+LOOK = """
+import json, sys, types, pytest
+
+class Looker:
+    def pytest_collection_finish(self, session):
+        from tests import turns
+
+        for chosen in ("all", "quick", "rest"):
+            items, options = list(session.items), {"getoption": lambda _: chosen, "hook": session.config.hook}
+            turns.pytest_collection_modifyitems(types.SimpleNamespace(**options), items)
+            names[chosen] = [item.nodeid for item in items]
+
+names = {}
+pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *sys.argv[1:]], plugins=[Looker()])
+sys.stdout.write("\\n" + json.dumps(names))
+"""
+
+
 @cache
-def collected(turns):
-    paths = [str(TESTS / path) for path in (*ABOVE, STORE)]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", f"--turns={turns}"]
+def everything():
     environ = {name: text for name, text in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    done = subprocess.run([*command, *paths], cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if "::" in line]
+    command = [sys.executable, "-c", LOOK, *(str(TESTS / path) for path in (*ABOVE, STORE))]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def of(*files, turns):
-    return {name for name in collected(turns) if name.removeprefix("tests/").startswith(files)}
+def collected(chosen):
+    return everything()[chosen]
+
+
+def of(*files, chosen):
+    return {name for name in collected(chosen) if name.removeprefix("tests/").startswith(files)}
 
 
 def database_of(name):
@@ -45,13 +68,13 @@ def test_what_a_quick_run_leaves_out_is_the_rest():
 
 
 def test_of_a_test_for_both_databases_one_is_run():
-    cases = Counter(without(name) for name in of(*ABOVE, turns="all"))
-    assert Counter(without(name) for name in of(*ABOVE, turns="quick")) == Counter(set(cases))
+    cases = Counter(without(name) for name in of(*ABOVE, chosen="all"))
+    assert Counter(without(name) for name in of(*ABOVE, chosen="quick")) == Counter(set(cases))
     assert set(cases.values()) == {1, 2}
 
 
 def test_each_database_has_its_turn_about_as_often():
-    quick = Counter(database_of(name) for name in of("engine/test_outbox.py", turns="quick"))
+    quick = Counter(database_of(name) for name in of("engine/test_outbox.py", chosen="quick"))
     assert min(quick[one] for one in DATABASES) > quick.total() / 3
 
 
@@ -63,5 +86,5 @@ def test_what_is_run_instead_is_there():
 
 
 def test_the_store_meets_both_in_every_test():
-    assert of(STORE, turns="quick") == of(STORE, turns="all")
-    assert {database_of(name) for name in of(STORE, turns="quick")} >= set(DATABASES)
+    assert of(STORE, chosen="quick") == of(STORE, chosen="all")
+    assert {database_of(name) for name in of(STORE, chosen="quick")} >= set(DATABASES)

@@ -14,7 +14,18 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from resilient import DuplicateJob, Fixed, InvalidInput, Job, Permanent, Resilient, Retry, Transient, handler
+from resilient import (
+    DuplicateJob,
+    Fixed,
+    InvalidInput,
+    Job,
+    JobNotFound,
+    Permanent,
+    Resilient,
+    Retry,
+    Transient,
+    handler,
+)
 from resilient.store.db.database import Database
 from tests.conftest import FakeClock
 from tests.helpers import LIMIT
@@ -136,7 +147,7 @@ class World:
             n = self.number()
             try:
                 done = await self.app.jobs.edit([id_], payload=n, **options)
-            except InvalidInput:
+            except (InvalidInput, JobNotFound):  # it was deleted
                 return
             if done.edited:
                 account.payload = n

@@ -4,74 +4,109 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 import shutil
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.engine.features import run
 
-EXAMPLES = int(os.environ.get("RESILIENT_PROGRAMS", "40"))  # `make proof` runs twenty thousand
-PLACE = st.integers(0, 3)
-HOW = st.lists(st.sampled_from(["ok", "later", "never"]), max_size=3)
+SEEDS = int(os.environ.get("RESILIENT_PROGRAMS", "60"))  # `make proof` runs twenty thousand
+PARTS = 2
 OPTIONS = {
-    "key": st.just(1),
-    "unique_key": st.just("u"),
-    "unique_until": st.just("finish"),
-    "on_conflict": st.sampled_from(["replace", "raise"]),
-    "while_running": st.just("once_more"),
-    "after": st.lists(PLACE, min_size=1, max_size=2, unique=True),
-    "on_dead": st.sampled_from(["wait", "run"]),
-    "ordering_key": st.just("lane"),
-    "ordering_policy": st.just("skip"),
-    "expires_in": st.just(30),
-    "delay": st.just(20),
-    "script": HOW,
+    "key": [1],
+    "unique_key": ["u"],
+    "unique_until": ["finish"],
+    "on_conflict": ["replace", "raise"],
+    "while_running": ["once_more"],
+    "on_dead": ["wait", "run"],
+    "ordering_key": ["lane"],
+    "ordering_policy": ["skip"],
+    "expires_in": [30],
+    "delay": [20],
 }
-NEW = st.sampled_from([{}, {}, {"new_operation": True}])
+TOGETHER = {  # what says nothing without the other
+    "unique_until": ["unique_key"], "on_conflict": ["unique_key"], "while_running": ["unique_key", "unique_until"],
+    "on_dead": ["after"], "ordering_policy": ["ordering_key"],
+}  # fmt: skip
 OTHERS = {
-    "cancel": st.tuples(st.just("cancel"), PLACE, st.just({})),
-    "discard": st.tuples(st.just("discard"), PLACE, st.just({})),
-    "delete": st.tuples(st.just("delete"), PLACE, st.just({})),
-    "retry": st.tuples(st.just("retry"), PLACE, NEW),
-    "edit": st.tuples(st.just("edit"), PLACE, NEW),
-    "house": st.just(("house",)),
-    "retry all": st.just(("retry all",)),
-    "advance": st.tuples(st.just("advance"), st.sampled_from([5, 15, 40])),
-    "gate": st.tuples(st.sampled_from(["pause", "resume"]), st.integers(0, 1)),
-    "prune": st.tuples(st.just("prune"), st.just(60)),
-    "workflow": st.tuples(st.just("workflow"), st.lists(HOW, min_size=3, max_size=3)),
+    "cancel": lambda dice: ("cancel", dice.randrange(4), {}),
+    "discard": lambda dice: ("discard", dice.randrange(4), {}),
+    "delete": lambda dice: ("delete", dice.randrange(4), {}),
+    "retry": lambda dice: ("retry", dice.randrange(4), dice.choice([{}, {}, {"new_operation": True}])),
+    "edit": lambda dice: ("edit", dice.randrange(4), dice.choice([{}, {}, {"new_operation": True}])),
+    "house": lambda _: ("house",),
+    "retry all": lambda _: ("retry all",),
+    "advance": lambda dice: ("advance", dice.choice([5, 15, 40])),
+    "gate": lambda dice: (dice.choice(["pause", "resume"]), dice.randrange(2)),
+    "prune": lambda _: ("prune", 60),
+    "workflow": lambda dice: ("workflow", [script(dice) for _ in range(3)]),
 }
 
 
-@st.composite
-def programs(draw):
-    """A few features each, so that they meet: of all of them at once, two seldom come to the same job."""
-    chosen = draw(st.sets(st.sampled_from(sorted(OPTIONS)), max_size=5))
-    options = st.fixed_dictionaries({}, optional={name: OPTIONS[name] for name in sorted(chosen)})
-    within = st.one_of(st.tuples(st.just("enqueue"), options), OTHERS["cancel"], OTHERS["advance"])
-    enqueue = st.builds(
-        lambda words, inside: ("enqueue", {**words, "inside": inside}), options, st.lists(within, max_size=2)
-    )
-    others = draw(st.sets(st.sampled_from(sorted(OTHERS)), min_size=1, max_size=4))
-    operations = st.one_of(enqueue, st.just(("drain",)), *(OTHERS[name] for name in sorted(others)))
-    return draw(st.lists(operations, min_size=3, max_size=10))
+def script(dice):
+    return dice.choices(["ok", "later", "never"], k=dice.randrange(3))
 
 
-@pytest.fixture
-def place(tmp_path, _sqlite_template):
-    return tmp_path / "app.db", _sqlite_template
+def drawn(seed):
+    """A program of a few features, so that they meet: of all of them at once, two seldom come to the same job."""
+    dice = random.Random(seed)
+    chosen = set(dice.sample([*OPTIONS, "after", "inside"], dice.randint(1, 4)))
+    chosen |= {other for name in chosen for other in TOGETHER.get(name, ())}
+    changes = dice.sample(sorted(OTHERS), dice.randint(1, 4))
+
+    def enqueue(*, inside=False):
+        words = {name: dice.choice(OPTIONS[name]) for name in OPTIONS if name in chosen and dice.random() < 0.7}
+        if "after" in chosen and dice.random() < 0.7:
+            words["after"] = dice.sample(range(4), dice.randint(1, 2))
+        if dice.random() < 0.5:
+            words["script"] = script(dice)
+        if "inside" in chosen and not inside:
+            others = [enqueue, enqueue, lambda **_: OTHERS["cancel"](dice), lambda **_: OTHERS["advance"](dice)]
+            words["inside"] = [dice.choice(others)(inside=True) for _ in range(dice.randrange(3))]
+        return ("enqueue", words)
+
+    def any_other():
+        roll = dice.random()
+        return enqueue() if roll < 0.3 else ("drain",) if roll < 0.5 else OTHERS[dice.choice(changes)](dice)
+
+    return [enqueue() for _ in range(dice.randint(1, 3))] + [any_other() for _ in range(dice.randint(4, 12))]
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
-@given(operations=programs())
-def test_no_feature_forgets_what_another_hung_on_a_job(place, operations):
-    path, template = place
-    for old in path.parent.glob("app.db*"):
-        old.unlink()
-    shutil.copy(template, path)
-    assert run(f"sqlite:///{path}", operations) == []
+class Place:
+    """Fresh tables for one program after the other."""
+
+    def __init__(self, folder, template):
+        self._path, self._template = folder / "app.db", template
+
+    def run(self, operations):
+        for old in self._path.parent.glob("app.db*"):
+            old.unlink()
+        shutil.copy(self._template, self._path)
+        return run(f"sqlite:///{self._path}", copy.deepcopy(operations))
+
+    def shrunk(self, operations):
+        """The same without what it does not take to fail."""
+        place = 0
+        while place < len(operations):
+            less = operations[:place] + operations[place + 1 :]
+            if self.run(less):
+                operations = less
+            else:
+                place += 1
+        return operations
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_feature_forgets_what_another_hung_on_a_job(tmp_path, sqlite_url, part):
+    template = tmp_path / "template.db"
+    shutil.move(sqlite_url.removeprefix("sqlite:///"), template)
+    place = Place(tmp_path, template)
+    for seed in range(part, SEEDS, PARTS):
+        operations = drawn(seed)
+        if faults := place.run(operations):
+            less = place.shrunk(operations)
+            pytest.fail(f"seed {seed}: {faults}\n{less}\n{place.run(less)}")
 
 
 UNIQUE = {"unique_key": "u", "unique_until": "finish"}
