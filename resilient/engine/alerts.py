@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.alerts import rules as alerts
 from resilient.core.alerts import words
+from resilient.core.alerts.codes import Codes
 from resilient.core.alerts.rules import CONDITIONS, EVENTS, Alerting
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.loggers import apart, logger
 from resilient.core.base.misfit import explained_calls
+from resilient.core.base.resource_key import account
 from resilient.core.jobs.backoff import spread_upwards
 from resilient.core.schedules import schedule
 from resilient.engine.ground.foreign import called
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
 log = logger("alerts")
 FLUSH_EVERY: Final = 1.0  # seconds
 MOST_PENDING: Final = 1_000  # different findings between two writes
-MOST_CODES: Final = 50  # error codes of one kind of job that are alerts of their own
 MOST_LISTED: Final = 10_000
 CLOSING: Final = 5.0  # seconds for the last alerts of a process
 AWAY: Final = 9.0  # seconds without an answer until the alert; with the heartbeat's interval that is less than 15
@@ -78,7 +79,7 @@ class Alerts:
         self._pending: dict[tuple[str, ...], Finding] = {}
         self._dropped = 0
         self._written = False
-        self._codes: dict[tuple[str, str], set[str]] = {}
+        self._codes: dict[tuple[str, str], Codes] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flushing: asyncio.Task[None] | None = None
@@ -91,25 +92,21 @@ class Alerts:
         if name is None or not self.config.wants(name):
             return
         row = execution.row
-        code = self._code(name, row.kind, transition.error_code)
-        key = (name, row.kind, transition.error_kind, code)
+        resource = transition.resource_key or row.resource_key
+        if (codes := self._codes.get((name, row.kind))) is None:
+            codes = self._codes[name, row.kind] = Codes()
+        code, whose = codes.sort(
+            alerts.code_of(transition.error_code), account(resource), self._ground.now(), self.config.span("quiet")
+        )
+        key = (name, row.kind, transition.error_kind, code, whose)
         if (finding := self._pending.get(key)) is not None:
             self._pending[key] = replace(finding, count=finding.count + 1)
         elif self._has_room():
             self._pending[key] = alerts.ended(
-                name, row.kind, str(transition.error_kind), code, error=transition.error,
-                resource=transition.resource_key or row.resource_key, job=str(execution.id),
+                name, row.kind, str(transition.error_kind), code, error=transition.error, resource=resource,
+                job=str(execution.id), apart=whose,
             )  # fmt: skip
             self._arm()
-
-    def _code(self, name: str, kind: str, code: str | None) -> str:
-        """The code; "other" once a kind has had so many that they must be ids in disguise."""
-        code = alerts.code_of(code)
-        codes = self._codes.setdefault((name, kind), set())
-        if code not in codes and len(codes) >= MOST_CODES:
-            return "other"
-        codes.add(code)
-        return code
 
     def _has_room(self) -> bool:
         if len(self._pending) < MOST_PENDING:

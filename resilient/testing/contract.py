@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 NOW: Final = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)  # when every sample was received
+_AT: Final = " (if it is a sample, say when it was sent: Hook(..., at=datetime(..., tzinfo=UTC)))"
 _NONE: Final[Mapping[str, str]] = {}
 
 
@@ -125,14 +126,17 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A genuine delivery, signed with ``secret`` by something other than the code under test."""
+    """A genuine delivery, signed with ``secret`` by something other than the code under test.
+
+    ``at``: when it was sent, where the time is signed: a sample is of another day. ``delivery``: the id it carries.
+    """
 
     secret: str
     body: bytes
     headers: Mapping[str, str]
     url: str = "https://hooks.example.com/in"
     at: datetime = NOW
-    delivery: str = ""  # the id it carries
+    delivery: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -465,7 +469,8 @@ def hook_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
         for about, delivery, secret, at, accepted in tries:
             reason = verify(webhook, delivery, [secret], at, body=body, ed25519=_ed25519)
             if (reason == "") is not accepted:
-                yield f"hook {number}, {about}: {reason or 'is taken'}"
+                remedy = _AT if hook.at == NOW and "too long ago" in reason else ""
+                yield f"hook {number}, {about}: {reason or 'is taken'}{remedy}"
 
 
 def _other(secret: str) -> str:

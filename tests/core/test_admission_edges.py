@@ -253,7 +253,7 @@ def test_what_started_is_counted_at_every_level():
     (after, calm) = verdict.levels
     assert (verdict.count, verdict.stop, verdict.probes) == (1, None, ("p/a",))
     assert (after.running, after.stated, after.policy, after.facts.revision) == (2, (CORE,), leaf.policy, 8)
-    assert after.limits == {"other": LimitState(5.0), "j": LimitState(EPOCH + 0.5)}
+    assert after.limits == {"other": LimitState(5.0), "j": LimitState(EPOCH + 0.5, interval=0.5, drawn_at=EPOCH)}
     assert after.facts.breaker.probe_owner == "w"
     assert calm == level("p", calm=True)
     calm_but = Level(ResourceFacts("p", calm=True), PLAIN, {}, 1, (CORE,))

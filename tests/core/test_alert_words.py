@@ -114,6 +114,13 @@ class TestWords:
             over = notice("resolved", info(finding), NOON).text
             assert over.startswith(f"resolved after 1 h: {finding.subject}: ")
 
+    def test_what_no_look_finds_any_more_is_said_so(self):
+        for finding in every_finding():
+            young = notice("new", info(finding), NOON + timedelta(seconds=90)).text
+            old = notice("new", info(finding), NOON + timedelta(seconds=91)).text
+            assert "not found" not in young
+            assert old.endswith(" (not found any more since 12:00:00 UTC)") is (finding.name in alerts.CONDITIONS)
+
     @pytest.mark.parametrize(
         ("finding", "text"),
         [
@@ -324,7 +331,7 @@ def test_an_overview_is_a_document():
     overview = Overview(at=NOON, jobs={"ready": Count(2)}, lately={}, overdue=Count(0), stranded=0, **empty)
     assert overview.to_json() == {
         "at": "2030-01-01T12:00:00.000Z", "jobs": {"ready": 2}, "lately": {}, "overdue": 0, **empty, "stranded": 0,
-        "unserved": {}, "unserved_accounts": {}, "learnt": {},
+        "unserved": {}, "unserved_accounts": {}, "learnt": {}, "lanes": [], "lane_count": 0,
     }  # fmt: skip
 
 

@@ -231,7 +231,8 @@ def test_the_third_rescue_is_the_last():
     assert t.error == "worker w1 was lost; 3 workers were lost while they ran it"
     assert (t.attempts, t.charged) == (1, False)
     assert step(Rescued(), rescues=2, retry=Retry(max_rescues=4)).state is READY
-    assert step(Rescued(), rescues=0, retry=Retry(max_rescues=1)).state is DEAD
+    alone = step(Rescued("w was lost"), rescues=0, retry=Retry(max_rescues=1))
+    assert (alone.state, alone.error) == (DEAD, "w was lost; 1 worker was lost while it ran it")
 
 
 # -- requests in doubt -----------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_what_is_no_failure():
     [
         (("cooldown",), "its cooldown; the job waits and goes on by itself"),
         (("breaker",), "its circuit; the job waits and goes on by itself"),
-        (("auth",), "its credentials; the job waits and goes on by itself"),
+        (("auth",), "its credentials; the job waits until they are good"),
         (("database",), "our database, which is away; the job waits and goes on by itself"),
         (
             ("limit", datetime(2026, 11, 1, 14, 0, 5, tzinfo=EAST)),

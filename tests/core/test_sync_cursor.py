@@ -12,17 +12,21 @@ from resilient.core.sync.incremental import Incremental
 from resilient.core.sync.paging import Loop, PageRead, PageRequest
 from resilient.core.sync.stream import (
     EDGE,
+    SLICE,
     Cursor,
     CursorInfo,
     Record,
     Rules,
+    TooManyRecords,
     asked_since,
     begin,
     refuse,
     restart,
     take,
+    take_in_slices,
     unchanged,
 )
+from resilient.core.sync.stream import _digest as digest_of
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 EARLIER = NOW - timedelta(days=1)
@@ -209,7 +213,7 @@ def test_a_page_within_a_pass():
         error=None,
         pages=6,
         records=7,
-        loop=BUSY.loop.step(ASK, PageRead([{"id": 1}], NEXT)),
+        loop=BUSY.loop.step(ASK, PageRead([digest_of({"id": 1})], NEXT)),
     )
     assert cursor == expected
 
@@ -501,3 +505,45 @@ def test_the_cursor_that_an_answer_tells(incremental, following, cursor):
     assert (found.provider_cursor if following else found.since) == cursor
     kept = after(Cursor(provider_cursor="old"), [], Rules(incremental=incremental), following, answer=answered({}))
     assert (kept.provider_cursor if following else kept.since) == "old"  # a page that tells none forgets none
+
+
+# -- large pages -------------------------------------------------------------------------------------------------------
+
+
+def breaths(cursor, items, rules, **options):
+    """How often the work on a page pauses, and what it comes to."""
+    steps, count = take_in_slices(cursor, ASK, answered(items), PageRead(items, NEXT), rules, NOW, **options), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return count, end.value
+        count += 1
+
+
+@pytest.mark.parametrize(
+    ("size", "gone", "count"),
+    [(0, False, 0), (SLICE, False, 0), (SLICE + 1, False, 1), (5 * SLICE, False, 4), (5 * SLICE, True, 8)],
+)
+def test_a_large_page_is_worked_on_in_slices(size, gone, count):
+    rules = replace(FILTER, deleted="gone")
+    items = [{"id": n, "at": "2030-01-01T00:00:00Z", "gone": gone} for n in range(size)]
+    assert breaths(BUSY, items, rules) == (count, take(BUSY, ASK, answered(items), PageRead(items, NEXT), rules, NOW))
+
+
+def test_a_page_of_more_records_than_its_bound_is_refused():
+    items = [{"id": n} for n in range(6)]
+    assert breaths(BUSY, items, TOKEN, most=6)[1][0]
+    with pytest.raises(TooManyRecords, match="a page holds 6 records, and 5 are the most"):
+        breaths(BUSY, items, TOKEN, most=5)
+
+
+def test_a_page_that_tells_of_more_deletions_than_its_bound_is_refused():
+    rules = Rules(deleted="gone", deleted_key="keys")
+    items = [{"id": n, "gone": True, "keys": [f"{n}-{m}" for m in range(4)]} for n in range(2)]
+    assert [one.deleted for one in breaths(BUSY, items, rules, most=8)[1][0]] == [
+        tuple(f"{n}-{m}" for m in range(4)) for n in range(2)
+    ]
+    for few in (7, 3, 2):
+        with pytest.raises(TooManyRecords, match=f"more than {few} deletions"):
+            breaths(BUSY, items, rules, most=few)

@@ -9,12 +9,11 @@ import pytest
 
 from resilient.core.gates.admission import Level, ResourceFacts
 from resilient.core.gates.policy import Policy
+from resilient.core.inspect.blocked import JobSeen, Waits
 from resilient.core.inspect.why import (
-    JobSeen,
     Path,
     Reason,
     TurnSeen,
-    Waits,
     Why,
     WorkerSeen,
     line,

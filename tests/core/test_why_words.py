@@ -11,13 +11,11 @@ import pytest
 from resilient.core.gates.admission import Level, ResourceFacts
 from resilient.core.gates.breaker import BreakerFacts
 from resilient.core.gates.policy import Policy
+from resilient.core.inspect.blocked import JobSeen, Waits, of_blocked
 from resilient.core.inspect.why import (
-    JobSeen,
     Path,
     Reason,
-    Waits,
     WorkerSeen,
-    of_blocked,
     stands_still,
     stuck,
     workers,
@@ -128,7 +126,7 @@ def other(state, error=None):
     ],
 )
 def test_what_a_blocked_job_waits_for(job, waits, reasons):
-    assert list(of_blocked(job, waits)) == [Reason(*one) for one in reasons]
+    assert list(of_blocked(job, waits)) == reasons
 
 
 def path(*seen, **stuck_on):

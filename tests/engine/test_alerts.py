@@ -98,8 +98,8 @@ async def housekeep_texts(app, wanted):
         assert sum(part in text for text in texts) == 1, texts
 
 
-def ended(app, *, kind="sync", decision="retry", error_kind="transient", code=None, error="trouble", times=1):
-    execution = SimpleNamespace(row=SimpleNamespace(kind=kind, resource_key="a/1"), id=uuid4())
+def ended(app, *, kind="sync", decision="retry", error_kind="transient", code=None, error="trouble", times=1, on="a/1"):
+    execution = SimpleNamespace(row=SimpleNamespace(kind=kind, resource_key=on), id=uuid4())
     transition = SimpleNamespace(
         decision=decision, error_kind=error_kind, error_code=code, error=error, resource_key=None
     )
@@ -142,9 +142,35 @@ class TestNoticed:
         for n in range(200):
             ended(app, code=f"order-{n}x{n}y")
         await app.alerts.flush()
-        assert len(await app.alerts.list(limit=1000)) == 51
+        assert len(await app.alerts.list(limit=1000)) == 52
         assert {len(n.others) for n in app.told} <= {0, 20}
-        assert len(await told(app)) == 1
+        assert len(await told(app)) == 2
+
+    async def test_one_accounts_codes_do_not_silence_the_alerts_about_others(self, make):
+        app = make()
+        for n in range(200):  # a tenant answers with another code each time
+            ended(app, code=f"order-{n}x{n}y", on="a/evil")
+        await app.alerts.flush()
+        await told(app)
+        for code in ("bad_email", "order-7x7y"):  # one that is new, and one that the tenant guessed before
+            ended(app, code=code, on="a/good")
+            await app.alerts.flush()
+        assert await told(app) == [("new", "new_error", "sync")] * 2
+        details = [one.detail for one in await app.alerts.list(limit=1000)]
+        assert {one["resource"] for one in details if one["error_code"] == "bad_email"} == {"a/good"}
+        assert {one["resource"] for one in details if one["error_code"] == "other"} == {"a/evil"}
+
+    async def test_codes_are_forgotten_with_their_alerts(self, make, clock):
+        app = make()
+        for n in range(200):
+            ended(app, code=f"order-{n}x{n}y")
+        await app.alerts.flush()
+        clock.advance(hours=25)
+        await housekeep(app)
+        assert not await app.alerts.list()
+        ended(app, code="order-199x199y")
+        await app.alerts.flush()
+        assert [one.detail["error_code"] for one in await app.alerts.list()] == ["order-199x199y"]
 
     async def test_it_costs_next_to_nothing(self, make):
         app = make()

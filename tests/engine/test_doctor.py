@@ -1,9 +1,13 @@
 """What the doctor finds: real faults on real databases, and the judgement of facts."""
 
 import asyncio
+import os
+import shutil
+import sqlite3
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -95,9 +99,34 @@ async def test_nothing_answers(open_database):
 
 
 async def test_no_file_and_none_made(tmp_path, open_database):
-    (finding,) = await doctor.examine(open_database(f"sqlite:///{tmp_path}/absent.db"))
+    finding, disk = await doctor.examine(open_database(f"sqlite:///{tmp_path}/absent.db"))
     assert "does not exist" in finding.message
+    assert disk.name == "disk"
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_full_disk_is_looked_at_before_the_file_is_opened(tmp_path, open_database, monkeypatch):
+    file = tmp_path / "app.db"
+    file.touch()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 2**20))
+
+    def refuse(*_, **__):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", refuse)
+    found = {one.name: one for one in await doctor.examine(open_database(f"sqlite:///{file}"))}
+    assert f"disk I/O error (3 MB are free in {tmp_path}: make room)" in found["database"].message
+    assert (found["disk"].level, found["disk"].remedy) == ("fail", "make room, or prune finished jobs")
+
+
+async def test_a_folder_that_takes_no_writes(tmp_path, open_database, monkeypatch):
+    (tmp_path / "app.db").touch()
+    database = open_database(f"sqlite:///{tmp_path}/app.db")
+    assert "folder" not in await findings(database)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and access(path, mode))
+    assert (await findings(database))["folder"].level == "fail"
 
 
 async def test_no_tables(empty_url, open_database):

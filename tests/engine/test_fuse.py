@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from uuid_utils.compat import uuid7
 
-from resilient import GrantState, Job, NeedsReauth, Provider, Resilient, ResourceStopped, handler
+from resilient import Credentials, GrantState, Job, NeedsReauth, Provider, Resilient, ResourceStopped, handler
+from resilient.core.base.errors import Failure, FailureKind
 from resilient.engine import alerts
 from resilient.engine.jobs import queue
 from resilient.store.accounts import fuse, grants
@@ -294,7 +295,7 @@ class Silent:
     def tell(self, c, d, dead):
         pass
 
-    def hush(self, c, d, provider):
+    def hush(self, c, d, provider, keys):
         pass
 
 
@@ -420,3 +421,97 @@ async def test_a_refused_application_heals_by_itself_once_it_is_right(make, idp)
     assert await auths(healed, ["idp"]) == ["ok"]
     await healed.worker().drain()
     assert [job.state.value for job in await healed.jobs.list(kind="me")] == ["succeeded"]
+
+
+# -- whose notices are taken back --------------------------------------------------------------------------------------
+
+REFUSED = Failure(FailureKind.AUTH, code="refused", status=401)
+
+
+@pytest.fixture
+def keyed(make, clock):
+    """An app on a clock that is moved by hand, whose accounts have tokens that cannot be refreshed."""
+    return make(clock=clock.now)
+
+
+async def kill(app, *names):
+    for key in names:
+        await app.grants.refused(key, await app.credentials(key), REFUSED)
+
+
+async def add(app, *names):
+    for key in names:
+        await app.connections.add(key, token=f"canary-{key}")
+    await have_worked(app)
+
+
+async def notices(app, state):
+    jobs = await app.jobs.list(kind="customers.tell", state=state)
+    return sorted(job.payload["resource_key"] for job in jobs)
+
+
+async def test_the_notices_of_accounts_that_stay_dead_are_not_taken_back(keyed, clock):
+    early, *names = keys(SIX + 1)
+    await add(keyed, early, *names)
+    await keyed.resources.pause("connections/idp")
+    await kill(keyed, early)
+    clock.advance(minutes=20)
+    await kill(keyed, *names)
+    assert await auths(keyed, ["idp", early]) == ["suspect_auth", "needs_reauth"]
+    assert (await notices(keyed, ["scheduled", "ready"]), await notices(keyed, "cancelled")) == ([early], names[:5])
+    await keyed.connections.release("idp")
+    await keyed.resources.resume("connections/idp")
+    clock.advance(minutes=2)
+    await keyed.worker().drain(timeout=LIMIT)
+    assert await notices(keyed, "succeeded") == [early]
+
+
+async def test_the_notice_of_a_death_that_nobody_doubts_is_not_taken_back(make, clock, idp):
+    """A token that is over by its own word is no provider's error."""
+    app, (certain, *names) = make(clock=clock.now), keys(SIX + 1)
+    await app.connections.import_(certain, access_token="canary-x", expires_at=clock.now() + timedelta(seconds=60))
+    await add(app, *names)
+    clock.advance(61)
+    with pytest.raises(ResourceStopped):
+        await app.credentials(certain)
+    await kill(app, *names)
+    assert (await notices(app, "scheduled"), await notices(app, "cancelled")) == ([certain], names[:5])
+    assert idp.asked == []
+
+
+@pytest.mark.parametrize("way", ["a new token", "another one's grant", "the app's own table"])
+async def test_an_account_that_is_connected_again_in_time_is_not_told(make, keyed, clock, way):
+    names = keys(3)
+    await add(keyed, *names)
+    await kill(keyed, *names[:2])
+    assert await notices(keyed, "scheduled") == names[:2]
+    if way == "a new token":
+        await keyed.connections.add(names[0], token="canary-new")
+    elif way == "another one's grant":
+        await keyed.connections.add(names[0], grant_of=names[2])
+    else:
+        await make(clock=clock.now, credentials=Table()).connections.restored(names[0])
+    assert (await notices(keyed, "scheduled"), await notices(keyed, "cancelled")) == (names[1:2], names[:1])
+    clock.advance(minutes=2)
+    await keyed.worker().drain(timeout=LIMIT)
+    assert await notices(keyed, "succeeded") == names[1:2]
+
+
+async def test_none_of_those_that_share_it_is_told_of_a_grant_that_is_good_again(keyed):
+    names = keys(3)
+    await add(keyed, *names[:2])
+    await keyed.connections.add(names[2], grant_of=names[0])
+    await kill(keyed, *names[:2])
+    assert await notices(keyed, "scheduled") == names
+    await keyed.connections.add(names[0], token="canary-new")
+    assert (await notices(keyed, "scheduled"), await notices(keyed, "cancelled")) == (names[1:2], [names[0], names[2]])
+
+
+class Table:
+    """An app's own table of tokens."""
+
+    async def load(self, key):
+        return Credentials(token=f"canary-{key}", version=1)
+
+    async def save(self, key, version, credentials):  # noqa: ARG002 - the signature
+        return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
@@ -9,12 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from resilient import Credentials, GrantState, Resilient, SetupError
-from resilient.core.base.errors import Failure, FailureKind
+from resilient.core.base.errors import Failure, FailureKind, ResilientError
 from resilient.engine.accounts import connections as engine_connections
 from resilient.engine.accounts import seals
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, until
 from tests.idp import connect, key_of, me
 from tests.interleaving import until_somebody_waits
 
@@ -101,6 +103,54 @@ async def test_what_is_revoked_at_the_provider_is_the_latest_token(make, idp, mo
     monkeypatch.setattr(seals, "require", after_a_refresh)
     assert await app.connections.disconnect(A)
     assert [form["token"] for form in idp.revoked] == ["canary-newer"]
+
+
+@contextlib.asynccontextmanager
+async def refreshing(app, idp):
+    """The provider has got a refresh of the account and answers it at the end of the block; then it has come."""
+    await connect(app, idp, expired=True)
+    idp.hold.clear()
+    task = asyncio.create_task(app.credentials(A))
+    await until(lambda: idp.asked)
+    yield
+    idp.hold.set()
+    with contextlib.suppress(ResilientError):
+        await task
+
+
+async def test_what_a_refresh_brings_to_an_account_that_was_disconnected_meanwhile_is_revoked(make, idp):
+    app = make(idp.provider(revoke_url=f"{idp.url}/revoke"))
+    async with refreshing(app, idp):
+        assert await app.connections.disconnect(A)
+        assert [form["token"] for form in idp.revoked] == ["canary-refresh-1"]
+    assert [form["token"] for form in idp.revoked] == ["canary-refresh-1", "canary-refresh-2"]
+    assert (await app.connections.get(A)).state is GrantState.REVOKED
+
+
+async def test_what_a_refresh_brings_to_an_account_that_is_gone_is_revoked(make, idp):
+    app = make(idp.provider(revoke_url=f"{idp.url}/revoke"))
+    async with refreshing(app, idp):
+        await app.accounts.erase(A)
+    assert [form["token"] for form in idp.revoked] == ["canary-refresh-2"]
+
+
+async def test_that_it_cannot_be_revoked_is_said_and_hurts_nobody(make, idp, caplog):
+    app = make(idp.provider(revoke_url="http://127.0.0.1:1/revoke"))
+    async with refreshing(app, idp):
+        assert not await app.connections.disconnect(A)
+    assert "the token that came could not be revoked" in caplog.text
+    assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize("then", ["connected anew", "the token stays the same"])
+async def test_what_a_refresh_brings_is_not_revoked_where_that_could_end_other_tokens(make, idp, then):
+    app = make(idp.provider(revoke_url=f"{idp.url}/revoke"))
+    idp.rotation = "single_use" if then == "connected anew" else "none"
+    async with refreshing(app, idp):
+        await app.connections.revoke(A)
+        if then == "connected anew":
+            await connect(app, idp)
+    assert idp.revoked == []
 
 
 # -- connecting ------------------------------------------------------------------------------------------------------
@@ -193,7 +243,7 @@ def test_an_account_whose_grant_goes_while_it_is_connected_is_connected_in_the_e
         add(key, token=f"canary-{key}")
     database, moving = app.database, A if "token" in words else B
     with database.sync_engine.begin() as c:
-        engine_connections._share(c, database.dialect, moving, C, {}, app.grants.accounts)
+        engine_connections._share(c, database.dialect, moving, C, {}, app.grants)
         adding = threading.Thread(target=lambda: add(A, **words), daemon=True)
         adding.start()
         until_somebody_waits(database, adding)

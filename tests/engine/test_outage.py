@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -138,7 +139,7 @@ async def test_what_is_told_reaches_its_sinks_although_the_process_ends_without_
 def beating(app, outage):
     link = DatabaseLink()
     link.monotonic = lambda: 1000.0
-    return link, Heartbeat(app.database, "w", timedelta(seconds=60), link, None, None, outage, Counts())
+    return link, Heartbeat(app.database, "w", timedelta(seconds=60), link, None, SimpleNamespace(), outage, Counts())
 
 
 async def test_a_process_that_stood_still_accuses_nobody(app, outage):

@@ -11,7 +11,7 @@ from uuid_utils.compat import uuid7
 
 from resilient import Batch, GrantState, Job, Resilient, ResourceStopped, SyncJob, handler
 from resilient.engine.accounts import grants as engine_grants
-from resilient.engine.run import backend, execution, executor
+from resilient.engine.run import backend, executor
 from resilient.store.accounts import connections, grants
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import until
@@ -207,8 +207,10 @@ async def wait_inside(worker, monkeypatch, seconds):
     for one in running:
         one.started -= seconds
 
+    is_overdue = executor.is_overdue
+
     def look(*args):
-        looks.append(execution.is_overdue(*args))
+        looks.append(is_overdue(*args))
         return looks[-1]
 
     monkeypatch.setattr(executor, "is_overdue", look)

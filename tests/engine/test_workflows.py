@@ -402,7 +402,12 @@ class TestBack:
             ("stuck_workflow", "order", {"workflow": str(id_)})
         ]
         told.clear()
-        assert (await app.jobs.retry(info.step("reserve").undo_job_id)).retried == 1
+        undo = info.step("reserve").undo_job_id
+        why = (await app.jobs.why(undo)).text
+        assert f"It was to undo step 'reserve' of workflow {id_}, which is stuck because of it" in why
+        assert f"`resilient jobs retry {undo}`" in why
+        assert f"`resilient dead discard {undo}`" in why
+        assert (await app.jobs.retry(undo)).retried == 1
         await app.database.transaction(workflows.attend)
         assert (await app.workflows.get(id_)).state == "undoing"
         await app.worker().drain(timeout=LIMIT)  # and is dead again
@@ -412,6 +417,16 @@ class TestBack:
         await settle(app)
         assert (await app.workflows.get(id_)).state == "undone"
         assert LOG[-2:] == ["release", "refund ch_7"]
+
+    async def test_no_retry_is_recommended_that_would_be_refused(self, app):
+        BROKEN["ship"] = Permanent("no")
+        id_ = await begin(app)
+        await settle(app)
+        dead = (await app.workflows.get(id_)).step("ship").job_id
+        assert (await app.jobs.retry(dead)).undone == 1
+        why = (await app.jobs.why(dead)).text
+        assert "jobs retry" not in why
+        assert f"It is step 'ship' of workflow {id_}, which turned around (undone): it is not retried any more" in why
 
     async def test_a_dead_undo_is_given_up(self, app):
         BROKEN.update({"ship": Permanent("no"), "release": Permanent("stock system is gone")})

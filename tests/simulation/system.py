@@ -32,6 +32,7 @@ from resilient.engine.run import heartbeat, services, worker
 from resilient.store.db import database
 from resilient.store.db.database import Database
 from resilient.store.db.direct import is_direct
+from resilient.store.jobs import leases
 from tests.simulation.loop import PROCESS, Crashed, Loop, Process
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
@@ -160,6 +161,7 @@ class System:
 
         replaced = [
             (time, "monotonic", loop.time),
+            (leases, "clock", loop.time),
             (random, "Random", Dice),
             (secrets, "token_hex", lambda n=8: f"{rng.getrandbits(8 * n):0{2 * n}x}"),
             (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4)),

@@ -139,6 +139,12 @@ def marks(c, d):
     return leases.mark_sent_if_held(c, d, id_of("run1"), 2, '{"a": {}}', d.now(c))
 
 
+@act("run.lease: leases.keep_if_held")
+def keeps_one(c, d):
+    """For an execution that was frozen, and must know now; it waits for whoever has the job's row."""
+    return leases.keep_if_held(c, d, id_of("run1"), 2, MINUTE)
+
+
 @act("run.worker: leases.note_stuck_if_held")
 def notes_that_one_is_stuck(c, d):
     return leases.note_stuck_if_held(c, d, id_of("run1"), 2, "it should have ended")
@@ -288,13 +294,13 @@ def stops(c, d):
 @act("inspect.erasure: store.jobs", "inspect.erasure: visit")
 def erases_jobs(c, d):
     for visit in (erasure.jobs, erasure.attempts, erasure.steps):
-        visit(c, d, "p/1", erasure.Place(), dry_run=False)
+        visit(c, d, erasure.Name("p/1", ("q/1:token",)), erasure.Place(), dry_run=False)
 
 
 @act("inspect.erasure: store.others")
 def erases_others(c, d):
     for table in erasure.OTHERS:
-        erasure.others(c, d, "q/1", table, dry_run=False)
+        erasure.others(c, d, erasure.Name("q/1"), table, dry_run=False)
 
 
 # -- programs and people -----------------------------------------------------------------------------------------------
@@ -502,7 +508,7 @@ class _Quiet:
     def tell(self, c, d, dead):
         """To nobody."""
 
-    def hush(self, c, d, provider):
+    def hush(self, c, d, provider, keys):
         """The same."""
 
 
@@ -661,10 +667,29 @@ def lets_an_account_in(c, d):
     return gates.open_auth(c, d, "p/3", "not_connected")
 
 
+_OF_APP: Any = SimpleNamespace(
+    fuse=_Quiet(),
+    accounts=SimpleNamespace(
+        ring=KeyRing([]), decrypt=lambda _: Credentials(), encrypt=lambda *_: _FRESH, wants_seals=lambda _: False
+    ),
+)
+
+
+@act("accounts.connections: _put")
+def connects_one_of_two_that_share(c, d):
+    engine_connections._put(c, d, "p/1", "bearer", Credentials(), None, {}, _OF_APP)
+
+
+@act("accounts.connections: self._grants.fuse.hush")
+def takes_a_notice_back(c, d):
+    tells = SimpleNamespace(_kind=SimpleNamespace(kind="k"))
+    engine_fuse.Fuse.hush(tells, c, d, "p", ["p/1"])
+
+
 @act("accounts.connections: _share")
 def shares_a_grant(c, d):
     try:
-        engine_connections._share(c, d, "p/2", "q/1", {}, SimpleNamespace(ring=RING, decrypt=lambda _: Credentials()))
+        engine_connections._share(c, d, "p/2", "q/1", {}, _OF_APP)
     except ConnectionNotFound as error:  # it was erased meanwhile
         raise Refused from error
 

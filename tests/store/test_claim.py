@@ -278,6 +278,17 @@ class TestJobLimits:
         database.transaction_sync(recheck, policies.for_key, 0.5)
         assert len(take(database, policies).jobs) == 1
 
+    def test_one_that_is_declared_anew_counts_what_was_started(self, database, clock):
+        old, wider = (
+            Policies(limits={"a/*": [Limit(rate, per="1d", burst=burst, counts="jobs", name="m")]})
+            for rate, burst in ((3, 3), (3000, 5))
+        )
+        put(database, *(new("a/1") for _ in range(6)))
+        assert len(take(database, old).jobs) == 3
+        clock.advance(90)
+        database.transaction_sync(recheck, wider.for_key, 0.5)
+        assert len(take(database, wider).jobs) == 3
+
     def test_an_ancestors_limit_is_shared(self, database):
         policies = Policies(limits={"a": [Limit(60, per=60, burst=3, counts="jobs", name="m")]})
         put(database, *(new(f"a/{n}") for n in range(6)))

@@ -200,7 +200,8 @@ async def test_no_such_database(postgres_server, open_database):
 
 async def test_no_such_directory(tmp_path, open_database):
     message = await refused(open_database(f"sqlite:///{tmp_path}/absent/app.db"))
-    assert f"{tmp_path}/absent/app.db does not answer: unable to open database file (does its directory" in message
+    assert f"{tmp_path}/absent/app.db does not answer: unable to open database file (its folder" in message
+    assert "absent cannot be looked at: No such file or directory)" in message
 
 
 async def test_no_connection_left(postgres_url, open_database):

@@ -1,14 +1,21 @@
-"""A process that forks after it used its app: parent and children each have connections of their own."""
+"""A process that forks after it used its app: parent and children each have connections of their own.
+
+SQLite is closed for a fork, because a child would inherit the locks of what is open, and hold none. What cannot be
+closed then is not used in the child.
+"""
 
 import asyncio
 import os
 import signal
+import sqlite3
 import threading
 import traceback
+from contextlib import closing
 
 import pytest
 
-from resilient import Kind, Resilient
+from resilient import Kind, Resilient, SetupError
+from resilient.store.db import pool
 from resilient.store.db.database import Database
 from resilient.store.db.wake import Listener, Waker
 from tests.helpers import LIMIT
@@ -78,3 +85,175 @@ def test_a_child_wakes_workers(postgres_url, used):
     assert heard.wait(LIMIT)
     waker.close()
     listener.close()
+
+
+# -- SQLite ----------------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Parent and child take turns: each waits for a word of the other's."""
+
+    def __init__(self):
+        self.to_child, self.to_parent = os.pipe(), os.pipe()
+
+    def say(self, pipe):
+        os.write(pipe[1], b"x")
+
+    def wait(self, pipe):
+        assert os.read(pipe[0], 1) == b"x"
+
+
+def count(path):
+    with closing(sqlite3.connect(path)) as c:
+        assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return c.execute("SELECT count(*) FROM resilient_job").fetchone()[0]
+
+
+def enqueue_some(app, n):
+    for _ in range(n):
+        app.enqueue_sync("k", resource_key="a/b")
+
+
+def refused(app):
+    """What a child is told that must not use its parent's file."""
+    with pytest.raises(SetupError, match="was open in the process that this one was forked from"):
+        enqueue_some(app, 1)
+    with pytest.raises(SetupError, match="spawn"):
+        app.sync.jobs.count()
+
+
+@pytest.fixture(params=["path", "in SQLite's form"])
+def file(request, tmp_path):
+    """A SQLite file, and its address."""
+    path = tmp_path / "fork & more.db"
+    short = f"sqlite:///{path}"
+    return path, short if request.param == "path" else f"sqlite:///file:{str(path).replace(' ', '%20')}?uri=true"
+
+
+@pytest.fixture
+def app(file):
+    path, url = file
+    app = Resilient(url, kinds=[Kind("k")], upgrade=True)
+    enqueue_some(app, 1)
+    assert path.exists()
+    yield app
+    asyncio.run(app.close())
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_a_child_commits_to_sqlite_stays_when_its_parent_closes_it(file, app, closes):
+    turns = Turns()
+
+    def write():
+        enqueue_some(app, 1)
+        turns.say(turns.to_parent)
+        turns.wait(turns.to_child)
+        enqueue_some(app, 5)
+
+    child = in_child(write)
+    turns.wait(turns.to_parent)
+    if closes:
+        asyncio.run(app.close())
+    assert count(file[0]) == 2  # somebody looks, and is the last to close it but for the child
+    turns.say(turns.to_child)
+    assert os.waitpid(child, 0)[1] == 0
+    assert count(file[0]) == 7
+    enqueue_some(app, 1)
+    assert count(file[0]) == 8
+
+
+def test_a_child_of_a_child_writes_too(file, app):
+    def grandchild():
+        enqueue_some(app, 1)
+        assert os.waitpid(in_child(lambda: enqueue_some(app, 1)), 0)[1] == 0
+        assert count(file[0]) == 3
+
+    assert os.waitpid(in_child(grandchild), 0)[1] == 0
+    assert count(file[0]) == 3
+
+
+def test_children_write_while_threads_of_their_parent_used_sqlite_at_the_fork(file, app):
+    for n in range(3):
+        stop, under_way, turns = threading.Event(), threading.Event(), Turns()
+
+        def busy(stop=stop, under_way=under_way):
+            while not stop.is_set():
+                enqueue_some(app, 1)
+                under_way.set()
+
+        threads = [threading.Thread(target=busy) for _ in range(2)]
+        for one in threads:
+            one.start()
+        assert under_way.wait(LIMIT)
+
+        def write(turns=turns):
+            turns.wait(turns.to_child)  # until the parent's threads have ended
+            enqueue_some(app, 3)
+
+        child = in_child(write)
+        stop.set()
+        for one in threads:
+            one.join()
+        before = count(file[0])
+        turns.say(turns.to_child)
+        assert os.waitpid(child, 0)[1] == 0, n
+        assert count(file[0]) == before + 3
+
+
+@pytest.mark.parametrize("where", ["another thread", "this thread"])
+def test_a_child_refuses_what_was_in_a_transaction_at_the_fork(file, app, where, monkeypatch):
+    monkeypatch.setattr(pool, "FORK_WAIT", 0.05)
+    children, entered, end = [], threading.Event(), threading.Event()
+
+    def both():
+        refused(app)
+        refused(Resilient(file[1], kinds=[Kind("k")]))  # made after the fork: no more does it have locks
+
+    def transaction(c, d):
+        entered.set()
+        if where == "this thread":
+            children.append(in_child(both))
+        else:
+            assert end.wait(LIMIT)
+
+    if where == "this thread":
+        app.database.transaction_sync(transaction)
+    else:
+        thread = threading.Thread(target=app.database.transaction_sync, args=[transaction])
+        thread.start()
+        assert entered.wait(LIMIT)
+        children.append(in_child(both))
+        end.set()
+        thread.join()
+    assert os.waitpid(children[0], 0)[1] == 0
+    enqueue_some(app, 1)  # the parent goes on
+    assert os.waitpid(in_child(lambda: enqueue_some(app, 1)), 0)[1] == 0  # and the next child writes
+    assert count(file[0]) == 3
+
+
+def test_a_child_refuses_a_file_that_the_program_itself_had_open(file, app):
+    with closing(sqlite3.connect(file[0])) as c:
+        c.execute("SELECT count(*) FROM resilient_job").fetchone()
+        assert os.waitpid(in_child(lambda: refused(app)), 0)[1] == 0
+    assert os.waitpid(in_child(lambda: enqueue_some(app, 1)), 0)[1] == 0
+    assert count(file[0]) == 2
+
+
+def test_a_child_may_use_another_file_than_the_one_that_was_open(file, app, tmp_path):
+    def write():
+        other = Resilient(f"sqlite:///{tmp_path / 'other.db'}", kinds=[Kind("k")], upgrade=True)
+        enqueue_some(other, 1)
+        assert count(tmp_path / "other.db") == 1
+
+    with closing(sqlite3.connect(file[0])) as c:
+        c.execute("SELECT count(*) FROM resilient_job").fetchone()
+        assert os.waitpid(in_child(write), 0)[1] == 0
+
+
+def test_open_files_are_found_without_a_list_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "_OPEN", {})
+    with (tmp_path / "one").open("w") as one:
+        number = one.fileno()
+        assert number in pool._numbers()
+        assert pool._file_of(number)[1] == (tmp_path / "one").stat().st_ino
+    assert pool._file_of(number) is None

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from resilient import Limit
+from resilient.core.gates.rate_limit import LimitState
 from resilient.store.gates import limits
 from resilient.store.gates.limits import Ask, Observation
 
@@ -97,6 +98,28 @@ def test_what_the_server_says_holds_for_the_next_draw(clock, database):
     assert not draw(database, Ask((("p/a", wide),)))[0].draw.granted
     clock.advance(30)
     assert draw(database, Ask((("p/a", wide),)))[0].draw.granted
+
+
+def test_a_limit_that_is_declared_anew_counts_the_same_units(clock, database):
+    old, new = (Limit(rate, "1d", burst=burst, name="daily") for rate, burst in ((10, 10), (10_000, 1000)))
+    assert draw(database, Ask((("p/a", old),), cost=10))[0].draw.granted
+    assert not draw(database, Ask((("p/a", old),)))[0].draw.granted
+    clock.advance(5)
+    assert draw(database, Ask((("p/a", new),), cost=990))[0].draw.granted
+    assert not draw(database, Ask((("p/a", new),)))[0].draw.granted
+    found = states(database, "p/a")["p/a"]["daily"]
+    assert (found.interval, found.drawn_at) == (8.64, pytest.approx(clock.now().timestamp(), abs=1e-3))
+    draw(database, settled=[limits.Settled("p/a", old, 5.0)])  # by a worker that does not know the new one
+    clock.advance(8.64 * 6 + 0.01)
+    assert draw(database, Ask((("p/a", new),)))[0].draw.granted
+
+
+def test_the_claims_draw_of_jobs_says_of_what_limit_it_was(database):
+    old = LimitState(5.0, interval=2.0, drawn_at=3.0)
+    keys = [("p/a", "j"), ("p/a", "~x")]
+    database.transaction_sync(limits.insert, keys)
+    database.transaction_sync(limits.write_tats, [("p/a", "j", old), ("p/a", "~x", LimitState(7.0))])
+    assert states(database, "p/a") == {"p/a": {"j": old, "~x": LimitState(7.0)}}
 
 
 def test_a_draw_locks_exactly_its_rows(postgres_database):

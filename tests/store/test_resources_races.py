@@ -77,6 +77,13 @@ def test_a_read_then_write_election_would_fail_this(postgres_database):
     assert won.count(("p",)) > 1
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Reports that wait for their turn: they give up where a machine keeps a holder from its processor for long."""
+    monkeypatch.setattr(circuits, "SHORT_LOCK_WAIT", "1min")
+
+
+@pytest.mark.usefixtures("patient")
 def test_no_report_is_lost(database):
     database.transaction_sync(resources.ensure, ["p"])
 
@@ -89,6 +96,7 @@ def test_no_report_is_lost(database):
     assert database.transaction_sync(circuits.lock, ["p"])["p"].breaker.window.ok == 40
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_circuit_opens_once(database):
     database.transaction_sync(resources.ensure, ["p"])
     evidence = [Evidence("p", Report(0, failed=5, trailing=5, children_failed=frozenset(".")))]
@@ -103,10 +111,9 @@ def test_a_cooldown_is_counted_once(database):
     assert sum(news for _, news in found) == 1
 
 
+@pytest.mark.usefixtures("patient")  # else a report gives up where it waits long, deadlock or not
 def test_locks_are_taken_in_one_order(database, monkeypatch):
     """Reports, touches, draws and hands on the same rows, named in every order: no deadlock."""
-    # Else a report gives up where it waits long, deadlock or not.
-    monkeypatch.setattr(circuits, "SHORT_LOCK_WAIT", "1min")
     keys = ["p", "p/a", "p/b", "p/b/x"]
     database.transaction_sync(resources.ensure, keys)
     limit = Limit(1e6, 1, burst=1e6)

@@ -568,7 +568,7 @@ def test_doctor_prints_what_is_believed_from_outside(ok):
 
 def test_status_of_nothing(ok, read, database_url):
     out = ok("status")
-    assert "Jobs now:   0 scheduled, 0 ready, 0 running, 0 dead" in out
+    assert "Jobs now:   0 scheduled, 0 ready, 0 running, 0 blocked, 0 dead" in out
     assert "none is running" in out
     assert "Stopped:    nothing" in out
     assert read("status").keys() >= {"at", "jobs", "lately", "workers", "stopped", "retrying", "died", "alerts"}

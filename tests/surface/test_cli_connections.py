@@ -10,6 +10,7 @@ import pytest
 from resilient import Provider, Resilient
 from resilient.store.accounts import fuse, grants
 from resilient.store.accounts.secrets import new_key
+from resilient.store.gates import controls as gates
 from resilient.surface.cli import main
 from resilient.testing import FakeProvider
 
@@ -79,6 +80,51 @@ def test_suspects_are_released_or_confirmed(run, sqlite_url):
 def _refuse(c, d, grant_id, role):
     grants.note_worked(c, d, grant_id, grants.read(c, d, grant_id).version)
     fuse.die_if_version(c, d, grants.read(c, d, grant_id), "revoked", role)
+
+
+def test_a_provider_that_does_not_exist_has_no_suspects(run):
+    for verb in ("release", "confirm"):
+        status, _, err = run("connections", verb, "nosuch", "--yes")
+        assert (status, err) == (3, "error: there is no provider 'nosuch': there are acme\n")
+    assert run("connections", "release", "acme", "--yes")[0] == 0
+
+
+def test_a_dead_grant_is_no_job_that_waits(run, sqlite_url):
+    run("connections", "add", "acme/a", typed="canary-token\n")
+    app = Resilient(sqlite_url, secrets=[KEY])
+    (one,) = app.sync.connections.list("acme")
+    app.database.transaction_sync(_refuse, one.grant_id, app.grants.fuse)
+    status, _, err = run("connections", "test", "acme/a")
+    assert status == 1
+    assert "job" not in err
+    text = " ".join(err.split())
+    assert "acme/a lacks valid credentials (needs_reauth) since" in text
+    assert "its account must be connected again. `resilient connect acme acme/a`, or `resilient" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "end", "remedy"),
+    [
+        ("acme/a", "unreadable", "with its key", "give them all keys in RESILIENT_SECRETS"),
+        ("acme", "app_refused", "with its secret", "check its client_id and client_secret"),
+        ("acme", "suspect_auth", "by a probe", "a probe decides, or `resilient connections release`"),
+        ("acme/a", "needs_reauth", "on reconnect", ""),
+    ],
+)
+def test_what_ends_a_gate_of_credentials_is_said_by_its_code(run, sqlite_url, key, code, end, remedy):
+    run("connections", "add", "acme/a", typed="canary-token\n")
+    app = Resilient(sqlite_url, secrets=[KEY])
+    app.database.transaction_sync(gates.set_auth, key, code)
+    for command in (["resources", "list", "--gate", "auth"], ["status"]):
+        text = " ".join(run(*command)[1].split())
+        is_named = code != "needs_reauth" or "status" in command
+        assert (code in text, end in text, remedy in text) == (is_named, True, True)
+        assert end == "on reconnect" or "on reconnect" not in text
+    listed = run("connections", "list")[1]
+    assert (code in listed) is (code == "unreadable")
+    assert f"gate of {key}" in run("connections", "show", "acme/a")[1]
+    shown = json.loads(run("connections", "list", "--json")[1])["connections"][0]
+    assert shown["gate"] == (code if key == "acme/a" else None)
 
 
 def test_unknown_and_wrong(run):

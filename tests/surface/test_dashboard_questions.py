@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient import Job, Permanent, Resilient, SetupError, handler, web
+from resilient import Bearer, Job, Permanent, Provider, Resilient, SetupError, handler, web
 from resilient.core.base.instants import FAR
+from resilient.store.accounts.secrets import new_key
 from resilient.store.gates import controls
 from resilient.store.inspect import pages
+from resilient.store.inspect.why import overview
 from resilient.store.jobs import workflows
 from resilient.surface.web.dashboard.alone import Alone
 from tests.surface.dashboards import ALL, OURS, Browser, Page, browser, client_of
@@ -172,12 +174,47 @@ async def test_of_more_causes_than_are_counted_the_number_is_a_least(app, monkey
 
 async def test_dead_groups_that_are_not_shown_are_told(app):
     for n in range(52):
-        await app.enqueue(dies, str(n), resource_key="github/a")
+        await app.enqueue(dies, str(n), resource_key=f"github/{n}")
     await app.worker().drain()
     page = await browser(app).get("/dead")
     assert rows_of(page) == 50
     assert "2 smaller groups are not shown" in page.text
     assert "/jobs?state=dead" in page.links
+    assert "42 more groups are not shown" in (await browser(app).get("/")).text
+
+
+async def test_one_accounts_codes_do_not_hide_the_dead_jobs_of_others(app):
+    await app.enqueue(dies, "bad", resource_key="github/good")
+    for n in range(51):  # another code each time
+        await app.enqueue(dies, str(n), resource_key="github/evil/deep" if n % 2 else "github/evil")
+    await app.worker().drain()
+    view = await app.database.transaction(overview)
+    assert [(int(one.count), one.codes) for one in view.died] == [(51, 51), (1, 1)]
+    groups = await app.database.transaction(pages.dead_groups)
+    assert [(int(one.count), one.codes, one.account) for one in groups] == [(51, 51, "github/evil"), (1, 1, None)]
+    page = await browser(app).get("/dead")
+    assert rows_of(page) == 2
+    assert "and 50 other codes of this account" in page.text
+    link = next(link for link in page.links if "evil" in link and "kind=" in link)
+    assert rows_of(await browser(app).get(link)) == 50  # of a page
+    assert "and 50 other codes of this account" in (await browser(app).get("/")).text
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "end"),
+    [("acme/a", "unreadable", "with its key"), ("acme", "app_refused", "with its secret"),
+     ("acme", "suspect_auth", "by a probe"), ("acme/a", "needs_reauth", "on reconnect")],
+)  # fmt: skip
+async def test_what_ends_a_gate_of_credentials_is_said_by_its_code(database, key, code, end):
+    acme = Provider(name="acme", base_url="https://acme.example", auth=(Bearer(),))
+    app = Resilient(database, handlers=[push], providers=[acme], secrets=[new_key()])
+    await app.connections.add("acme/a", token="a-token-of-acme")
+    await app.database.transaction(controls.set_auth, key, code)
+    for address in ("/", "/accounts"):
+        text = (await browser(app).get(address)).text
+        assert (code in text, end in text, "until somebody acts" in text) == (True, True, False)
+    assert ("unreadable" in (await browser(app).get("/connections")).text) is (code == "unreadable")
+    await app.close()
 
 
 async def test_workflows_are_listed_without_what_their_steps_hold(app, monkeypatch):

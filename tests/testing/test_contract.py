@@ -1,8 +1,10 @@
 """The contract itself: whatever is wrong with a provider, it says so."""
 
+import hashlib
+import hmac
 import runpy
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from resilient import (
     Wait,
     Webhook,
 )
-from resilient.testing.contract import Dialect, Pages, Sample, Token, problems
+from resilient.testing.contract import NOW, Dialect, Hook, Pages, Sample, Token, problems
 
 TABLES = Path(__file__).parents[1] / "providers" / "dialects"
 
@@ -198,6 +200,25 @@ def page(body):
 def test_a_wrong_signature_scheme_is_found(webhook):
     sentences = problems(broken(github.GITHUB, webhook=webhook), dialect("github"))
     assert any(one.startswith("hook 1, a genuine one") for one in sentences)
+
+
+def test_a_sample_with_a_signed_time_needs_the_time_it_was_sent():
+    sent = NOW - timedelta(days=30)
+    webhook = Webhook(
+        signatures=(Signature(header="x-sign", signed="{timestamp}.{body}", timestamp="x-time", tolerance=300),)
+    )
+    stamp = str(int(sent.timestamp()))
+    sign = hmac.new(b"s" * 9, f"{stamp}.{{}}".encode(), hashlib.sha256).hexdigest()
+    hook = Hook("s" * 9, b"{}", {"x-sign": sign, "x-time": stamp})
+
+    def said(hook):
+        made = replace(dialect("github"), hooks=[hook])
+        return [one for one in problems(broken(github.GITHUB, webhook=webhook), made) if one.startswith("hook")]
+
+    (sentence,) = [one for one in said(hook) if "genuine" in one]
+    assert "sent too long ago" in sentence
+    assert "Hook(..., at=datetime(..., tzinfo=UTC))" in sentence
+    assert [one for one in said(replace(hook, at=sent)) if "genuine" in one] == []
 
 
 def test_a_scheme_that_signs_nothing_of_the_body_is_refused():

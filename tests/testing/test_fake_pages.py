@@ -3,9 +3,26 @@
 import httpx
 import pytest
 
-from resilient import AnswerFacts, Incremental, Job, OnePage, PageRequest, Provider, Resilient, Retry, Stream, handler
+from resilient import (
+    AnswerFacts,
+    Incremental,
+    InvalidInput,
+    Job,
+    NextCursor,
+    OnePage,
+    PageRequest,
+    Provider,
+    Resilient,
+    Retry,
+    Stream,
+    handler,
+    providers_by_name,
+)
 from resilient.core.base.budgets import Fields
+from resilient.core.sync.paging import PageRead
+from resilient.core.sync.stream import Cursor, Rules, take
 from resilient.testing import FakeClock, FakeProvider
+from resilient.testing.fake.pages import Records
 
 ROWS = [{"id": str(n), "updated_at": f"2030-01-0{n}T00:00:00Z"} for n in range(1, 6)]
 
@@ -145,3 +162,85 @@ def test_a_cursor_that_was_never_given_out_is_refused(cursor):
     )
     assert answer.status_code == 409
     assert fake.log[0].kind == "reset_cursor"
+
+
+# -- deletions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "gone"),
+    [
+        (["2029-06-01T00:00:00Z", "2029-07-01T00:00:00Z"], "2030-01-01T12:00:00Z"),
+        (["2029-06-01", "2029-07-01"], "2030-01-01"),
+        (["2029-06-01T00:00:00.000+00:00"] * 2, "2030-01-01T12:00:00.000+00:00"),
+        (["2031-06-01T00:00:00Z", "2031-07-01T00:00:00Z"], "2031-07-01T00:00:00Z"),  # records of tomorrow
+        ([1_800_000_000, 1_800_000_001], 1_893_499_200),
+        ([1_800_000_000_000.0, 1_800_000_000_001.0], 1_893_499_200_000.0),
+    ],
+)
+async def test_deletions_that_are_marked_among_changes_since_a_time(clock, sync, times, gone):
+    made = Provider(
+        name="box2", base_url="https://box.test",
+        pagination={"list": NextCursor(items="data", cursor="next", query="after", size="limit", most=100)},
+        incremental={
+            "updated": Incremental(
+                style="filter", query="since", field="meta.at", deletions="marked", deleted="status=deleted"
+            )
+        },
+    )  # fmt: skip
+    rows = [{"id": str(n), "meta": {"at": at}} for n, at in enumerate(times, 1)]
+    with FakeProvider(made, clock=clock.now, anonymous=True) as fake:
+        listed = fake.records("/rows", rows, incremental="updated", size=1)
+        facts = fake.provider
+        stream = Stream(
+            "rows", request=lambda: PageRequest("/rows"), paginator=facts.pagination["list"],
+            incremental=facts.incremental["updated"],
+        )  # fmt: skip
+        assert [one[1:] for one in (await sync(fake, stream))[1]] == [(["1"], []), (["2"], [])]
+        listed.delete("1")
+        assert ["1"] in [one[2] for one in (await sync(fake, stream))[1]]
+        (mark,) = [one for _, one in listed.gone.values()]
+        assert mark == {"id": "1", "status": "deleted", "meta": {"at": gone}}
+        listed.put(rows[0])  # it is back
+        assert all(one[2] == [] for one in (await sync(fake, stream))[1])
+
+
+MARKED = [
+    (name, way) for name, make in providers_by_name().items() for way, how in make().incremental.items()
+    if how.deletions == "marked"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "way"), MARKED)
+def test_each_providers_feed_shows_a_deletion_as_its_facts_read_it(clock, name, way):
+    how = providers_by_name()[name]().incremental[way]
+    listed = Records("/rows", OnePage(), how, now=clock.now)
+    listed.put({"id": "1"})
+    listed.delete("1")
+    rules = Rules(incremental=how, deleted=how.deleted, deleted_key=how.deleted_key)
+    request = PageRequest("https://a.test/rows")
+    (record,), _ = take(Cursor(), request, AnswerFacts(200), PageRead(listed._changed(0), None), rules, clock.now())
+    assert record.deleted == ("1",)
+    assert listed._all() == []
+
+
+def test_a_deletion_that_no_change_can_tell_of_is_refused(clock):
+    for how in (
+        Incremental(style="key", query="after", field="n", deletions="marked", deleted="gone"),
+        Incremental(style="filter", query="since", field="n", deletions="marked", deleted="gone"),
+    ):
+        listed = Records("/rows", OnePage(), how, now=clock.now)
+        listed.put({"id": "1", "n": "first"}, {"id": "2", "n": "second"})
+        with pytest.raises(InvalidInput, match="/rows: changes are asked for by 'n'"):
+            listed.delete("1")
+        assert len(listed._all()) == 2
+
+
+@pytest.mark.parametrize("deletions", ["never", "separate", "webhook"])
+def test_a_feed_without_marks_shows_no_deletion(clock, deletions):
+    how = Incremental(style="token", query="t", cursor="next", source="last_page", deletions=deletions)
+    listed = Records("/rows", OnePage(), how, now=clock.now)
+    listed.put({"id": "1"}, {"id": "2"})
+    listed.delete("1")
+    assert listed._changed(2) == []
+    assert listed._all() == [{"id": "2"}]

@@ -1,15 +1,19 @@
 """The last look: what was admitted too long ago is admitted again before its first byte, or not sent at all."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
-from resilient import ResourceStopped
+from resilient import OAuth2, ResourceStopped
 from resilient.core.base.exchange import IDEMPOTENT
+from resilient.wire.oauth.endpoints import TokenClient
+from resilient.wire.requests.call import AsyncCall
 from resilient.wire.requests.client import build_client
 from resilient.wire.requests.request_log import RequestLog
 
 STOPPED = ResourceStopped("api/acct", "limit")
+NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 
 
 async def test_a_late_request_is_admitted_again(hooks, client, server):
@@ -62,3 +66,33 @@ async def test_in_threads_too(hooks, pool, server):
     assert hooks.steps.count("again") == 2
     assert hooks.marks == {}
     assert len(server.app.seen) == 1
+
+
+async def test_a_call_of_somebody_elses_client_has_its_last_look_when_its_block_begins(hooks):
+    log, begun = RequestLog(hooks, base_url="https://api.example.com"), []
+    hooks.late = [STOPPED, None]
+    async with AsyncCall(log, "POST", "/x") as call:
+        call.report(200)
+    assert hooks.steps == ["admit", "mark", "again", "answered", "clear"]
+    with pytest.raises(ResourceStopped):
+        async with AsyncCall(log, "POST", "/y"):
+            begun.append(1)
+    assert (begun, hooks.marks, hooks.steps[-4:]) == ([], {}, ["mark", "again", "clear", "abandoned"])
+
+
+async def test_a_token_client_asks_before_its_first_byte(server):
+    looks, client = [], TokenClient()
+    oauth = OAuth2(authorize_url=server.url, token_url=f"{server.url}/x", client_id="app")
+
+    async def look():
+        looks.append(1)
+        if len(looks) == 2:
+            raise STOPPED
+
+    await client.refresh(oauth, "token", NOW, look)
+    with pytest.raises(ResourceStopped):
+        await client.refresh(oauth, "token", NOW, look)
+    assert len(server.app.seen) == 1
+    await client.refresh(oauth, "token", NOW)  # over connections that are as good as before
+    assert len(server.app.seen) == 2
+    await client.aclose()

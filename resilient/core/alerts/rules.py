@@ -52,18 +52,22 @@ _NO_ERROR: Final = frozenset({"defer", "snooze", "slice", "handed_back", "cancel
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something is wrong now. ``parts`` tell alerts of one name and subject apart."""
+    """Something is wrong now. ``parts`` tell alerts of one name and subject apart.
+
+    ``apart``: the account whose own it is, that shares no notice with what others have.
+    """
 
     name: str
     subject: str
     detail: Mapping[str, Any]
     parts: tuple[str, ...] = ()
     count: int = 1
+    apart: str = ""
 
     @property
     def fingerprint(self) -> str:
         """The same for all findings of one alert."""
-        text = "\x1f".join((self.name, self.subject, *self.parts))
+        text = "\x1f".join((self.name, self.subject, *self.parts, *filter(None, (self.apart,))))
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
@@ -76,7 +80,7 @@ class Finding:
         code = ""
         if self.name in CONDITIONS:
             code = code_of(next((str(self.detail[k]) for k in _CODES if self.detail.get(k)), ""))
-        return " ".join((self.name, root + ("/*" if below else ""), code)).strip()
+        return " ".join(filter(None, (self.name, root + ("/*" if below else ""), code, self.apart)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,9 +238,20 @@ def alarming(decision: str, error_kind: str | None) -> str | None:
 
 
 def ended(
-    name: str, kind: str, error_kind: str, error_code: str | None, *, error: str | None, resource: str, job: str
+    name: str,
+    kind: str,
+    error_kind: str,
+    error_code: str | None,
+    *,
+    error: str | None,
+    resource: str,
+    job: str,
+    apart: str = "",
 ) -> Finding:
-    """An execution of ``kind`` that failed; failures of one kind and code are one alert."""
+    """An execution of ``kind`` that failed; failures of one kind and code are one alert.
+
+    ``apart``: the account, if it has too many codes for all to share them.
+    """
     detail = {
         "error_kind": error_kind,
         "error_code": error_code,
@@ -244,7 +259,7 @@ def ended(
         "resource": resource,
         "job": job,
     }
-    return Finding(name, kind, detail, (error_kind, code_of(error_code)))
+    return Finding(name, kind, detail, (error_kind, code_of(error_code)), apart=apart)
 
 
 def code_of(code: str | None) -> str:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.accounts.tokens import NOT_CONNECTED, UNREADABLE
-from resilient.core.alerts.rules import AlertInfo, Notice
+from resilient.core.alerts.rules import CONDITIONS, AlertInfo, Notice
 from resilient.core.base.phrases import counted, moment, span, when
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+_STALE: Final = timedelta(seconds=90)  # three looks of the elected worker: what it still finds is younger
 
 
 def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: datetime) -> Notice:
@@ -29,6 +32,8 @@ def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: da
         text = f"{alert.subject}: {alert.name} (an alert of a newer version, which has the words for it)"
     else:
         text = f"{alert.subject}: {phrase(alert.detail, alert.count, now)}"
+    if alert.name in CONDITIONS and now - alert.last_at > _STALE:
+        text += f" (not found any more since {moment(alert.last_at, now)})"
     if state == "again":
         times = "" if alert.count == 1 else f", {alert.count:,} times"
         text = f"still, since {moment(alert.first_at, now)}{times}: {text}"

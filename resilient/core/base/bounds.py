@@ -70,6 +70,21 @@ LOGGED_TRACEBACK: Final = Bound(
 BUDGET_NAME: Final = Bound("budget_name", 64, "characters", "cut")
 CURSOR: Final = Bound("cursor", 8 * _KIB, "characters", "the page is refused: the stream's job fails")
 
+# -- pages ---------------------------------------------------------------------------------------------------
+
+PAGE_RECORDS: Final = Bound(
+    "page_records", 10_000, "items", "the page is refused, unless its request asks for as many: the stream's job fails",
+    "Paginator(most=...)",
+)  # fmt: skip
+LIST_RECORDS: Final = Bound(
+    "list_records", 100_000, "items", "the same of a list without pages, and of pages, however many their requests ask",
+    "Paginator(most=...)",
+)  # fmt: skip
+PAGE_PARTS: Final = Bound(
+    "page_parts", 500_000, "items", "a page of more JSON objects and lists is not decoded: the stream's job fails",
+    "Paginator(most=...): a hundred for each record",
+)  # fmt: skip
+
 # -- clocks --------------------------------------------------------------------------------------------------
 
 TOLD_WAIT: Final = Bound(
@@ -86,9 +101,13 @@ ACTUAL_COST: Final = Bound(
 WEBHOOK_BODY: Final = Bound(
     "webhook_body", 256 * _KIB, "bytes", "answered with 413", "webhook_routes(max_body=...)"
 )  # fmt: skip
+WEBHOOK_EVENTS: Final = Bound("webhook_events", 1_000, "items", "a delivery of more is answered with 413")
 WEBHOOK_HEADERS: Final = Bound("webhook_headers", 64, "items", "the rest is not shown to the job")
 WEBHOOK_HEADER: Final = Bound("webhook_header", 1_000, "characters", "cut")
 WEBHOOK_CHALLENGE: Final = Bound("webhook_challenge", 1_000, "characters", "it is not echoed")
+CALLBACK_VALUE: Final = Bound(
+    "callback_value", 200, "characters", "the callback is refused: what it says of the account is not kept"
+)
 
 # -- what handlers give back -----------------------------------------------------------------------------------
 

@@ -234,10 +234,11 @@ class ResourceStopped(ResilientError):
         self.resource, self.gate, self.until = resource, gate, until
         when = f" until {moment(until)}" if until else ""
         by = _SHUT.get(gate, f"its {gate}")
-        super().__init__(f"resource {resource!r} is stopped by {by}{when}; {then or _WAITS}")
+        super().__init__(f"resource {resource!r} is stopped by {by}{when}; {then or _WAITS.get(gate, _BY_ITSELF)}")
 
 
-_WAITS: Final = "the job waits and goes on by itself"
+_BY_ITSELF: Final = "the job waits and goes on by itself"
+_WAITS: Final = {"auth": "the job waits until they are good"}
 _SHUT: Final = {"breaker": "its circuit", "auth": "its credentials", "database": "our database, which is away"}
 
 

@@ -192,6 +192,13 @@ def _lease(span: float) -> float:
 # queue behind it. `tat` is the end of that queue and knows no gaps in it. So a place that is not used comes back only
 # while it is the last; otherwise the next draw would get a moment that a draw behind that place has already.
 #
+# A limit that is declared anew under its old name keeps what was drawn, in units: the state says what one took
+# (`interval`) when they were last drawn (`drawn_at`), and `_converted` gives the `tat` to which the same draws would
+# have led had the new limit held since. So one that is raised is not stopped by seconds of the old one, and two workers
+# that know the old and the new limit lose and add no unit, in whatever order they draw. One that is lowered stops for
+# its window at most, counted from the last draw, or for as long as the old one would have taken to be full again: then
+# nothing of the former draws is left by either. What nobody declared has a pace of its own each time: it keeps seconds.
+#
 # What the server reports (`remaining` until `reset_at`) can only lower our view: nothing is drawn beyond it, and what
 # is left is spread over the time until the reset, a tenth at once. Answers overtake each other, so a report counts only
 # if its request started after the one that is stored, and within one server window `remaining` only falls (our own
@@ -205,13 +212,15 @@ class LimitState(NamedTuple):
     """Where one limit stands, in epoch seconds.
 
     ``remaining`` is the server's count until ``reset_at``; ``observed_at`` is when the request was sent whose answer
-    stated it.
+    stated it. ``interval``: that of the limit as it was declared at the last draw, ``drawn_at``.
     """
 
     tat: float = 0.0
     remaining: float | None = None
     reset_at: float | None = None
     observed_at: float | None = None
+    interval: float | None = None
+    drawn_at: float | None = None
 
 
 FULL: Final = LimitState()  # a bucket that nobody has drawn from
@@ -246,7 +255,7 @@ def pace(limit: Limit, state: LimitState, now: float) -> tuple[float, float]:
 def ready_at(limit: Limit, state: LimitState, cost: float, now: float) -> float:
     """When a draw of ``cost`` fits: ``now`` or a later epoch second."""
     interval, capacity = pace(limit, state, now)
-    at = state.tat + (cost - capacity) * interval
+    at = _tat(limit, state) + (cost - capacity) * interval
     if state.remaining is not None and state.reset_at is not None and state.remaining < cost:
         at = max(at, state.reset_at)
     return now if at <= now + _EPSILON else at
@@ -255,11 +264,11 @@ def ready_at(limit: Limit, state: LimitState, cost: float, now: float) -> float:
 def available(limit: Limit, state: LimitState, now: float, ahead: float = 0.0) -> float:
     """How many units may be drawn from ``now`` until ``ahead`` seconds later, each as soon as it has come back."""
     if state.remaining is None:  # by far the most common; the claim asks this thousands of times a second
-        spare = (now + _EPSILON - state.tat) / limit.interval
+        spare = (now + _EPSILON - _tat(limit, state)) / limit.interval
         units = limit.capacity + min(0.0, spare) + ahead / limit.interval
         return max(0.0, units)
     interval, capacity = pace(limit, state, now)
-    units = capacity + min(0.0, (now + _EPSILON - state.tat) / interval) + ahead / interval
+    units = capacity + min(0.0, (now + _EPSILON - _tat(limit, state)) / interval) + ahead / interval
     if state.reset_at is not None and state.reset_at > now:
         units = min(units, state.remaining)
     return max(0.0, units)
@@ -270,12 +279,40 @@ def take(limit: Limit, state: LimitState, cost: float, now: float, at: float | N
 
     It need not fit, because an answer may say that its request cost more than was drawn.
     """
-    start = max(state.tat, now if at is None else at)
+    tat, moment = _tat(limit, state), now if at is None else at
+    start, drawn_at = (tat, now) if tat > moment else (moment, moment)
+    mark = (None, None) if limit.name.startswith("~") else (limit.interval, drawn_at)
     if state.remaining is None:
-        return LimitState(start + cost * limit.interval, None, state.reset_at, state.observed_at)
+        return LimitState(start + cost * limit.interval, None, state.reset_at, state.observed_at, *mark)
     interval, _ = pace(limit, state, now)
     remaining = None if state.reset_at is None or state.reset_at <= now else state.remaining - cost
-    return LimitState(start + cost * interval, remaining, state.reset_at, state.observed_at)
+    return LimitState(start + cost * interval, remaining, state.reset_at, state.observed_at, *mark)
+
+
+def charge(limit: Limit, state: LimitState, cost: float, now: float) -> LimitState:
+    """The state after an answer said that its request cost so much more than was drawn."""
+    return take(limit, _converted(limit, state), cost, now)
+
+
+def _tat(limit: Limit, state: LimitState) -> float:
+    """The theoretical arrival time of what was drawn, as this limit counts."""
+    if state.interval is None or state.interval == limit.interval:  # by far the most common
+        return state.tat
+    tat = _converted(limit, state).tat
+    if tat <= state.tat or state.drawn_at is None:
+        return tat
+    return min(tat, max(state.tat, state.drawn_at + limit.per) + (limit.capacity - 1) * limit.interval)
+
+
+def _converted(limit: Limit, state: LimitState) -> LimitState:
+    """The state with the same units drawn from this limit instead, all of them."""
+    if state.interval is None or state.drawn_at is None or state.interval == limit.interval:
+        return state
+    if limit.name.startswith("~"):
+        return state._replace(interval=None, drawn_at=None)
+    debt = max(0.0, state.tat - state.drawn_at)
+    tat = min(state.tat, state.drawn_at) + debt * limit.interval / state.interval
+    return state._replace(tat=tat, interval=limit.interval)
 
 
 def give_back(limit: Limit, state: LimitState, units: float, now: float, tat: float) -> LimitState:
@@ -295,7 +332,7 @@ def refund(limit: Limit, state: LimitState, units: float, now: float, tat: float
 
     While later draws wait for their moments, fewer units come back, so that the last of them keeps its moment.
     """
-    state = _unspent(state, units)
+    state = _unspent(_converted(limit, state), units)
     interval, capacity = pace(limit, state, now)
     if tat is not None and state.tat > tat and state.tat - capacity * interval > now:
         units = min(units, capacity - 1)
@@ -306,13 +343,13 @@ def _unspent(state: LimitState, units: float) -> LimitState:
     """The state with ``units`` more of the server's count, if it has one."""
     if state.remaining is None:
         return state
-    return LimitState(state.tat, state.remaining + units, state.reset_at, state.observed_at)
+    return state._replace(remaining=state.remaining + units)
 
 
 def _lowered(limit: Limit, state: LimitState, units: float, now: float, tat: float | None) -> LimitState:
     interval, _ = pace(limit, state, now)
     back = units * interval if tat is None else max(0.0, min(units * interval, tat - now))
-    return LimitState(state.tat - back, state.remaining, state.reset_at, state.observed_at)
+    return state._replace(tat=state.tat - back)
 
 
 def draw(limits: Sequence[tuple[Limit, LimitState]], cost: float, now: float, patience: float = 0.0) -> Draw:
@@ -336,7 +373,7 @@ def observe(state: LimitState, remaining: float, reset_at: float, started_at: fl
         if reset_at < state.reset_at - _SAME_WINDOW:
             return state  # the report is about an earlier window
         remaining = min(remaining, state.remaining)
-    return LimitState(state.tat, max(0.0, remaining), reset_at, started_at)
+    return state._replace(remaining=max(0.0, remaining), reset_at=reset_at, observed_at=started_at)
 
 
 # -- division among shards --------------------------------------------------------------------------------------------

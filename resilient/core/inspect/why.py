@@ -24,6 +24,7 @@ from resilient.core.base.resource_key import is_below, may_hold, serves
 from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit
 from resilient.core.gates.learnt import summary
 from resilient.core.gates.rate_limit import FULL
+from resilient.core.inspect.blocked import held_lanes, of_blocked
 from resilient.core.jobs import marks
 from resilient.core.jobs.outcomes import LEAST_STUCK, share_of_key
 from resilient.core.jobs.records import Count, JobInfo, plain
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
+    from resilient.core.inspect.blocked import HeldLane, StepSeen, Waits
 
+
+_NONE: Final = Count(0)
 _NOBODY: Final = "why"  # stands in for a worker where admission asks for one; nothing is written
 
 
@@ -88,6 +92,9 @@ class Path:
     workers: Sequence[WorkerSeen] = ()
     stuck: Mapping[str, int] = field(default_factory=dict)  # worker to running jobs of the key that do not end
     budgets: Sequence[Level] = ()  # that the account's provider names, and throttles taught something about
+    blocked: Count = _NONE  # jobs at or below the key for which others come first
+    lanes: Sequence[HeldLane] = ()  # ordering keys there that a dead job holds up, some of them
+    lane_count: Count = _NONE  # and all
 
     @property
     def key(self) -> str:
@@ -109,14 +116,14 @@ class Reason:
 # -- the state ----------------------------------------------------------------------------------------------
 
 
-def of_state(job: JobInfo, path: Path, now: datetime) -> Iterator[Reason]:
-    """What the job's own row says."""
+def of_state(job: JobInfo, path: Path, now: datetime, step: StepSeen | None = None) -> Iterator[Reason]:
+    """What the job's own row says, and the workflow that it is a ``step`` of."""
     match job.state:
         case JobState.SUCCEEDED | JobState.CANCELLED:
             at = f" at {when(job.finished_at, now)}" if job.finished_at else ""
             yield Reason(job.state.value, f"It {_ENDED[job.state]}{at}.", since=job.finished_at)
         case JobState.DEAD:
-            yield from _dead(job, now)
+            yield from _dead(job, now, step)
         case JobState.RUNNING:
             yield from _running(job, path, now)
         case JobState.BLOCKED:
@@ -142,20 +149,37 @@ def _error(job: JobInfo) -> str:
     return error_line(job.last_error_kind, job.last_error_code, job.last_error)
 
 
-def _dead(job: JobInfo, now: datetime) -> Iterator[Reason]:
+def _dead(job: JobInfo, now: datetime, step: StepSeen | None) -> Iterator[Reason]:
     at = f" since {when(job.finished_at, now)}" if job.finished_at else ""
     text = f"It is dead{at} after {_tries(job)} and will not run again by itself."
     yield Reason("dead", text, since=job.finished_at)
     if job.last_error:
         yield Reason("last_error", f"Last error: {_error(job)}")
-    if marks.unkeyed(job.sent) or job.last_error_kind == "ambiguous":
+    if step is not None and step.is_stuck:
         text = (
-            "Its last request may have taken effect: look at the provider, then"
-            f" `resilient jobs retry {job.id} --repeat-ambiguous` or `resilient dead discard {job.id}`."
+            f"It was to undo step {step.name!r} of workflow {step.workflow}, which is stuck because of it"
+            f" (`resilient workflows show {step.workflow}`)."
         )
-        yield Reason("ambiguous", text)
-    else:
-        yield Reason("remedy", f"To run it again: `resilient jobs retry {job.id}`.")
+        yield Reason("stuck_workflow", text)
+    is_doubtful = marks.unkeyed(job.sent) or job.last_error_kind == "ambiguous"
+    if is_doubtful:
+        text = "Its last request may have taken effect: look at the provider"
+        if step is not None and step.is_over:
+            yield Reason("ambiguous", f"{text}.")
+        else:
+            commands = f"`resilient jobs retry {job.id} --repeat-ambiguous` or `resilient dead discard {job.id}`"
+            yield Reason("ambiguous", f"{text}, then {commands}.")
+    if step is not None and step.is_over:
+        text = (
+            f"It is step {step.name!r} of workflow {step.workflow}, which turned around ({step.state}): it is not"
+            f" retried any more (`resilient workflows show {step.workflow}`). To do it after all, begin another one."
+        )
+        yield Reason("remedy", text)
+    elif not is_doubtful:
+        text = f"To run it again: `resilient jobs retry {job.id}`."
+        if step is not None and step.is_stuck:
+            text += f" If the step was undone by hand, or need not be: `resilient dead discard {job.id}`."
+        yield Reason("remedy", text)
 
 
 def _running(job: JobInfo, path: Path, now: datetime) -> Iterator[Reason]:
@@ -189,7 +213,7 @@ def _scheduled(job: JobInfo, now: datetime) -> Iterator[Reason]:
 
 
 def _sent_back(job: JobInfo) -> Iterator[Reason]:
-    if job.last_error:
+    if job.last_error and (job.executions or job.deferrals):
         yield Reason("last_error", f"Last time ({_tries(job)} used): {_error(job)}")
     if job.waiting_for is not None:
         times = counted(job.deferrals, "time")
@@ -251,9 +275,7 @@ def _gate_text(  # noqa: C901, PLR0911 - one sentence a gate
             end = end or f"somebody runs `resilient resources resume {key}`"
             return f"{key} is paused{reason}{since}, until {end}."
         case "auth":
-            remedy = _REMEDIES.get(stop.code or "", "its account must be connected again")
-            remedy = remedy.replace("{key}", key).replace("{provider}", key.partition("/")[0])
-            return f"{key} lacks valid credentials ({stop.code}){since}: {remedy}."
+            return f"{key} lacks valid credentials ({stop.code}){since}: {credentials_remedy(key, stop.code)}."
         case "cooldown":
             if stop.code == REFRESHING:
                 return f"The token of {key} is being refreshed{since}: its jobs go on with it, or are tried at {end}."
@@ -333,6 +355,25 @@ _REMEDIES: Final = {
 }
 
 
+CREDENTIALS_ENDS: Final = {  # where no new consent of the account's owner mends it
+    NOT_CONNECTED: "on connect",
+    UNREADABLE: "with its key",
+    APP_REFUSED: "with its secret",
+    SUSPECT_AUTH: "by a probe",
+}
+
+
+def credentials_end(code: str | None) -> str:
+    """What ends a stop for lack of valid credentials, in a few words."""
+    return CREDENTIALS_ENDS.get(code or "", "on reconnect")
+
+
+def credentials_remedy(key: str, code: str | None) -> str:
+    """What lets jobs go on that lack valid credentials, by the code of their gate."""
+    remedy = _REMEDIES.get(code or "", "its account must be connected again")
+    return remedy.replace("{key}", key).replace("{provider}", key.partition("/")[0])
+
+
 def _breaker_text(stop: Stop, level: Level, since: str, end: str) -> str:
     key = stop.resource
     if stop.code == "isolated":
@@ -366,6 +407,15 @@ def line(path: Path, ahead: Count | None, now: datetime, *, stopped: bool) -> It
         again = when(turn.recheck_at, now)
         text = f"{key} was stopped by {turn.parked_on} and is looked at again by {again}."
         yield Reason("parked", text, turn.parked_on, until=turn.recheck_at)
+
+
+def blocked(path: Path) -> Iterator[Reason]:
+    """How many jobs wait for others there, and which dead ones hold an ordering key up."""
+    if path.blocked:
+        jobs = counted(path.blocked, "job is", "jobs are")
+        yield Reason("blocked", f"{jobs} blocked at or below {path.key}: other jobs come before.", path.key)
+    if path.lanes:
+        yield Reason("order_dead", held_lanes(path.lanes, path.lane_count), path.key)
 
 
 def stuck(path: Path) -> Iterator[Reason]:
@@ -404,79 +454,6 @@ def workers(path: Path, kind: str | None, *, is_declared: bool | None = None) ->
         yield Reason("busy", text)
     if is_declared is False and able:
         yield Reason("not_declared", f"This program itself has no handler for kind {kind!r}.")
-
-
-# -- blocked ----------------------------------------------------------------------------------------------------------
-#
-# What a blocked job waits for, in words: its turn in an ordering key, other jobs, or both.
-
-MOST_NAMED: Final = 5  # blockers that are named one by one
-
-
-@dataclass(frozen=True, slots=True)
-class JobSeen:
-    """Another job that this one waits for. ``state`` None: it does not exist (any more)."""
-
-    id: UUID
-    kind: str | None
-    state: JobState | None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """What is before it. ``head``: whose turn it is; ``ahead``: how many wait between; ``behind``: after it."""
-
-    blockers: Sequence[JobSeen] = ()
-    more: int = 0  # blockers beside those
-    head: JobSeen | None = None
-    ahead: Count | None = None
-    behind: Count | None = None
-
-
-def of_blocked(job: JobInfo, waits: Waits) -> Iterator[Reason]:
-    """One sentence for each thing a blocked job waits for; and for a dead one, whom it keeps waiting."""
-    if job.state == JobState.DEAD:
-        if job.ordering_policy == "block" and waits.behind:
-            text = (
-                f"It keeps {counted(waits.behind, 'job')} of ordering key {job.ordering_key!r} waiting: retry it, or"
-                f" give it up with `resilient dead discard {job.id}`."
-            )
-            yield Reason("holds_order", text)
-        return
-    if waits.head is not None and waits.head.id != job.id:
-        yield _turn(job, waits.head, waits.ahead)
-    for one in waits.blockers:
-        yield _blocker(one)
-    if waits.more:
-        yield Reason("blockers", f"It waits for {counted(waits.more, 'other job')} beside these.")
-
-
-def _turn(job: JobInfo, head: JobSeen, ahead: Count | None) -> Reason:
-    line = f"ordering key {job.ordering_key!r} of {job.resource_key}"
-    between = f", with {counted(ahead, 'job')} between" if ahead else ""
-    if head.state == JobState.DEAD:
-        text = (
-            f"It waits for its turn in {line}, which job {head.id} ({head.kind}) holds up since it is dead{between}:"
-            f" `resilient jobs retry {head.id}` or `resilient dead discard {head.id}` lets it go on."
-        )
-        if head.error:
-            text += f" Its error: {brief(head.error)}"
-        return Reason("order_dead", text)
-    return Reason("order", f"It waits for its turn in {line}, after job {head.id} ({_named(head)}){between}.")
-
-
-def _named(one: JobSeen) -> str:
-    return f"{one.kind}, {one.state}" if one.state else "deleted"
-
-
-def _blocker(one: JobSeen) -> Reason:
-    if one.state in (JobState.DEAD, JobState.CANCELLED):
-        what = "is dead" if one.state == JobState.DEAD else "was cancelled"
-        retry = f"`resilient jobs retry {one.id}`"
-        text = f"It waits for job {one.id} ({one.kind}), which {what}: {retry}, or cancel this one."
-        return Reason(f"blocker_{one.state}", text)
-    return Reason("blocker", f"It waits for job {one.id} ({_named(one)}).")
 
 
 # -- the answers ------------------------------------------------------------------------------------------------------
@@ -530,9 +507,9 @@ def why_job(
     jobs it waits for.
     """
     waiting = path.waiting.get(job.resource_key, Count(0))
-    reasons = list(of_state(job, path, now))
+    reasons = list(of_state(job, path, now, None if waits is None else waits.step))
     if waits is not None:
-        reasons += of_blocked(job, waits)
+        reasons += [Reason(*one) for one in of_blocked(job, waits)]
     if job.state in (JobState.READY, JobState.SCHEDULED):
         stopped_by = list(gates(path, now, job.priority))
         reasons += stopped_by
@@ -560,6 +537,7 @@ def why_resource(path: Path, now: datetime, *, example: UUID | None = None) -> W
     reasons += budgets(path, now)
     waits = f"{counted(waiting, 'job is', 'jobs are')} ready at or below {key}{first}."
     reasons.append(Reason("waiting", waits, key))
+    reasons += blocked(path)
     reasons += stuck(path)
     if waiting:
         reasons += workers(path, None)

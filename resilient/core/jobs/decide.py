@@ -28,7 +28,7 @@ from resilient.core.base import bounds
 from resilient.core.base.errors import UNCHARGED, Failure, FailureKind, at_scope
 from resilient.core.base.instants import add_seconds, in_utc
 from resilient.core.base.misfit import is_number
-from resilient.core.base.phrases import moment, one_line, plain
+from resilient.core.base.phrases import counted, moment, one_line, plain
 from resilient.core.base.resource_key import is_below
 from resilient.core.gates.retry_after import resume_at
 from resilient.core.jobs.backoff import DEFAULT_DELAY
@@ -227,7 +227,8 @@ def _rescued(job: JobFacts, outcome: Rescued, retry: Retry, now: datetime) -> Tr
     if (unknown := _unanswered(job, outcome.message)) is not None:
         return unknown._replace(charged=False, attempts=job.attempts, rescues=rescues)
     if rescues >= retry.max_rescues:
-        message = f"{outcome.message}; {rescues} workers were lost while they ran it"
+        lost = counted(rescues, "worker was lost while it", "workers were lost while they")
+        message = f"{outcome.message}; {lost} ran it"
         return _dead(job, FailureKind.LOST_WORKER, message, charged=False)._replace(rescues=rescues)
     step = _step(
         job, JobState.READY, "reconcile" if job.sent else "rescued", error=_clip(outcome.message),

@@ -19,22 +19,25 @@ import json
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.base.body import pick
+from resilient.core.base.bounds import LIST_RECORDS
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.instants import http_date
 from resilient.core.sync.incremental import instant, later, shifted
-from resilient.core.sync.paging import Loop, PageRead, PageRequest, cursor_at
+from resilient.core.sync.paging import Loop, PageRead, PageRequest, PagingError, cursor_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable, Iterator
     from datetime import datetime
 
     from resilient.core.base.exchange import AnswerFacts
     from resilient.core.sync.incremental import Incremental
 
 EDGE: Final = 500  # hashes of the border's records that are kept; beyond them a record comes twice
+SLICE: Final = 100  # records that are worked on at a time
 RESETS: Final = 5  # passes in a row that may begin anew before somebody must look
 _OUR_CLOCK: Final = 300.0  # seconds by which our clock may be ahead of a provider that does not tell its own
 Edge = tuple[tuple[str, float], ...]  # hash and instant of records at the border
@@ -199,26 +202,60 @@ def asked_since(cursor: Cursor, rules: Rules) -> str:
     return shifted(since, -rules.overlap) if rules.overlap else since
 
 
+class TooManyRecords(PagingError):
+    """A page holds more than is decoded, or than a program can be asked to write, at once."""
+
+
 def take(
     cursor: Cursor, request: PageRequest, answer: AnswerFacts, read: PageRead, rules: Rules, now: datetime
 ) -> tuple[list[Record], Cursor]:
-    """The new records of one answer, and the cursor behind it.
+    """`take_in_slices`, all at once."""
+    steps = take_in_slices(cursor, request, answer, read, rules, now)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            after: tuple[list[Record], Cursor] = end.value
+            return after
 
-    ``read`` is what the paginator read. Raises `PagingError` if the pages go round.
+
+def take_in_slices(
+    cursor: Cursor,
+    request: PageRequest,
+    answer: AnswerFacts,
+    read: PageRead,
+    rules: Rules,
+    now: datetime,
+    *,
+    most: int = LIST_RECORDS.value,
+) -> Generator[None, None, tuple[list[Record], Cursor]]:
+    """The new records of one answer, and the cursor behind it; a breath after each `SLICE` of them.
+
+    ``read`` is what the paginator read. Raises `PagingError` if the pages go round, `TooManyRecords` for more records,
+    or deletions, than ``most``.
     """
-    cursor = replace(cursor, loop=cursor.loop.step(request, read), began=cursor.began or _clock_of(answer, now))
+    if len(read.items) > most:
+        raise TooManyRecords(f"a page holds {len(read.items):,} records, and {most:,} are the most")
+    cursor = replace(cursor, began=cursor.began or _clock_of(answer, now))
     border = set() if cursor.full else {digest for digest, _ in cursor.edge}
     latest: dict[str, Record] = {}  # by digest
-    for raw in read.items:
-        digest = _digest(raw)
+    digests, gone = [], 0
+    for number, raw in enumerate(read.items):
+        if number and number % SLICE == 0:
+            yield
+        digests.append(digest := _digest(raw))
         cursor = _measured(cursor, raw, digest, rules)
         if digest not in border:
             latest.pop(digest, None)  # of two that are equal the later counts: the record may have been deleted between
-            latest[digest] = _record(raw, rules)
-    records = _in_force(list(latest.values()), rules)
+            latest[digest] = _record(raw, rules, most)
+            if (gone := gone + len(latest[digest].deleted)) > most:
+                raise TooManyRecords(f"a page tells of more than {most:,} deletions")
+    loop = cursor.loop.step(request, read._replace(items=digests))  # which stand for the records, and are short
+    records = yield from _in_force(list(latest.values()), rules)
     provider_cursor = _provider_cursor(answer, read, rules)
     cursor = replace(
         cursor,
+        loop=loop,
         next=read.next,
         provider_cursor=provider_cursor or cursor.provider_cursor,
         pages=cursor.pages + 1,
@@ -227,7 +264,7 @@ def take(
     return records, cursor if cursor.next is not None else _ended(cursor, rules, now)
 
 
-def _in_force(records: list[Record], rules: Rules) -> list[Record]:
+def _in_force(records: list[Record], rules: Rules) -> Generator[None, None, list[Record]]:
     """Without deletions that a later record of the key undoes, and without records that a later deletion undoes.
 
     Later by the time in each of them, as a feed may list the newest first; without it by their order.
@@ -235,7 +272,9 @@ def _in_force(records: list[Record], rules: Rules) -> list[Record]:
     if not any(one.gone for one in records):
         return records
     latest: dict[str | None, tuple[Record, float | None]] = {}
-    for one in records:
+    for number, one in enumerate(records):
+        if number and number % SLICE == 0:
+            yield
         at = instant(_position(one.raw, rules))
         _, before = latest.get(one.key, (one, None))
         if at is None or before is None or at >= before:
@@ -330,20 +369,19 @@ def _measurable(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != ""
 
 
-def _record(raw: Any, rules: Rules) -> Record:
-    key = next(iter(_keys(raw, rules.key)), None)
+def _record(raw: Any, rules: Rules, most: int) -> Record:
+    key = next(_keys(raw, rules.key), None)
     if not _is_gone(raw, rules.deleted):
         return Record(raw, key, gone=False)
     if rules.deleted_key:  # an event, which tells of other records
-        named = [name for path in rules.deleted_key.split() for name in _keys(raw, path)]
-        return Record(raw, key, gone=False, deleted=tuple(dict.fromkeys(named)))
+        named = (name for path in rules.deleted_key.split() for name in _keys(raw, path))
+        return Record(raw, key, gone=False, deleted=tuple(dict.fromkeys(islice(named, most + 1))))
     return Record(raw, key, gone=True, deleted=() if key is None else (key,))
 
 
-def _keys(raw: Any, path: str) -> list[str]:
-    values = pick(raw, path)
-    every = [one for value in values for one in (value if isinstance(value, list) else [value])]
-    return [str(v) for v in every if isinstance(v, (str, int)) and not isinstance(v, bool) and v != ""]
+def _keys(raw: Any, path: str) -> Iterator[str]:
+    every = (one for value in pick(raw, path) for one in (value if isinstance(value, list) else [value]))
+    return (str(v) for v in every if isinstance(v, (str, int)) and not isinstance(v, bool) and v != "")
 
 
 def _is_gone(raw: Any, marker: str) -> bool:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from resilient.core.accounts.endpoints import token_key
 from resilient.core.accounts.tokens import (
     EMPTY,
     PROBED,
@@ -27,7 +28,6 @@ from resilient.core.base.frames import frameless
 from resilient.core.base.loggers import logger
 from resilient.core.provider.placeholders import names_in
 from resilient.engine.accounts import seals
-from resilient.engine.accounts.token_endpoints import token_key
 from resilient.engine.ground.foreign import called
 from resilient.store.accounts import connections, grants
 from resilient.store.accounts.secrets import VARIABLE, key_id_of

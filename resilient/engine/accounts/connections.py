@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 log = logger("connections")
 T = TypeVar("T")
 _BATCH: Final = 200  # grants in one transaction of `rotate_secrets`
+_SHOWN: Final = 5  # accounts in a line of the log
+_GUEST: Final = "resilient:guest"  # among the details, which are sealed, of an account that shares another one's grant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,8 @@ class Connections:
 
         ``private_key`` (PEM) with ``issuer``: a service account, whose tokens are got by assertions signed with it (RFC
         7523); ``subject``: the user it acts for; ``key_id``: the key's name at the provider. ``grant_of``: share the
-        grant of another account instead. ``details`` fill the provider's placeholders.
+        grant of another account instead; new credentials of that one are for both then, new ones of ``key`` for itself
+        alone. ``details`` fill the provider's placeholders.
         """
         ways = [bool(token), bool(api_key), bool(user), client_credentials, bool(private_key), grant_of is not None]
         if sum(ways) != 1 or bool(private_key) is not bool(issuer):
@@ -155,7 +158,7 @@ class Connections:
             if self.account_of(key).name != check(grant_of).partition("/")[0]:
                 raise InvalidInput(f"{key} cannot share the grant of {grant_of}: that is another provider's")
             self._ground.foresight.look_at(key)
-            await self._db.write(None, _share, check(key), check(grant_of), details, self._grants.accounts)
+            await self._db.write(None, _share, check(key), check(grant_of), details, self._grants)
             self._grants.accounts.forget()
             return await self.get(key)
         if private_key:
@@ -239,11 +242,17 @@ class Connections:
             )
         await self._db.write(None, gates.open_auth, check_stored(key), tokens.NOT_CONNECTED)
         bound = await self._db.read(None, connections.find, key)
+        rest: builtins.list[str] = [] if bound is None else await self._db.read(None, _who_stays, bound)
+        if bound is not None and rest:
+            await self._db.write(None, _hand_over, key, bound.grant.kind, EMPTY, self._grants.accounts)
+            bound = await self._db.read(None, connections.find, key)
         if bound is None:  # it was never used: its first job reads the app's table
             return self._grants.accounts.forget()
         info = info_of(bound)
         nothing = grants.NewSecrets(None, None, None, None)
         await self._db.write(None, grants.authorise, info.grant_id, nothing, kind=info.kind, flow="authorization_code")
+        if info.state not in tokens.USABLE:
+            await self._db.write(None, self._grants.fuse.hush, info.provider, [key])
         return self._grants.accounts.forget()
 
     @audited("connections release")
@@ -382,8 +391,13 @@ class Connections:
         provider.origins(address)  # raises for a stranger's host
         provider.check_address(provider.base_url, address)
         provider.oauth_for(values)
-        await self._db.write(None, _put, check(key), kind, credentials, flow, details, self._grants.accounts)
+        rest = await self._db.write(None, _put, check(key), kind, credentials, flow, _own(details), self._grants)
         self._grants.accounts.forget()
+        if rest:
+            log.warning(
+                "%s has a grant of its own now; %s stay with the one it shared (grant_of= would share the new one)",
+                key, ", ".join(rest[:_SHOWN]) + (" and others" if len(rest) > _SHOWN else ""),
+            )  # fmt: skip
         return await self.get(key)
 
 
@@ -426,8 +440,23 @@ def info_of(bound: Bound) -> ConnectionInfo:
     return ConnectionInfo(
         resource_key=bound.resource_key, provider=g.provider, kind=g.kind, state=g.state, state_since=g.state_since,
         grant_id=g.id, version=g.version, expires_at=g.expires_at, refreshed_at=g.refreshed_at, retry_at=g.retry_at,
-        failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=dict(bound.details),
+        failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=_own(bound.details),
     )  # fmt: skip
+
+
+def _own(details: Mapping[str, str]) -> dict[str, str]:
+    """Details without what we note among them."""
+    return {name: value for name, value in details.items() if name != _GUEST}
+
+
+def _who_stays(c: Connection, d: Dialect, bound: Bound) -> list[str]:
+    """The accounts that go on with the grant of one that gets new credentials; none: these are for all that use it.
+
+    They are if all others share it as this one's (``grant_of=``), which older code did not note.
+    """
+    others = [one for one in connections.of_grant(c, d, bound.grant.id) if one.resource_key != bound.resource_key]
+    is_its_own = _GUEST not in bound.details and all(_GUEST in one.details for one in others)
+    return [] if is_its_own else [one.resource_key for one in others]
 
 
 def _put(
@@ -438,41 +467,49 @@ def _put(
     credentials: Credentials,
     flow: str | None,
     details: Mapping[str, str],
-    accounts: Accounts,
-) -> None:
-    """Write new credentials: into the account's grant, else into a new one."""
-    credentials, row = seals.noted(credentials), connections.lock(c, d, key)
+    of_app: Grants,
+) -> list[str]:
+    """Write new credentials: into the account's own grant, else into a new one; returns who stays with the old one."""
+    accounts, sealable, row = of_app.accounts, seals.noted(credentials), connections.lock(c, d, key)
     old = _untouched(accounts, row)
-    if old is None:
+    rest = [] if old is None else _who_stays(c, d, old)
+    details = details or ({} if old is None else _own(old.details))
+    if old is None or rest:
         id_, now = uuid7(), d.now(c)
-        new: NewSecrets = accounts.encrypt(id_, credentials)
+        new: NewSecrets = accounts.encrypt(id_, sealable)
         made = replace(
             grants.new(id_, key, kind, now, flow=flow),
             secrets=new.secrets, expires_at=new.expires_at, refresh_at=new.refresh_at,
         )  # fmt: skip
         grants.insert_if_new(c, d, made, new.key_id)
         seal = seals.seal(accounts.ring, key, id_, details)
-        if row is not None:  # something else has changed that row
-            return connections.bind(c, d, key, id_, details, "ok", seal=seal)
-        if connections.bind_if_new(c, d, key, id_, details, seal=seal):
-            return None
-        grants.delete(c, d, id_)  # somebody else connected the account at the same moment
-        old = connections.lock(c, d, key)
-        assert old is not None  # noqa: S101 - the other connection is committed
-    id_ = old.grant.id
-    before = _wants_seals(accounts, old.grant)
-    grants.authorise(c, d, id_, accounts.encrypt(id_, credentials), kind=kind, flow=flow)
-    details = details or old.details
-    connections.bind(c, d, key, id_, details, "ok", seal=seals.seal(accounts.ring, key, id_, details))
-    seals.seal_all(c, d, accounts.ring, id_, noted_before=before)
-    return None
+        if row is not None:  # something else has changed that row, or others stay with its grant
+            connections.bind(c, d, key, id_, details, "ok", seal=seal)
+            grants.gate(c, d, id_, "ok")
+        elif not connections.bind_if_new(c, d, key, id_, details, seal=seal):
+            grants.delete(c, d, id_)  # somebody else connected the account at the same moment, and has committed
+            return _put(c, d, key, kind, credentials, flow, details, of_app)
+    else:
+        id_ = old.grant.id
+        before = _wants_seals(accounts, old.grant)
+        grants.authorise(c, d, id_, accounts.encrypt(id_, sealable), kind=kind, flow=flow)
+        connections.bind(c, d, key, id_, details, "ok", seal=seals.seal(accounts.ring, key, id_, details))
+        seals.seal_all(c, d, accounts.ring, id_, noted_before=before)
+    _welcome(c, d, of_app, row, grants.keys_of(c, d, id_))
+    return rest
+
+
+def _welcome(c: Connection, d: Dialect, of_app: Grants, before: Bound | None, keys: Sequence[str]) -> None:
+    """Accounts have credentials again: nobody need be told any more that theirs, ``before``, were dead."""
+    if before is not None and before.grant.state not in tokens.USABLE:
+        of_app.fuse.hush(c, d, before.grant.provider, keys)
 
 
 def _hand_over(c: Connection, d: Dialect, key: str, kind: str, details: Mapping[str, str], accounts: Accounts) -> None:
     """Let an account use the app's own table from now on; details that were given before stay if there are no new."""
     before = connections.lock(c, d, key)
     if not details and (untouched := _untouched(accounts, before)) is not None:
-        details = untouched.details
+        details = _own(untouched.details)
     grant = adopt(c, d, key, kind=kind, details=details, ring=accounts.ring).grant
     if before is not None and before.grant.id != grant.id:
         grants.delete_if_unused(c, d, before.grant.id)
@@ -490,8 +527,8 @@ def _untouched(accounts: Accounts, bound: Bound | None) -> Bound | None:
     return bound if seals.fits(accounts.ring, bound) else None
 
 
-def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], accounts: Accounts) -> None:
-    locked = connections.lock_all(c, d, {key, other})
+def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], of_app: Grants) -> None:
+    accounts, locked = of_app.accounts, connections.lock_all(c, d, {key, other})
     source, before = locked.get(other), locked.get(key)
     if source is None:
         raise ConnectionNotFound(f"{other} has no connection whose grant {key} could share")
@@ -499,9 +536,15 @@ def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str
     if grant.secrets is not None:
         seals.require(accounts.ring, source, accounts.decrypt(grant))
     auth = "ok" if grant.state in tokens.USABLE else grant.state.value
+    is_same = before is not None and before.grant.id == grant.id
+    stays = is_same and before is not None and (key == other or _GUEST in source.details)  # the owner stays the owner
+    is_guest = _GUEST in before.details if stays and before is not None else True
+    details = {**_own(details), **({_GUEST: "1"} if is_guest else {})}
     connections.bind(c, d, key, grant.id, details, auth, seal=seals.seal(accounts.ring, key, grant.id, details))
-    if before is not None and before.grant.id != grant.id:
+    if before is not None and not is_same:
         grants.delete_if_unused(c, d, before.grant.id)
+        if auth == "ok":
+            _welcome(c, d, of_app, before, [key])
 
 
 @dataclass(frozen=True, slots=True)

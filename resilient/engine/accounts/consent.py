@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts import tokens
 from resilient.core.accounts.tokens import EMPTY, Credentials
-from resilient.core.base.errors import ConsentRefused, SetupError, UnexpectedCallback
+from resilient.core.base.bounds import CALLBACK_VALUE
+from resilient.core.base.errors import ConsentRefused, InvalidInput, SetupError, UnexpectedCallback
 from resilient.core.base.frames import frameless
+from resilient.core.base.phrases import fits_header
+from resilient.core.provider.placeholders import names_in
 from resilient.engine.ground.providers import account_of, oauth_of
 from resilient.store.accounts import connections, fuse
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from resilient.core.provider.auth import OAuth2
+    from resilient.core.provider.facts import Provider
     from resilient.engine.accounts.grants import Grants
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.sessions import Transactions
@@ -108,6 +112,7 @@ class Consent:
             raise ConsentRefused(f"{key}: this callback comes from another authorization server: start again")
         if (error := callback_error(parameters)) is not None or not parameters.get("code"):
             raise ConsentRefused(f"access to {key} was not granted: {error or 'no code came back'}")
+        kept = _kept(self._ground.providers[key.partition("/")[0]], key, parameters, expected.details)
         answer = await self._exchange(key.partition("/")[0], oauth, parameters["code"], expected)
         made = None if answer.failure is not None else tokens.merge(Credentials(), answer.body, oauth, now)
         if made is None:
@@ -117,7 +122,6 @@ class Consent:
         facts = self._ground.providers[name].oauth
         if facts is not None and not facts.at_tenants:
             await self._db.write(None, fuse.client_taken, name)
-        kept = {name: parameters[name] for name in oauth.keep_callback if parameters.get(name)}
         uri = {"redirect_uri": expected.uri} if oauth.refresh_redirect else {}
         made = replace(made, values={**made.values, **kept, **uri})
         return Granted(key, made, {**expected.details, **kept}, expected.note)
@@ -143,6 +147,42 @@ class Consent:
             settings = self._ground.http_of(provider)
             return ask_here(lambda client: client.exchange(oauth, code, verifier, expected.uri, now), settings)
         return await self._grants.client_of(provider).exchange(oauth, code, verifier, expected.uri, now)
+
+
+def _kept(provider: Provider, key: str, parameters: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
+    """What a callback says of the account, and requests to it will carry. Raises `ConsentRefused`.
+
+    It came through a browser, whose person may have written it: it is short and printable, and fits its place.
+    """
+    names = () if provider.oauth is None else provider.oauth.keep_callback
+    kept = {name: parameters[name] for name in names if parameters.get(name)}
+    for name, value in kept.items():
+        if len(value) > CALLBACK_VALUE.value or not value.isprintable():
+            raise ConsentRefused(
+                f"{key}: the callback's {name} is too long, or not printable: start again at the consent page"
+            )
+    if not kept:
+        return {}
+    _require_places(provider, details)  # what the program itself gave
+    try:
+        _require_places(provider, {**details, **kept})
+    except InvalidInput:
+        raise ConsentRefused(
+            f"{key}: the callback's {' and '.join(kept)} cannot be part of an address or a header: start again at the"
+            " consent page"
+        ) from None
+    return kept
+
+
+def _require_places(provider: Provider, values: Mapping[str, str]) -> None:
+    """Raise `InvalidInput` if a value does not fit the place of its placeholder, in an address or a header."""
+    address = provider.base_url_for(values)
+    provider.origins(address)
+    provider.check_address(provider.base_url, address)
+    provider.oauth_for(values)
+    places = names_in(*provider.headers.values())
+    if wrong := [name for name, value in values.items() if name in places and not fits_header(value)]:
+        raise InvalidInput(f"no header can hold the {wrong[0]}")
 
 
 def _hashed(text: str) -> str:

@@ -25,6 +25,7 @@ from resilient.engine.jobs import queue
 from resilient.store import alerts
 from resilient.store.accounts import fuse as store
 from resilient.store.accounts import grants
+from resilient.store.accounts.fuse import notices_of
 from resilient.store.gates import controls as gates
 from resilient.store.gates import resources
 from resilient.store.jobs.changes import Cancel, Sweep
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logger("grants")
 _PROBED: Final = 3  # suspects in one round of probes, and as many grants without a doubt
+_ACCOUNT: Final = "account"  # the tag of a notice: whose customer it tells
 
 
 class NeedsReauth(BaseModel):
@@ -115,19 +117,20 @@ class Fuse:
         if self._kind is not None:
             queue.write(c, d, [self._ordered(self._kind, key, grant) for key, grant in accounts])
 
-    def hush(self, c: Connection, d: Dialect, provider: str) -> None:
+    def hush(self, c: Connection, d: Dialect, provider: str, keys: Sequence[str]) -> None:
         """See `store.accounts.fuse.DeathListener`; alerts are withdrawn by the store."""
-        if self._kind is not None:
-            waiting = JobFilter(
-                kind=(self._kind.kind,), resource=(_notices_of(provider),), state=("scheduled", "ready")
-            )
+        if self._kind is None:
+            return
+        kind, where = (self._kind.kind,), (notices_of(provider),)
+        for key in keys:  # by the index of tags
+            waiting = JobFilter(kind=kind, resource=where, state=("scheduled", "ready"), tags=((_ACCOUNT, key),))
             sweep = Sweep(Cancel(), waiting)
             while not sweep.step(c, d):
                 pass
 
     def _ordered(self, kind: Kind[Any], key: str, grant: Grant) -> JobRequest:
         lost = NeedsReauth(resource_key=key, provider=grant.provider, code=grant.last_code, at=grant.state_since)
-        return self._ground.encoder.encode(kind, lost, _notices_of(grant.provider), delay=FIRST)
+        return self._ground.encoder.encode(kind, lost, notices_of(grant.provider), delay=FIRST, tags={_ACCOUNT: key})
 
     async def app_refused(self, provider: str, code: str | None) -> None:
         """Gate a provider that refuses the application itself: its accounts wait for the operator, no grant is dead."""
@@ -217,11 +220,6 @@ def _require_some(answers: Sequence[bool | Exception | None]) -> None:
 def _shown(error: Exception) -> object:
     """What a log may say of it: the text of the program's own errors may hold secrets."""
     return error if isinstance(error, ResilientError) else type(error).__name__
-
-
-def _notices_of(provider: str) -> str:
-    """The resource of the jobs that tell the customers of a provider's accounts."""
-    return f"connections/{provider}"
 
 
 def _shut(c: Connection, d: Dialect, provider: str, auth: str) -> datetime:

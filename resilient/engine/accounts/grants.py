@@ -61,9 +61,11 @@ from resilient.engine.accounts.access import (
 )
 from resilient.engine.accounts.flights import Flights
 from resilient.engine.accounts.fuse import Fuse
+from resilient.engine.accounts.revocation import revoke_if_unwanted
 from resilient.engine.accounts.token_endpoints import TokenEndpoints
 from resilient.store.accounts import connections, fuse, grants
 from resilient.store.gates import controls as gates
+from resilient.store.jobs import leases
 from resilient.wire.requests.request_log import at_account
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ if TYPE_CHECKING:
     from resilient.store.accounts.fuse import Standing
     from resilient.store.accounts.grants import Grant, Lease
     from resilient.store.accounts.secrets import KeyRing
-    from resilient.wire.oauth.endpoints import TokenAnswer, TokenClient
+    from resilient.wire.oauth.endpoints import Look, TokenAnswer, TokenClient
 
 log = logger("grants")
 LEASE: Final = 20.0  # seconds; kept up while the request is under way, so that a dead process's ends soon
@@ -104,20 +106,15 @@ class Grants:
     """The credentials of one app."""
 
     def __init__(
-        self,
-        ground: Ground,
-        alerts: Alerts,
-        ring: KeyRing,
-        store: CredentialStore | SyncCredentialStore | None,
+        self, ground: Ground, alerts: Alerts, ring: KeyRing, store: CredentialStore | SyncCredentialStore | None,
         on_needs_reauth: Kind[Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         table = None if store is None else in_threads(store)
         self._ground, self._alerts, self._store = ground, alerts, table
         self.accounts = Accounts(ground, ring, table)
         self.fuse = Fuse(ground, alerts, self.accounts, self.probe, on_needs_reauth)
         self._endpoints = TokenEndpoints(ground, alerts.note_breaker)
-        self._bad = RefusedCredentials()
-        self._flights = Flights()
+        self._bad, self._flights = RefusedCredentials(), Flights()
         self._witnesses: set[UUID] = set()  # grants whose refresh shows whether the application is refused
         self._looked: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
         self._roll = random.random  # of the module: a forked child has other dice than its siblings
@@ -343,7 +340,7 @@ class Grants:
 
     async def _probed(self, account: Account) -> Account:
         """Refresh now. Raises `ResourceStopped`, also if another process is refreshing the grant."""
-        key, grant, since = account.bound.resource_key, account.bound.grant, time.monotonic()
+        key, grant, since = account.bound.resource_key, account.bound.grant, leases.clock()
         begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=False, probe=True)
         if begun is None:
             raise ResourceStopped(key, "auth")
@@ -358,7 +355,7 @@ class Grants:
         room, patience, pause = await self._endpoints.room(endpoint), time.monotonic() + LONGEST, POLL
         while True:
             async with room:
-                since = time.monotonic()
+                since = leases.clock()
                 begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
                 if begun is not None and begun.may_send:
                     return await self._send(account, begun, since)
@@ -408,17 +405,20 @@ class Grants:
             if credentials is None or ticket is None:  # the app's table has moved on
                 await self._run(grants.let_go, grant)
                 return await self._again(key)
-            if not await self._has_lease(grant, since):
-                await self._endpoints.unsent(ticket)
-                raise ResourceStopped(account.endpoint, "cooldown")
-            return await self._sent(account, oauth, credentials, ticket, begun, own=own)
+            look = partial(self._require_lease, account.endpoint, grant, since)
+            return await self._sent(account, oauth, credentials, ticket, begun, look, own=own)
 
-    async def _has_lease(self, grant: Grant, since: float) -> bool:
-        """Whether nobody else has refreshed meanwhile: a token sent twice may end all tokens of its consent.
+    async def _require_lease(self, endpoint: str, grant: Grant, since: float) -> None:
+        """Raise `ResourceStopped` if another may have refreshed: a token sent twice may end all those of its consent.
 
-        The loop may have stood still for longer than the lease, which nobody kept up then.
+        This process may have stood still for longer than the lease, which nobody kept up then.
         """
-        return time.monotonic() - since < LEASE / 2 or bool(await self._run(grants.keep_up, grant, LEASE))
+        for _ in range(3):  # it may stand still in between, too
+            if leases.clock() - since < LEASE / 2:
+                return
+            since = leases.clock()
+            if not await self._run(grants.keep_up, grant, LEASE):
+                raise ResourceStopped(endpoint, "cooldown")
 
     @contextlib.asynccontextmanager
     async def _kept_up(self, grant: Grant) -> AsyncIterator[None]:
@@ -442,17 +442,19 @@ class Grants:
             await task
 
     async def _sent(
-        self, account: Account, oauth: OAuth2, credentials: Credentials, ticket: Ticket, begun: Lease, *, own: bool
-    ) -> Account:
+        self, account: Account, oauth: OAuth2, credentials: Credentials, ticket: Ticket, begun: Lease, look: Look, *,
+        own: bool,
+    ) -> Account:  # fmt: skip
         """Send the refresh and write its outcome."""
         key, grant = account.bound.resource_key, begun.grant
         try:
-            answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now))
+            await look()
+            answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now, look))
             older = tokens.replay(credentials, begun.now)
             if older and answer.failure and tokens.refresh_failure(answer.failure) is RefreshFailure.DEAD:
                 credentials = replace(credentials, refresh_token=older)
-                answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now))
-        except SetupError:  # nothing was sent: a key that is none
+                answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now, look))
+        except (SetupError, ResourceStopped):  # nothing was sent: a key that is none, a lease that is lost
             await self._endpoints.unsent(ticket)
             await self._run(grants.let_go, grant)
             raise
@@ -466,14 +468,14 @@ class Grants:
         await self._commit(key, grant, credentials, fresh, own=own)
         return await self._again(key)
 
-    async def _ask(self, oauth: OAuth2, grant: Grant, credentials: Credentials, now: datetime) -> TokenAnswer:
+    async def _ask(self, oauth: OAuth2, grant: Grant, old: Credentials, now: datetime, look: Look) -> TokenAnswer:
         client = self.client_of(grant.provider)
         if grant.flow == "client_credentials":
-            return await client.client_credentials(oauth, now)
+            return await client.client_credentials(oauth, now, look)
         if grant.flow == "jwt_bearer":
-            return await client.by_key(oauth, credentials, now)
-        oauth = replace(oauth, redirect_uri=credentials.values.get("redirect_uri", oauth.redirect_uri))
-        return await client.refresh(oauth, credentials.refresh_token, now)
+            return await client.by_key(oauth, old, now, look)
+        oauth = replace(oauth, redirect_uri=old.values.get("redirect_uri", oauth.redirect_uri))
+        return await client.refresh(oauth, old.refresh_token, now, look)
 
     async def _commit(self, key: str, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool) -> None:
         """Store the new credentials before anybody uses them; try for `COMMITTING` seconds if the database is away."""
@@ -511,7 +513,7 @@ class Grants:
         if won:
             log.info("the token of %s was refreshed (version %d)", key, grant.version + 1)
             await self.client_taken(key.partition("/")[0])
-        return True
+        return bool(won) or await revoke_if_unwanted(self, self._ground, key, grant, old, fresh)
 
     async def _failed(self, account: Account, grant: Grant, failure: Failure) -> None:
         """Write what a failed refresh means. Raises `ResourceStopped` unless another process refreshed the grant."""

@@ -14,16 +14,19 @@ secrets opens as long as their key is in the ring: a new key, and the removal of
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.errors import BadPayload, SecretsUnreadable
 from resilient.core.base.loggers import logger
+from resilient.core.base.phrases import counted
+from resilient.core.jobs.records import START
 from resilient.engine.ground.sealing import resealed
 from resilient.store.accounts import connections, secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from sqlalchemy import Connection
@@ -101,35 +104,87 @@ def _content(key: str, grant_id: UUID, details: Mapping[str, str]) -> str:
 
 # -- payloads ---------------------------------------------------------------------------------------------------------
 #
-# Sealed payloads under a new key, while everything runs: jobs of every state, and the undos of workflows.
+# Sealed payloads under a new key, while everything runs: jobs of every state, what they are to be when they run once
+# more, and the undos of workflows (`secrets.ROTATED`).
 #
 # The templates of schedules are not walked over: workers write them with their own first key when they start.
 
 log = logger("connections")
+_WALKS: Final = 3  # over everything, as long as rows change under it
 
 
 async def reseal_payloads(db: Transactions, ring: KeyRing) -> int:
-    """Seal every payload with the first key; returns how many were changed. Those no key opens stay as they are."""
+    """Seal every payload with the first key; returns how many were changed. The log says what is left under others."""
     if not ring:
         return 0
-    done, lost, after = 0, 0, None
-    while True:
-        rows, after = await db.read(None, secrets.sealed_under_other_keys, ring.current, after)
-        changed = [await db.write(None, reseal, ring, row) for row in rows]
-        done, lost = done + changed.count(True), lost + changed.count(None)
-        if after is None:
+    done = 0
+    for _ in range(_WALKS):
+        tally = await _walk(db, ring)
+        done += tally.done
+        if not tally.moved:
             break
-    for row in await db.read(None, secrets.undos_under_other_keys, ring.current):
-        done += bool(await db.write(None, reseal, ring, row))
+    lost, moved = tally.lost, tally.moved
     if lost:
-        log.warning("%d sealed payloads are under a key that is not given here, and stay so", lost)
+        keys = ", ".join(f"{number} under {key_id}" for key_id, number in sorted(lost.items()))
+        log.warning(
+            "%s no key given here opens, and stay so (%s): give this command the missing key, or cancel their jobs",
+            counted(lost.total(), "sealed payload"), keys,
+        )  # fmt: skip
+    if moved:
+        log.warning("%s changed meanwhile: rotate again", counted(moved, "sealed payload"))
+    if old := await db.read(None, secrets.schedules_under_other_keys, ring.current):
+        log.warning(
+            "the payload of %s is under another key until a worker that declares it starts with this one in front: %s",
+            counted(len(old), "schedule"), ", ".join(old),
+        )  # fmt: skip
     return done
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one walk did: changes, rows that something else changed meanwhile, and what no key opens, by key."""
+
+    done: int = 0
+    moved: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+
+
+async def _walk(db: Transactions, ring: KeyRing) -> _Tally:
+    tally, job, step = _Tally(), None, None
+    while True:
+        rows, job = await db.read(None, secrets.sealed_under_other_keys, ring.current, job)
+        await _reseal_each(db, ring, rows, tally)
+        if job is None:
+            break
+    while True:
+        rows, step = await db.read(None, secrets.undos_under_other_keys, ring.current, step)
+        await _reseal_each(db, ring, rows, tally)
+        if step is None:
+            return tally
+
+
+async def _reseal_each(db: Transactions, ring: KeyRing, rows: Sequence[secrets.SealedRow], tally: _Tally) -> None:
+    for row in rows:
+        text = _sealed(row)
+        if not text.startswith(START):  # a tag of a job that has these words
+            continue
+        changed = await db.write(None, reseal, ring, row)
+        tally.done, tally.moved = tally.done + (changed is True), tally.moved + (changed is False)
+        if changed is None:
+            tally.lost[secrets.key_id_of(text.removeprefix(START).lstrip(': "'))] += 1
 
 
 def reseal(c: Connection, d: Dialect, ring: KeyRing, row: secrets.SealedRow) -> bool | None:
     """One payload under the first key; False if it has changed meanwhile, None if no key opens it."""
     try:
-        text = resealed(ring, row.kind, row.text)
+        text = resealed(ring, row.kind, _sealed(row))
     except BadPayload:
         return None
+    if row.column == "wish":
+        text = json.dumps({**json.loads(row.text), "payload": text})
     return secrets.write_sealed(c, d, row, text)
+
+
+def _sealed(row: secrets.SealedRow) -> str:
+    """The payload itself, as JSON text: what a job is to be when it runs once more holds it among the rest."""
+    return str(json.loads(row.text)["payload"]) if row.column == "wish" else row.text

@@ -8,20 +8,17 @@ under way to one endpoint, so that of thousands of tokens that expire together o
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import TYPE_CHECKING, Final
 
 from uuid_utils.compat import uuid7
 
-from resilient.core.base.errors import Failure, FailureKind, InvalidInput
+from resilient.core.base.errors import Failure, FailureKind
 from resilient.core.base.exchange import AnswerFacts
-from resilient.core.base.hosts import origin_of
 from resilient.core.gates.breaker import counts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from resilient.core.provider.auth import OAuth2
     from resilient.engine.gates.gate import Gate
     from resilient.engine.gates.tickets import Ticket
     from resilient.engine.ground.ground import Ground
@@ -30,27 +27,9 @@ if TYPE_CHECKING:
     from resilient.wire.requests.pool import PoolSettings
 
 AT_ONCE: Final = 16  # requests of one process to one token endpoint
-_LONGEST: Final = 200  # characters of a key
 _MOST_ROOMS: Final = 1_000
 _ALIVE: Final = AnswerFacts(200)
 _THROTTLES: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
-
-
-def token_key(name: str, facts: OAuth2 | None, filled: OAuth2 | None) -> str:
-    """The resource key of an account's token endpoint; ``facts``: the provider's, before they were ``filled``.
-
-    Each host is a resource of its own where accounts name the host: its failures stop only accounts at that host.
-    """
-    if facts is None or filled is None or not facts.at_tenants:
-        return f"{name}:token"
-    try:
-        _, host, port = origin_of(filled.refresh_url or filled.token_url)
-    except InvalidInput:  # the account has no value for it
-        return f"{name}:token"
-    text = f"{name}:token@{host}:{port}"
-    if len(text) > _LONGEST or not text.isascii() or "[" in text:
-        text = f"{name}:token@{hashlib.sha256(host.encode()).hexdigest()[:32]}:{port}"
-    return text
 
 
 class TokenEndpoints:

@@ -3,7 +3,7 @@
 A success is answered only after the commit: what was acknowledged is not lost. A repeated delivery is acknowledged and
 dropped; it is recognised by the provider's id if that is signed, else by its signed content. Where a provider only says
 that something changed (`Webhook.ping`), equal deliveries are merged as long as the first one's job has not begun. A
-delivery of several events makes a job of each, in one transaction.
+delivery of several events makes a job of each, in one transaction; there is a bound on how many (`WEBHOOK_EVENTS`).
 
 Anybody may send. So nothing is decoded before its size is checked and, where the facts allow it, its signature; a
 refusal is logged once a minute for each reason, of which there are few.
@@ -28,7 +28,7 @@ from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, Field
 
-from resilient.core.base.bounds import WEBHOOK_HEADER, WEBHOOK_HEADERS
+from resilient.core.base.bounds import WEBHOOK_EVENTS, WEBHOOK_HEADER, WEBHOOK_HEADERS
 from resilient.core.base.budgets import Fields
 from resilient.core.base.errors import (
     BadPayload,
@@ -196,8 +196,8 @@ class Webhooks:
     async def receive(self, provider: str, delivery: Delivery, *, account: str = "") -> WebhookAnswer:
         """Verify a delivery and store its job; returns the answer. Errors of the app's own functions are raised.
 
-        200 or the like: stored, or a repeat; 401: not genuine; 404: no such provider, or no account; 413: too large;
-        503: not stored, the provider is to send it again.
+        200 or the like: stored, or a repeat; 401: not genuine; 404: no such provider, or no account; 413: too large,
+        or too many events; 503: not stored, the provider is to send it again.
         """
         try:
             answer, what = await self._answered(provider, delivery, account)
@@ -260,7 +260,10 @@ class Webhooks:
 
     async def _take(self, one: Inbound, webhook: Webhook, read: _Read, account: str) -> _Answered:
         """Store a genuine delivery."""
-        items = items_of(webhook, read.body)
+        items, most = items_of(webhook, read.body), WEBHOOK_EVENTS.value
+        if items is not None and len(items) > most:  # one transaction of as many jobs would hold up all others
+            self.say(one.provider, "too large", f"more than {most:,} events")
+            return WebhookAnswer(413, f"more than {most:,} events in one delivery: none was stored"), "too_large"
         try:
             events = [None] if items is None else items
             every = [self._order_of(one, webhook, read, account, item) for item in events]

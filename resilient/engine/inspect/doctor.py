@@ -7,6 +7,7 @@ A check reports only where a person can act: a finding that is always there woul
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -69,6 +70,7 @@ async def examine(
     """
     names = check_names(hidden_by(), also_installed_by())
     facts = [*names, *check_facts(providers, host_now().date())]
+    disk = await asyncio.to_thread(_check_file, database)  # before it is opened: a full one does not let us
     try:
         await schema.check(database)
         outdated = None
@@ -77,15 +79,18 @@ async def examine(
             message = f"there is no {database.file} yet: this program makes it, with its tables, when it is first used"
             return [Finding("database", "ok", message), *facts]
         remedy = "" if database.is_sqlite else "start it, or correct the address"  # the message has that of a file
-        return [Finding("database", "fail", str(error), remedy), *facts]
+        return [Finding("database", "fail", str(error), remedy), *disk, *facts]
     except SetupError as error:
         outdated = error
     before = host_now()
     server = await database.transaction(health.server)
     skew = (server.now - before).total_seconds(), (server.now - host_now()).total_seconds()
     findings = [_database(database, server), *check_server(server, skew, sqlite=database.is_sqlite)]
-    place, applications = await asyncio.to_thread(_check_place, database, listen_url)
-    findings += place
+    applications = None
+    if not database.is_sqlite:
+        notify, applications = await asyncio.to_thread(_check_notify, database, listen_url)
+        findings.append(notify)
+    findings += disk
     if outdated is not None:
         if makes_tables and isinstance(outdated, SchemaOutdated):
             message = "this program makes the tables, or brings them up to date, when it is first used"
@@ -114,15 +119,8 @@ def _database(database: Database, server: Server) -> Finding:
     return Finding("database", "ok", f"{name} {'.'.join(map(str, server.version))} at {database.address}")
 
 
-def _check_place(database: Database, listen_url: URL | None) -> tuple[list[Finding], frozenset[str] | None]:
-    """SQLite's file, or the server where programs listen; then with its applications, as `health.hearers`."""
-    if database.is_sqlite:
-        return _check_file(database), None
-    notify, applications = _check_notify(database, listen_url)
-    return [notify], applications
-
-
 def _check_notify(database: Database, listen_url: URL | None) -> tuple[Finding, frozenset[str] | None]:
+    """The server where programs listen, with its applications, as `health.hearers`."""
     url = listen_url or database.url.set(drivername="postgresql+psycopg")
     try:
         applications = health.hearers(url)
@@ -152,12 +150,12 @@ def check_listeners(contents: Contents, applications: frozenset[str] | None) -> 
 
 
 def _check_file(database: Database) -> list[Finding]:
-    if database.file is None:
+    if database.file is None or not database.file.parent.is_dir():
         return []
     mounts = Path("/proc/mounts")
     table = mounts.read_text() if mounts.exists() else ""
     log = Path(f"{database.file}-wal")
-    return list(
+    findings = list(
         check_disk(
             database.file,
             filesystem_of(database.file, table),
@@ -165,6 +163,10 @@ def _check_file(database: Database) -> list[Finding]:
             log.stat().st_size if log.exists() else 0,
         )
     )
+    if not os.access(database.file.parent, os.W_OK):
+        message = f"{database.file.parent} takes no writes: it is mounted read-only, or this user may not write there"
+        findings.append(Finding("folder", "fail", message, "mount it for writing, or give this user the right"))
+    return findings
 
 
 # -- the server ----------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from resilient.engine.ground.encoder import Enqueued, with_trace
 from resilient.engine.jobs.workflows import results_of
 from resilient.engine.run import stream_reader, two_phase
 from resilient.engine.run.execution import InEngine, patiently
+from resilient.engine.run.lease import require_lease
 from resilient.engine.run.stream_reader import Reader
 from resilient.store.db.direct import direct
 from resilient.store.jobs import leases
@@ -274,6 +275,8 @@ class HandlerBackend(Branch):
         gate.abandoned(ticket)  # the outcome is counted
         try:
             execution.require_running()
+            if execution.is_unsure:
+                await require_lease(execution)
             last_look()
         except BaseException:
             if (place := ticket.place) is not None:
@@ -479,14 +482,19 @@ class JobHooks:
         return await patiently(execution, partial(run, _mark, execution.id, execution.fence, text))
 
     def is_late(self, permit: Permit) -> bool:
-        """Ask the gate; a worker that stood still for a while finds out here."""
+        """Ask the gate, and whether the job is still ours; a worker that stood still for a while finds out here."""
+        if self._execution.is_unsure:
+            return True
         return permit.state is not None and self._wire.gate.is_late(permit.state)
 
     async def again(self, permit: Permit) -> None:
-        """Draw limits and check the gates once more."""
-        self._execution.require_running()
-        with InEngine(self._execution):
-            await self._wire.gate.again(permit.state)
+        """Renew the lease, draw limits and check the gates once more, as far as there is need."""
+        gate, execution = self._wire.gate, self._execution
+        await require_lease(execution)
+        if permit.state is not None and gate.is_late(permit.state):
+            with InEngine(execution):
+                await gate.again(permit.state)
+            await require_lease(execution)
 
     def clear(self, permit: Permit, *, took_effect: bool) -> None:
         """The outcome is known: the row hears of it with the finish, or with the next mark."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import threading
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -31,6 +32,7 @@ from resilient.core.jobs.backoff import retry_pause
 from resilient.core.jobs.outcomes import Failed, JobFacts
 from resilient.engine.ground.counts import SUCCESS
 from resilient.store.db import trouble
+from resilient.store.jobs import leases
 from resilient.wire.requests.sockets import Line
 
 if TYPE_CHECKING:
@@ -141,6 +143,7 @@ class RunContext:
 
 _CHANGING: Final = threading.Lock()
 _NO_LINE: Final = Line()
+TRUSTED: Final = 0.75  # of a lease; the rest of it is for what was begun in time
 FACTS_LAST: Final = 1.0  # seconds after its claim in which a job may start by what the claim has read of the gates
 
 
@@ -190,6 +193,8 @@ class Execution(Pausable):
     span: Span | None = None  # of its run
     follow_ups: list[JobRequest] | None = None  # jobs to enqueue if it succeeds
     since = 0.0  # loop time of its claim
+    lease = 0.0  # seconds
+    held_until = math.inf  # by `leases.clock`: nobody else has its job before
     started = 0.0  # loop time; 0 until it starts
     task: asyncio.Task[Any] | None = None  # the slot that runs it
     thread = False  # its function runs in a thread, which cannot be interrupted
@@ -242,6 +247,15 @@ class Execution(Pausable):
     def db(self) -> Transactions:
         """Runs its handler's transactions, where the handler runs."""
         return self.context.on_loop if self.handler.is_async else self.context.in_threads
+
+    def hold(self, since: float) -> None:
+        """Its lease was taken, or renewed, by a statement that was sent after ``since``."""
+        self.held_until = since + TRUSTED * self.lease
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether another worker may have its job by now: see `lease.require_lease`."""
+        return leases.clock() > self.held_until
 
     @property
     def waited(self) -> bool:
@@ -506,17 +520,6 @@ class InEngine:
 def elapsed(execution: Execution) -> float:
     """Seconds since it started; 0 if it did not. Call it on the event loop."""
     return asyncio.get_running_loop().time() - execution.started if execution.started else 0.0
-
-
-def is_overdue(execution: Execution, now: float) -> bool:
-    """Whether its handler has used up its timeout. While the engine's database is away, waiting for it counts too."""
-    timeout = execution.handler.timeout
-    if timeout is None or not execution.started or now - execution.started < timeout:
-        return False
-    if execution.outage is not None:
-        return True
-    pause = min((execution.run or execution).pause(now), max(timeout, LEAST_PROLONGED))
-    return now - execution.started - pause >= timeout
 
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from resilient.core.base.loggers import logger
 from resilient.core.base.tracing import running
 from resilient.core.jobs.outcomes import LEAST_STUCK, HandedBack, Outcome, Succeeded, share_of_key
 from resilient.engine.ground.foreign import ends_task
-from resilient.engine.run.execution import Execution, SharedCall, is_overdue
+from resilient.engine.run.execution import LEAST_PROLONGED, Execution, SharedCall
 from resilient.engine.run.job import Batch, SyncBatch
 from resilient.engine.run.pipeline import (
     explain_bug,
@@ -36,6 +37,7 @@ from resilient.engine.run.pipeline import (
     uncancel,
 )
 from resilient.engine.run.two_phase import AFTER_COMMIT_PATIENCE
+from resilient.store.jobs import leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,6 +156,8 @@ class Executor:
         self.stuck: set[Execution | SharedCall] = set()  # were told to end or given up, and go on
         self._replaced = 0  # how many of them another slot stands for
         self._widening = False  # `_widen` will run when the loop turns
+        self.lease = 0.0  # seconds; the heartbeat knows
+        self._asked_at = math.inf  # by `leases.clock`: before the latest claim
 
     # -- feeding --------------------------------------------------------------------------------------------------
 
@@ -169,7 +173,8 @@ class Executor:
                 self._outdated.append(old)
         self.running[execution.number] = execution
         loop = asyncio.get_running_loop()
-        execution.since = loop.time()
+        execution.since, execution.lease = loop.time(), self.lease
+        execution.hold(self._asked_at)
         if self._deadlines is None:
             self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines)
         unit: Execution | SharedCall = execution
@@ -227,6 +232,11 @@ class Executor:
 
     @property
     def crowded(self) -> set[str]:
+        """`_crowd`, asked right before each claim: the leases of what that brings count from here."""
+        self._asked_at = leases.clock()
+        return self._crowd()
+
+    def _crowd(self) -> set[str]:
         """Resource keys with so many stuck handlers here that nothing more of them is run."""
         if not self.stuck:
             return set()
@@ -412,10 +422,10 @@ class Executor:
             len(self.stuck),
             self._blocked,
             self.concurrency,
-            f"; nothing more of {unit.row.resource_key} is run here" if unit.row.resource_key in self.crowded else "",
+            f"; nothing more of {unit.row.resource_key} is run here" if unit.row.resource_key in self._crowd() else "",
             "; restart this worker" if self._blocked >= self.concurrency else "",
         )
-        crowded, full = self.crowded, self._blocked >= self.concurrency
+        crowded, full = self._crowd(), self._blocked >= self.concurrency
         for one in [e for e in self.running.values() if not e.started and (full or e.resource_key in crowded)]:
             self._withdraw(one, HandedBack("its worker runs nothing more beside handlers that do not end"))
 
@@ -554,3 +564,14 @@ class Executor:
         finally:
             for execution in self._all():
                 self.abandon(execution)
+
+
+def is_overdue(execution: Execution, now: float) -> bool:
+    """Whether its handler has used up its timeout. While the engine's database is away, waiting for it counts too."""
+    timeout = execution.handler.timeout
+    if timeout is None or not execution.started or now - execution.started < timeout:
+        return False
+    if execution.outage is not None:
+        return True
+    pause = min((execution.run or execution).pause(now), max(timeout, LEAST_PROLONGED))
+    return now - execution.started - pause >= timeout

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from resilient.engine.alerts import Outage
     from resilient.engine.ground.counts import Counts
     from resilient.engine.run.execution import Execution
-    from resilient.engine.run.executor import Executor
     from resilient.store.db.database import Database
     from resilient.store.db.dialect import Dialect
 
@@ -70,6 +69,19 @@ class Pulse(Protocol):
         """Take the database's time, read at the monotonic time ``at``."""
 
 
+class Executions(Protocol):
+    """What a worker runs: its executor."""
+
+    running: dict[int, Execution]
+    lease: float
+
+    def find(self, number: int) -> Execution | None:
+        """An execution that is claimed and not decided, by its job's number."""
+
+    def interrupt(self, execution: Execution, reason: str) -> None:
+        """Stop one."""
+
+
 class Heartbeat:
     """Beats for one worker."""
 
@@ -80,14 +92,15 @@ class Heartbeat:
         lease: timedelta,
         link: DatabaseLink,
         pulse: Pulse,
-        executor: Executor,
+        executor: Executions,
         outage: Outage,
         counts: Counts,
     ) -> None:
         self._database, self._worker_id, self._lease = database, worker_id, lease
         self._link, self._pulse, self._executor, self._outage = link, pulse, executor, outage
         self._counts = counts
-        self._interval = min(lease.total_seconds() / 4, LONGEST_BEAT)
+        executor.lease = lease.total_seconds()
+        self._interval = min(executor.lease / 4, LONGEST_BEAT)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="resilient-heartbeat", daemon=True)
         self._alive_at = 0.0  # when the loop last moved
@@ -191,7 +204,7 @@ class Heartbeat:
             self._unanswered_since = link.monotonic()
         row, run = self._pulse.facts(), self._database.transaction_sync
         self._worst, self._worst_before = 0.0, self._worst
-        sums = self._counts.take_sums()
+        sums, began = self._counts.take_sums(), leases.clock()
         try:
             (now, at), renewed, versions, fleet = run(beat, row, fences, self._lease, link.monotonic, sums)
         except BaseException:
@@ -209,6 +222,8 @@ class Heartbeat:
                 reasons[i, fence] = "lost"
             elif renewed.get(i):
                 reasons[i, fence] = "cancel"
+            if i in renewed and (execution := self._executor.find(i.int)) is not None and execution.fence == fence:
+                execution.hold(began)
         if reasons and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed
                 self._loop.call_soon_threadsafe(self._tell, reasons)

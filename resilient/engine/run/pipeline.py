@@ -68,6 +68,7 @@ from resilient.engine.run.backend import HandlerBackend, stored_payload
 from resilient.engine.run.completer import Completer
 from resilient.engine.run.execution import begin_call, elapsed, end_span
 from resilient.engine.run.job import Job, SyncJob
+from resilient.engine.run.lease import require_lease
 from resilient.store.db import trouble
 from resilient.store.jobs.finishing import Finish
 from resilient.wire.requests.explain import Explained, explain
@@ -112,9 +113,9 @@ def admit(execution: Execution) -> Outcome | None:
 
 
 async def admit_late(execution: Execution, wire: Wire) -> Outcome | None:
-    """Ask the gate as it is now, if the execution waited, and where its account lives. Why it does not run.
+    """Ask the gate as it is now, if the execution waited, where its account lives, and whether its lease lasts.
 
-    Where throttles taught a limit it waits for the place of its first request.
+    Where throttles taught a limit it waits for the place of its first request. Returns why it does not run.
     """
     try:
         if execution.waited:
@@ -122,6 +123,7 @@ async def admit_late(execution: Execution, wire: Wire) -> Outcome | None:
         await wire.prepare(execution)
         if wire.lines_up(execution):
             await wire.line_up(execution)
+        await require_lease(execution)
     except Exception as error:  # noqa: BLE001 - a stopped account, the database, an address that is none
         return explain_error(execution, error)
     return None
@@ -160,7 +162,7 @@ async def run_job(execution: Execution, wire: Wire, threads: ThreadPool) -> Outc
         return refusal
     handler = execution.handler
     try:
-        is_late = execution.waited or wire.scattered or wire.lines_up(execution)
+        is_late = execution.waited or wire.scattered or wire.lines_up(execution) or execution.is_unsure
         if is_late and (refusal := await admit_late(execution, wire)) is not None:
             return refusal
         job = _job(execution, payload, wire)
@@ -195,15 +197,7 @@ async def run_batch(
     call: SharedCall, wire: Wire, threads: ThreadPool, close: Callable[[Execution, Outcome], None]
 ) -> None:
     """The jobs of a batch, from their slot to their outcomes; ``close`` is called with one that ends apart."""
-    payloads: dict[int, Any] = {}
-    for one in list(call.members.values()):
-        refusal = admit(one)
-        if refusal is None:
-            payloads[one.number], refusal = decode(one)
-        if refusal is None:
-            refusal = await admit_late(one, wire)
-        if refusal is not None:
-            close(one, refusal)
+    payloads = await _payloads(call, wire, close)
     if not call.members:
         return
     begin_call(call, list(call.members.values()))
@@ -219,6 +213,22 @@ async def run_batch(
         failure = error
     uncancel(call)
     call.end(result, failure)
+
+
+async def _payloads(call: SharedCall, wire: Wire, close: Callable[[Execution, Outcome], None]) -> dict[int, Any]:
+    """The payloads of a batch, by number of the job: of those that run."""
+    payloads: dict[int, Any] = {}
+    for one in list(call.members.values()):
+        if (refusal := admit(one)) is None:
+            payloads[one.number], refusal = decode(one)
+        if refusal is None:
+            refusal = await admit_late(one, wire)
+        if refusal is not None:
+            close(one, refusal)
+    for one in [one for one in call.members.values() if one.is_unsure]:  # it has waited for the others
+        if (refusal := await admit_late(one, wire)) is not None:
+            close(one, refusal)
+    return payloads
 
 
 def uncancel(execution: Execution | SharedCall) -> None:
@@ -291,18 +301,10 @@ def _job(execution: Execution, payload: Any, wire: Wire) -> Job[Any] | SyncJob[A
     """What the handler sees of it."""
     row = execution.row
     return (Job if execution.handler.is_async else SyncJob)(
-        id=execution.id,
-        kind=row.kind,
-        payload=payload,
-        resource_key=row.resource_key,
-        attempt=row.attempts + 1,
-        execution=row.executions + 1,
-        idempotency_key=row.idempotency_key,
-        tags=row.tags or {},
-        ordering_key=row.ordering_key,
-        order_no=row.order_no,
-        backend=HandlerBackend(wire, execution),
-    )
+        id=execution.id, kind=row.kind, payload=payload, resource_key=row.resource_key, attempt=row.attempts + 1,
+        execution=row.executions + 1, idempotency_key=row.idempotency_key, tags=row.tags or {},
+        ordering_key=row.ordering_key, order_no=row.order_no, backend=HandlerBackend(wire, execution),
+    )  # fmt: skip
 
 
 # -- explained ---------------------------------------------------------------------------------------------

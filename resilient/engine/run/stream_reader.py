@@ -9,15 +9,17 @@ The cursor after a page is known before its rows are written, and committed with
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import inspect
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from resilient.core.base.body import pick
-from resilient.core.base.bounds import SCRUBBED_TEXT
+from resilient.core.base.bounds import LIST_RECORDS, PAGE_PARTS, PAGE_RECORDS, SCRUBBED_TEXT
 from resilient.core.base.errors import (
     Failure,
     FailureKind,
@@ -31,9 +33,9 @@ from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.hosts import without_params
 from resilient.core.base.phrases import one_line
 from resilient.core.jobs.outcomes import CONTINUATIONS
-from resilient.core.sync.paginators import GraphQLPages
+from resilient.core.sync.paginators import GraphQLPages, OnePage
 from resilient.core.sync.paging import PagingError, cursor_at
-from resilient.core.sync.stream import RESETS, begin, refuse, restart, take, unchanged
+from resilient.core.sync.stream import RESETS, SLICE, TooManyRecords, begin, refuse, restart, take_in_slices, unchanged
 from resilient.engine.run.execution import patiently
 from resilient.engine.run.two_phase import committed_session
 from resilient.engine.sync import Page, Rejected, Stream, checked_params
@@ -41,7 +43,7 @@ from resilient.store import sync as cursors
 from resilient.store.jobs import leases
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
     from datetime import datetime
 
     import httpx
@@ -53,7 +55,12 @@ if TYPE_CHECKING:
     from resilient.store.sync import Place
 
 T = TypeVar("T")
+R = TypeVar("R")
 _UNCHANGED: Final = 304
+_OPENINGS: Final = (b"{", b"[")
+_PARTS: Final = 100  # objects and lists that a record may have
+_MANY: Final = 10_000  # objects and lists that take a while to decode
+_DIGITS: Final = 10  # of a page's size, and more than any has
 _UNKNOWN_PAGE: Final = frozenset({400, 404, 422})  # what providers without a rule for it answer to an old page token
 
 
@@ -130,6 +137,10 @@ class Reader(Generic[T]):
         db = self._execution.db
         return await patiently(self._execution, partial(db.transaction, fn, *args), db.rest)
 
+    async def _now(self) -> datetime:
+        now: datetime = await self._query(_clock)
+        return now
+
     async def _ask(self, request: PageRequest) -> httpx.Response:
         """Send a request."""
         response = self._client.request(**_words(request))
@@ -148,25 +159,26 @@ class Reader(Generic[T]):
         now: datetime | None = None
         while request is not None:
             response = await self._ask(request)
-            answer = _answer(response, cursor, is_stored=is_stored)
+            with _named(place, cursor):
+                answer = _answer(response, cursor, paginator, is_stored=is_stored)
             is_stored = False
             if answer.status == _UNCHANGED:
                 records: list[Record] = []
-                after = unchanged(cursor, await self._query(_clock))
+                after = unchanged(cursor, await self._now())
             else:
                 if stream.rules.incremental is not None and stream.rules.incremental.style == "conditional":
                     cursor = replace(cursor, full=True)  # a feed that changed is sent whole
                 request = replace(request, url=str(response.request.url)) if not _absolute(request) else request
                 read = _read(paginator, request, answer)
-                if now is None or read.next is None:  # a page in between needs no time: a round trip less
-                    now = await self._query(_clock)
-                try:
-                    records, after = take(cursor, request, answer, read, stream.rules, now)
-                except PagingError as error:
-                    raise _Refused(str(error), cursor, final=True) from error
+                # a page in between needs no time: a round trip less
+                now = await self._now() if now is None or read.next is None else now
+                most = _most_records(paginator, request)
+                steps = take_in_slices(cursor, request, answer, read, stream.rules, now, most=most)
+                with _named(place, cursor):
+                    records, after = await self._breathe_through(steps)
             if secret_params and after.next is not None:
                 after = replace(after, next=replace(after.next, url=without_params(after.next.url, secret_params)))
-            page = _page(stream, place, records, after)
+            page = await self._breathe_through(_page(stream, place, records, after))
             yield page
             if not page.move.is_saved:
                 raise ResilientError(
@@ -175,6 +187,17 @@ class Reader(Generic[T]):
                 )
             cursor = page.move.cursor
             request = cursor.next
+
+    async def _breathe_through(self, steps: Generator[None, None, R]) -> R:
+        """What steps come to; between them the event loop serves other jobs (a handler's thread holds up none)."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                value: R = end.value
+                return value
+            if self._execution.handler.is_async:
+                await asyncio.sleep(0)
 
     async def _cursor_before_pass(self) -> str | None:
         """The cursor as the request before the pass (`Stream.before`) names it."""
@@ -201,8 +224,16 @@ class _Refused(Exception):
         super().__init__(why)
 
 
-def _page(stream: Stream[Any], place: Place, records: list[Record], after: Cursor) -> UnsavedPage:
-    read = [(record, stream.read(record)) for record in records if not record.gone]
+def _page(
+    stream: Stream[Any], place: Place, records: list[Record], after: Cursor
+) -> Generator[None, None, UnsavedPage]:
+    """The page for the handler; a breath after each `SLICE` of its records."""
+    read = []
+    for number, record in enumerate(records):
+        if number and number % SLICE == 0:
+            yield
+        if not record.gone:
+            read.append((record, stream.read(record)))
     rejected = [item for _, item in read if isinstance(item, Rejected)]
     after = refuse(after, [one.key for one in rejected]) if rejected else after
     return UnsavedPage(
@@ -217,11 +248,12 @@ def _page(stream: Stream[Any], place: Place, records: list[Record], after: Curso
     )
 
 
-def _answer(response: httpx.Response, cursor: Cursor, *, is_stored: bool) -> AnswerFacts:
+def _answer(response: httpx.Response, cursor: Cursor, paginator: Any, *, is_stored: bool) -> AnswerFacts:
     """The answer as values; ``is_stored``: to a request that an earlier execution left.
 
     Raises the classified failure; `_Refused` if it is about the cursor. That of a stored request may be: the stream
     begins anew, but once until a pass ends, because a page that can never be read would cost a whole pass each time.
+    Raises `TooManyRecords` for a page that is not decoded, because nothing else would run meanwhile.
     """
     if response.status_code == _UNCHANGED and not cursor.full:
         return AnswerFacts(_UNCHANGED)
@@ -237,7 +269,23 @@ def _answer(response: httpx.Response, cursor: Cursor, *, is_stored: bool) -> Ans
         raise _Refused("the provider refused the cursor", cursor, final=first) from error
     from resilient.wire.requests.flow import fields  # noqa: PLC0415 - httpx and more, only where something is sent
 
-    return AnswerFacts(response.status_code, fields(response.headers), body=_json(response))
+    parts, most = sum(map(response.content.count, _OPENINGS)), max(PAGE_PARTS.value, _PARTS * (paginator.most or 0))
+    if parts > most:
+        raise TooManyRecords(f"a page holds {parts:,} JSON objects and lists, and {most:,} are the most")
+    with _no_garbage() if parts > _MANY else nullcontext():
+        return AnswerFacts(response.status_code, fields(response.headers), body=_json(response))
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """A block without Python's collector, which would take most of the time: it looks through all that is decoded."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _json(response: httpx.Response) -> Any:
@@ -255,6 +303,33 @@ def _read(paginator: Any, request: PageRequest, answer: AnswerFacts) -> Any:
         return paginator.read(request, answer)
     except PagingError as error:
         raise Transient(f"an answer is no page: {error}") from error
+
+
+def _most_records(paginator: Any, request: PageRequest) -> int:
+    """How many records an answer may hold: as many as were asked for, or as the paginator says, and some in any case.
+
+    The request may be one that an answer told us: what it asks for is believed as far as a list without pages.
+    """
+    if isinstance(paginator, OnePage):
+        return max(LIST_RECORDS.value, paginator.most or 0)
+    text = str(paginator.size_of(request)) if paginator.size else ""
+    size = int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else 0
+    return max(PAGE_RECORDS.value, min(size, LIST_RECORDS.value), paginator.most or 0)
+
+
+@contextmanager
+def _named(place: Place, cursor: Cursor) -> Iterator[None]:
+    """What is wrong with a page, as the failure of its stream."""
+    try:
+        yield
+    except TooManyRecords as error:
+        raise Permanent(
+            f"stream {place[1]!r} of {place[0]} cannot be read: {error}: ask for smaller pages"
+            " (`resilient sync reset` where a pass is under way), or say most= in the stream's paginator",
+            code="page_too_large",
+        ) from error
+    except PagingError as error:
+        raise _Refused(str(error), cursor, final=True) from error
 
 
 def _absolute(request: PageRequest) -> bool:

@@ -40,8 +40,8 @@ class DeathListener(Protocol):
     def tell(self, c: Connection, d: Dialect, dead: Sequence[Grant]) -> None:
         """Say that the accounts of these grants need a person."""
 
-    def hush(self, c: Connection, d: Dialect, provider: str) -> None:
-        """Take back what was not sent yet of this provider's deaths."""
+    def hush(self, c: Connection, d: Dialect, provider: str, keys: Sequence[str]) -> None:
+        """Take back what was not sent yet of the deaths of these accounts of a provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,11 @@ class Death:
 def hold(c: Connection, d: Dialect, provider: str) -> None:
     """Lock the judging of this provider's grants until the transaction ends."""
     schedules.hold(c, d, chore(provider))
+
+
+def notices_of(provider: str) -> str:
+    """The resource of the app's jobs that tell the customers of a provider's dead accounts."""
+    return f"connections/{provider}"
 
 
 def chore(provider: str) -> str:
@@ -211,8 +216,7 @@ def _die(
         grants.gate(c, d, grant.id, state.value)
         listener.tell(c, d, [grant])
     elif not shut:
-        listener.hush(c, d, grant.provider)
-        _hold_back(c, d, grant.provider, now)
+        listener.hush(c, d, grant.provider, _hold_back(c, d, grant.provider, now))
         gates.set_auth(c, d, grant.provider, SUSPECT_AUTH)
     return Death(grant, died=True, blown=doubted and not shut)
 
@@ -234,8 +238,11 @@ def _count(c: Connection, d: Dialect, which: str, most: int, grant: Grant, **par
     return int(number)
 
 
-def _hold_back(c: Connection, d: Dialect, provider: str, now: datetime) -> None:
-    """Put grants that died just before in doubt too, and withdraw their alerts as far as nobody got them."""
+def _hold_back(c: Connection, d: Dialect, provider: str, now: datetime) -> list[str]:
+    """Put grants that died just before in doubt too, and withdraw their alerts as far as nobody got them.
+
+    Returns their accounts. Those that died earlier, or without a doubt, are dead still.
+    """
     marked = _dead(c, d, provider, GrantState.NEEDS_REAUTH, since=now - WINDOW)
     for grant in marked:
         state = after(grant.state, GrantEvent.DOUBTED)
@@ -245,6 +252,7 @@ def _hold_back(c: Connection, d: Dialect, provider: str, now: datetime) -> None:
     for key in keys:
         gates.set_auth(c, d, key, "ok")
     alerts.withdraw(c, d, "needs_reauth", keys, now)
+    return keys
 
 
 def _decide(c: Connection, d: Dialect, provider: str, event: GrantEvent, *, believed: bool = True) -> list[Grant]:

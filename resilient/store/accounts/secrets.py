@@ -1,7 +1,8 @@
 """Secrets in columns: AES-256-GCM, bound to the table, row and column they belong to, under a ring of keys.
 
-The first key of the ring encrypts, all of them decrypt, so that keys are changed while everything runs: put the new
-one in front everywhere, re-encrypt (``resilient secrets rotate``), take the old one away. A ciphertext that was moved
+The first key of the ring encrypts, all of them decrypt, so that keys are changed while everything runs: give the new
+one to every process as the last, then put it in front everywhere, re-encrypt (``resilient secrets rotate``), take the
+old one away. A process that lacks a key of another's stops what that one has written. A ciphertext that was moved
 to another row or column cannot be read there. Below: the payloads that are sealed with the ring, in their rows.
 """
 
@@ -11,12 +12,12 @@ import base64
 import hashlib
 import hmac
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from resilient.core.base.errors import SecretsUnreadable, SetupError
 from resilient.core.base.frames import frameless
-from resilient.core.jobs.records import START
+from resilient.core.jobs.records import SEALED, START
 from resilient.store.db.dialect import ID
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ HOW: Final = (
     f"make one with `resilient secrets new` and give it as {VARIABLE} or Resilient(secrets=[...]), the same in every"
     " process"
 )
+
+_ROLLOUT: Final = " (while keys are changed: first the new one as the last in every process, then in front)"
 
 
 class KeyRing:
@@ -121,7 +124,7 @@ class KeyRing:
         if key is None:
             raise SecretsUnreadable(
                 f"{where} are encrypted with key {key_id}, which is not among the {len(self._keys)} given: add the"
-                f" missing key to {VARIABLE} or Resilient(secrets=[...])" + ("" if self._keys else f"; or {HOW}")
+                f" missing key to {VARIABLE} or Resilient(secrets=[...])" + (_ROLLOUT if self._keys else f"; or {HOW}")
             )
         try:
             raw = base64.b64decode(data)
@@ -188,15 +191,31 @@ def _decoded(text: str, number: int) -> bytes:
 
 WINDOW: Final = 2_000  # rows looked at in one transaction
 _FIRST_ID: Final = UUID(int=0)
+# Every column that is encrypted or signed: what `resilient secrets rotate` writes anew, and the others.
+ROTATED: Final = frozenset(
+    {("grant", "secrets"), ("connection", "seal"), ("job", "payload"), ("job", "wish"), ("step", "undo_payload")}
+)
+NOT_ROTATED: Final = {
+    ("authorization", "secrets"): "over after half an hour",
+    ("schedule", "spec"): "workers write it with their own first key when they start",
+}
 
 
 class SealedRow(NamedTuple):
-    """A job's payload, or that of a step's undo (``step``: its name)."""
+    """What holds a sealed payload: a column of a job, or that of a step's undo (``step``: its name)."""
 
     id: UUID
     step: str | None
     kind: str
     text: str
+    column: str = "payload"
+
+
+class Mark(NamedTuple):
+    """The last step of a window."""
+
+    workflow_id: UUID
+    name: str
 
 
 def sealed_under_other_keys(
@@ -211,37 +230,64 @@ def sealed_under_other_keys(
     ).first()
     last = None if edge is None else edge[0]
     upto = "" if last is None else " AND id <= :last_id"
-    rows = d.run(
-        c,
-        f"SELECT id, kind, {_text(d, 'payload')} AS text FROM {{job}} WHERE id > :after_id{upto}"
-        f" AND {_other(_text(d, 'payload'))} ORDER BY id",
-        {"after_id": d.id(after or _FIRST_ID), **({} if last is None else {"last_id": d.id(last)}), **_likes(key_id)},
-        id=ID,
-    )
-    return [SealedRow(row.id, None, row.kind, row.text) for row in rows], last
+    window = {"after_id": d.id(after or _FIRST_ID), **({} if last is None else {"last_id": d.id(last)})}
+    sealed: list[SealedRow] = []
+    for column in ("payload", "wish"):
+        text = _text(d, column)
+        is_other, likes = (_other(text), _likes(key_id)) if column == "payload" else _within(text, key_id)
+        rows = d.run(
+            c,
+            f"SELECT id, kind, {text} AS text FROM {{job}} WHERE id > :after_id{upto} AND {is_other} ORDER BY id",
+            window | likes,
+            id=ID,
+        )
+        sealed += [SealedRow(row.id, None, row.kind, row.text, column) for row in rows]
+    return sealed, last
 
 
-def undos_under_other_keys(c: Connection, d: Dialect, key_id: str) -> list[SealedRow]:
-    """The sealed payloads of undos under other keys than this, of `WINDOW` steps at most."""
+def undos_under_other_keys(
+    c: Connection, d: Dialect, key_id: str, after: Mark | None
+) -> tuple[list[SealedRow], Mark | None]:
+    """The same for the undos of the next window of steps."""
+    behind, params = "true", dict[str, Any]()
+    if after is not None:
+        behind = "(workflow_id, name) > (:after_id, :after_name)"
+        params = {"after_id": d.id(after.workflow_id), "after_name": after.name}
+    edge = d.run(
+        c,
+        f"SELECT workflow_id, name FROM {{step}} WHERE {behind} ORDER BY workflow_id, name LIMIT 1 OFFSET :size",
+        params | {"size": WINDOW - 1},
+        workflow_id=ID,
+    ).first()
+    last = None if edge is None else Mark(*edge)
+    upto = "" if last is None else " AND (workflow_id, name) <= (:last_id, :last_name)"
+    text = _text(d, "undo_payload")
     rows = d.run(
         c,
-        f"SELECT workflow_id, name, undo_kind, {_text(d, 'undo_payload')} AS text FROM {{step}}"
-        f" WHERE {_other(_text(d, 'undo_payload'))} ORDER BY workflow_id, name LIMIT :limit",
-        {**_likes(key_id), "limit": WINDOW},
+        f"SELECT workflow_id, name, undo_kind, {text} AS text FROM {{step}} WHERE {behind}{upto} AND {_other(text)}"
+        " ORDER BY workflow_id, name",
+        {**params, **({} if last is None else {"last_id": d.id(last[0]), "last_name": last[1]}), **_likes(key_id)},
         workflow_id=ID,
     )
-    return [SealedRow(row.workflow_id, row.name, row.undo_kind, row.text) for row in rows]
+    return [SealedRow(r.workflow_id, r.name, r.undo_kind, r.text, "undo_payload") for r in rows], last
+
+
+def schedules_under_other_keys(c: Connection, d: Dialect, key_id: str) -> list[str]:
+    """The schedules whose sealed payload is under another key than this."""
+    is_other, likes = _within(_text(d, "spec"), key_id)
+    rows = d.run(c, f"SELECT name FROM {{schedule}} WHERE NOT removed AND {is_other} ORDER BY name LIMIT 100", likes)
+    return [row.name for row in rows]
 
 
 def write_sealed(c: Connection, d: Dialect, row: SealedRow, text: str) -> bool:
     """Put the same payload under another key; False if the row has another one meanwhile."""
-    table, column, where = ("job", "payload", "id = :id")
+    table, where = ("job", "id = :id")
     params = {"id": d.id(row.id), "old": row.text, "new": text}
     if row.step is not None:
-        table, column, where = "step", "undo_payload", "workflow_id = :id AND name = :step"
+        table, where = "step", "workflow_id = :id AND name = :step"
         params["step"] = row.step
     new = "CAST(:new AS json)" if d.is_postgresql else ":new"
-    sql = f"UPDATE {{{table}}} SET {column} = {new} WHERE {where} AND {_text(d, column)} = :old"
+    sql = f"UPDATE {{{table}}} SET {row.column} = {new} WHERE {where} AND {_text(d, row.column)} = :old"
     return bool(d.run(c, sql, params).rowcount)
 
 
@@ -256,3 +302,9 @@ def _other(text: str) -> str:
 def _likes(key_id: str) -> dict[str, str]:
     """As the engine wrote it, and as an edit does: with a space."""
     return {"sealed": f"{START}:%", "current": f'{START}:"{key_id}:%', "edited": f'{START}: "{key_id}:%'}
+
+
+def _within(text: str, key_id: str) -> tuple[str, dict[str, str]]:
+    """The same where the payload stands within another document; one that merely has these words is looked at, too."""
+    likes = {"sealed": f"%{SEALED}%", "current": f"%{key_id}:%"}
+    return f"{text} LIKE :sealed AND {text} NOT LIKE :current", likes

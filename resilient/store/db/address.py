@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,12 @@ _TCP: Final = {  # seconds, and milliseconds; libpq's names (PostgreSQL's docume
     "tcp_user_timeout": 10_000,
 }
 _HOST_AND_PORT: Final = re.compile(r"([^:/]+):(\d+)")  # an IPv6 address or a socket's directory has no port here
+_BEHIND_USER: Final = re.compile(r"://[^:/]*(?::[^@]*)?@(.*)", re.DOTALL)  # as SQLAlchemy reads it
+_PARAMETERS: Final = re.compile(r"\?(?=[\w.-]+=)")
+_UNESCAPED: Final = (
+    "the database address has an @ behind the one that ends user and password: write %40 for each @ that belongs to the"
+    " password (and %2F for /, %3A for :, %3F for ?)"
+)
 _MIXED: Final = (
     "several hosts are written in one of two forms, not in both: ?host=a,b&port=5432,5433 (PostgreSQL's) or"
     " ?host=a:5432&host=b:5433 (SQLAlchemy's)"
@@ -36,6 +43,8 @@ _MIXED: Final = (
 _KNOWS_USER_TIMEOUT: Final = 120_000  # libpq's first version with tcp_user_timeout
 _EXAMPLES: Final = "sqlite:///app.db or postgresql://user:password@host/name"
 _SECRETS: Final = ("password", "secret")  # in the name of a parameter: libpq takes passwords there too
+_OF_THE_DISK: Final = ("disk I/O error", "disk is full", "unable to open", "readonly database")
+_LITTLE: Final = 64 * 2**20  # bytes; SQLite needs some for its log and its index of that
 _HINTS: Final = {
     "resolve host": " (is the host's name right?)",
     "not a database": " (correct the address)",
@@ -71,11 +80,24 @@ def checked(target: str | URL) -> URL:
     if url.drivername == "postgres":
         url = url.set(drivername="postgresql")
     _known_driver(url.get_backend_name(), url.drivername.partition("+")[2])
+    if url.get_backend_name() != "sqlite" and _splits_a_password(target, url):
+        raise SetupError(_UNESCAPED)
     if url.get_backend_name() == "sqlite":
         plain = url.database and url.database != ":memory:" and not url.database.startswith("file:")
         name = str(Path(url.database or "").absolute()) if plain else url.database
         return url.set(drivername="sqlite", database=name)
     return _with_hosts(url)
+
+
+def _splits_a_password(target: str | URL, url: URL) -> bool:
+    """Whether an ``@`` stands behind the one that ends user and password: it is likely the password's own.
+
+    Then the rest of the password is taken for a host or a name, and would be shown.
+    """
+    behind = f"{url.host or ''}/{url.database or ''}"
+    if isinstance(target, str) and (match := _BEHIND_USER.search(target)):
+        behind += _PARAMETERS.split(match[1])[0]
+    return "@" in behind
 
 
 def _with_hosts(url: URL) -> URL:
@@ -178,7 +200,29 @@ def reason(error: DBAPIError, url: URL) -> str:
     secrets = [str(url.password or ""), *(str(value) for name, value in url.query.items() if _is_secret(name))]
     for secret in filter(None, secrets):  # where it stands as a word: a password "a" is no reason to mask each letter
         message = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", message)
-    return message + next((hint for sign, hint in _HINTS.items() if sign in message), "")
+    hint = next((hint for sign, hint in _HINTS.items() if sign in message), "")
+    if url.get_backend_name() == "sqlite" and any(sign in message for sign in _OF_THE_DISK):
+        return message + (_place(url.database or "") or hint)
+    return message + hint
+
+
+def _place(name: str) -> str:
+    """What may be wrong with the place of a SQLite file: SQLite's own messages tell no full disk from a broken one."""
+    folder = Path(name.removeprefix("file:").partition("?")[0]).absolute().parent
+    try:
+        free = shutil.disk_usage(folder).free
+        is_read_only = os.name == "posix" and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError as error:
+        return f" (its folder {folder} cannot be looked at: {error.strerror})"
+    if is_read_only:
+        remedy = "it is read-only: mount it for writing"
+    elif not os.access(folder, os.W_OK):
+        remedy = "this user may not write there: change that, or the address"
+    elif free < _LITTLE:
+        remedy = "make room"
+    else:
+        remedy = "it may be written to: look at the disk's health, the file's rights and the system's log"
+    return f" ({free / 2**20:,.0f} MB are free in {folder}: {remedy})"
 
 
 def loses_statements(error: DBAPIError) -> bool:

@@ -32,6 +32,7 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -119,6 +120,8 @@ class Database:
         self.is_in_threads = self._async is None and (self.is_sqlite or self._sync is not None)
         self._queue_up()
         pool.renew_in_children(self)
+        if self._disk is not None:
+            pool.pause_for_forks(self)
 
     def _queue_up(self) -> None:
         # Not the loop's default executor: the application's own threads may fill that.
@@ -134,11 +137,20 @@ class Database:
             return None
         return Path(name).absolute()
 
+    @property
+    def _disk(self) -> Path | None:
+        """`file`, also of an address in SQLite's form (``file:...?uri=true``)."""
+        name = self.url.database or ""
+        if not self.is_sqlite or not name.startswith("file:") or _is_in_memory(self.url):
+            return self.file
+        return Path(unquote(urlsplit(name).path)).absolute()
+
     # -- engines ---------------------------------------------------------------------------------------------
 
     @property
     def sync_engine(self) -> Engine:
-        """The synchronous engine, made on first use."""
+        """The synchronous engine, made on first use. Raises `SetupError` where a fork has made SQLite unusable."""
+        self._check_fork()
         engine = self._sync  # read once, here and below: another thread may close it
         if engine is None:
             if self._async is not None and self.is_sqlite and self.file is None:
@@ -152,6 +164,7 @@ class Database:
         """The asynchronous engine, made on first use; None where threads serve async callers."""
         if self.is_in_threads:
             return None
+        self._check_fork()
         engine = self._async
         if engine is None:
             engine = self._async = self.new_async_engine()
@@ -423,10 +436,12 @@ class Database:
         """The address without its password, for people."""
         return str(self.file) if self.file is not None else shown(self.url)
 
+    # -- forks -----------------------------------------------------------------------------------------------
+
     def begin_anew(self) -> None:
         """In a forked child. An engine that was handed over is its owner's affair; memory can be opened once only."""
         self._queue_up()
-        if self.is_sqlite and self.file is None:
+        if self.is_sqlite and self._disk is None:
             return
         self.connections.begin_anew()
         for engine in self._owned:
@@ -438,6 +453,28 @@ class Database:
             pool.PARENTS_POOLS.append(plain.pool)
             plain.dispose(close=False)
             self.connections.place(plain.pool, use, timeout)
+
+    def pause(self, seconds: float) -> bool:
+        """Before a fork: close SQLite, once its one writer is done."""
+        if not self._sync_turn.acquire(timeout=seconds):
+            return False
+        for engine in self._owned:
+            if isinstance(engine, Engine) and isinstance(engine.pool, sa.QueuePool) and not engine.pool.checkedout():
+                engine.dispose()
+        return True
+
+    def resume(self) -> None:
+        """The fork is done."""
+        self._sync_turn.release()
+
+    def _check_fork(self) -> None:
+        if pool.PARENTS_FILES and (file := self._disk) is not None and pool.is_parents(file):
+            raise SetupError(
+                f"{file} was open in the process that this one was forked from: SQLite's locks do not work here, and"
+                " what is written could be lost. Close it before the fork (app.close(), engine.dispose() of an engine"
+                " of your own, no open session, no worker at work), or start processes anew:"
+                ' multiprocessing.get_context("spawn"), gunicorn without --preload'
+            )
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -491,7 +528,7 @@ class Database:
 
 def _sqlite_engine(url: URL) -> Engine:
     """SQLite as a queue wants it: WAL, durable commits, every transaction a writer from its start."""
-    memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
+    memory = _is_in_memory(url)
     file = None if memory or str(url.database).startswith("file:") else Path(str(url.database))
     engine = sa.create_engine(
         url.set(drivername="sqlite"),
@@ -518,6 +555,10 @@ def _sqlite_engine(url: URL) -> Engine:
         c.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _is_in_memory(url: URL) -> bool:
+    return url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
 
 
 def _make_private(file: Path) -> None:

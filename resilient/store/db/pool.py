@@ -11,7 +11,7 @@ the engine keeps two, so that it goes on while handlers that hold one connection
 
 After a fork (a preforking server, `multiprocessing`) the child leaves the parent's connections alone: two processes on
 one connection read each other's answers. Threads do not live on in a child either. Whatever has connections or threads
-begins anew there (`renew_in_children`).
+begins anew there (`renew_in_children`). A SQLite file must not even be open when its process forks: see below.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ import contextlib
 import os
 import select
 import socket
+import stat
+import sys
 import threading
 import time
 import weakref
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -290,6 +293,14 @@ class AsyncBudgetPool(BudgetPool):
 
 
 # -- forked children ---------------------------------------------------------------------------------------------------
+#
+# libsqlite3 keeps in memory which files its process has locked. A child inherits that memory, but none of the locks: on
+# a file that was open at the fork it would take none, another process would hold itself to be the last one that has the
+# file open, and would delete the log with the commits of the child. So each SQLite database is closed before a fork,
+# and what is open then nevertheless (a session of a handler, a connection of the program's own) is never used in the
+# child, by whatever object: `PARENTS_FILES`.
+
+FORK_WAIT: Final = 5.0  # seconds that a fork may wait for the transactions of other threads
 
 
 class Renewed(Protocol):
@@ -299,8 +310,22 @@ class Renewed(Protocol):
         """Forget in a child what was opened or started, without I/O, and without closing anything of the parent's."""
 
 
+class Paused(Protocol):
+    """An object that must have nothing open while its process forks."""
+
+    def pause(self, seconds: float) -> bool:
+        """Close what rests, and open nothing until `resume`; False if that cannot be had within so many seconds."""
+
+    def resume(self) -> None:
+        """The fork is done: in the parent, and in the child."""
+
+
 _RENEWED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_PAUSED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_LOCK: Final = threading.RLock()
+_forking: Final = threading.local()
 PARENTS_POOLS: Final[list[object]] = []  # kept for ever in a child: if they were collected, they would be closed
+PARENTS_FILES: Final[dict[int, tuple[int, int]]] = {}  # in a child: the files that were open at the fork, by number
 
 
 def renew_in_children(one: Renewed) -> None:
@@ -308,13 +333,69 @@ def renew_in_children(one: Renewed) -> None:
     _RENEWED.add(one)
 
 
+def pause_for_forks(one: Paused) -> None:
+    """Call `Paused.pause` before every fork."""
+    with _LOCK:
+        _PAUSED.add(one)
+
+
+def is_parents(path: Path) -> bool:
+    """Whether a file was open when this process was forked, and still is."""
+    if not PARENTS_FILES:
+        return False
+    try:
+        place = path.stat()
+    except OSError:
+        return False
+    id_ = place.st_dev, place.st_ino
+    return any(one == id_ and _file_of(number) == id_ for number, one in PARENTS_FILES.items())
+
+
+def _before_fork() -> None:
+    _LOCK.acquire()  # until the fork is done: a child inherits no lock that nobody will release
+    deadline = time.monotonic() + FORK_WAIT
+    paused = _forking.paused = []
+    paused.extend(one for one in list(_PAUSED) if one.pause(max(0.0, deadline - time.monotonic())))
+
+
+def _resume() -> None:
+    paused = _forking.__dict__.pop("paused", None)
+    if paused is not None:
+        for one in paused:
+            one.resume()
+        _LOCK.release()
+
+
 def _in_child() -> None:
+    _resume()
+    PARENTS_FILES.clear()
+    PARENTS_FILES.update((number, id_) for number in _numbers() if (id_ := _file_of(number)) is not None)
     for one in list(_RENEWED):
         one.begin_anew()
 
 
+def _numbers() -> Iterable[int]:
+    """The numbers of the open files, or all that there may be."""
+    with contextlib.suppress(KeyError, OSError):
+        return [int(one.name) for one in Path(_OPEN[sys.platform]).iterdir()]
+    return range(min(os.sysconf("SC_OPEN_MAX"), _MOST_FILES))
+
+
+_OPEN: Final = {"linux": "/proc/self/fd", "darwin": "/dev/fd"}
+_MOST_FILES: Final = 65_536
+
+
+def _file_of(number: int) -> tuple[int, int] | None:
+    """The device and inode of an open file; None for a socket, or if it is closed."""
+    try:
+        place = os.fstat(number)
+    except OSError:
+        return None
+    return (place.st_dev, place.st_ino) if stat.S_ISREG(place.st_mode) else None
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows, which forks nothing
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_resume, after_in_child=_in_child)
 
 
 # -- the watch --------------------------------------------------------------------------------------------------------

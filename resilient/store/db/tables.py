@@ -240,6 +240,9 @@ class RateLimit(Base, table=True):
     remaining: float | None = Field(default=None, sa_column=Column(Float(53)))  # as the server reported it
     reset_at: float | None = Field(default=None, sa_column=Column(Float(53)))  # epoch seconds
     observed_at: float | None = Field(default=None, sa_column=Column(Float(53)))  # start of the observed request
+    # The limit as it was declared at the last draw: what one unit took, and when that was. NULL: nobody declared it.
+    unit_seconds: float | None = Field(default=None, sa_column=Column(Float(53)))
+    drawn_at: float | None = Field(default=None, sa_column=Column(Float(53)))  # epoch seconds
 
 
 class Turn(Base, table=True):

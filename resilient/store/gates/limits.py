@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 LimitId = tuple[str, str]  # resource, name
 _ID: Final = {"resource_key": "text", "name": "text"}
-_FIELDS: Final = _ID | dict.fromkeys(("tat", "remaining", "reset_at", "observed_at"), "float8")
+_FIELDS: Final = _ID | dict.fromkeys(
+    ("tat", "remaining", "reset_at", "observed_at", "unit_seconds", "drawn_at"), "float8"
+)
 _SAME: Final = " WHERE {rate_limit}.resource_key = v.resource_key AND {rate_limit}.name = v.name"
 
 
@@ -106,7 +108,10 @@ def _by_name(rows: Iterable[Any]) -> dict[str, dict[str, LimitState]]:
     return states
 
 
-_READ: Final = "SELECT resource_key, name, tat, remaining, reset_at, observed_at FROM {rate_limit} WHERE resource_key"
+_READ: Final = (
+    "SELECT resource_key, name, tat, remaining, reset_at, observed_at, unit_seconds, drawn_at FROM {rate_limit}"
+    " WHERE resource_key"
+)
 
 
 @direct
@@ -170,7 +175,7 @@ def _draw_each(
 
 def _settle(one: Settled, state: LimitState, now: float) -> LimitState:
     if one.units > 0:
-        return rate_limit.take(one.limit, state, one.units, now)
+        return rate_limit.charge(one.limit, state, one.units, now)
     if one.unsent and one.tat is not None:
         return rate_limit.give_back(one.limit, state, -one.units, now, one.tat)
     return rate_limit.refund(one.limit, state, -one.units, now, one.tat)
@@ -237,13 +242,14 @@ def write(c: Connection, d: Dialect, states: Sequence[tuple[str, str, LimitState
         return
     doc = [
         {"resource_key": key, "name": name, "tat": s.tat, "remaining": s.remaining, "reset_at": s.reset_at,
-         "observed_at": s.observed_at}
+         "observed_at": s.observed_at, "unit_seconds": s.interval, "drawn_at": s.drawn_at}
         for key, name, s in states
     ]  # fmt: skip
     d.run(
         c,
         "UPDATE {rate_limit} SET tat = v.tat, remaining = v.remaining, reset_at = v.reset_at,"
-        f" observed_at = v.observed_at FROM {d.records('doc', _FIELDS)} AS v" + _SAME,
+        " observed_at = v.observed_at, unit_seconds = v.unit_seconds, drawn_at = v.drawn_at"
+        f" FROM {d.records('doc', _FIELDS)} AS v" + _SAME,
         {"doc": json.dumps(doc)},
     )
 
@@ -254,18 +260,35 @@ def write_tats(c: Connection, d: Dialect, states: Sequence[tuple[str, str, Limit
         return
     if d.is_postgresql:  # array literals cost a third of a JSON document; LIMIT as in `Dialect.records`
         source = (
-            "(SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:names AS text[]), CAST(:tats AS float8[]))"
-            " AS u(resource_key, name, tat) LIMIT 100000)"
+            "(SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:names AS text[]), CAST(:tats AS float8[]),"
+            " CAST(:intervals AS float8[]), CAST(:drawn AS float8[]))"
+            " AS u(resource_key, name, tat, unit_seconds, drawn_at) LIMIT 100000)"
         )
         params: dict[str, Any] = {
             "keys": d.pack_keys([key for key, _, _ in states]),
             "names": d.pack_keys([name for _, name, _ in states]),
-            "tats": "{" + ",".join(repr(s.tat) for _, _, s in states) + "}",
+            "tats": _floats(s.tat for _, _, s in states),
+            "intervals": _floats(s.interval for _, _, s in states),
+            "drawn": _floats(s.drawn_at for _, _, s in states),
         }
     else:
-        source = d.records("doc", _ID | {"tat": "float8"})
-        params = {"doc": json.dumps([{"resource_key": k, "name": n, "tat": s.tat} for k, n, s in states])}
-    d.later(c, f"UPDATE {{rate_limit}} SET tat = v.tat FROM {source} AS v" + _SAME, params)
+        source = d.records("doc", _ID | dict.fromkeys(("tat", "unit_seconds", "drawn_at"), "float8"))
+        doc = [
+            {"resource_key": k, "name": n, "tat": s.tat, "unit_seconds": s.interval, "drawn_at": s.drawn_at}
+            for k, n, s in states
+        ]
+        params = {"doc": json.dumps(doc)}
+    d.later(
+        c,
+        "UPDATE {rate_limit} SET tat = v.tat, unit_seconds = v.unit_seconds, drawn_at = v.drawn_at"
+        f" FROM {source} AS v" + _SAME,
+        params,
+    )
+
+
+def _floats(values: Iterable[float | None]) -> str:
+    """PostgreSQL's literal of an array."""
+    return "{" + ",".join("NULL" if value is None else repr(value) for value in values) + "}"
 
 
 def _lock(c: Connection, d: Dialect, ids: Sequence[LimitId]) -> dict[LimitId, LimitState]:
@@ -291,7 +314,8 @@ def _select_locked(
     lock = " FOR NO KEY UPDATE OF l" + (" SKIP LOCKED" if skip else "") if d.is_postgresql else ""
     rows = d.run(
         c,
-        "SELECT l.resource_key, l.name, l.tat, l.remaining, l.reset_at, l.observed_at FROM {rate_limit} l"
+        "SELECT l.resource_key, l.name, l.tat, l.remaining, l.reset_at, l.observed_at, l.unit_seconds, l.drawn_at"
+        " FROM {rate_limit} l"
         f" JOIN {d.records('doc', _ID)} AS v ON l.resource_key = v.resource_key AND l.name = v.name"
         f" ORDER BY l.resource_key, l.name{lock}",
         {"doc": json.dumps([{"resource_key": key, "name": name} for key, name in ids])},

@@ -1,23 +1,28 @@
 """Erasing and exporting what is stored about one resource and everything below it.
 
 Each function is one short transaction over a bounded number of rows. Jobs, history and steps have no index by resource,
-so they are walked by id, a window at a time. Every table that names a resource is here:
-`tests/store/test_erasure.py` fails for one that is not.
+so they are walked by id, a window at a time. Where an account's name may stand is said once, in `_condition`: an
+erasure deletes those rows, an export shows them. `tests/engine/test_erasure.py` fails for a table that is not here,
+and for a row that the engine's own features leave behind.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from resilient.core.events.message import RESOURCE
+from resilient.core.gates.breaker import Window
 from resilient.core.jobs.records import plain
 from resilient.store.accounts import grants
+from resilient.store.accounts.fuse import notices_of
 from resilient.store.db import tables
-from resilient.store.db.dialect import ID
+from resilient.store.db.dialect import ID, JSON
 from resilient.store.gates import controls, turns
 from resilient.store.jobs.columns import AT_THE_END_SQL
 from resilient.store.jobs.dependencies import release_followers
@@ -35,11 +40,23 @@ REASON: Final = "it is being erased"
 SECRET: Final = {"grant": ("secrets",), "authorization": ("secrets", "id"), "connection": ("seal",)}  # never exported
 WINDOWS: Final = ("job", "attempt", "step")
 OTHERS: Final = (
-    "order", "cursor", "rate_limit", "schedule_account", "authorization", "alert", "inbox_key", "connection", "turn",
-    "resource",
+    "order", "cursor", "rate_limit", "schedule_account", "authorization", "alert", "inbox", "inbox_key", "connection",
+    "turn", "resource",
 )  # fmt: skip
 _OUTBOX: Final = f"(resource_key > '{RESOURCE}/' AND resource_key < '{RESOURCE}0')"  # '0' follows '/'
+_DELIVERIES: Final = ("id", "event", "body")  # how a webhook's delivery is noted: `core.events.webhook.repeat_key`
+_UNREADABLE: Final = r"\\u(0000|[dD][89a-fA-F])"  # in JSON, for PostgreSQL: a NUL, or half a pair perhaps
 _FIRST_ID: Final = UUID(int=0)
+
+
+class Name(NamedTuple):
+    """Whose rows are meant: a resource and what lies below it.
+
+    ``hosts``: token endpoints that nobody else uses, which are resources of their own.
+    """
+
+    key: str
+    hosts: Sequence[str] = ()
 
 
 class Place(NamedTuple):
@@ -66,23 +83,57 @@ def _of(d: Dialect, column: str, name: str) -> str:
     return f"(CASE WHEN json_valid({column}) THEN {column} ->> '$.{name}' END)"
 
 
-def _params(key: str) -> dict[str, Any]:
-    return {"key": key, "low": f"{key}/", "high": f"{key}0"}
+def _params(d: Dialect, name: Name) -> dict[str, Any]:
+    """The parameters of `_condition`."""
+    key, (provider, _, account) = name.key, name.key.partition("/")
+    notes = {f"{kind}_delivery": json.dumps([kind, account])[:-1] + "," for kind in _DELIVERIES}
+    return {
+        "key": key, "low": f"{key}/", "high": f"{key}0", "notices": notices_of(provider),
+        "account": account, "webhooks": f"webhook:{provider}", "hosts": d.pack_keys(name.hosts), **notes,
+        "begins": f'{{"provider":{_quoted(provider)},', "says": f'"account":{_quoted(account)}',
+        "unreadable": _UNREADABLE,
+    }  # fmt: skip
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _delivered(d: Dialect) -> str:
+    """Whether a payload is a webhook's that came for the account: by its text first, so that few are read as JSON."""
+    text = "CAST(payload AS text)"
+    read = f"{_of(d, 'payload', 'account')} = :account AND {_of(d, 'payload', 'delivery')} IS NOT NULL"
+    if d.is_postgresql:
+        match, read = f"strpos({text}, :says) > 0", f"CASE WHEN {text} ~ :unreadable THEN true ELSE {read} END"
+    else:
+        match = f"instr({text}, :says) > 0"
+    return (
+        f"CASE WHEN substr({text}, 1, length(CAST(:begins AS text))) = :begins AND {match} THEN {read} ELSE false END"
+    )
 
 
 def _condition(d: Dialect, table: str) -> str:
-    """Which rows of a table are about the resource."""
+    """Which rows of a table are about the resource: the one list of the places where its name may stand."""
+    at_host = f"{{}} {d.among('hosts', 'text')}"
+    customer = f"coalesce({_of(d, 'tags', 'account')}, {_of(d, 'payload', 'resource_key')})"
+    deliveries = " OR ".join(
+        f"substr(message_id, 1, length(CAST(:{kind}_delivery AS text))) = :{kind}_delivery" for kind in _DELIVERIES
+    )
     steps = f"SELECT workflow_id FROM {{step}} WHERE {_here('resource_key')}"
     connections = f"SELECT grant_id FROM {{connection}} WHERE {_here('resource_key')}"
     event = f"{_here('ordering_key')} OR {_named(_of(d, 'payload', 'subject'))}"
     special = {
-        "job": f"({_here('resource_key')} OR ({_OUTBOX} AND ({event})))",
-        "alert": f"({_here('subject')} OR {_named(_of(d, 'detail', 'resource'))})",
+        "job": f"({_here('resource_key')} OR ({_OUTBOX} AND ({event}))"
+        f" OR (resource_key = :notices AND {_named(customer)}) OR ({_delivered(d)}))",
+        "alert": f"({_here('subject')} OR {_named(_of(d, 'detail', 'resource'))} OR {at_host.format('subject')})",
+        "inbox": f"(consumer = :webhooks AND ({deliveries}))",
+        "rate_limit": f"({_here('resource_key')} OR {at_host.format('resource_key')})",
+        "attempt": f"({_here('resource_key')} OR {at_host.format('resource_key')})",
         "order": f"({_here('resource_key')} OR ({_OUTBOX} AND {_here('ordering_key')}))",
         "inbox_key": _here("ordering_key"),
         "grant": f"id IN ({connections})",
         "workflow": f"id IN ({steps})",
-        "resource": _here("key"),
+        "resource": f"({_here('key')} OR {at_host.format('key')})",
         "audit": _here("subject"),
     }
     return special.get(table) or _here("resource_key")
@@ -99,19 +150,19 @@ def stop(c: Connection, d: Dialect, key: str) -> bool:
     return not before
 
 
-def obstacles(c: Connection, d: Dialect, key: str) -> tuple[list[UUID], list[UUID]]:
+def obstacles(c: Connection, d: Dialect, name: Name) -> tuple[list[UUID], list[UUID]]:
     """Jobs of a resource that run, and workflows with steps of it that are not over: some of each."""
     running = d.run(
         c,
         f"SELECT id FROM {{job}} WHERE state = 'running' AND {_condition(d, 'job')} ORDER BY id LIMIT 10",
-        _params(key),
+        _params(d, name),
         id=ID,
     )
     open_ = d.run(
         c,
         "SELECT w.id FROM {workflow} w WHERE w.finished_at IS NULL AND EXISTS (SELECT 1 FROM {step} s"
         f" WHERE s.workflow_id = w.id AND {_here('s.resource_key')}) ORDER BY w.id LIMIT 10",
-        _params(key),
+        _params(d, name),
         id=ID,
     )
     return [row[0] for row in running], [row[0] for row in open_]
@@ -138,7 +189,7 @@ def _window(d: Dialect, column: str, after: Any, edge: Any) -> tuple[str, dict[s
     return f"{column} > :first_id AND {column} <= :last_id", values
 
 
-def jobs(c: Connection, d: Dialect, key: str, place: Place, *, dry_run: bool) -> tuple[Counter[str], Place | None]:
+def jobs(c: Connection, d: Dialect, name: Name, place: Place, *, dry_run: bool) -> tuple[Counter[str], Place | None]:
     """Delete the jobs of the next window, with what hangs on them; running ones stay, and locked ones.
 
     Returns how many rows of which table, and where to go on (None: there is no next window).
@@ -152,14 +203,15 @@ def jobs(c: Connection, d: Dialect, key: str, place: Place, *, dry_run: bool) ->
         f" CASE WHEN {_OUTBOX} THEN {_of(d, 'payload', 'id')} END AS event_id FROM {{job}} WHERE {window}"
         f" AND {_condition(d, 'job')}{'' if dry_run else _AT_REST} ORDER BY id LIMIT :limit"
         f"{'' if dry_run else ' {skip_locked}'}",
-        {**values, **_params(key), "limit": most},
+        {**values, **_params(d, name), "limit": most},
         id=ID,
     ).all()
     next_ = rows[-1].id if len(rows) == most else edge
     tally = _with_jobs(c, d, rows, dry_run=dry_run)
     if not dry_run:  # jobs of others that wait for this resource wait no longer
-        both = {**values, **_params(key)}
-        d.run(c, f"UPDATE {{job}} SET waiting_for = NULL WHERE {window} AND {_here('waiting_for')}", both)
+        both = {**values, **_params(d, name)}
+        waits = f"({_here('waiting_for')} OR waiting_for {d.among('hosts', 'text')})"
+        d.run(c, f"UPDATE {{job}} SET waiting_for = NULL WHERE {window} AND {waits}", both)
     return tally, None if next_ is None else place._replace(job=next_)
 
 
@@ -211,21 +263,27 @@ def _count(c: Connection, d: Dialect, table: str, where: str, params: Mapping[st
     return number
 
 
-def attempts(c: Connection, d: Dialect, key: str, place: Place, *, dry_run: bool) -> tuple[Counter[str], Place | None]:
+def attempts(
+    c: Connection, d: Dialect, name: Name, place: Place, *, dry_run: bool
+) -> tuple[Counter[str], Place | None]:
     """Delete the executions of the next window that name the resource: of jobs of others, too."""
     edge = _edge(c, d, "attempt", place.attempt, WINDOW)
     window, values = _window(d, "id", place.attempt, edge)
-    own = f"SELECT 1 FROM {{job}} WHERE {{job}}.id = {{attempt}}.job_id AND {_here('{job}.resource_key')}"
-    where, params = f"{window} AND {_here('resource_key')} AND NOT EXISTS ({own})", {**values, **_params(key)}
+    where, params = f"{window} AND {_condition(d, 'attempt')}{_of_others(d)}", {**values, **_params(d, name)}
     number = _count(c, d, "attempt", where, params) if dry_run else _delete(c, d, "attempt", where, params)
     return Counter({"attempt": number}), None if edge is None else place._replace(attempt=edge)
 
 
-def steps(c: Connection, d: Dialect, key: str, place: Place, *, dry_run: bool) -> tuple[Counter[str], Place | None]:
+def _of_others(d: Dialect) -> str:
+    """Of executions: those whose job is none of the resource's; the others hang on it."""
+    return f" AND NOT EXISTS (SELECT 1 FROM {{job}} WHERE {{job}}.id = job_id AND {_condition(d, 'job')})"
+
+
+def steps(c: Connection, d: Dialect, name: Name, place: Place, *, dry_run: bool) -> tuple[Counter[str], Place | None]:
     """Delete the resource's steps of the next window of workflows, and workflows that have no other step."""
     edge = _edge(c, d, "workflow", place.workflow, WINDOW)
     window, values = _window(d, "workflow_id", place.workflow, edge)
-    where, params = f"{window} AND {_here('resource_key')}", {**values, **_params(key)}
+    where, params = f"{window} AND {_here('resource_key')}", {**values, **_params(d, name)}
     others = f"SELECT 1 FROM {{step}} s WHERE s.workflow_id = {{workflow}}.id AND NOT {_here('s.resource_key')}"
     alone = f"id IN (SELECT workflow_id FROM {{step}} WHERE {where}) AND NOT EXISTS ({others})"
     reach = _count if dry_run else _delete
@@ -234,15 +292,15 @@ def steps(c: Connection, d: Dialect, key: str, place: Place, *, dry_run: bool) -
     return tally, None if edge is None else place._replace(workflow=edge)
 
 
-def others(c: Connection, d: Dialect, key: str, table: str, *, dry_run: bool) -> tuple[Counter[str], bool]:
+def others(c: Connection, d: Dialect, name: Name, table: str, *, dry_run: bool) -> tuple[Counter[str], bool]:
     """Delete some of the rows of one other table; returns how many, and whether there may be more."""
-    where, params = _condition(d, table), _params(key)
+    where, params = _condition(d, table), _params(d, name)
     if table == "connection":
-        return _connections(c, d, key, dry_run=dry_run)
+        return _connections(c, d, name, dry_run=dry_run)
     if dry_run:
         return Counter({table: _count(c, d, table, where, params)}), False
     if table == "resource":
-        return _resources(c, d, key)
+        return _resources(c, d, name)
     if table == "order":  # a key with a head has a job that was enqueued meanwhile
         where += " AND head_id IS NULL"
     if table == "turn":
@@ -254,9 +312,9 @@ def others(c: Connection, d: Dialect, key: str, table: str, *, dry_run: bool) ->
     return Counter({table: number}), number > 0
 
 
-def _connections(c: Connection, d: Dialect, key: str, *, dry_run: bool) -> tuple[Counter[str], bool]:
+def _connections(c: Connection, d: Dialect, name: Name, *, dry_run: bool) -> tuple[Counter[str], bool]:
     """Delete connections, and grants that no other account uses."""
-    here, params = _condition(d, "connection"), {**_params(key), "limit": BATCH}
+    here, params = _condition(d, "connection"), {**_params(d, name), "limit": BATCH}
     grant_ids = d.run(
         c,
         f"SELECT DISTINCT grant_id FROM {{connection}} WHERE {here} ORDER BY grant_id LIMIT :limit",
@@ -268,7 +326,7 @@ def _connections(c: Connection, d: Dialect, key: str, *, dry_run: bool) -> tuple
         if not dry_run:
             grants.lock(c, d, id_)
         shared = f"grant_id = :grant_id AND NOT {here}"
-        of_grant = {**_params(key), "grant_id": d.id(id_)}
+        of_grant = {**_params(d, name), "grant_id": d.id(id_)}
         is_shared = _count(c, d, "connection", shared, of_grant) > 0
         reach = _count if dry_run else _delete
         tally["connection"] += reach(c, d, "connection", f"grant_id = :grant_id AND {here}", of_grant)
@@ -277,13 +335,13 @@ def _connections(c: Connection, d: Dialect, key: str, *, dry_run: bool) -> tuple
     return tally, not dry_run and len(grant_ids) == BATCH
 
 
-def _resources(c: Connection, d: Dialect, key: str) -> tuple[Counter[str], bool]:
-    """Delete resource rows; turns of others that are parked there are served again."""
-    here = _here("key")
+def _resources(c: Connection, d: Dialect, name: Name) -> tuple[Counter[str], bool]:
+    """Delete resource rows; turns of others that are parked there are served again, the breaker above forgets it."""
+    here = _condition(d, "resource")
     rows = d.run(
         c,
         f"SELECT key FROM {{resource}} WHERE {here} ORDER BY key LIMIT :limit {{row_lock}}",
-        {**_params(key), "limit": BATCH},
+        {**_params(d, name), "limit": BATCH},
     ).all()
     keys = {"keys": d.pack_keys([row[0] for row in rows])}
     parked = d.run(
@@ -291,33 +349,50 @@ def _resources(c: Connection, d: Dialect, key: str) -> tuple[Counter[str], bool]
     ).all()
     turns.insert(c, d, [(row[0], row[1]) for row in parked])
     number = _delete(c, d, "resource", f"key {d.among('keys', 'text')}", keys)
+    _forget(c, d, name)
     return Counter({"resource": number}), len(rows) == BATCH
+
+
+def _forget(c: Connection, d: Dialect, name: Name) -> None:
+    """Take a resource out of what the breaker above it notes of who was well lately, and who was not."""
+    above, _, child = name.key.rpartition("/")
+    row = d.run(c, 'SELECT "window" FROM {resource} WHERE key = :key {row_lock}', {"key": above}, window=JSON).first()
+    window = Window.from_json(None if row is None else row[0])
+    if child in {**window.well, **window.ill}:
+        rest = replace(window, well=_without(window.well, child), ill=_without(window.ill, child))
+        doc = "CAST(:doc AS json)" if d.is_postgresql else ":doc"
+        values = {"key": above, "doc": json.dumps(rest.to_json())}
+        d.run(c, f'UPDATE {{resource}} SET "window" = {doc} WHERE key = :key', values)
+
+
+def _without(times: Mapping[str, float], child: str) -> dict[str, float]:
+    return {name: at for name, at in times.items() if name != child}
 
 
 # -- exporting ---------------------------------------------------------------------------------------------------------
 
 EXPORTED: Final = (
     "resource", "connection", "grant", "authorization", "rate_limit", "schedule_account", "cursor", "order", "turn",
-    "inbox_key", "workflow", "alert", "audit",
+    "inbox", "inbox_key", "workflow", "alert", "audit",
 )  # fmt: skip
 
 
-def rows(c: Connection, d: Dialect, key: str, table: str) -> list[dict[str, Any]]:
+def rows(c: Connection, d: Dialect, name: Name, table: str) -> list[dict[str, Any]]:
     """The rows of one table about the resource, without secrets."""
-    return list(_read(c, d, table, d.named(_condition(d, table)), _params(key)))
+    return list(_read(c, d, table, d.named(_condition(d, table)), _params(d, name)))
 
 
 def windowed(
-    c: Connection, d: Dialect, key: str, table: str, place: Place
+    c: Connection, d: Dialect, name: Name, table: str, place: Place
 ) -> tuple[list[tuple[str, dict[str, Any]]], Place | None]:
     """The rows of the next window of one of `WINDOWS`, each with its table; jobs with what hangs on them."""
     column, ids = ("workflow_id", "workflow") if table == "step" else ("id", table)
     after = getattr(place, ids)
     edge = _edge(c, d, ids, after, BATCH if table == "job" else WINDOW)
     window, values = _window(d, column, after, edge)
-    where, params = f"{window} AND {_condition(d, table)}", {**values, **_params(key)}
+    where, params = f"{window} AND {_condition(d, table)}", {**values, **_params(d, name)}
     if table == "attempt":
-        where += f" AND NOT EXISTS (SELECT 1 FROM {{job}} WHERE {{job}}.id = job_id AND {_here('{job}.resource_key')})"
+        where += _of_others(d)
     out = [(table, row) for row in _read(c, d, table, d.named(where), params)]
     if table == "job" and out:
         packed = {"ids": d.pack_ids([UUID(row["id"]) for _, row in out])}

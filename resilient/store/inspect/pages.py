@@ -12,6 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from resilient.core.alerts.overview import folded
 from resilient.core.base import resource_key
 from resilient.core.inspect.why import stands_still
 from resilient.core.jobs.records import AuditInfo, Count
@@ -320,9 +321,15 @@ def limit_uses(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, list
     return by_key
 
 
+_MOST_ALIKE: Final = 10  # groups of one kind and account that differ by their codes alone
+
+
 @dataclass(frozen=True, slots=True)
 class DeadGroup:
-    """Dead jobs of one kind, provider and error; ``example`` is one of them."""
+    """Dead jobs of one kind, provider and error; ``example`` is one of them.
+
+    ``codes``: of an account with many codes of its own, these are together; ``account`` is that account.
+    """
 
     kind: str
     provider: str
@@ -333,32 +340,41 @@ class DeadGroup:
     error: str | None
     first_at: datetime
     last_at: datetime
+    codes: int = 1
+    account: str | None = None
 
 
 def dead_groups(c: Connection, d: Dialect) -> list[DeadGroup]:
     """The latest 10,000 dead jobs, grouped; the largest group first."""
-    slash = "strpos(resource_key, '/')" if d.is_postgresql else "instr(resource_key, '/')"
+    position = "strpos" if d.is_postgresql else "instr"
+    slash = f"{position}(resource_key, '/')"
+    account = f"substr(resource_key, 1, {slash} + {position}(substr(resource_key, {slash} + 1) || '/', '/') - 1)"
     provider = f"CASE WHEN {slash} > 0 THEN substr(resource_key, 1, {slash} - 1) ELSE resource_key END"
     rows = d.run(
         c,
         "SELECT kind, provider, last_error_kind, last_error_code, count(*) AS number, max(CAST(id AS text)) AS example,"
-        " max(last_error) AS error, min(finished_at) AS first_at, max(finished_at) AS last_at FROM (SELECT id, kind,"
-        f" {provider} AS provider, last_error_kind, last_error_code, substr(last_error, 1, 500) AS last_error,"
+        " max(last_error) AS error, min(finished_at) AS first_at, max(finished_at) AS last_at,"
+        f" min(account) AS low, max(account) AS high FROM (SELECT id, kind, {provider} AS provider,"
+        f" {account} AS account, last_error_kind, last_error_code, substr(last_error, 1, 500) AS last_error,"
         " finished_at FROM {job} WHERE state = 'dead' AND finished_at IS NOT NULL ORDER BY finished_at DESC"
         " LIMIT :limit) AS dead GROUP BY kind, provider, last_error_kind, last_error_code",
         {"limit": DEAD_SAMPLE + 1},
         kind=None, provider=None, last_error_kind=None, last_error_code=None, number=None, example=None, error=None,
-        first_at=TIME, last_at=TIME,
+        first_at=TIME, last_at=TIME, low=None, high=None,
     ).all()  # fmt: skip
     more = sum(r.number for r in rows) > DEAD_SAMPLE
-    groups = [
-        DeadGroup(
-            r.kind, r.provider, r.last_error_kind, r.last_error_code, Count(r.number, more=more), UUID(r.example),
-            r.error, r.first_at, r.last_at,
-        )
-        for r in rows
-    ]  # fmt: skip
+    lines = folded(rows, lambda r: (r.kind, r.last_error_kind, r.low) if r.low == r.high else None, _MOST_ALIKE)
+    groups = [_dead_group(line, more=more) for line in lines]
     return sorted(groups, key=lambda one: (-int(one.count), one.kind, one.provider, one.error_code or ""))
+
+
+def _dead_group(rows: Sequence[Any], *, more: bool) -> DeadGroup:
+    last = max(rows, key=lambda r: r.last_at)
+    return DeadGroup(
+        last.kind, last.provider, last.last_error_kind, last.last_error_code,
+        Count(sum(r.number for r in rows), more=more), UUID(last.example), last.error,
+        min(r.first_at for r in rows), last.last_at, len(rows), last.low if len(rows) > 1 else None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

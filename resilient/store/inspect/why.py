@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from resilient.core.alerts.overview import Overview, Trouble
+from resilient.core.alerts.overview import Overview, Trouble, folded
 from resilient.core.base import resource_key
 from resilient.core.base.resource_key import account, serves
 from resilient.core.gates.admission import Level, ResourceFacts, in_force, needs_count, paced
 from resilient.core.gates.rate_limit import stated_limit
-from resilient.core.inspect.why import MOST_NAMED, JobSeen, LastError, Path, TurnSeen, Waits, WorkerSeen
+from resilient.core.inspect.blocked import MOST_NAMED, HeldLane, JobSeen, StepSeen, Waits
+from resilient.core.inspect.why import LastError, Path, TurnSeen, WorkerSeen
 from resilient.core.jobs.records import Count
 from resilient.core.jobs.states import JobState
+from resilient.core.jobs.workflow import WorkflowState
 from resilient.store import alerts
 from resilient.store.db import tables
 from resilient.store.db.dialect import ID
@@ -70,7 +72,8 @@ def path_of(
     waiting = resource_queries.waiting(c, d, keys)
     return Path(
         levels, waiting, _errors(c, d, keys), turn_of(c, d, key), seen_workers(c, d, now), stuck_jobs(c, d, key),
-        _budgets(c, d, resource_key.account(key), policy, now),
+        _budgets(c, d, resource_key.account(key), policy, now), _count(c, d, state=("blocked",), within=key),
+        *held_below(c, d, key),
     ), now  # fmt: skip
 
 
@@ -158,7 +161,9 @@ def ahead_of(c: Connection, d: Dialect, job: JobInfo) -> Count:
 def waits_of(c: Connection, d: Dialect, job: JobInfo) -> Waits:
     """Which jobs a blocked one waits for, and which wait for a dead one."""
     blockers = _blockers(c, d, job.id)
-    waits = Waits(blockers[:MOST_NAMED], len(blockers[MOST_NAMED:]))
+    steps = _steps(c, d, [job.id, *(one.id for one in blockers[:MOST_NAMED])])
+    named = [replace(one, is_over=_is_over(steps, one)) for one in blockers[:MOST_NAMED]]
+    waits = Waits(named, len(blockers[MOST_NAMED:]), step=steps.get(job.id))
     if job.ordering_key is None:
         return waits
     params = {"key": job.resource_key, "name": job.ordering_key, "n": job.order_no}
@@ -170,6 +175,8 @@ def waits_of(c: Connection, d: Dialect, job: JobInfo) -> Waits:
         id=ID,
     ).first()
     head = None if row is None or row.id is None else _job_seen(row)
+    if head is not None:
+        head = replace(head, is_over=_is_over(_steps(c, d, [head.id]), head))
     ahead, behind = _count_blocked(c, d, "<", params), _count_blocked(c, d, ">", params)
     return replace(waits, head=head, ahead=ahead, behind=behind)
 
@@ -183,6 +190,27 @@ def _blockers(c: Connection, d: Dialect, job_id: UUID) -> list[JobSeen]:
         id=ID,
     )
     return [_job_seen(row) for row in rows]
+
+
+def _steps(c: Connection, d: Dialect, ids: Sequence[UUID]) -> dict[UUID, StepSeen]:
+    """The workflows that these jobs are steps of, or undos of steps."""
+    steps = dict["UUID", StepSeen]()
+    for column in ("job_id", "undo_job_id"):
+        rows = d.run(
+            c,
+            f"SELECT s.{column} AS id, s.workflow_id, s.name, w.state FROM {{step}} s JOIN {{workflow}} w"
+            f" ON w.id = s.workflow_id WHERE s.{column} {d.among('ids', 'uuid')}",
+            {"ids": d.pack_ids(sorted(ids))},
+            id=ID, workflow_id=ID, name=None, state=None,
+        )  # fmt: skip
+        for row in rows:
+            steps[row.id] = StepSeen(row.workflow_id, row.name, WorkflowState(row.state), column == "undo_job_id")
+    return steps
+
+
+def _is_over(steps: Mapping[UUID, StepSeen], one: JobSeen) -> bool:
+    step = steps.get(one.id)
+    return step is not None and step.is_over
 
 
 def _job_seen(row: Row[Any]) -> JobSeen:
@@ -200,13 +228,61 @@ def _count_blocked(c: Connection, d: Dialect, side: str, params: Mapping[str, An
     return Count(min(number, AHEAD_LIMIT), more=number > AHEAD_LIMIT)
 
 
+# -- ordering keys that a dead job holds up ----------------------------------------------------------------------------
+
+_MOST_HELD: Final = 10  # that are named
+_MOST_DEAD: Final = 5_000
+
+
+def _held_overall(c: Connection, d: Dialect) -> tuple[list[HeldLane], Count]:
+    """Among the latest dead jobs: those that hold up an ordering key."""
+    latest = (
+        "(SELECT id, kind, resource_key, ordering_key FROM {job} WHERE state = 'dead' AND finished_at IS NOT NULL"
+        " ORDER BY finished_at DESC LIMIT :most)"
+    )
+    return _held(c, d, latest, {"most": _MOST_DEAD})
+
+
+def held_below(c: Connection, d: Dialect, key: str) -> tuple[list[HeldLane], Count]:
+    """Among the first blocked jobs at or below a key: dead jobs that they wait for."""
+    heads = (
+        "(SELECT DISTINCT j.id, j.kind, j.resource_key, j.ordering_key FROM (SELECT resource_key, ordering_key"
+        " FROM {job} WHERE state = 'blocked' AND (resource_key = :key OR (resource_key > :low"
+        " AND resource_key < :high)) ORDER BY resource_key, ordering_key LIMIT :most) AS b JOIN {order} p"
+        " ON p.resource_key = b.resource_key AND p.ordering_key = b.ordering_key JOIN {job} j ON j.id = p.head_id"
+        " WHERE j.state = 'dead')"
+    )
+    return _held(c, d, heads, {"key": key, "low": f"{key}/", "high": f"{key}0", "most": AHEAD_LIMIT})
+
+
+def _held(c: Connection, d: Dialect, dead: str, params: Mapping[str, Any]) -> tuple[list[HeldLane], Count]:
+    rows = d.run(
+        c,
+        f"SELECT j.id, j.kind, j.resource_key, j.ordering_key FROM {dead} AS j JOIN {{order}} o"
+        " ON o.resource_key = j.resource_key AND o.ordering_key = j.ordering_key AND o.head_id = j.id"
+        " WHERE EXISTS (SELECT 1 FROM {job} b WHERE b.state = 'blocked' AND b.resource_key = j.resource_key"
+        " AND b.ordering_key = j.ordering_key) ORDER BY j.resource_key, j.ordering_key LIMIT :lanes",
+        {**params, "lanes": AHEAD_LIMIT + 1},
+        id=ID, kind=None, resource_key=None, ordering_key=None,
+    ).all()  # fmt: skip
+    lanes = [
+        HeldLane(
+            resource_key=row.resource_key, ordering_key=row.ordering_key, job=row.id, kind=row.kind,
+            behind=_count_blocked(c, d, ">", {"key": row.resource_key, "name": row.ordering_key, "n": -1}),
+        )
+        for row in rows[:_MOST_HELD]
+    ]  # fmt: skip
+    return lanes, Count(min(len(rows), AHEAD_LIMIT), more=len(rows) > AHEAD_LIMIT)
+
+
 # -- everything at a glance --------------------------------------------------------------------------------------------
 
 SAMPLE: Final = 1_000
 MOST_ALERTS: Final = 100
+_MOST_ALIKE: Final = 3  # lines of one kind and account that differ by their codes alone
 LATELY: Final = timedelta(hours=1)
 _GRACE: Final = timedelta(seconds=5)  # staging looks every second or so
-_PRESENT: Final = (JobState.SCHEDULED, JobState.READY, JobState.RUNNING, JobState.DEAD)
+_PRESENT: Final = (JobState.SCHEDULED, JobState.READY, JobState.RUNNING, JobState.BLOCKED, JobState.DEAD)
 _TROUBLE: Final = (
     JOB.c.id, JOB.c.kind, JOB.c.resource_key, JOB.c.attempts, JOB.c.run_at, JOB.c.last_error, JOB.c.last_error_kind,
     JOB.c.last_error_code,
@@ -224,10 +300,12 @@ def glance(c: Connection, d: Dialect) -> Overview:
     """Everything but what is stopped, and what is learnt."""
     now, workers = d.now(c), seen_workers(c, d, d.now(c))
     unserved, unserved_accounts = _unserved(c, d, [one for one in workers if not one.stopping])
+    jobs = {state.value: _count(c, d, state=(state.value,)) for state in _PRESENT}
+    lanes, lane_count = _held_overall(c, d) if jobs["dead"] and jobs["blocked"] else ([], Count(0))
     lately = {s: _count(c, d, state=(s,), finished_after=now - LATELY) for s in ("succeeded", "dead", "cancelled")}
     return Overview(
         at=now,
-        jobs={state.value: _count(c, d, state=(state.value,)) for state in _PRESENT},
+        jobs=jobs,
         lately=lately,
         overdue=_count(c, d, state=("scheduled",), run_before=now - _GRACE),
         workers=workers,
@@ -238,6 +316,8 @@ def glance(c: Connection, d: Dialect) -> Overview:
         stranded=len(turns.stranded(c, d)),
         unserved=unserved,
         unserved_accounts=unserved_accounts,
+        lanes=lanes,
+        lane_count=lane_count,
     )
 
 
@@ -282,17 +362,26 @@ def _troubles(rows: Iterable[Row[Any]], *, dead: bool) -> list[Trouble]:
     for row in rows:
         groups[row.kind, row.last_error_kind, row.last_error_code].append(row)
         total += 1
-    made = [
-        Trouble(
-            kind=kind,
-            error_kind=error_kind,
-            error_code=code,
-            count=Count(len(members), more=total >= SAMPLE),
-            example=members[0].id,
-            resource_key=members[0].resource_key,
-            error=members[0].last_error,
-            next_at=None if dead else min(row.run_at for row in members),
+
+    def alone(members: list[Row[Any]]) -> tuple[Any, ...] | None:
+        first, *others = {account(row.resource_key) for row in members}
+        return None if others else (members[0].kind, members[0].last_error_kind, first)
+
+    made = []
+    for line in folded(groups.values(), alone, _MOST_ALIKE):
+        members = [row for group in line for row in group]
+        first = members[0]
+        made.append(
+            Trouble(
+                kind=first.kind,
+                error_kind=first.last_error_kind,
+                error_code=first.last_error_code,
+                count=Count(len(members), more=total >= SAMPLE),
+                example=first.id,
+                resource_key=first.resource_key,
+                error=first.last_error,
+                next_at=None if dead else min(row.run_at for row in members),
+                codes=len(line),
+            )
         )
-        for (kind, error_kind, code), members in groups.items()
-    ]
     return sorted(made, key=lambda t: -int(t.count))

@@ -1,10 +1,12 @@
 """Leases: keeping them, finding those that are over, and what a running job saves under its fence.
 
-Renewal and rescue never wait on a job row.
+The heartbeat's renewal and rescue never wait on a job row.
 """
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.store.db.dialect import ID, Dialect
@@ -13,11 +15,16 @@ from resilient.store.jobs.finishing import fences
 from resilient.store.jobs.insert import json_param
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime, timedelta
     from uuid import UUID
 
     from sqlalchemy import Connection
+
+# What a holder measures its leases by. `time.monotonic` stands still while a machine sleeps; on Linux it is the only
+# one that does, on macOS Python's own does and the system's does not.
+_AWAKE: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+clock: Final[Callable[[], float]] = time.monotonic if _AWAKE is None else partial(time.clock_gettime, _AWAKE)
 
 
 def renew_if_held(
@@ -41,6 +48,17 @@ def renew_if_held(
         id=ID,
     ).all()
     return {r[0]: bool(r[1]) for r in rows}
+
+
+def keep_if_held(c: Connection, d: Dialect, id_: UUID, version: int, lease: timedelta) -> bool:
+    """Extend one lease, for whoever must know now; False if the fence is gone. Waits for whoever has the row."""
+    row = d.run(
+        c,
+        "UPDATE {job} SET lease_until = :lease_until WHERE id = :id AND version = :version AND state = 'running'"
+        " RETURNING 1",
+        {"lease_until": d.now(c) + lease, "id": d.id(id_), "version": version},
+    ).first()
+    return row is not None
 
 
 def held_versions(c: Connection, d: Dialect, ids: Sequence[UUID]) -> dict[UUID, tuple[int, str]]:

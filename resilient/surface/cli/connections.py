@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from resilient.core.accounts.tokens import GrantState
-from resilient.core.base.errors import InvalidInput
+from resilient.core.accounts.tokens import UNREADABLE, GrantState
+from resilient.core.base.errors import InvalidInput, ResilientError, ResourceStopped
 from resilient.core.base.phrases import counted, span, when
+from resilient.core.inspect.why import credentials_remedy
 from resilient.surface.cli.exits import FAILED, NotFound
 from resilient.surface.cli.jobs import PageSize, Yes  # noqa: TC001 - typer evaluates annotations
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from resilient.engine.accounts.connections import ConnectionInfo
     from resilient.engine.app.app import Resilient
     from resilient.surface.cli.context import Context
@@ -48,8 +51,10 @@ def list_connections(
     run: Context = ctx.obj
     infos = run.app.sync.connections.list(provider, state=state, limit=limit, after=after)
     more = infos[-1].resource_key if len(infos) == limit else None
+    gates = _gates(run, [one.resource_key for one in infos])
     if run.out.as_json:
-        run.out.json({"connections": [one.to_json() for one in infos], "next": more})
+        documents = [{**one.to_json(), "gate": gates.get(one.resource_key)} for one in infos]
+        run.out.json({"connections": documents, "next": more})
         return
     if not infos:
         run.out.say("No connection fits." if provider or state or after else "There are no connections.")
@@ -57,7 +62,7 @@ def list_connections(
     now = run.now
     rows = [
         Row(
-            one.resource_key, one.kind, one.state.value, when(one.state_since, now),
+            one.resource_key, one.kind, _state(one, gates), when(one.state_since, now),
             when(one.expires_at, now) if one.expires_at else "", one.last_code,
         )
         for one in infos
@@ -67,14 +72,30 @@ def list_connections(
         run.out.say(f"There may be more: --after {more}", style="dim")
 
 
+def _gates(run: Context, keys: list[str]) -> dict[str, str]:
+    """The codes of the gates of credentials that are shut, of these accounts and of their providers."""
+    from resilient.store.gates import resources  # noqa: PLC0415 - the store: only where needed
+
+    names = sorted({*keys, *(key.partition("/")[0] for key in keys)})
+    facts = run.app.database.transaction_sync(lambda c, d: resources.read(c, d, names))
+    return {name: one.auth for name, one in facts.items() if one.auth != "ok"}
+
+
+def _state(one: ConnectionInfo, gates: Mapping[str, str]) -> str:
+    """How it stands: a grant that is well is no use behind a gate that is shut."""
+    gate = gates.get(one.resource_key)
+    return gate if gate == UNREADABLE else one.state.value
+
+
 @connections.command("show")
 def show_connection(ctx: typer.Context, key: Key) -> None:
     """Everything about one connection but its secrets."""
     run: Context = ctx.obj
     run.go_to_shard_of(key)
     one = run.app.sync.connections.get(key)
+    gates = _gates(run, [one.resource_key])
     if run.out.as_json:
-        run.out.json(one.to_json())
+        run.out.json({**one.to_json(), "gate": gates.get(one.resource_key)})
         return
     now = run.now
     times = {name: getattr(one, name) for name in ("state_since", "expires_at", "refreshed_at", "retry_at")}
@@ -84,6 +105,7 @@ def show_connection(ctx: typer.Context, key: Key) -> None:
             ("connection", one.resource_key),
             ("kind", one.kind),
             ("state", f"{one.state.value}, since {shown['state_since']}"),
+            *((f"gate of {name}", f"{code}: {credentials_remedy(name, code)}") for name, code in gates.items()),
             ("grant", f"{one.grant_id}, version {one.version}"),
             ("token ends", shown["expires_at"]),
             ("refreshed", shown["refreshed_at"]),
@@ -115,10 +137,23 @@ async def _tested(app: Resilient, key: str) -> None:
     try:
         await app.connections.get(key)
         await app.grants.test(key)
+    except ResourceStopped as stopped:
+        raise await _explained(app, key, stopped) from None
     finally:
         await app.grants.close()
         if (engine := app.database.async_engine) is not None:
             await engine.dispose()
+
+
+async def _explained(app: Resilient, key: str, stopped: ResourceStopped) -> ResilientError:
+    """Why an account cannot be used: no job waits here, and nothing goes on by itself."""
+    reasons = (await app.resources.why(stopped.resource)).reasons if stopped.gate == "auth" else ()
+    text = next((one.text for one in reasons if one.code == "auth" and one.resource == stopped.resource), None)
+    if text is None:
+        return ResourceStopped(stopped.resource, stopped.gate, stopped.until, then="nothing was refreshed")
+    if credentials_remedy(key, None) in text:
+        text += f" `resilient connect {key.partition('/')[0]} {key}`, or `resilient connections add {key}`."
+    return ResilientError(text)
 
 
 @connections.command("revoke")
@@ -161,7 +196,11 @@ def confirm_suspects(ctx: typer.Context, provider: Name, *, yes: Yes = False) ->
 
 def _decide(ctx: typer.Context, provider: str, verb: str, question: str, *, yes: bool) -> None:
     run: Context = ctx.obj
-    api = run.program("deciding about suspects").sync.connections
+    app = run.program("deciding about suspects")
+    api = app.sync.connections
+    if provider not in app.providers and not api.list(provider, limit=1):
+        names = f": there are {', '.join(sorted(app.providers))}" if app.providers else ""
+        raise NotFound(f"there is no provider {provider!r}{names}")
     count = len(api.list(provider, state=GrantState.SUSPECT, limit=1000))
     more = "+" if count == 1000 else ""  # noqa: PLR2004 - the page above
     if not count:  # nothing to lose: it may still be shut from before

@@ -14,10 +14,12 @@ from resilient.core.alerts.words import begun
 from resilient.core.base.bounds import bounds
 from resilient.core.base.errors import DatabaseUnreachable, InvalidInput, SetupError
 from resilient.core.base.phrases import brief, counted, learnt_limit, rough, span, when
+from resilient.core.base.resource_key import account
+from resilient.core.inspect.blocked import held_lanes
 from resilient.core.inspect.why import stands_still
 from resilient.surface.cli import logs, output, settings
 from resilient.surface.cli.exits import FAILED
-from resilient.surface.cli.jobs import DryRun, Yes, moment, read_json, tags_of
+from resilient.surface.cli.jobs import WORDS, DryRun, Yes, moment, read_json, tags_of
 from resilient.surface.cli.jobs import span as span_of
 from resilient.surface.cli.output import Row
 
@@ -107,7 +109,12 @@ def _audit_row(one: AuditInfo, now: datetime) -> Row:
 
 
 def _outcome(outcome: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in outcome.items() if value not in (0, [], ""))
+    parts = (
+        f"{value} {WORDS[name]}" if "left alone" in WORDS.get(name, "") else f"{name.replace('_', ' ')} {value}"
+        for name, value in outcome.items()
+        if value not in (0, [], "")
+    )
+    return ", ".join(parts)
 
 
 def enqueue(
@@ -178,6 +185,8 @@ def status(ctx: typer.Context) -> None:
     _show_jobs(run, view)
     _show_workers(run, view)
     _show_stopped(run, view)
+    if view.lanes:
+        run.out.paragraph(held_lanes(view.lanes, view.lane_count), style="bold red")
     _show_learnt(run, view)
     _show_troubles(run, "Dead within the last hour", view.died, view)
     _show_troubles(run, "Failed, to be tried again", view.retrying, view)
@@ -193,7 +202,8 @@ def _show_jobs(run: Context, view: Overview) -> None:
     if view.overdue:
         run.out.say(f"{counted(view.overdue, 'scheduled job is', 'scheduled jobs are')} overdue.", style="yellow")
     if view.stranded:
-        text = f"{counted(view.stranded, 'resource')} lost their turn; workers repair that. Please report it."
+        whose = "its" if view.stranded == 1 else "their"
+        text = f"{counted(view.stranded, 'resource')} lost {whose} turn; workers repair that. Please report it."
         run.out.say(text, style="bold red")
 
 
@@ -252,12 +262,17 @@ def _show_troubles(run: Context, title: str, troubles: list[Trouble], view: Over
         return
     run.out.heading(title)
     rows = []
-    for one in troubles[:10]:
+    for one in troubles[:_MOST_TROUBLES]:
         again = None if one.next_at is None else _next_try(one.next_at, view.at)
         remark = f"{one.example} {brief(one.error)}"
-        rows.append(Row(one.kind, one.error_kind, one.error_code, one.count, again, remark=remark, whole=True))
-    last = "" if troubles[0].next_at is None else "NEXT TRY"
-    run.out.table(("KIND", "ERROR", "CODE", "JOBS", last), rows, right=(3,))
+        code = one.error_code if one.codes == 1 else f"{one.codes:,} codes"
+        remark += "" if one.codes == 1 else f" ({one.error_code}; all codes are of {account(one.resource_key)})"
+        rows.append(Row(one.kind, one.error_kind, code, one.count, again, remark=remark, whole=True))
+    dead = troubles[0].next_at is None
+    run.out.table(("KIND", "ERROR", "CODE", "JOBS", "" if dead else "NEXT TRY"), rows, right=(3,))
+    if (more := len(troubles) - _MOST_TROUBLES) > 0:
+        which = "resilient dead list" if dead else "resilient jobs list --state scheduled"
+        run.out.say(f"  and {counted(more, 'more group', 'more groups')}: `{which}`", style="dim")
 
 
 def _next_try(at: datetime, now: datetime) -> str:
@@ -281,6 +296,7 @@ def _show_alerts(run: Context, view: Overview) -> None:
 
 
 _MOST_LEARNT: Final = 10  # lines
+_MOST_TROUBLES: Final = 10  # lines
 _MOST_UNSERVED: Final = 5  # accounts in one line
 _SHOWN: Final = ("dead", "new_error", "circuit_open", "needs_reauth")  # stand above, as what is stopped or fails
 
@@ -362,10 +378,11 @@ def doctor(ctx: typer.Context) -> None:
             run.out.say(f"{one.name}: {one.message}")
             if one.remedy:
                 run.out.say(f"      -> {one.remedy}", style="dim")
+    if not run.out.as_json:
+        _say_settings(run, rows)
     if failed:
         raise typer.Exit(FAILED)
     if not run.out.as_json:  # behind what is wrong nobody would look for it
-        _say_settings(run, rows)
         _say_bounds(run)
 
 

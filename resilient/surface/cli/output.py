@@ -18,6 +18,7 @@ from rich.text import Text
 from resilient.core.base.phrases import brief, counted, error_line, in_json, one_line, rough, span, when
 from resilient.core.base.phrases import plain as shown
 from resilient.core.gates.admission import error_shut, hand_shut
+from resilient.core.inspect.why import CREDENTIALS_ENDS, credentials_end, credentials_remedy
 from resilient.core.jobs.records import plain
 from resilient.core.jobs.states import TERMINAL, JobState
 from resilient.surface.cli.exits import shortened
@@ -318,22 +319,31 @@ def resource_row(info: ResourceInfo, now: datetime) -> Row:
     if info.until is not None:
         until = f"in {rough((info.until - now).total_seconds(), nearest=True)}"
     else:
-        until = _END.get(info.gate or "", "")
+        until = _end_of(info.gate, info.code)
     remark = ""
     if info.last_error and error_shut(info.gate, info.code, info.since, info.last_error_at):
         remark = error_line(info.last_error_kind, info.last_error_code, info.last_error)
     if info.paused_reason and hand_shut(info.gate, info.code):
         remark = info.paused_reason
+    if info.gate == "auth" and info.code in CREDENTIALS_ENDS:
+        remark = "; ".join(filter(None, (credentials_remedy(info.key, info.code), remark)))
     return Row(info.key, state_of(info), until, f"{info.waiting:,}", f"{info.running:,}", remark=remark)
 
 
-_END = {"pause": "by hand", "breaker": "by hand", "auth": "on reconnect"}
+_END: Final = {"pause": "by hand", "breaker": "by hand"}
+
+
+def _end_of(gate: str | None, code: str | None) -> str:
+    """What ends a stop that no time ends."""
+    return credentials_end(code) if gate == "auth" else _END.get(gate or "", "")
 
 
 def state_of(info: ResourceInfo) -> str:
     """One or two words for what stops a resource."""
     if info.gate == "breaker":
         return {"probing": "probe", "isolated": "isolated"}.get(info.code or "", "circuit open")
+    if info.gate == "auth" and info.code in CREDENTIALS_ENDS:
+        return f"auth ({info.code})"
     if info.gate is not None:
         return {"pause": "paused"}.get(info.gate, info.gate)
     return "well" if info.breaker == "closed" else "probe due"
@@ -347,6 +357,8 @@ def group_row(group: StoppedGroup, now: datetime) -> Row:
     code = f" ({group.code})" if group.code else ""
     error = f": {brief(group.last_error, 60)}" if group.last_error else ""
     error += f"; {brief(group.reason, 60)}" if group.reason else ""
+    if group.gate == "auth" and group.code in CREDENTIALS_ENDS:
+        error += f"; {credentials_remedy(group.example, group.code)}"
     gate = _GATE.get(group.gate, group.gate)
     waiting = f"{group.waiting:,}{'+' if group.waiting.more else ''}"
     return Row(group.provider, gate, group.resources, waiting, since, until, remark=example + code + error, whole=True)
@@ -355,7 +367,7 @@ def group_row(group: StoppedGroup, now: datetime) -> Row:
 def _ends(group: StoppedGroup, now: datetime) -> str:
     """When it ends, of many the first and the last; or what ends it."""
     if group.until is None:
-        return _END.get(group.gate, "")
+        return _end_of(group.gate, group.code)
     last, first = rough((group.until - now).total_seconds(), nearest=True), ""
     if group.first_until is not None:
         first = rough((group.first_until - now).total_seconds(), nearest=True)

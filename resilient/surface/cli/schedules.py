@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -143,7 +144,7 @@ def _set(run: Context, name: str, *, paused: bool) -> None:
     if run.out.as_json:
         run.out.json(info.to_json())
     elif paused:
-        run.out.say(f"{name} is paused until somebody runs `resilient schedules resume {name}`.")
+        run.out.say(f"{name} is paused until somebody runs `resilient schedules resume {quote(name)}`.")
     else:
         run.out.say(f"{name} ticks again; next at {when(info.next_at, run.now)}.")
 

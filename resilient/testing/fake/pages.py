@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from resilient.core.base.body import pick
+from resilient.core.base.errors import InvalidInput
+from resilient.core.sync.incremental import instant, shifted
 from resilient.core.sync.paginators import (
     GraphQLPages,
     LastKey,
@@ -27,6 +30,8 @@ from resilient.testing.fake.answers import plain, put
 from resilient.testing.fake.server import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilient.core.sync.incremental import Incremental
     from resilient.core.sync.paging import Paginator
     from resilient.testing.fake.server import Seen
@@ -49,18 +54,22 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Records:
-    """One list. Change it with `put` and `delete`; ``loops``: its first page leads to itself."""
+    """One list. Change it with `put` and `delete`; ``loops``: its first page leads to itself.
+
+    Deleted records are in the changes if the feed marks them (``deletions="marked"``), and never in the whole list.
+    """
 
     path: str
     paginator: Paginator
     incremental: Incremental | None = None
     size: int = 100
     key: str = "id"
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
     loops: bool = False
     generation: int = 1
     version: int = 0
     rows: dict[str, tuple[int, Any]] = field(default_factory=dict)  # by key: version and record
-    gone: dict[str, int] = field(default_factory=dict)  # by key: since which version
+    gone: dict[str, tuple[int, Any]] = field(default_factory=dict)  # by key: since which version, and what says so
 
     def put(self, *items: Any) -> None:
         """Add records, or change those with the same key."""
@@ -71,11 +80,12 @@ class Records:
             self.rows[name] = (self.version, item)
 
     def delete(self, *keys: Any) -> None:
-        """Delete records."""
-        for key in keys:
+        """Delete records. Raises `InvalidInput` if the feed is to mark them, but no change that it shows can do so."""
+        for name in map(str, keys):
+            mark = self._mark(name)
             self.version += 1
-            self.rows.pop(str(key), None)
-            self.gone[str(key)] = self.version
+            self.rows.pop(name, None)
+            self.gone[name] = self.version, mark
 
     def refuse_cursors(self) -> None:
         """Refuse, from now on, every cursor issued so far."""
@@ -173,9 +183,7 @@ class Records:
         """The records of this pass."""
         how = self.incremental
         if place.since is not None:
-            since = place.since
-            changed = [item for version, item in self.rows.values() if version > since]
-            return changed + [self._marked(key) for key, version in self.gone.items() if version > since]
+            return self._changed(place.since)
         if how is None or how.style not in ("filter", "key"):
             return self._all()
         cursor = request.query(how.query) if how.query else request.in_body(how.body) if how.body else None
@@ -184,15 +192,38 @@ class Records:
         match = re.search(f"{pattern}$", str(cursor)) if cursor else None
         if match is None:
             return self._all()
-        least = match[1]
-        return [item for item in self._all() if _least(item, how.field, least, after=how.style == "key")]
+        least, after = match[1], how.style == "key"
+        return [item for item in self._changed(0) if _least(item, how.field, least, after=after)]
 
-    def _marked(self, key: str) -> Any:
-        """A deleted record, as the feed shows it."""
-        spec = self.incremental.deleted if self.incremental else ""
-        name, _, value = spec.partition("=")
-        made = put({}, self.key, key)
-        return put(made, name, plain(value) if value else True) if name else made
+    def _changed(self, since: int) -> list[Any]:
+        """What changed since a version, and then what is gone."""
+        changes = [item for version, item in self.rows.values() if version > since]
+        return changes + [mark for version, mark in self.gone.values() if version > since and mark is not None]
+
+    def _mark(self, key: str) -> Any:
+        """A deleted record, as the feed shows it; None if it does not."""
+        how = self.incremental
+        if how is None or how.deletions != "marked":
+            return None
+        name, _, value = how.deleted.partition("=")
+        made = put(put({}, self.key, key), name, plain(value) if value else True)
+        if how.deleted_key:
+            made = put(made, how.deleted_key.split()[0], key)
+        return put(made, how.field, self._later(key, how.field)) if how.style in ("filter", "key") else made
+
+    def _later(self, key: str, path: str) -> Any:
+        """A time that is not before any record's, spelled as the record's that is deleted, or as the last one's."""
+        rows = [self.rows[key][1]] if key in self.rows else self._all()[-1:]
+        spelled = next(iter(value for row in rows for value in pick(row, path)[:1]), self.now().isoformat())
+        at = instant(str(spelled))
+        if at is None or self.incremental is None or self.incremental.style == "key":
+            raise InvalidInput(
+                f"{self.path}: changes are asked for by {path!r}, which is no time here, so that none can tell of a"
+                " deletion: leave incremental= out, and the record is missing in the next full pass"
+            )
+        instants = [instant(str(value)) for row in self._all() for value in pick(row, path)[:1]]
+        text = shifted(str(spelled), max(self.now().timestamp(), *(one or 0.0 for one in instants), at) - at)
+        return text if isinstance(spelled, str) else type(spelled)(text)
 
     # -- what is answered ------------------------------------------------------------------------------------
 

@@ -328,7 +328,7 @@ class FakeProvider:
             raise InvalidInput(f"provider {self.provider.name!r} has no pagination {pages!r}: {', '.join(declared)}")
         paginator = (declared[pages] if pages else next(iter(declared.values()))) if isinstance(pages, str) else pages
         how = self.provider.incremental[incremental] if incremental else None
-        made = Records(self._whole(path), paginator, how, size, key)
+        made = Records(self._whole(path), paginator, how, size, key, self.now)
         made.put(*items)
         with self._lock:
             self._talk.lists.insert(0, made)

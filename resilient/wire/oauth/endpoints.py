@@ -41,7 +41,7 @@ from resilient.wire.requests.pool import PoolSettings, certificates, keep_apart
 from resilient.wire.requests.proxy import ProxyTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
     from datetime import datetime
 
     from resilient.core.accounts.tokens import Credentials
@@ -127,9 +127,12 @@ def _encoded(raw: bytes) -> str:
 
 T = TypeVar("T")
 P = ParamSpec("P")
+if TYPE_CHECKING:
+    Look = Callable[[], Awaitable[None]]  # called before a request's first byte; what it raises comes out, unsent
 LONGEST_NUMBER: Final = 20  # digits
 _METHODS: Final = {"post": "client_secret_post", "basic": "client_secret_basic", "none": "none", "jwt": "none"}
 _JSON_STARTS: Final = (b"{", b"[")
+_FIRST_BYTE: Final = "http11.send_request_headers.started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +168,13 @@ class TokenClient:
         redact.install()
 
     @_encodable
-    async def refresh(self, oauth: OAuth2, refresh_token: str, now: datetime) -> TokenAnswer:
+    async def refresh(self, oauth: OAuth2, refresh_token: str, now: datetime, look: Look | None = None) -> TokenAnswer:
         """A new access token for a refresh token."""
         redirect = oauth.redirect_uri if oauth.refresh_redirect else None
         body = prepare_token_request(
             "refresh_token", redirect_uri=redirect, refresh_token=refresh_token, **oauth.refresh_params
         )
-        return await self._ask(oauth, oauth.refresh_url or oauth.token_url, body, now)
+        return await self._ask(oauth, oauth.refresh_url or oauth.token_url, body, now, look)
 
     @_encodable
     async def exchange(self, oauth: OAuth2, code: str, verifier: str, redirect_uri: str, now: datetime) -> TokenAnswer:
@@ -183,18 +186,18 @@ class TokenClient:
         return await self._ask(oauth, oauth.token_url, body, now)
 
     @_encodable
-    async def client_credentials(self, oauth: OAuth2, now: datetime) -> TokenAnswer:
+    async def client_credentials(self, oauth: OAuth2, now: datetime, look: Look | None = None) -> TokenAnswer:
         """A token of the application's own."""
         scope = {"scope": oauth.scope_text()} if oauth.scopes else {}
         body = prepare_token_request("client_credentials", **scope, **oauth.token_params)
-        return await self._ask(oauth, oauth.token_url, body, now)
+        return await self._ask(oauth, oauth.token_url, body, now, look)
 
     @_encodable
-    async def by_key(self, oauth: OAuth2, account: Credentials, now: datetime) -> TokenAnswer:
+    async def by_key(self, oauth: OAuth2, account: Credentials, now: datetime, look: Look | None = None) -> TokenAnswer:
         """A token for an account that consists of a key (RFC 7523, 2.1)."""
         body = urlencode({**grant_assertion(oauth, account, now), **oauth.token_params})
         own = replace(oauth, client_auth="none", client_id="", key_header=NONE)  # the application proves nothing here
-        return await self._ask(own, oauth.token_url, body, now)
+        return await self._ask(own, oauth.token_url, body, now, look)
 
     @_encodable
     async def revoke(self, oauth: OAuth2, token: str, now: datetime) -> Failure | None:
@@ -212,8 +215,12 @@ class TokenClient:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _ask(self, oauth: OAuth2, url: str, body: str, now: datetime, *, revoking: bool = False) -> TokenAnswer:
+    async def _ask(
+        self, oauth: OAuth2, url: str, body: str, now: datetime, look: Look | None = None, *, revoking: bool = False
+    ) -> TokenAnswer:
         request = self._request(oauth, url, body, now)
+        if look is not None:
+            request.extensions["trace"] = _before_first_byte(look)
         secrets = _secrets_in(request)
         try:
             async with asyncio.timeout(EXCHANGE_TIMEOUT):
@@ -277,6 +284,14 @@ class TokenClient:
             return self._guarded
         self._client = self._client or _client(self._settings, guarded=False)
         return self._client
+
+
+def _before_first_byte(look: Look) -> Callable[[str, Any], Coroutine[Any, Any, None]]:
+    async def trace(event: str, _info: Any) -> None:
+        if event == _FIRST_BYTE:
+            await look()
+
+    return trace
 
 
 def _client(settings: PoolSettings, *, guarded: bool) -> httpx.AsyncClient:

@@ -19,7 +19,15 @@ from urllib.parse import urlencode
 
 from resilient.core.base.bounds import ERROR_BODY, ERROR_MESSAGE
 from resilient.core.base.budgets import Fields, budgets
-from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, at_scope, chain
+from resilient.core.base.errors import (
+    Failure,
+    FailureKind,
+    InvalidInput,
+    JobFailure,
+    ResourceStopped,
+    at_scope,
+    chain,
+)
 from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.hosts import PORTS, address, without_secrets
 from resilient.core.base.phrases import one_line
@@ -158,8 +166,7 @@ class Call:
             yield resolved(parts.host, parts.port or PORTS[parts.scheme])
         try:
             self._permit = yield hooks.admit(request)
-            if request.marked:
-                yield hooks.mark(self._permit)
+            yield from self._mark(self._permit)
         except BaseException:
             self._request_log.give_up(request)
             if self._permit is not None:
@@ -176,6 +183,20 @@ class Call:
             headers, params = idem.fields(request.idempotency_key)
             self.headers.update(headers)
             self.params.update(params)
+
+    def _mark(self, permit: Permit) -> Flow:
+        """Mark it, and take the last look: the caller's client sends it now."""
+        request, hooks = self._request, self._request_log.hooks
+        if request.marked:
+            yield hooks.mark(permit)
+        if not hooks.is_late(permit):
+            return
+        try:
+            yield hooks.again(permit)
+        except ResourceStopped:
+            if request.marked and permit.fresh:
+                hooks.clear(permit, took_effect=False)
+            raise
 
     def _exit(self, error: BaseException | None) -> Flow:
         request, hooks, permit = self._request, self._request_log.hooks, self._permit

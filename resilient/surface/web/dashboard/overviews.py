@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.accounts.tokens import GrantState
+from resilient.core.accounts.tokens import UNREADABLE, GrantState
 from resilient.core.alerts.words import begun
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput
@@ -18,6 +18,7 @@ from resilient.core.inspect.why import stands_still
 from resilient.core.jobs.states import JobState
 from resilient.core.jobs.workflow import OVER, WorkflowState
 from resilient.engine.inspect.doctor import examine
+from resilient.store.gates import resources as gates
 from resilient.store.inspect import pages
 from resilient.store.inspect.why import glance
 from resilient.store.jobs.filters import as_id
@@ -168,8 +169,10 @@ async def connections(visit: Visit) -> Response:
     """A page of connections by key; of each provider the states, and whether its fuse has blown."""
     state, provider = visit.query.get("state") or None, visit.query.get("provider") or None
     rows = await visit.app.connections.list(provider, state=state, limit=PAGE + 1, after=visit.query.get("after", ""))
+    facts = await visit.read(gates.read, [one.resource_key for one in rows[:PAGE]])
     return visit.render(
-        "connections.html", rows=rows[:PAGE], state=state, provider=provider, states=[one.value for one in GrantState],
+        "connections.html", unreadable={key for key, one in facts.items() if one.auth == UNREADABLE}, rows=rows[:PAGE],
+        state=state, provider=provider, states=[one.value for one in GrantState],
         following=rows[PAGE - 1].resource_key if len(rows) > PAGE else None,
         providers=await visit.read(pages.grants_by_provider),
     )  # fmt: skip

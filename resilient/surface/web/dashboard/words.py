@@ -13,6 +13,7 @@ from resilient.core.accounts.tokens import REFRESHING
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.phrases import brief, counted, error_line, in_json, plain, rough, span
+from resilient.core.inspect.why import credentials_end
 from resilient.core.jobs.records import plain as as_json
 from resilient.surface.cli.jobs import text_of
 
@@ -26,6 +27,11 @@ _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _SPECIAL: Final = re.compile(r"[,\\]|\A\s|\s\Z")
 _MINUTE: Final = 60  # seconds
 _ONE: Final = {"keys": "key", "grants": "grant", "events": "event", "jobs": "job", "accounts": "account"}
+_KEPT: Final = {  # jobs that a change left alone, and why, where the name alone would mislead
+    "undone": "left alone: their workflow turned around",
+    "duplicates": "left alone: another job holds their unique key",
+    "sent": "left alone: they may have been sent",
+}
 _LONGEST: Final = 20_000  # characters of a document
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._:@+/-]+")
 _COMMAND: Final = re.compile(r"`([^`]*)`")
@@ -104,7 +110,7 @@ def brought(outcome: Mapping[str, Any]) -> str:
         if value is True:
             words.append(word)
         elif isinstance(value, (int, float)) and value:
-            word = _ONE.get(word, word) if value == 1 else word
+            word = _KEPT.get(name, _ONE.get(word, word) if value == 1 else word)
             words.append(f"version {value}" if name == "version" else f"{value:,} {word}")
         elif value:
             words.append(f"{word}: {' '.join(map(str, value)) if isinstance(value, list) else value}")
@@ -282,5 +288,5 @@ FILTERS: Final[dict[str, Any]] = {
 }  # fmt: skip
 FUNCTIONS: Final[dict[str, Any]] = {
     "as_word": as_word, "text_of": text_of, "counted": counted, "give_up_in_doubt": GIVE_UP_IN_DOUBT,
-    "same": same,
+    "same": same, "credentials_end": credentials_end,
 }  # fmt: skip
