@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from resilient.engine.alerts import Outage
     from resilient.engine.ground.counts import Counts
     from resilient.engine.run.execution import Execution
+    from resilient.engine.run.executor import Executor
     from resilient.store.db.database import Database
     from resilient.store.db.dialect import Dialect
 
@@ -69,19 +70,6 @@ class Pulse(Protocol):
         """Take the database's time, read at the monotonic time ``at``."""
 
 
-class Executions(Protocol):
-    """What a worker runs: its executor."""
-
-    running: dict[int, Execution]
-    lease: float
-
-    def find(self, number: int) -> Execution | None:
-        """An execution that is claimed and not decided, by its job's number."""
-
-    def interrupt(self, execution: Execution, reason: str) -> None:
-        """Stop one."""
-
-
 class Heartbeat:
     """Beats for one worker."""
 
@@ -92,7 +80,7 @@ class Heartbeat:
         lease: timedelta,
         link: DatabaseLink,
         pulse: Pulse,
-        executor: Executions,
+        executor: Executor,
         outage: Outage,
         counts: Counts,
     ) -> None:

@@ -104,8 +104,7 @@ def admit(execution: Execution) -> Outcome | None:
     # Housekeeping ends expired jobs too, but only now and then. One with a mark runs, so that its request is looked up.
     if row.expires_at is not None and row.expires_at <= context.now() and not marks.unanswered(row.sent):
         return Expired()
-    stop = context.gate.stop(execution.resource_key, probes=execution.probes)  # it may have closed since the claim
-    if stop is not None:
+    if (stop := context.gate.stop(execution.resource_key, probes=execution.probes)) is not None:  # since the claim
         return _deferred(ResourceStopped(stop.resource, stop.gate, stop.until))
     if execution.sent and execution.handler.reconcile is None:
         return Failed(Failure(FailureKind.AMBIGUOUS), execution.doubt())
@@ -123,7 +122,8 @@ async def admit_late(execution: Execution, wire: Wire) -> Outcome | None:
         await wire.prepare(execution)
         if wire.lines_up(execution):
             await wire.line_up(execution)
-        await require_lease(execution)
+        if execution.is_unsure:
+            await require_lease(execution)
     except Exception as error:  # noqa: BLE001 - a stopped account, the database, an address that is none
         return explain_error(execution, error)
     return None
