@@ -43,7 +43,7 @@ _MIXED: Final = (
 _KNOWS_USER_TIMEOUT: Final = 120_000  # libpq's first version with tcp_user_timeout
 _EXAMPLES: Final = "sqlite:///app.db or postgresql://user:password@host/name"
 _SECRETS: Final = ("password", "secret")  # in the name of a parameter: libpq takes passwords there too
-_OF_THE_DISK: Final = ("disk I/O error", "disk is full", "unable to open", "readonly database")
+_OF_THE_DISK: Final = ("disk I/O error", "unable to open", "readonly database")  # "disk is full" says it itself
 _LITTLE: Final = 64 * 2**20  # bytes; SQLite needs some for its log and its index of that
 _HINTS: Final = {
     "resolve host": " (is the host's name right?)",
