@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.features import run
 
-SEEDS = int(os.environ.get("RESILIENT_PROGRAMS", "60"))  # `make proof` runs twenty thousand
+SEEDS = int(os.environ.get("RESILIENT_PROGRAMS", "40"))  # `make proof` runs twenty thousand
 PARTS = 2
 OPTIONS = {
     "key": [1],
