@@ -30,7 +30,6 @@ _TCP: Final = {  # seconds, and milliseconds; libpq's names (PostgreSQL's docume
     "tcp_user_timeout": 10_000,
 }
 _HOST_AND_PORT: Final = re.compile(r"([^:/]+):(\d+)")  # an IPv6 address or a socket's directory has no port here
-_BEHIND_USER: Final = re.compile(r"://[^:/]*(?::[^@]*)?@(.*)", re.DOTALL)  # as SQLAlchemy reads it
 _PARAMETERS: Final = re.compile(r"\?(?=[\w.-]+=)")
 _UNESCAPED: Final = (
     "the database address has an @ behind the one that ends user and password: write %40 for each @ that belongs to the"
@@ -95,9 +94,17 @@ def _splits_a_password(target: str | URL, url: URL) -> bool:
     Then the rest of the password is taken for a host or a name, and would be shown.
     """
     behind = f"{url.host or ''}/{url.database or ''}"
-    if isinstance(target, str) and (match := _BEHIND_USER.search(target)):
-        behind += _PARAMETERS.split(match[1])[0]
+    if isinstance(target, str):
+        behind += _PARAMETERS.split(_behind_user(target.partition("://")[2]))[0]
     return "@" in behind
+
+
+def _behind_user(place: str) -> str:
+    """What stands behind the ``@`` that ends user and password, as SQLAlchemy reads it: a user may hold one, too."""
+    end = next((i for i, sign in enumerate(place) if sign in ":/"), len(place))
+    at = place.find("@", end) if place[end : end + 1] == ":" else -1
+    at = place.rfind("@", 0, end) if at < 0 else at
+    return "" if at < 0 else place[at + 1 :]
 
 
 def _with_hosts(url: URL) -> URL:
