@@ -8,6 +8,7 @@ minutes, under notes of its own.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -141,9 +142,9 @@ class Runner:
         self.rows, self.failed = [], 0
         self._child = None
 
-    def run(self, chosen):
-        """All that are chosen; 1 if one failed."""
-        for piece in chosen:
+    def run(self, some):
+        """These pieces; 1 if one failed."""
+        for piece in some:
             note = self.noted(piece)
             if note is None:
                 note = self._done(piece)
@@ -237,13 +238,21 @@ def ended(*_):
     raise KeyboardInterrupt
 
 
+def chosen(words, scale=1.0):
+    """The pieces that these words mean. Exits where one means none: nothing is proved by nothing."""
+    every = list(pieces(scale))
+    if unknown := [word for word in words if not any(word in piece.name for piece in every)]:
+        sorts = ", ".join(dict.fromkeys(piece.name.split(":")[0].split(",")[0] for piece in every))
+        sys.exit(f"PIECES: no piece has {unknown[0]!r} in its name. There are: {sorts}")
+    return [piece for piece in every if not words or any(word in piece.name for word in words)]
+
+
 def main():
-    words, scale = os.environ.get("PIECES", "").split(), float(os.environ.get("SCALE") or 1)
-    chosen = [piece for piece in pieces(scale) if not words or any(word in piece.name for word in words)]
+    chosen_pieces = chosen(os.environ.get("PIECES", "").split(), float(os.environ.get("SCALE") or 1))
     runner = Runner()
     signal.signal(signal.SIGTERM, ended)
     try:
-        return runner.run(chosen)
+        return runner.run(chosen_pieces)
     except KeyboardInterrupt:
         runner.end()
         runner.show()
@@ -252,4 +261,6 @@ def main():
 
 
 if __name__ == "__main__":
+    about = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser("make proof", description=__doc__, formatter_class=about).parse_args()
     sys.exit(main())

@@ -46,6 +46,12 @@ def test_what_held_is_not_run_again_until_the_code_changes(root):
     assert (root / "ran").read_text() == "xx"
 
 
+def test_a_word_that_means_no_piece_is_refused():
+    assert {piece.name.split(":")[0] for piece in proof.chosen(["docs", "table"])} == {"docs", "table"}
+    with pytest.raises(SystemExit, match="no piece has 'tabel' in its name"):
+        proof.chosen(["docs", "tabel"])
+
+
 def test_another_size_of_a_piece_is_another_piece(root):
     for argument in ("1", "2", "1"):
         run(root, proof.Piece("one", [*counting(root / "ran"), argument]))
