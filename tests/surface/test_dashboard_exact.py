@@ -9,6 +9,7 @@ from sqlalchemy import text
 from starlette.exceptions import HTTPException
 
 from resilient import Job, Permanent, Resilient, handler, web
+from resilient.core.jobs.records import Deleted
 from resilient.core.sync.stream import Cursor
 from resilient.store import sync as cursors
 from resilient.store.gates import controls
@@ -428,3 +429,10 @@ async def test_what_is_unknown_or_refused_is_no_dead_end(app):
 )  # fmt: skip
 async def test_the_equal_command_has_the_filters_of_the_page(app, address, command):
     assert command in (await browser(app).get(address)).text
+
+
+def test_what_was_left_alone_says_why_as_the_command_line_does():
+    assert (
+        words.brought(Deleted(deleted=3, in_workflow=2).to_json())
+        == "3 deleted, 2 left alone: their workflow is not over"
+    )

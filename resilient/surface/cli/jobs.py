@@ -497,14 +497,17 @@ def _effective(tally: Mapping[str, int]) -> int:
     return next(iter(tally.values())) + tally.get("requested", 0)
 
 
+LEFT_ALONE: Final = {
+    "duplicates": "left alone: another job holds their unique key",
+    "undone": "left alone: their workflow turned around",
+    "in_workflow": "left alone: their workflow is not over",
+}
 WORDS = {
     "cancelled": "cancelled", "requested": "running, asked to stop", "too_late": "over already", "edited": "edited",
     "running": "running: left alone", "sent": "may have been sent: --new-operation edits them", "retried": "restarted",
     "not_finished": "not finished: left alone", "discarded": "discarded", "not_dead": "not dead: left alone",
     "ambiguous": "may have taken effect: left alone (--repeat-ambiguous)", "deleted": "deleted",
-    "duplicates": "left alone: another job holds their unique key",
-    "undone": "left alone: their workflow turned around",
-    "in_workflow": "left alone: their workflow is not over",
+    **LEFT_ALONE,
 }  # fmt: skip
 
 

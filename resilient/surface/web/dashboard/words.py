@@ -15,7 +15,7 @@ from resilient.core.base.errors import InvalidInput
 from resilient.core.base.phrases import brief, counted, error_line, in_json, plain, rough, span
 from resilient.core.inspect.why import credentials_end
 from resilient.core.jobs.records import plain as as_json
-from resilient.surface.cli.jobs import text_of
+from resilient.surface.cli.jobs import LEFT_ALONE, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,11 +27,7 @@ _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _SPECIAL: Final = re.compile(r"[,\\]|\A\s|\s\Z")
 _MINUTE: Final = 60  # seconds
 _ONE: Final = {"keys": "key", "grants": "grant", "events": "event", "jobs": "job", "accounts": "account"}
-_KEPT: Final = {  # jobs that a change left alone, and why, where the name alone would mislead
-    "undone": "left alone: their workflow turned around",
-    "duplicates": "left alone: another job holds their unique key",
-    "sent": "left alone: they may have been sent",
-}
+_KEPT: Final = LEFT_ALONE | {"sent": "left alone: they may have been sent"}
 _LONGEST: Final = 20_000  # characters of a document
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._:@+/-]+")
 _COMMAND: Final = re.compile(r"`([^`]*)`")
