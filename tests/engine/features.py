@@ -8,13 +8,15 @@ each word promised. `test_features.py` draws the programs.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from resilient import (
+    Cancel,
     DuplicateJob,
     Fixed,
     InvalidInput,
@@ -26,7 +28,11 @@ from resilient import (
     Transient,
     handler,
 )
+from resilient.core.gates.policy import Policies
 from resilient.store.db.database import Database
+from resilient.store.gates import resources
+from resilient.store.jobs import leases
+from resilient.store.jobs.claim import Ask, claim
 from tests.conftest import FakeClock
 from tests.helpers import LIMIT
 from tests.invariants import broken, keep_house
@@ -35,6 +41,9 @@ KEYS = ("p/1", "p/2")
 OPEN = ("scheduled", "ready", "running", "blocked")
 WAITING = ("scheduled", "ready", "blocked")
 RUNS_AGAIN = Retry(max_attempts=3, delay=Fixed(10))
+EFFECTS = {"done": True, "not done": False, "unknown": None}  # of such a request
+LEASE = timedelta(seconds=30)
+MARKS = {"no key": None, "a key for a while": 60, "a key": 1e6}  # requests without an answer; seconds of the key's life
 
 
 @dataclass(eq=False)
@@ -51,6 +60,8 @@ class Account:
     keys: list[str] = field(default_factory=list)  # of its operations, in their order
     successes: Counter[str] = field(default_factory=Counter)
     retried: int = 0
+    safe_until: dict[str, datetime] = field(default_factory=dict)  # of operations with a request without an answer
+    effects: dict[str, bool | None] = field(default_factory=dict)  # whether that was done; None: nobody can tell
     ended: bool = False  # cancelled, expired or deleted: what was promised before is over
     script: list[str] = field(default_factory=list)  # how its calls end
     inside: tuple[Any, ...] = ()  # what its first call does
@@ -62,7 +73,7 @@ class World:
     def __init__(self, url: str) -> None:
         self.clock = FakeClock()
         self.database = Database(url, clock=self.clock.now)
-        self.app = Resilient(self.database, handlers=[WORK, UNDO], deps=self, upgrade=False)
+        self.app = Resilient(self.database, handlers=[WORK, LOOKED_UP, UNDO], deps=self, upgrade=False)
         self.jobs: list[UUID] = []
         self.accounts: dict[UUID, Account] = {}
         self.flows: dict[UUID, list[UUID]] = {}
@@ -96,16 +107,16 @@ class World:
         """A job, or a word to the one with its unique key."""
         n, words = self.number(), dict(options)
         key, script = KEYS[words.pop("key", 0)], words.pop("script", ())
-        first = words.pop("inside", ())
+        first, kind = words.pop("inside", ()), LOOKED_UP if words.pop("looked up", False) else WORK
         after = [self.job(i) for i in words.pop("after", ())]
         after = [one for one in after if one is not None]
         on_dead = words.get("on_dead", "cancel")
         if after:
             words["after"] = after
-        if words.get("ordering_key") and words.get("unique_key"):
-            words["unique_key"] += "-lane"
+        if words.get("unique_key"):
+            words["unique_key"] += f"-{kind.kind}" + ("-lane" if words.get("ordering_key") else "")
         try:
-            done = await self.app.enqueue(WORK, n, resource_key=key, **words)
+            done = await self.app.enqueue(kind, n, resource_key=key, **words)
         except DuplicateJob:
             return
         if done.created:
@@ -189,6 +200,33 @@ class World:
         """Run everything that is due."""
         await self.app.worker(concurrency=1).drain(timeout=LIMIT)
 
+    async def lose(self, mark: str | None, effect: str = "unknown") -> None:
+        """A worker claims what is due and is killed: before it sends anything, or (``mark``) before the answer.
+
+        ``effect``: whether that request was done.
+        """
+        ask = Ask("lost", 10, [WORK.kind, LOOKED_UP.kind], LEASE, Policies().for_key, lambda: 0.5)
+        await self.database.transaction(resources.ensure, [*KEYS, "p"])
+        for row in (await self.database.transaction(claim, ask)).jobs:
+            (info,) = await self.app.jobs.list(ids=[row.id])
+            key = row.idempotency_key or str(row.id)
+            await self.begin(replace(info, idempotency_key=key))
+            if mark is not None:
+                account = self.accounts[row.id]
+                account.safe_until[key] = self.clock.now() + timedelta(seconds=MARKS[mark] or 0)
+                account.effects[key] = EFFECTS[effect]
+                fence = row.version + 1
+                assert await self.database.transaction(
+                    leases.mark_sent_if_held, row.id, fence, self._mark(mark, key), self.clock.now()
+                )
+
+    def _mark(self, mark: str, key: str) -> str:
+        now, life = self.clock.now(), MARKS[mark]
+        request = {"hash": "-", "at": now.isoformat()}
+        if life is not None:
+            request |= {"key": key, "until": (now + timedelta(seconds=life)).isoformat()}
+        return json.dumps({"POST /": request})
+
     async def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.clock.advance(seconds)
@@ -196,18 +234,20 @@ class World:
     async def house(self) -> None:
         """What housekeeping does beside staging."""
         worker = self.app.worker()
+        await worker.sweeper.rescue()
         await worker.sweeper._expire()
         for id_ in self.jobs:
             account = self.accounts[id_]
             rows = await self.app.jobs.list(ids=[id_])
-            if rows and rows[0].last_error_kind == "expired":
-                if account.promises and account.keys and account.successes[account.keys[-1]] and not account.expires:
+            if rows and rows[0].last_error_kind == "expired" and str(rows[0].state) == "dead":
+                is_in_doubt = bool(account.keys) and account.keys[-1] in account.safe_until  # that is never repeated
+                if account.promises and not account.expires and not is_in_doubt:
                     self.faults.append(f"{id_} was to run once more, and the expiry of the run before ended it")
                 account.ended, account.promises, account.wish = True, 0, None
 
     # -- what must be true -----------------------------------------------------------------------------------
 
-    async def begin(self, job: Job[Any]) -> None:
+    async def begin(self, job: Any) -> None:
         """A call of a handler: what it was told, and what it had to wait for."""
         account = self.accounts[job.id]
         key = str(job.idempotency_key)
@@ -219,6 +259,8 @@ class World:
                 account.promises = 0
                 account.payload, account.wish = (account.payload if account.wish is None else account.wish), None
             account.may_begin_anew = False
+        if account.safe_until.get(key, self.clock.now() + LEASE) <= self.clock.now():
+            self.faults.append(f"{job.id} is called again, and its provider may do what it has done")
         if job.payload != account.payload:
             self.faults.append(f"{job.id} was called with {job.payload} and not with {account.payload}")
         for blocker, on_dead in account.after.items():
@@ -313,7 +355,23 @@ async def work(job: Job[int]) -> None:
         raise Transient("later")
     if how == "never":
         raise Permanent("never")
+    if how == "gone":
+        raise Cancel("gone")
     account.successes[str(job.idempotency_key)] += 1
+
+
+async def look_up(job: Job[int]) -> bool | None:
+    """Says what became of the request that has no answer."""
+    world: World = job.deps
+    account, key = world.accounts[job.id], str(job.idempotency_key)
+    safe_until, effect = account.safe_until.pop(key, None), account.effects.pop(key, None)
+    if safe_until is None or safe_until > world.clock.now():
+        world.faults.append(f"{job.id} looks up a request that is not in doubt")
+    account.successes[key] += effect is True
+    return effect
+
+
+looked_up = handler("looked_up", retry=RUNS_AGAIN, reconcile=look_up)(work.fn)
 
 
 @handler("undo")
@@ -322,7 +380,7 @@ async def undo(job: Job[int]) -> None:
     job.deps.undone.append(job.payload)
 
 
-WORK, UNDO = work, undo
+WORK, LOOKED_UP, UNDO = work, looked_up, undo
 
 
 CHANGES = ("cancel", "retry", "discard", "delete", "edit")
@@ -340,6 +398,7 @@ async def carry_out(world: World, operation: tuple[Any, ...]) -> None:
         "retry all": world.retry_all,
         "drain": world.drain,
         "house": world.house,
+        "lose": world.lose,
         "advance": world.advance,
         "pause": lambda place: resources.pause(KEYS[place]),
         "resume": lambda place: resources.resume(KEYS[place]),

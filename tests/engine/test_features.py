@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from tests.engine.features import run
+from tests.engine.features import EFFECTS, MARKS, run
 
 SEEDS = int(os.environ.get("RESILIENT_PROGRAMS", "40"))  # `make proof` runs twenty thousand
 PARTS = 2
@@ -24,6 +24,7 @@ OPTIONS = {
     "ordering_policy": ["skip"],
     "expires_in": [30],
     "delay": [20],
+    "looked up": [True],
 }
 TOGETHER = {  # what says nothing without the other
     "unique_until": ["unique_key"], "on_conflict": ["unique_key"], "while_running": ["unique_key", "unique_until"],
@@ -36,6 +37,7 @@ OTHERS = {
     "retry": lambda dice: ("retry", dice.randrange(4), dice.choice([{}, {}, {"new_operation": True}])),
     "edit": lambda dice: ("edit", dice.randrange(4), dice.choice([{}, {}, {"new_operation": True}])),
     "house": lambda _: ("house",),
+    "lose": lambda dice: ("lose", dice.choice([None, None, *MARKS]), dice.choice([*EFFECTS])),
     "retry all": lambda _: ("retry all",),
     "advance": lambda dice: ("advance", dice.choice([5, 15, 40])),
     "gate": lambda dice: (dice.choice(["pause", "resume"]), dice.randrange(2)),
@@ -45,7 +47,7 @@ OTHERS = {
 
 
 def script(dice):
-    return dice.choices(["ok", "later", "never"], k=dice.randrange(3))
+    return dice.choices(["ok", "later", "never", "gone"], k=dice.randrange(3))
 
 
 def drawn(seed):
