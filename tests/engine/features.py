@@ -187,14 +187,14 @@ class World:
         if not which:
             return
         await self.app.jobs.retry(which)
-        for id_ in which:
-            if await self.state(id_) in OPEN:
-                account = self.accounts[id_]
-                account.retried += 1
-                account.ended, account.promises, account.wish = False, 0, None
-                account.after = {
-                    one: on_dead for one, on_dead in account.after.items() if over.get(one) in OPEN or one in which
-                }
+        retried = [id_ for id_ in which if await self.state(id_) in OPEN]
+        for id_ in retried:
+            account = self.accounts[id_]
+            account.retried += 1
+            account.ended, account.promises, account.wish = False, 0, None
+            account.after = {
+                one: on_dead for one, on_dead in account.after.items() if over.get(one) in OPEN or one in retried
+            }
 
     async def drain(self) -> None:
         """Run everything that is due."""
