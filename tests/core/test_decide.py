@@ -405,6 +405,8 @@ def test_once_more():
     dead = step(fail("permanent"), once_more=True)
     assert (dead.state, dead.decision, dead.run_at, dead.attempts) == (READY, "dead", NOW, 0)
     assert step(fail("permanent"), once_more=True, cancel_requested=True).state is DEAD
+    assert step(CancelledByHandler(), once_more=True).state is READY
+    assert step(CancelledByHandler(), once_more=True, cancel_requested=True).state is CANCELLED
     assert step(fail("ambiguous"), once_more=True).state is DEAD
     assert step(fail("permanent"), once_more=True, safe_until=in_(60)).state is DEAD  # a request is unanswered
 

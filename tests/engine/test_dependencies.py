@@ -483,6 +483,19 @@ class TestRepair:
         assert states(app, b) == "succeeded"
 
 
+async def test_jobs_that_are_retried_before_anybody_looked_what_they_wait_for(app):
+    """On a connection of the program's staging looks later; until then no job is marked followed."""
+    a = put(app, 1, delay=3600)
+    with app.database.sync_engine.begin() as c:
+        b = put(app, 2, after=a, session=c)
+    app.sync.jobs.cancel([a, b])
+    app.sync.jobs.retry([a, b], rate="1/h")
+    assert states(app, a, b) == "ready blocked"
+    assert await drain(app) == [1]
+    app.sync.jobs.edit(b, delay=0)
+    assert await drain(app) == [1, 2]
+
+
 def test_what_somebody_holds_keeps_nobody_behind_it(postgres_database, monkeypatch):
     """A transaction that holds a job for which many wait, while they are enqueued."""
     monkeypatch.setattr(dependencies, "RESOLVE_LIMIT", 2)

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import Fixed, Job, Permanent, Resilient, Retry, Transient, handler
-from tests.helpers import drain
+from resilient import Cancel, Fixed, Job, Permanent, Resilient, Retry, Transient, handler
+from tests.helpers import drain, settle
 
 WORDS = {"resource_key": "p/1", "unique_key": "u", "unique_until": "finish"}
 AGAIN = WORDS | {"while_running": "once_more"}
@@ -42,7 +42,9 @@ async def made(database, clock):
         await app.close()
 
 
-@pytest.mark.parametrize("first", [None, Permanent("no such thing")], ids=["succeeds", "dies"])
+@pytest.mark.parametrize(
+    "first", [None, Permanent("no such thing"), Cancel("it is gone")], ids=["succeeds", "dies", "cancels itself"]
+)
 async def test_it_is_then_what_the_newer_one_says(made, clock, first):
     options = {"on_conflict": "replace", "priority": 7, "tags": {"n": "2"}, "max_attempts": 2, "expires_in": 3600}
     again = runs_with(options, first=first)
@@ -121,22 +123,77 @@ async def test_an_expiry_that_passed_meanwhile_was_the_first_runs(made, clock, o
     assert len(RUNS) == 2
 
 
-@pytest.mark.parametrize("end", ["cancelled", "discarded", "expired"])
-async def test_no_wish_outlives_its_job(made, clock, end):
+@pytest.mark.parametrize("end", ["cancelled", "discarded"])
+async def test_no_wish_outlives_its_job(made, end):
     """Else a retry would run it twice."""
     again = runs_with({"on_conflict": "replace"}, first=Transient("later"))
     app = made(again)
-    done = await app.enqueue(again, "v1", **WORDS, expires_in=3600)
+    done = await app.enqueue(again, "v1", **WORDS)
     await drain(app)
-    if end == "expired":
-        clock.advance(hours=2)
-        await app.worker().sweeper._expire()
-    else:
-        await app.jobs.cancel(done.id)
-    assert (await app.jobs.get(done.id)).state == ("dead" if end == "expired" else "cancelled")
+    await app.jobs.cancel(done.id)
+    assert (await app.jobs.get(done.id)).state == "cancelled"
     if end == "discarded":
         await app.jobs.retry(done.id)
         await app.jobs.cancel(done.id)
     await app.jobs.retry(done.id)
     await drain(app)
     assert RUNS == ["v1", "v1"]
+
+
+@pytest.mark.parametrize("lane", [{}, {"ordering_key": "lane"}], ids=["alone", "in order"])
+@pytest.mark.parametrize("on_conflict", ["keep", "replace"])
+async def test_an_expiry_while_the_first_run_waits_for_its_next_try_ends_that_one_alone(made, clock, on_conflict, lane):
+    again = runs_with({"on_conflict": on_conflict} | lane, first=Transient("later"))
+    app = made(again)
+    done = await app.enqueue(again, "v1", **WORDS, **lane, expires_in=3600)
+    await drain(app)
+    await app.resources.pause("p/1")
+    clock.advance(hours=2)
+    await app.worker().sweeper._expire()
+    assert (await app.jobs.get(done.id)).state == "ready"
+    assert (await app.jobs.attempts(done.id))[-1].decision == "expired"
+    await app.resources.resume("p/1")
+    await settle(app)
+    second = "v1" if on_conflict == "keep" else "v2"
+    assert RUNS[1:] == [second]
+    assert (await app.jobs.get(done.id)).state == "succeeded"
+
+
+async def test_a_wish_with_an_expiry_of_its_own_ends_with_that(made, clock):
+    again = runs_with({"on_conflict": "replace", "expires_in": 1800}, first=Transient("later"))
+    app = made(again)
+    done = await app.enqueue(again, "v1", **WORDS, expires_in=3600)
+    await drain(app)
+    clock.advance(hours=2)
+    for _ in range(2):  # the first ends the operation that waits, the second the wish
+        await app.worker().sweeper._expire()
+    job = await app.jobs.get(done.id)
+    assert (job.state, job.last_error_kind, job.payload) == ("dead", "expired", "v2")
+    assert RUNS == ["v1"]
+
+
+async def test_an_expiry_lets_nothing_run_once_more_while_a_request_is_in_doubt(made, clock):
+    again = runs_with({}, first=Transient("later"))
+    app = made(again)
+    done = await app.enqueue(again, "v1", **WORDS, expires_in=3600)
+    await drain(app)
+    mark = "UPDATE {job} SET sent = :sent"
+    await app.database.transaction(lambda c, d: d.run(c, mark, {"sent": '{"charge": {}}'}) and None)
+    clock.advance(hours=2)
+    await app.worker().sweeper._expire()
+    assert (await app.jobs.get(done.id)).state == "dead"
+
+
+async def test_it_goes_under_the_key_that_the_newer_one_names(made):
+    keys = []
+
+    @handler("again")
+    async def again(job: Job[str]) -> None:
+        keys.append(job.idempotency_key)
+        if len(keys) == 1:
+            await job.app.enqueue(again, "v2", **AGAIN, on_conflict="replace", idempotency_key="order-2")
+
+    app = made(again)
+    await app.enqueue(again, "v1", **WORDS, idempotency_key="order-1")
+    assert await drain(app) == 2
+    assert keys == ["order-1", "order-2"]

@@ -10,6 +10,7 @@ from resilient import DuplicateJob, Item, Job, JobFilter, Resilient, handler
 from resilient.core.gates.policy import Policies
 from resilient.store.gates import resources, turns
 from resilient.store.jobs import changes, claim
+from resilient.store.jobs.dependencies import release_followers
 from tests.helpers import LIMIT
 from tests.interleaving import until_somebody_waits
 
@@ -166,6 +167,19 @@ async def test_the_newer_one_says_how_often_and_until_when_it_is_unique(database
     await database.transaction(resources.ensure, ["p", "p/1"])
     assert [one.id for one in await database.transaction(claims)] == [old.id]
     assert not (await app.enqueue(send, "newer", **WORDS)).created
+    await app.close()
+
+
+async def test_the_newer_one_says_whether_its_death_holds_up_its_lane(database):
+    app = Resilient(database, handlers=[send])
+    lane = {"ordering_key": "line"}
+    old = await app.enqueue(send, "old", **WORDS, **lane)
+    behind = await app.enqueue(send, "behind", resource_key="p/1", **lane)
+    await app.enqueue(send, "new", on_conflict="replace", ordering_policy="skip", **WORDS, **lane)
+    dies = "UPDATE {job} SET state = 'dead', finished_at = run_at WHERE id = :id"
+    await database.transaction(lambda c, d: d.run(c, dies, {"id": d.id(old.id)}) and None)
+    await database.transaction(lambda c, d: release_followers(c, d, [], [old.id], d.now(c)))
+    assert (await app.jobs.get(behind.id)).state == "ready"
     await app.close()
 
 

@@ -510,11 +510,13 @@ async def test_a_commit_whose_answer_was_lost_is_recognised(make, clock, databas
         await engine.dispose()
 
 
-async def test_a_success_that_runs_once_more_is_recognised_too(make, database_url):
+@pytest.mark.parametrize("wish", [{}, {"delay": 60}, {"idempotency_key": "mine"}])
+async def test_a_success_that_runs_once_more_is_recognised_too(make, clock, database_url, wish):
     @handler("again")
     def again(job: SyncJob[None]) -> None:
         if job.execution == 1:
             options = {"unique_key": "u", "unique_until": "finish", "while_running": "once_more"}
+            options |= {"on_conflict": "replace", **wish} if wish else {}
             job.app.sync.enqueue(again, resource_key="p/1", **options)
         with job.complete() as session:
             session.add(Row(name=f"row {job.execution}"))
@@ -526,8 +528,12 @@ async def test_a_success_that_runs_once_more_is_recognised_too(make, database_ur
     await app.enqueue(again, resource_key="p/1", unique_key="u", unique_until="finish")
     worker = app.worker(concurrency=1)  # the next execution begins when this one has looked
     await worker.drain()
+    counts = worker.outcomes
+    if "delay" in wish:
+        clock.advance(60)
+        counts = counts | (await drain(app)).outcomes
     assert (rows(app), SEEN) == (["row 1", "row 2"], [1, 2])
-    assert (worker.completer.stale, worker.outcomes) == (0, {"succeeded": 2})
+    assert (worker.completer.stale, counts) == (0, {"succeeded": 1 if "delay" in wish else 2})
 
 
 @pytest.mark.parametrize("when", ["in the commit", "after it"])

@@ -94,3 +94,22 @@ async def test_one_that_ran_and_is_tried_again_has_none(made, clock):
     await app.enqueue(sync, {"a": 1}, **WORDS)
     await drain(app)
     assert (await app.enqueue(sync, {"a": 2}, **WORDS)).created
+
+
+async def test_one_that_ran_and_whose_next_try_does_not_start_has_none_either(made, clock):
+    @handler("sync.account", version=2)
+    async def sync(job: Job[dict[str, int]]) -> None:
+        RUNS.append((job.attempt, job.payload["a"]))
+        if job.attempt == 1 and job.payload["a"] == 1:
+            raise ConnectionError("later")
+
+    new, old = made(sync), made(syncing(1))
+    first = await new.enqueue(sync, {"a": 1}, **WORDS)
+    await drain(new)
+    clock.advance(3600)
+    await drain(old)
+    assert (await new.jobs.attempts(first.id))[-1].decision == "snooze"
+    assert (await new.enqueue(sync, {"a": 2}, **WORDS)).created
+    clock.advance(3600)
+    await drain(new)
+    assert sorted(RUNS) == [(1, 1), (1, 2), (2, 1)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from datetime import timedelta
 
 import pytest
 from pydantic import BaseModel
@@ -11,13 +13,16 @@ from sqlalchemy.orm import Session
 from resilient import (
     Ambiguous,
     Cancel,
+    Fixed,
     InvalidInput,
     Job,
     JobState,
     NoResult,
     Permanent,
     Resilient,
+    Retention,
     Retry,
+    Snooze,
     SyncJob,
     Throttled,
     Transient,
@@ -586,6 +591,70 @@ class TestChangedSteps:
         await settle(app)
         info = await app.workflows.get(wf.id)
         assert (info.state, LOG[-1]) == ("undone", "refund whatever was charged")
+
+    @pytest.mark.parametrize("word", ["edit", "retry"])
+    @pytest.mark.parametrize("mark", [{}, {"key": "k", "until": "2999-01-01T00:00:00+00:00"}], ids=["no key", "key"])
+    async def test_a_request_that_a_new_operation_leaves_in_doubt_is_undone(self, app, word, mark):
+        """Whatever the new operation comes to: nobody asks about the request any more."""
+        later = {"retry": Retry(max_attempts=3, delay=Fixed(3600))}
+        own = Resilient(app.database, handlers=[handler("charge", **later)(charge.fn), refund, ship], upgrade=False)
+        async with own.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=7), undo=refund)
+            wf.step(ship, Order(id=7), after=paid)
+        BROKEN["charge"] = Transient("no answer")
+        await drain(own)
+        dead = ", state = 'dead', finished_at = run_at" if word == "retry" else ""  # nobody has looked at it yet
+        row = f"UPDATE {{job}} SET sent = :sent{dead} WHERE id = :id"
+        sent = json.dumps({"charge": mark})
+        await own.database.transaction(lambda c, d: d.run(c, row, {"id": d.id(paid.id), "sent": sent}) and None)
+        BROKEN["charge"] = Permanent("card declined")
+        if word == "edit":
+            assert (await own.jobs.edit(paid.id, payload={"id": 8}, delay=0, new_operation=True)).edited == 1
+        else:
+            assert (await own.jobs.retry(paid.id, repeat_ambiguous=True, new_operation=True)).retried == 1
+        await settle(own)
+        assert (await own.workflows.get(wf.id)).state == "undone"
+        assert LOG == ["charge", "charge", "refund whatever was charged"]
+
+    @pytest.mark.parametrize("how", ["edit", "retry"])
+    async def test_a_new_operation_after_a_certain_failure_leaves_nothing_to_undo(self, app, how):
+        own = Resilient(app.database, handlers=[charge, refund, ship], upgrade=False)
+        async with own.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=7), undo=refund)
+        BROKEN["charge"] = Transient("refused")
+        await drain(own)
+        BROKEN["charge"] = Permanent("card declined")
+        if how == "edit":
+            assert (await own.jobs.edit(paid.id, payload={"id": 8}, delay=0, new_operation=True)).edited == 1
+        else:
+            dies = "UPDATE {job} SET state = 'dead', finished_at = run_at WHERE id = :id"
+            await own.database.transaction(lambda c, d: d.run(c, dies, {"id": d.id(paid.id)}) and None)
+            assert (await own.jobs.retry(paid.id, new_operation=True)).retried == 1
+        await settle(own)
+        assert ((await own.workflows.get(wf.id)).state, LOG) == ("failed", ["charge", "charge"])
+
+    async def test_history_that_says_what_is_to_be_undone_is_not_pruned(self, database, clock):
+        """A step that goes on for longer than history is kept; its other executions go."""
+        LOG.clear()
+        BROKEN.clear()
+        app = Resilient(database, handlers=HANDLERS, upgrade=False, retention=Retention(attempts=timedelta(days=1)))
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(charge, Order(id=7), undo=refund)
+            wf.step(ship, Order(id=7), after=paid, delay=86400 * 30)
+        await drain(app)
+        await app.jobs.retry(paid.id)
+        BROKEN["charge"] = Snooze(86400 * 3)
+        await drain(app)
+        clock.advance(days=2)
+        assert (await app.prune()).attempts == 1
+        assert [one.decision for one in await app.jobs.attempts(paid.id)] == ["retried"]
+        BROKEN["charge"] = Permanent("it is charged already")
+        clock.advance(days=2)
+        await settle(app)
+        assert ((await app.workflows.get(wf.id)).state, LOG[-1]) == ("undone", "refund whatever was charged")
+        await app.prune()
+        assert [one.decision for one in await app.jobs.attempts(paid.id)] == ["dead"]  # the workflow is over
+        await app.close()
 
     async def test_an_undo_gets_the_payload_that_its_step_was_given_later(self, database, clock):
         seen = []

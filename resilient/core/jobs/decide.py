@@ -49,7 +49,7 @@ from resilient.core.jobs.outcomes import (
     Succeeded,
     Transition,
 )
-from resilient.core.jobs.states import JobState
+from resilient.core.jobs.states import TERMINAL, JobState
 
 if TYPE_CHECKING:
     from resilient.core.jobs.backoff import Retry
@@ -74,7 +74,7 @@ def decide(job: JobFacts, outcome: Outcome, retry: Retry, now: datetime, roll: f
     if job.cancel_requested:
         return step
     cancelled = _decide(job._replace(cancel_requested=True), outcome, retry, now, roll)
-    again = _once_more(job, step, now)
+    again = once_more(job, step, now)
     if job.once_more and again is not None:
         step, again = again, None
     return step._replace(
@@ -104,18 +104,19 @@ def _decide(job: JobFacts, outcome: Outcome, retry: Retry, now: datetime, roll: 
     return step if job.called else step._replace(unbegun=True)
 
 
-def _once_more(job: JobFacts, step: Transition, now: datetime) -> Transition | None:
+def once_more(job: JobFacts, step: Transition, now: datetime) -> Transition | None:
     """The step instead of ``step`` for a job that was enqueued again while it ran; None if that changes nothing.
 
-    The job goes to the back of the line, with a fresh budget of attempts. So does a dead one, because the caller was
-    promised one more execution; but not if a request of it may have been received, because that is never repeated.
+    The job goes to the back of the line, with a fresh budget of attempts. So does a dead one, and one that its handler
+    cancelled (a requested cancel ends the wish, too), because the caller was promised one more execution; but not if a
+    request of it may have been received, because that is never repeated.
     Where the operation goes on (another try, a wait, a rescue), that is not the one more: its keys are the same, and a
     provider that has seen them does nothing. The row keeps the wish until the operation ends.
     """
     unanswered = not step.clear_sent and (job.sent or job.safe_until is not None)
     if step.state == JobState.SUCCEEDED:
         decision: Decision = "once_more"
-    elif step.state == JobState.DEAD and step.error_kind is not FailureKind.AMBIGUOUS and not unanswered:
+    elif step.state in TERMINAL and step.error_kind is not FailureKind.AMBIGUOUS and not unanswered:
         decision = step.decision
     else:
         return None

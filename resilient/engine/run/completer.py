@@ -524,7 +524,7 @@ def _written_before(
 ) -> set[UUID]:
     """Ids whose version is now one beyond their fence, in a state this batch meant for them.
 
-    Ready may also be what another made of it, a rescue say; what runs once more has a new idempotency key besides.
+    Ready may also be what another made of it, a rescue say; what runs once more counts no lost worker besides.
     """
     meant = {i: (fence + 1, finishing.AFTER_SUCCESS) for i, fence, _ in done}
     meant |= {f.id: (f.version + 1, finishing.ends_of(f.transition)) for f in finishes}

@@ -137,7 +137,7 @@ def _finished(state: JobState | str, since: datetime | None) -> str:
 
 
 def prune_attempts(c: Connection, d: Dialect, before: datetime, limit: int) -> tuple[int, bool]:
-    """Delete up to ``limit`` of the oldest executions, if they ended before a time.
+    """Delete up to ``limit`` of the oldest executions, if they ended before a time and no workflow needs them.
 
     Returns how many, and whether there may be more.
     """
@@ -161,7 +161,7 @@ def count_attempts(c: Connection, d: Dialect, before: datetime, limit: int) -> i
 
 def _oldest(d: Dialect) -> str:
     """A condition: among the oldest by number, which is the order of writing; an array, lest a plan read all."""
-    oldest = "SELECT id FROM {attempt} ORDER BY id LIMIT :limit"
+    oldest = f"SELECT a.id FROM {{attempt}} a WHERE NOT {workflows.IS_NEEDED} ORDER BY a.id LIMIT :limit"
     return f"= ANY(ARRAY({oldest}))" if d.is_postgresql else f"IN ({oldest})"
 
 

@@ -39,6 +39,7 @@ from resilient.store.jobs.columns import AT_THE_END
 from resilient.store.jobs.dependencies import Ends, release_followers, wait_again
 from resilient.store.jobs.filters import JOB, JobFilter
 from resilient.store.jobs.finishing import note_decision
+from resilient.store.jobs.insert import note_replaced
 from resilient.store.jobs.queries import ATTEMPT, picked, readable_columns
 
 if TYPE_CHECKING:
@@ -330,6 +331,7 @@ class Edit:
             values |= {"payload": self.payload, "payload_version": self.payload_version}
         if self.new_operation:
             values |= {"idempotency_key": next_key(), "sent": None}
+            note_replaced(c, d, [row.id for row in rows if row.followed and _is_in_doubt(row)])
         write_all(c, d, rows, version=JOB.c.version + 1, updated_at=now, **values)
         if self.undo_payload is not None and (steps := [row.id for row in rows if row.followed]):
             for kind, ids in workflows.undos_of(c, d, steps).items():
@@ -392,14 +394,16 @@ class Retry:
         fresh: dict[str, Any] = {"idempotency_key": next_key()} if self.new_operation else {}
         if self.repeat_ambiguous or self.new_operation:  # else keys go on being counted from their first sending
             fresh["sent"] = None
-        if ended := [row.id for row in rows if row.executions and row.state != JobState.DEAD]:  # death is noted
-            note_decision(c, d, ended, "retried", now)
+        # Death is noted; not so what a request in doubt may have done, of which nothing else speaks any more.
+        news = [row for row in rows if row.state != JobState.DEAD or (row.followed and _is_in_doubt(row))]
+        if ids := [row.id for row in news if row.executions]:
+            note_decision(c, d, ids, "retried", now)
         kept = sa.case((JOB.c.expires_at > now, JOB.c.expires_at))  # a passed expiry would end it again at once
         write_all(c, d, rows, waiting_for=None, progress=None, result=None, expires_at=kept, **fresh)
         write_all(c, d, [row for row in rows if _was_published(row)], idempotency_key=next_key())
         first, later = self._spread(rows, now)
         starts = {row.id: now for row in first} | {row.id: at for row, at in later}
-        blockers = wait_again(c, d, {row.id for row in rows if row.followed})
+        blockers = wait_again(c, d, {row.id for row in rows if row.followed}, {row.id for row in rows})
         _put_back(c, d, [(row, starts[row.id]) for row in rows if row.ordering_key is not None], now, blockers)
         free = {row.id: row.version for row in first if row.ordering_key is None and row.id not in blockers}
         ready.make_ready_if_version(c, d, free, now, reset=True)
@@ -425,6 +429,11 @@ class Retry:
         ]
         self._done += len(rows)
         return [row for row, at in due if at <= now], [(row, at) for row, at in due if at > now]
+
+
+def _is_in_doubt(row: LockedJob) -> bool:
+    """Whether a request of the job may have taken effect."""
+    return bool(marks.unanswered(row.sent)) or row.last_error_kind == "ambiguous"
 
 
 def _was_published(row: LockedJob) -> bool:

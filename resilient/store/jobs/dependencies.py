@@ -185,10 +185,11 @@ def _settle(c: Connection, d: Dialect, over: Sequence[tuple[Edge, Ended]], now: 
     return _cancel(c, d, doomed, now)
 
 
-def wait_again(c: Connection, d: Dialect, ids: Collection[UUID]) -> Counter[UUID]:
+def wait_again(c: Connection, d: Dialect, ids: Collection[UUID], retried: Collection[UUID]) -> Counter[UUID]:
     """For how many blockers each of these jobs waits, which are locked and about to be retried.
 
-    Their edges are to be resolved again; what they waited for that is over, and not retried with them, is forgotten.
+    Their edges are to be resolved again; what they waited for that is over, and not ``retried`` with them, is
+    forgotten. Of those too some may not be marked followed: nobody has resolved the edge yet.
     """
     if not ids:
         return Counter()
@@ -202,7 +203,7 @@ def wait_again(c: Connection, d: Dialect, ids: Collection[UUID]) -> Counter[UUID
         on_dead=None,
         state=None,
     ).all()
-    is_over = {Edge(*row[:3]): row[1] not in ids and (row[3] is None or row[3] in TERMINAL) for row in rows}
+    is_over = {Edge(*row[:3]): row[1] not in retried and (row[3] is None or row[3] in TERMINAL) for row in rows}
     _delete(c, d, [e for e, over in is_over.items() if over])
     edges = [e for e, over in is_over.items() if not over]
     _unresolve(c, d, edges)

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sqlalchemy.exc import DBAPIError
 
 from resilient.core.base.errors import FailureKind
+from resilient.core.jobs import marks
 from resilient.core.jobs.backoff import Retry
-from resilient.core.jobs.decide import decide
+from resilient.core.jobs.decide import decide, once_more
 from resilient.core.jobs.outcomes import SUCCEEDED, JobFacts, Transition
 from resilient.core.jobs.states import TERMINAL, JobState
-from resilient.store.db.dialect import ID, LOCK_WAIT, SHORT_LOCK_WAIT, Dialect, is_lock_timeout, limit_lock_waits
+from resilient.store.db.dialect import ID, JSON, LOCK_WAIT, SHORT_LOCK_WAIT, Dialect, is_lock_timeout, limit_lock_waits
 from resilient.store.jobs import ready
-from resilient.store.jobs.columns import AT_THE_END_SQL, selected, types
+from resilient.store.jobs.columns import selected, types
 from resilient.store.jobs.dependencies import Ends, release_followers
 from resilient.store.jobs.insert import NEXT_KEY, grant_wishes
 
@@ -62,9 +63,10 @@ _ONCE_MORE: Final = "({job}.once_more AND NOT {job}.cancel_requested)"
 _NULL, _TRUE, _FALSE = "NULL", "true", "false"
 
 
-# A claim gives a unique key away that counts until the start; a job that did not start takes it back, if it is free.
+# A claim gives a unique key away that counts until the start; a job that never started takes it back, if it is free.
 _TAKEN_BACK: Final = (
-    "CASE WHEN {job}.unique_lock IS NULL AND {job}.unique_key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {job} o"
+    "CASE WHEN {job}.unique_lock IS NULL AND {job}.unique_key IS NOT NULL AND {job}.executions < 2"
+    " AND NOT EXISTS (SELECT 1 FROM {job} o"
     " WHERE o.kind = {job}.kind AND o.unique_lock = {job}.unique_key) THEN {job}.unique_key"
     " ELSE {job}.unique_lock END"
 )
@@ -123,8 +125,15 @@ _SUCCESS: Final = decide(
 
 
 def ends_of(transition: Transition) -> frozenset[tuple[str, bool]]:
-    """The states that it may write, each with whether a new idempotency key comes with it: what `leases.ends` reads."""
-    return frozenset((str(one.state), one.fresh_key) for one in transition.choices())
+    """What `leases.ends` may read of a job for which it was written: the state, and whether no lost worker counts.
+
+    What runs once more may be wished for a later time, and begins without the lost workers of the operation before.
+    """
+    ends = set[tuple[str, bool]]()
+    for one in transition.choices():
+        state = str(one.state)
+        ends |= {("ready", True), ("scheduled", True)} if one.fresh_key else {(state, True), (state, False)}
+    return frozenset(ends)
 
 
 AFTER_SUCCESS: Final = ends_of(_SUCCESS)
@@ -153,7 +162,9 @@ def _literal(field: str, transition: Transition) -> str:
             return f"'{value}'"
 
 
-_UNDER_FENCE: Final = " WHERE {job}.id = p.id AND {job}.version = p.version AND {is_running}"
+_SAME: Final = " WHERE {job}.id = p.id AND {job}.version = p.version"
+_UNDER_FENCE: Final = _SAME + " AND {is_running}"
+_WHILE_WAITING: Final = _SAME + " AND {job}.state IN ('scheduled', 'ready', 'blocked')"
 _SUCCEED: Final = _updates(_constant)
 _SUCCEED_ALONE: Final = _updates(lambda field: _literal(field, _SUCCESS))
 
@@ -302,12 +313,18 @@ def finish_if_held(
     c: Connection, d: Dialect, finishes: Sequence[Finish], now: datetime, ends: Ends | None = None
 ) -> set[UUID]:
     """Write decisions whose fence still holds, their history, and turns for what became ready; returns those ids."""
+    return _finish(c, d, finishes, now, _UNDER_FENCE, ends)
+
+
+def _finish(
+    c: Connection, d: Dialect, finishes: Sequence[Finish], now: datetime, where: str, ends: Ends | None
+) -> set[UUID]:
     if not finishes:
         return set()
     finishes = sorted(finishes, key=lambda f: f.id)
     doc = json.dumps([_finish_record(d, f) for f in finishes])
     source = f" FROM {d.records('doc', _FINISH_FIELDS)} AS p"
-    rows = ready.update(c, d, _FINISH, source + _UNDER_FENCE, {"doc": doc, "now": now})
+    rows = ready.update(c, d, _FINISH, source + where, {"doc": doc, "now": now})
     states = {job.id: job.state for job in rows}
     written = [_as_written(f, states[f.id]) for f in finishes if f.id in states]
     record_attempts(c, d, written, now)
@@ -401,7 +418,7 @@ def record_attempts(c: Connection, d: Dialect, finishes: Sequence[Finish], now: 
 
 
 class ExpiredJob(NamedTuple):
-    """A waiting job past its expiry."""
+    """A waiting job past its expiry; ``sent`` only of one that is to run once more, because a row may be unreadable."""
 
     id: UUID
     version: int
@@ -410,6 +427,8 @@ class ExpiredJob(NamedTuple):
     rescues: int
     executions: int
     expires_at: datetime
+    once_more: bool
+    sent: Any
 
 
 def expire(
@@ -423,31 +442,37 @@ def expire(
 ) -> int:
     """Let waiting jobs past their expiry die, with a history row; returns how many.
 
+    One that is to run once more does: the expiry was that of the operation that waits.
+
     ``careful``: one by one, but for those whose ordering key or workflow somebody holds (see `db/dialect.py`).
     """
     limit_lock_waits(c, d, SHORT_LOCK_WAIT if careful else LOCK_WAIT)
     rows = d.run(
         c,
-        f"SELECT {selected(ExpiredJob)} FROM {{job}}"
+        f"SELECT {selected(ExpiredJob, sent='CASE WHEN once_more THEN sent END')} FROM {{job}}"
         " WHERE expires_at <= :now AND finished_at IS NULL AND state IN ('scheduled', 'ready', 'blocked')"
         " ORDER BY id LIMIT :limit {skip_locked}",
         {"now": now, "limit": limit},
-        **types(ExpiredJob),
+        **types(ExpiredJob, "sent") | {"sent": JSON},
     ).all()
     if not rows:
         return 0
     expired = [ExpiredJob._make(row) for row in rows]
-    finishes = [Finish(r.id, r.version, _expired(r, describe(r.expires_at)), execution=r.executions) for r in expired]
+    finishes = [
+        Finish(r.id, r.version, _expired(r, describe(r.expires_at), now), execution=r.executions) for r in expired
+    ]
     if not careful:
         return len(bury_if_waiting(c, d, finishes, now))
     return sum(_bury_alone(c, d, one, now) for one in finishes)
 
 
-def _expired(job: ExpiredJob, error: str) -> Transition:
-    return Transition(
+def _expired(job: ExpiredJob, error: str, now: datetime) -> Transition:
+    step = Transition(
         JobState.DEAD, "expired", attempts=job.attempts, deferrals=job.deferrals, rescues=job.rescues, error=error,
         error_kind=FailureKind.EXPIRED,
     )  # fmt: skip
+    facts = JobFacts(sent=marks.in_doubt(job.sent, now), safe_until=marks.safe_until(job.sent))
+    return (once_more(facts, step, now) or step) if job.once_more else step
 
 
 def _bury_alone(c: Connection, d: Dialect, finish: Finish, now: datetime) -> int:
@@ -461,21 +486,5 @@ def _bury_alone(c: Connection, d: Dialect, finish: Finish, now: datetime) -> int
 
 
 def bury_if_waiting(c: Connection, d: Dialect, finishes: Sequence[Finish], now: datetime) -> set[UUID]:
-    """Let waiting jobs that can never run (expired, undecodable) die, with a history row."""
-    if not finishes:
-        return set()
-    doc = json.dumps([_finish_record(d, f) for f in sorted(finishes, key=lambda f: f.id)])
-    rows = d.run(
-        c,
-        "UPDATE {job} SET state = 'dead', version = {job}.version + 1, last_error = p.error,"
-        " last_error_kind = p.error_kind, last_error_code = p.error_code, finished_at = :now, updated_at = :now,"
-        f" {AT_THE_END_SQL} FROM {d.records('doc', _FINISH_FIELDS)} AS p"
-        " WHERE {job}.id = p.id AND {job}.version = p.version AND {job}.state IN ('scheduled', 'ready', 'blocked')"
-        " RETURNING {job}.id, {job}.followed, {job}.ordering_key",
-        {"doc": doc, "now": now},
-        id=ID,
-    ).all()
-    effective = {r[0] for r in rows}
-    record_attempts(c, d, [f for f in finishes if f.id in effective], now)
-    release_followers(c, d, [r[0] for r in rows if r[1]], [r[0] for r in rows if r[2]], now)
-    return effective
+    """Write decisions about waiting jobs that can never run (expired, undecodable), with a history row."""
+    return _finish(c, d, finishes, now, _WHILE_WAITING, None)

@@ -210,25 +210,35 @@ def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, n
 
     Of one that was executed before it is a new operation: its old key may stand for a request with the old payload.
     """
-    params = {"id": d.id(old.id), "held": old.version, "key": new.idempotency_key, "now": now} | _wish(new, now)
+    params = {"id": d.id(old.id), "held": old.version, "now": now} | _wish(new, now)
     state = "scheduled" if new.is_later else "ready"
+    key = f"CASE WHEN {{job}}.executions > 0 THEN {NEXT_KEY} ELSE {{job}}.idempotency_key END"
     sets = (
-        f"{_granting(d)}, attempts = 0, rescues = 0, sent = NULL, once_more = false, progress = NULL,"
-        f" idempotency_key = coalesce(:key, CASE WHEN {{job}}.executions > 0 THEN {NEXT_KEY}"
-        " ELSE {job}.idempotency_key END), version = {job}.version + 1, updated_at = :now,"
+        f"{_granting(d, key)}, attempts = 0, rescues = 0, sent = NULL, once_more = false, progress = NULL,"
+        " version = {job}.version + 1, updated_at = :now,"
         f" waiting_for = NULL, state = CASE WHEN state = 'blocked' THEN 'blocked' ELSE '{state}' END"
     )
     where = "id = :id AND version = :held AND state IN ('scheduled', 'ready', 'blocked')"
     if not ready.update(c, d, sets, " WHERE " + where, params):
         return False
-    if old.executions:  # what follows is no further try of that execution
-        which = {"id": d.id(old.id), "execution": old.executions}
-        d.run(c, "UPDATE {attempt} SET decision = 'replaced' WHERE job_id = :id AND execution = :execution", which)
+    if old.executions:
+        note_replaced(c, d, [old.id])
     return True
+
+
+def note_replaced(c: Connection, d: Dialect, ids: Sequence[UUID]) -> None:
+    """Note in the history of these jobs, which are locked, that what follows is no further try of the last one."""
+    d.run(
+        c,
+        f"UPDATE {{attempt}} SET decision = 'replaced' WHERE job_id {d.among('ids', 'uuid')}"
+        " AND execution = (SELECT j.executions FROM {job} j WHERE j.id = {attempt}.job_id)",
+        {"ids": d.pack_ids(ids)},
+    )
 
 
 _WISHED: Final = (
     "payload", "payload_version", "priority", "run_at", "expires_at", "max_attempts", "unique_until", "tags", "trace",
+    "ordering_policy", "idempotency_key",
 )  # fmt: skip
 _WISHED_TIMES: Final = ("run_at", "expires_at")
 _PARAMS: Final = {name: name for name in _WISHED} | {"unique_until": "uniqueness"}  # "..._until" is read as a time
@@ -240,10 +250,14 @@ def _wish(new: NewJob, now: datetime) -> dict[str, Any]:
     return own | {"run_at": new.start(now), "expires_at": new.expiry(now)}
 
 
-def _granting(d: Dialect) -> str:
-    """The SET that makes a job what is wished."""
-    documents = {name: json_param(d, name, BY_NAME[name].type) for name in ("payload", "tags", "trace")}
-    values = {name: documents.get(name, f":{param}") for name, param in _PARAMS.items()}
+def _granting(d: Dialect, key: str = "{job}.idempotency_key") -> str:
+    """The SET that makes a job what is wished; ``key``: its idempotency key, if the wish names none."""
+    special = {name: json_param(d, name, BY_NAME[name].type) for name in ("payload", "tags", "trace")}
+    special |= {
+        "idempotency_key": f"coalesce(:idempotency_key, {key})",
+        "ordering_policy": "coalesce(:ordering_policy, {job}.ordering_policy)",
+    }
+    values = {name: special.get(name, f":{param}") for name, param in _PARAMS.items()}
     return ", ".join(f"{name} = {value}" for name, value in values.items()) + ", wish = NULL"
 
 
@@ -284,7 +298,8 @@ def grant_wishes(c: Connection, d: Dialect, ids: Sequence[UUID], now: datetime) 
     for id_, wish in rows:
         times = {name: wish[name] and datetime.fromisoformat(wish[name]) for name in _WISHED_TIMES}
         state = "scheduled" if times["run_at"] > now else "ready"
-        ready.update(c, d, f"{_granting(d)}, state = '{state}'", " WHERE id = :id", {**wish, **times, "id": d.id(id_)})
+        values = dict.fromkeys(_PARAMS.values()) | wish | times  # an older version wrote fewer
+        ready.update(c, d, f"{_granting(d)}, state = '{state}'", " WHERE id = :id", {**values, "id": d.id(id_)})
 
 
 def json_param(d: Dialect, name: str, type_: str) -> str:

@@ -73,11 +73,11 @@ def held_versions(c: Connection, d: Dialect, ids: Sequence[UUID]) -> dict[UUID, 
 
 
 def ends(c: Connection, d: Dialect, ids: Sequence[UUID]) -> dict[UUID, tuple[int, str, bool]]:
-    """Version and state of some jobs, and whether their idempotency key came with that version (`NEXT_KEY`)."""
+    """Version and state of some jobs, and whether they count no lost worker: of one that was rescued they do."""
     rows = d.run(
         c,
-        "SELECT id, version, state, coalesce(idempotency_key = CAST(id AS text) || '-' || CAST(version AS text), false)"
-        f" AS fresh_key FROM {{job}} WHERE id IN (SELECT value FROM {d.array('ids', 'uuid')})",
+        "SELECT id, version, state, rescues = 0 AS is_calm FROM {job}"
+        f" WHERE id IN (SELECT value FROM {d.array('ids', 'uuid')})",
         {"ids": d.pack_ids(ids)},
         id=ID,
     )

@@ -285,12 +285,20 @@ def undo_begins(c: Connection, d: Dialect, id_: UUID, name: str, job_id: UUID) -
 
 
 _KINDS: Final = ", ".join(f"'{kind}'" for kind in sorted(BROKEN_OFF))
+# An execution ``a`` of the history after which nobody knows what its step did: broken off, or followed by another
+# operation although it had succeeded, or a request of it was not answered.
+_IN_DOUBT: Final = f"(a.code = '{INTERRUPTED}' OR a.kind IN ({_KINDS}) OR a.decision IN ('retried', 'replaced'))"
+# Whether such a one is still to be read: its workflow may turn around.
+IS_NEEDED: Final = (
+    f"CASE WHEN {_IN_DOUBT} THEN (SELECT (SELECT w.id FROM {{workflow}} w WHERE w.id = s.workflow_id"
+    " AND w.finished_at IS NULL) FROM {step} s WHERE s.job_id = a.job_id LIMIT 1) IS NOT NULL ELSE false END"
+)
 _STEPS_OF: Final = (
     "SELECT s.workflow_id, s.name, s.no, s.kind, s.resource_key, s.job_id, s.after_names, s.undo_kind, s.undo_version,"
     " {undo_payload} AS undo_payload, s.undo_max_attempts, s.undo_job_id, j.state, j.attempts, j.result, j.last_error,"
     " j.last_error_kind, j.started_at, j.finished_at, u.state AS undo_state, u.last_error AS undo_error,"
     " (j.sent IS NOT NULL OR (j.state IN ('dead', 'cancelled') AND EXISTS (SELECT 1 FROM {attempt} a WHERE"
-    f" a.job_id = j.id AND (a.code = '{INTERRUPTED}' OR a.kind IN ({_KINDS}) OR a.decision = 'retried')))) AS in_doubt"
+    f" a.job_id = j.id AND {_IN_DOUBT}))) AS in_doubt"
     " FROM {step} s LEFT JOIN {job} j ON j.id = s.job_id LEFT JOIN {job} u ON u.id = s.undo_job_id"
 )
 _STEP_TYPES: Final[dict[str, Any]] = {
